@@ -7,24 +7,44 @@ NumPy arrays, a GPU kernel CuPy arrays, all C-contiguous float32, and fills ``ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, List, Protocol, Tuple
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable, Optional, Protocol, Union
 
+from . import cuda
+from .errors import ProblemError, UnsupportedError
+from .launch import Chip, Plan, Planner
 from .problem import ConvProblem
 
 #: Reasons why a problem is not supported; none means that it is.
-Reasons = Callable[[ConvProblem], List[str]]
+Reasons = Callable[[ConvProblem], list[str]]
+#: The same for a GPU kernel, which may look at the chip too where it is known.
+GpuReasons = Callable[[ConvProblem, Optional[Chip]], list[str]]
 
 EPS32 = 2.0**-24
 """Half a unit in the last place of 1.0 in float32: the error of one rounding."""
 
 
-def supports_all(problem: ConvProblem) -> list[str]:
+def supports_all(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     """No limits: the kernel takes every problem."""
     return []
 
 
+def float32_bound(problem: ConvProblem) -> float:
+    """The largest |y - exact| of a float32 sum of n products, in any order, as a share of sum |x||w|.
+
+    It errs by at most about n roundings (N. Higham, Accuracy and Stability of Numerical Algorithms,
+    section 3.1: n u / (1 - n u)).
+    """
+    n = problem.products
+    return n * EPS32 / (1 - n * EPS32)
+
+
 class RunCpu(Protocol):
-    def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None: ...
+    """How a CPU kernel is called."""
+
+    def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
+        """Fill out on so many threads."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +68,97 @@ class CpuKernel:
         return self.reasons(problem)
 
     def error_bound(self, problem: ConvProblem) -> float:
-        """The largest |y - exact| allowed, as a share of the sum of |x||w| at that element.
+        """The largest |y - exact| allowed, as a share of the sum of |x||w| at that element."""
+        return float32_bound(problem)
 
-        A float32 sum of n products, in any order, errs by at most about n roundings
-        (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: n u / (1 - n u)).
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """A convolution on CuPy arrays: CUDA C++ texts beside the record, and a plan of how to launch them.
+
+    The texts are joined in order behind the plan's ``#define``s and compiled at the first call for a
+    layer on a device. ``precision`` is what the products are made of: "float32", "fp16" or "tf32".
+    """
+
+    name: str
+    summary: str
+    sources: tuple[Path, ...]
+    plan: Planner
+    reasons: GpuReasons = supports_all
+    bound: Callable[[ConvProblem], float] = float32_bound
+    #: The oldest compute capability that the source compiles and is right for.
+    capability: tuple[int, int] = (5, 0)
+    precision: str = "float32"
+    #: Options for NVRTC beside the language's version.
+    options: tuple[str, ...] = ()
+    device: str = "gpu"
+
+    def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+        """Every reason why this kernel cannot take the problem, on that chip where one is given; empty when it can."""
+        reasons = list(self.reasons(problem, chip))
+        if chip is not None and chip.capability < self.capability:
+            need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
+            reasons.append(f"compute capability: at least {need}, got {got} ({chip.name})")
+        return reasons
+
+    def error_bound(self, problem: ConvProblem) -> float:
+        """The largest |y - exact| allowed, as a share of the sum of |x||w| at that element."""
+        return self.bound(problem)
+
+    def text(self, plan: Plan) -> str:
+        """What the compiler is given for that plan."""
+        return _text(self.sources, tuple(plan.defines.items()))
+
+    def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
+        """Fill out, shape (B, M, OH, OW), from x, (B, C, H, W), and w, (M, C, K, K), asynchronously.
+
+        The arrays are CuPy's, C-contiguous float32, all on one GPU; the work is put on the CuPy stream given, by
+        default the current one of that GPU. Raises ProblemError for other arrays, UnsupportedError with every
+        reason, and DeviceError where compiling or launching fails.
         """
-        n = problem.products
-        return n * EPS32 / (1 - n * EPS32)
+        arrays = {"x": x, "w": w, "y": out}
+        shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
+        for key, array in arrays.items():
+            if array.shape != shapes[key] or array.dtype.char != "f" or not array.flags.c_contiguous:
+                raise ProblemError(
+                    f"{self.name}: expected {key} as C-contiguous float32 of shape {shapes[key]}, "
+                    f"got {array.dtype} of shape {array.shape} and strides {array.strides}"
+                )
+            if array.device.id != x.device.id:
+                raise ProblemError(f"{self.name}: expected x, w and y on one GPU, got {x.device} and {array.device}")
+        if problem.batch == 0:
+            return
+        aligned = cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr)
+        cuda.execute(_prepared(self, problem, cuda.chip(x.device.id), aligned), problem.batch, arrays, stream)
 
 
-__all__: Tuple[str, ...] = ("CpuKernel", "EPS32", "Reasons", "RunCpu", "supports_all")
+Kernel = Union[CpuKernel, CudaKernel]
+
+
+@lru_cache(maxsize=256)
+def _prepared(kernel: CudaKernel, problem: ConvProblem, chip: Chip, aligned: int) -> cuda.Program:
+    reasons = kernel.not_supported_reasons(problem, chip)
+    if reasons:
+        raise UnsupportedError(f"{kernel.name} does not take {problem}: {'; '.join(reasons)}")
+    plan = kernel.plan(problem, chip, aligned)
+    return cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan)
+
+
+@lru_cache(maxsize=256)
+def _text(sources: tuple[Path, ...], defines: tuple[tuple[str, int | str], ...]) -> str:
+    # The texts are joined rather than #included: CuPy's cache is keyed by the text.
+    parts = [f"#define {name} {value}\n" for name, value in defines]
+    parts += [f'#line 1 "{path.name}"\n{path.read_text(encoding="utf-8")}' for path in sources]
+    return "".join(parts)
+
+
+__all__: tuple[str, ...] = (
+    "CpuKernel",
+    "CudaKernel",
+    "EPS32",
+    "Kernel",
+    "Reasons",
+    "RunCpu",
+    "float32_bound",
+    "supports_all",
+)

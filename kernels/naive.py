@@ -1,0 +1,53 @@
+"""The direct convolution, one thread an output, and what the course's teams first changed about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ece408_op.kernel import CudaKernel
+from ece408_op.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
+from ece408_op.problem import ConvProblem
+
+_FOLDER = Path(__file__).parent
+
+
+def _kernel(
+    name: str, summary: str, block: tuple[int, int], one_block_an_image: bool, sum_in_global: bool
+) -> CudaKernel:
+    in_row = block[1] == 1
+
+    def blocks(problem: ConvProblem) -> int:
+        if in_row:
+            tiles = ceil_div(problem.output_height * problem.output_width, block[0])
+        else:
+            tiles = ceil_div(problem.output_width, block[0]) * ceil_div(problem.output_height, block[1])
+        return tiles if one_block_an_image else tiles * problem.filters
+
+    def reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+        return grid_reasons(blocks(problem))
+
+    def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+        def steps(images: int) -> tuple[Launch, ...]:
+            return (Launch("naive", (blocks(problem) * images, 1, 1), (*block, 1), ("x", "w", "y", "first")),)
+
+        defines = {
+            **layer_defines(problem),
+            "BLOCK_X": block[0],
+            "BLOCK_Y": block[1],
+            "PIXELS_IN_ROW": int(in_row),
+            "FILTERS": problem.filters if one_block_an_image else 1,
+            "SUM_IN_GLOBAL": int(sum_in_global),
+        }
+        return Plan(defines, images_a_round(problem.batch, blocks(problem)), steps)
+
+    return CudaKernel(name, summary, (_FOLDER / "layer.cuh", _FOLDER / "naive.cu"), plan, reasons)
+
+
+NAIVE = _kernel(
+    "naive", "one thread an output, 32 x 32 threads a block, a block an image and filter", (32, 32), False, False
+)
+GLOBAL_SUM = _kernel("naive_global_sum", "naive, its sum kept in global memory", (32, 32), False, True)
+BLOCK1024 = _kernel("naive_block1024", "naive, 1024 x 1 threads a block along the pixels", (1024, 1), False, False)
+IMAGE_BLOCK = _kernel(
+    "naive_image_block", "naive_block1024, one block an image for all filters", (1024, 1), True, False
+)

@@ -1,0 +1,83 @@
+"""NVIDIA's run-time compiler through ctypes: compiles CUDA C++ to machine code without a GPU, and reads its report."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+#: The library of each release of the test extra, below site-packages.
+LIBRARIES = {
+    "11.8": "nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
+    "12.9": "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+    "13.0": "nvidia/cu13/lib/libnvrtc.so.13",
+}
+#: Which release compiles for which architecture: each of the three has its share.
+RELEASE_OF = {50: "11.8", 60: "11.8", 70: "12.9", 80: "11.8", 90: "13.0", 100: "12.9", 120: "13.0"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ptxas says of one kernel."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def missing() -> list[str]:
+    """The releases that are not installed."""
+    return [release for release, path in LIBRARIES.items() if not (_site() / path).is_file()]
+
+
+def compile_text(text: str, architecture: int, options: tuple[str, ...] = ()) -> dict[str, Report]:
+    """The report of each kernel in the text; raises ValueError with the log where there is an error or a warning."""
+    nvrtc = _library(RELEASE_OF[architecture])
+    program = ctypes.c_void_p()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"text.cu", 0, None, None))
+    try:
+        # sm_90a and the like have instructions that plain sm_90 lacks: an option then names it itself.
+        names = [o for o in options if o.startswith("--gpu-architecture")] or [f"--gpu-architecture=sm_{architecture}"]
+        rest = [o for o in options if not o.startswith("--gpu-architecture")]
+        flags = [*names, "--std=c++17", "--ptxas-options=-v", *rest]
+        array = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+        status = nvrtc.nvrtcCompileProgram(program, len(flags), array)
+        size = ctypes.c_size_t()
+        _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        log = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        if status or re.search(r"\): warning|ptxas warning", log.value.decode()):
+            raise ValueError(f"sm_{architecture}: {log.value.decode()}")
+        return _reports(log.value.decode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _reports(log: str) -> dict[str, Report]:
+    found = {}
+    for entry, rest in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
+        stack, stores, loads = map(
+            int, re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", rest).groups()
+        )
+        found[entry] = Report(int(re.search(r"Used (\d+) registers", rest).group(1)), stack, stores + loads)
+    return found
+
+
+def _site() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
+@cache
+def _library(release: str) -> ctypes.CDLL:
+    path = _site() / LIBRARIES[release]
+    # Release 13.0 looks for this companion on the system's paths only: once loaded, it is found.
+    ctypes.CDLL(str(next(path.parent.glob(f"libnvrtc-builtins.so.{release}"))), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"NVRTC failed with status {status}")

@@ -1,0 +1,88 @@
+"""Every CUDA kernel compiles, without a GPU, for every architecture that it declares, and spills nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import nvrtc
+import pytest
+from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, chip_of
+
+from ece408_op.launch import Launch
+from ece408_op.problem import ConvProblem
+
+pytestmark = pytest.mark.skipif(
+    bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
+)
+
+#: The architecture that all layers are compiled for where the kernel takes it; the others get one layer each.
+MAIN = 80
+#: The registers of a multiprocessor, all architectures alike.
+REGISTERS = 65536
+#: More than 2**31 elements in one image: indices of 64 bits.
+WIDE = ConvProblem(1, 3, 23000, 23000, 5, 3)
+
+
+def _jobs() -> list[tuple[str, int, ConvProblem, str, tuple[str, ...]]]:
+    jobs = []
+    for kernel in CUDA_KERNELS:
+        declared = [a for a in ARCHITECTURES if chip_of(a).capability >= kernel.capability]
+        main = MAIN if MAIN in declared else declared[0]
+        for architecture in declared:
+            chip = chip_of(architecture)
+            taken = [p for p in [COURSE[-1], *COURSE[:-1], *ODD, WIDE] if not kernel.not_supported_reasons(p, chip)]
+            for problem in taken if architecture == main else taken[:1]:
+                plan = kernel.plan(problem, chip, 4 if problem in ODD else 16)
+                jobs.append((kernel.name, architecture, problem, kernel.text(plan), kernel.options))
+    return jobs
+
+
+def _compile(job: tuple[str, int, ConvProblem, str, tuple[str, ...]]) -> object:
+    try:
+        return nvrtc.compile_text(job[3], job[1], job[4])
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[tuple[str, int, ConvProblem], object]:
+    """What the compiler said of each kernel, architecture and layer: its reports by entry, or the error as text."""
+    jobs = _jobs()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        # One text at a time: some take a hundred times as long as others.
+        results = list(pool.map(_compile, jobs, chunksize=1))
+    return {job[:3]: result for job, result in zip(jobs, results)}
+
+
+@pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
+def test_it_compiles_and_keeps_its_values_in_registers(kernel, compiled):
+    mine = {key: result for key, result in compiled.items() if key[0] == kernel.name}
+    declared = {a for a in ARCHITECTURES if chip_of(a).capability >= kernel.capability}
+    assert {architecture for _, architecture, _ in mine} == declared
+    assert len(mine) >= len(declared) + 3, "expected several layers for the main architecture"
+    for (_, architecture, problem), result in mine.items():
+        where = f"{kernel.name} for sm_{architecture}, {problem}"
+        assert not isinstance(result, str), f"{where}: {result}"
+        plan = kernel.plan(problem, chip_of(architecture), 4 if problem in ODD else 16)
+        launches = [step for step in (*plan.before, *plan.steps(1)) if isinstance(step, Launch)]
+        for launch in launches:
+            report = result[launch.entry]
+            assert report.spill_bytes == 0, f"{where}: {launch.entry} spills {report}"
+            assert report.stack_bytes == 0, f"{where}: {launch.entry} has an array in local memory: {report}"
+            threads = launch.block[0] * launch.block[1] * launch.block[2]
+            assert report.registers * threads <= REGISTERS, (
+                f"{where}: {threads} threads of {report.registers} registers"
+            )
+
+
+def test_the_compiler_check_sees_an_error_a_warning_and_a_spill():
+    with pytest.raises(ValueError, match="undefined"):
+        nvrtc.compile_text('extern "C" __global__ void f(float *y) { y[0] = z; }', 80)
+    with pytest.raises(ValueError, match="warning"):
+        nvrtc.compile_text('extern "C" __global__ void f(float *y) { int unused = 1; y[0] = 2; }', 80)
+    local = 'extern "C" __global__ void f(int *y) { int a[64]; for (int i = 0; i < 64; i++) a[y[i] & 63] = y[i + 64];'
+    report = nvrtc.compile_text(local + " y[0] = a[y[1] & 63]; }", 80)["f"]
+    assert report.stack_bytes >= 4 * 64
