@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from ece408_op.kernel import CpuKernel
 
-from . import im2col
+from . import direct, im2col, loops
 
 KERNELS: tuple[CpuKernel, ...] = (
+    direct.KERNEL,
     im2col.KERNEL,
+    loops.KERNEL,
 )

@@ -1,0 +1,49 @@
+"""What a CPU kernel asks of memory: aligned scratch, and large pages under a large output."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+#: A cache line, in bytes.
+LINE = 64
+
+#: Below this many bytes a call of the system costs more than it saves.
+_WORTH = 4 << 20
+
+
+def aligned(count: int) -> np.ndarray:
+    """An uninitialised float32 array of ``count`` elements that begins at a cache line."""
+    raw = np.empty(count * 4 + LINE, np.uint8)
+    skip = -raw.ctypes.data % LINE
+    return raw[skip : skip + count * 4].view(np.float32)
+
+
+@cache
+def _madvise() -> Any:
+    """The C library's madvise, or None where there are no large pages to ask for."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+def advise_huge_pages(array: np.ndarray) -> None:
+    """Ask Linux for large pages under an array about to be filled, where it is large.
+
+    A fresh output is not in memory yet: each page's first touch is a fault, and at 4 KiB a page they
+    take longer than the convolution. Only the array's own whole pages are named; elsewhere than
+    on Linux, or where the system says no, nothing happens.
+    """
+    madvise = _madvise()
+    if madvise is None or array.nbytes < _WORTH:
+        return
+    start = array.ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    madvise(first, last - first, mmap.MADV_HUGEPAGE)

@@ -1,0 +1,89 @@
+"""Threads that work on the parts of one call together.
+
+The helpers are kept from call to call, and calls may come from several threads at once. A caller takes parts
+too, and waits only for those that a helper has begun; so a call also ends where no helper is left:
+while the interpreter exits, or in a forked child.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from queue import SimpleQueue
+from typing import Callable
+
+
+class _Call:
+    """One call: the parts that nobody has begun, and a note from the helpers for each part done."""
+
+    def __init__(self, work: Callable[[int], None], parts: int) -> None:
+        self.work = work
+        self.left = deque(range(parts))
+        self.notes: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def help(self) -> None:
+        while True:
+            try:
+                part = self.left.popleft()
+            except IndexError:
+                return
+            try:
+                self.work(part)
+            except BaseException as error:
+                self.notes.put(error)
+            else:
+                self.notes.put(None)
+
+
+class _Helpers:
+    """Threads that wait for calls. They are daemons: at exit nothing waits for them."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[_Call] = SimpleQueue()
+        self.lock = threading.Lock()
+        self.threads = 0
+
+    def ask(self, call: _Call, helpers: int) -> None:
+        for _ in range(helpers):
+            self.calls.put(call)
+        with self.lock:
+            while self.threads < helpers:
+                try:
+                    threading.Thread(target=self._serve, name="ece408-op", daemon=True).start()
+                except RuntimeError:  # no thread can be started, as while the interpreter exits: the caller does it all
+                    return
+                self.threads += 1
+
+    def _serve(self) -> None:
+        while True:
+            self.calls.get().help()
+
+
+_helpers = _Helpers()
+
+
+def share(work: Callable[[int], None], parts: int, threads: int) -> None:
+    """Run work(0), ..., work(parts - 1), in any order, on at most ``threads`` threads, the caller's among them.
+
+    Returns when all are done; an error raised by one of them is raised here.
+    """
+    if threads == 1 or parts == 1:
+        for part in range(parts):
+            work(part)
+        return
+    call = _Call(work, parts)
+    _helpers.ask(call, min(threads, parts) - 1)
+    call.help()
+    errors = [call.notes.get() for _ in range(parts)]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _forget() -> None:
+    global _helpers  # noqa: PLW0603 - a forked child has none of its parent's threads
+    _helpers = _Helpers()
+
+
+os.register_at_fork(after_in_child=_forget)

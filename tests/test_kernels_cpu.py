@@ -1,0 +1,172 @@
+"""Every CPU kernel of the list against float64: shapes, special values, memory's edges."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ece408_op.check import compare
+from ece408_op.kernels import KERNELS
+from ece408_op.llvm import cpu
+from ece408_op.problem import ConvProblem
+
+CPU_KERNELS = [kernel for kernel in KERNELS if kernel.device == "cpu"]
+LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level) + 1]
+each_kernel = pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
+
+
+@st.composite
+def problems(draw):
+    kernel = draw(st.integers(1, 8))
+    height, width = draw(st.integers(kernel, kernel + 20)), draw(st.integers(kernel, kernel + 40))
+    return ConvProblem(
+        draw(st.integers(1, 5)), draw(st.integers(1, 5)), height, width, draw(st.integers(1, 40)), kernel
+    )
+
+
+def arrays(problem, seed=0):
+    random = np.random.RandomState(seed)
+    return random.randn(*problem.x_shape).astype(np.float32), random.randn(*problem.w_shape).astype(np.float32)
+
+
+def run(kernel, problem, x, w, threads=2):
+    out = np.full(problem.y_shape, np.nan, np.float32)
+    kernel.run(problem, x, w, out, min(threads, problem.batch))
+    return out
+
+
+@each_kernel
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(), seed=st.integers(0, 99))
+def test_random_shapes(kernel, problem, seed):
+    x, w = arrays(problem, seed)
+    found = compare(run(kernel, problem, x, w), x, w, kernel)
+    assert found.passed, f"{problem}: {found}"
+
+
+SHAPES = {
+    "2017": (3, 1, 28, 28, 50, 5),
+    "2018sp-2": (3, 6, 30, 30, 16, 5),
+    "2018fa-2": (2, 12, 33, 33, 24, 7),
+    "one pixel": (1, 1, 1, 1, 1, 1),
+    "kernel is the image": (2, 3, 9, 9, 5, 9),
+    "one column": (2, 2, 40, 3, 3, 3),
+    "one row": (2, 2, 3, 70, 3, 3),
+    "kernel 1": (3, 5, 6, 7, 65, 1),
+    "large kernel": (1, 2, 24, 31, 3, 20),
+    "many channels, in bands of rows": (2, 64, 40, 60, 9, 5),
+    "wide": (1, 2, 5, 700, 3, 3),
+}
+
+
+@each_kernel
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_chosen_shapes_with_each_instruction_set(kernel, shape, level, monkeypatch):
+    monkeypatch.setenv("ECE408_SIMD", level)
+    problem = ConvProblem(*shape)
+    x, w = arrays(problem)
+    found = compare(run(kernel, problem, x, w), x, w, kernel)
+    assert found.passed, f"{problem}: {found}"
+
+
+@each_kernel
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["x", "w"])
+def test_not_finite_values_reach_their_outputs_and_no_others(kernel, special, where):
+    problem = ConvProblem(2, 2, 19, 23, 7, 3)
+    x, w = arrays(problem)
+    if where == "x":
+        x[1, 0, 18, 22] = x[0, 1, 9, 0] = special
+    else:
+        w[3, 1, 2, 0] = special
+    found = compare(run(kernel, problem, x, w), x, w, kernel)
+    assert found.passed, str(found)
+
+
+@each_kernel
+def test_infinity_times_zero_is_not_a_number(kernel):
+    problem = ConvProblem(1, 1, 6, 20, 2, 3)
+    x, w = arrays(problem)
+    x[0, 0, 2, 5], w[1] = np.inf, 0
+    out = run(kernel, problem, x, w)
+    assert np.isnan(out[0, 1]).sum() == 9
+    assert not np.isnan(out[0, 0]).any()
+
+
+@each_kernel
+@pytest.mark.parametrize("threads", [1, 3, 8])
+def test_threads_change_no_bit(kernel, threads):
+    problem = ConvProblem(29, 2, 12, 13, 6, 3)
+    x, w = arrays(problem)
+    np.testing.assert_array_equal(run(kernel, problem, x, w, threads), run(kernel, problem, x, w, 1))
+
+
+@each_kernel
+def test_nothing_is_written_around_an_output_at_any_alignment(kernel):
+    problem = ConvProblem(3, 2, 9, 12, 5, 3)
+    x, w = arrays(problem)
+    size = int(np.prod(problem.y_shape))
+    for start in range(1, 17):
+        around = np.full(size + 64, 7.0, np.float32)
+        out = around[start : start + size].reshape(problem.y_shape)
+        out[...] = np.nan
+        shifted = np.empty(x.size + start, np.float32)[start:].reshape(x.shape)
+        shifted[...] = x
+        kernel.run(problem, shifted, w, out, 2)
+        assert compare(out, x, w, kernel).passed
+        assert (around[:start] == 7).all()
+        assert (around[start + size :] == 7).all()
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import numpy as np
+from ece408_op.kernels import KERNELS
+from ece408_op.problem import ConvProblem
+
+libc = ctypes.CDLL(None)
+
+def guarded(shape, at_end):
+    # an array with a forbidden page right behind it, or right before it
+    size = int(np.prod(shape)) * 4
+    pages = -(-size // mmap.PAGESIZE) + 2
+    memory = mmap.mmap(-1, pages * mmap.PAGESIZE)
+    whole = np.frombuffer(memory, np.uint8)
+    for page in (0, pages - 1):
+        start = ctypes.c_void_p(whole.ctypes.data + page * mmap.PAGESIZE)
+        assert libc.mprotect(start, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    first = (pages - 1) * mmap.PAGESIZE - size if at_end else mmap.PAGESIZE
+    array = whole[first : first + size].view(np.float32).reshape(shape)
+    array[...] = 1
+    return array
+
+for sizes in [(2, 1, 28, 28, 5, 5), (1, 3, 7, 4, 2, 2), (2, 2, 20, 33, 3, 3), (1, 1, 1, 1, 1, 1), (1, 2, 9, 18, 4, 9)]:
+    problem = ConvProblem(*sizes)
+    for kernel in KERNELS:
+        if kernel.device == "cpu":
+            for at_end in (True, False):
+                x, w, y = (guarded(s, at_end) for s in (problem.x_shape, problem.w_shape, problem.y_shape))
+                kernel.run(problem, x, w, y, problem.batch)
+                assert (y == problem.products).all(), (kernel.name, problem)
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_byte_outside_the_arrays_is_touched(level):
+    done = subprocess.run(
+        [sys.executable, "-c", GUARDED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ECE408_SIMD": level},
+        check=False,
+    )
+    assert done.stdout == "done\n", f"exit status {done.returncode}: {done.stderr}"
