@@ -5,12 +5,16 @@ A kernel is added by one file in this folder and one line in ``KERNELS``.
 
 from __future__ import annotations
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.kernel import Kernel
 
-from . import direct, im2col, loops
+from . import direct, im2col, loops, naive
 
-KERNELS: tuple[CpuKernel, ...] = (
+KERNELS: tuple[Kernel, ...] = (
     direct.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,
+    naive.NAIVE,
+    naive.BLOCK1024,
+    naive.IMAGE_BLOCK,
+    naive.GLOBAL_SUM,
 )
