@@ -1,12 +1,66 @@
-"""ece408_op: the convolution of the ECE408 course as a custom operator of today's MXNet."""
+"""ece408_op: the convolution of the ECE408 course as a custom operator of today's MXNet.
+
+    import ece408_op                 # first: MXNet imports after it, whatever the NumPy
+    import mxnet as mx
+
+    y = mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)
+
+Importing this package is cheap and changes nothing but how MXNet is imported; the operator is
+registered as soon as MXNet is.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _root = Path(__file__).resolve().parent.parent
 if not Path(__file__).with_name("kernels").exists() and (_root / "kernels" / "__init__.py").is_file():
     # In a checkout kernels/, models/ and data/ stand beside this package; a wheel has them inside it.
     __path__.append(str(_root))
 
+from . import mxnet_import  # noqa: E402 (the folders above must be found first)
+from .call_record import OpTime, clear_op_times, op_times  # noqa: E402
+
+if TYPE_CHECKING:
+    from .builder import New
+    from .graph import load_checkpoint, replace_convolution, save_checkpoint
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "New",
+    "OpTime",
+    "clear_op_times",
+    "load_checkpoint",
+    "op_times",
+    "replace_convolution",
+    "save_checkpoint",
+]
+
+#: What needs MXNet is imported when it is first asked for.
+_NEEDS_MXNET = {
+    "New": "builder",
+    "load_checkpoint": "graph",
+    "replace_convolution": "graph",
+    "save_checkpoint": "graph",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_MXNET:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    mxnet_import.load()
+    return getattr(import_module(f".{_NEEDS_MXNET[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _connect() -> None:
+    import_module(".connect", __name__).connect()
+
+
+mxnet_import.install(after=_connect)

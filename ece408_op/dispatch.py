@@ -27,6 +27,11 @@ def find(name: str) -> CpuKernel:
     raise UnsupportedError(f"impl: expected one of {', '.join([AUTO, *names()])}; got {name!r}")
 
 
+def device_of(impl: str, default: str) -> str:
+    """The device that an implementation runs on; ``auto`` runs on the default."""
+    return default if impl == AUTO else find(impl).device
+
+
 @lru_cache(maxsize=1024)
 def select(problem: ConvProblem, device: str = "cpu", impl: str = AUTO, precision: str = "float32") -> CpuKernel:
     """The kernel for a problem: the one named, or by default the first of the list that takes it.
@@ -34,7 +39,8 @@ def select(problem: ConvProblem, device: str = "cpu", impl: str = AUTO, precisio
     Raises UnsupportedError with every reason of every kernel that was tried.
     """
     tried = []
-    candidates = [find(impl)] if impl != AUTO else [k for k in KERNELS if k.device == device and k.precision == precision]
+    fitting = [kernel for kernel in KERNELS if (kernel.device, kernel.precision) == (device, precision)]
+    candidates = fitting if impl == AUTO else [find(impl)]
     for kernel in candidates:
         reasons = kernel.not_supported_reasons(problem)
         if not reasons:

@@ -1,0 +1,71 @@
+"""``New``: the operator called as a function, for NDArrays and Symbols alike, its arguments judged at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from .attributes import LAYER, Attributes
+from .errors import ProblemError
+from .plain_layout import OP_TYPE
+
+
+def New(  # noqa: N802 (the operator's name in MXNet)
+    data: Any,
+    weight: Any = None,
+    *,
+    kernel: Any,
+    num_filter: Any,
+    impl: str = "auto",
+    device: str | None = None,
+    precision: str = "float32",
+    name: str | None = None,
+    out: Any = None,
+) -> Any:
+    """The convolution of data (B, C, H, W) with weight (M, C, K, K), all float32: (B, M, H-K+1, W-K+1).
+
+    data, weight: NDArrays or Symbols, both of one kind; a Symbol's weight may be left out, MXNet then
+    makes a variable named after the layer. kernel: (K, K). num_filter: M. impl: a kernel's name or
+    "auto". device: "cpu", "gpu", or None for where the arrays live. name: the layer's name, which the
+    record of calls shows. out: an NDArray to fill.
+
+    Raises ProblemError at once for arguments that do not fit together.
+    """
+    attributes = Attributes.parse(
+        {
+            "kernel": kernel,
+            "num_filter": num_filter,
+            "impl": impl,
+            "device": device,
+            "precision": precision,
+        }
+    )
+    if isinstance(data, mx.sym.Symbol):
+        return _symbol(data, weight, attributes, name, out)
+    if not isinstance(data, mx.nd.NDArray):
+        raise ProblemError(f"data: expected an NDArray or a Symbol, got {type(data).__name__}")
+    if not isinstance(weight, mx.nd.NDArray):
+        raise ProblemError(f"weight: expected an NDArray as data is, got {type(weight).__name__}")
+    text = attributes.as_text()
+    if name is not None:
+        text[LAYER] = name
+    return mx.nd.Custom(data, weight, op_type=OP_TYPE, out=out, **text)
+
+
+def _symbol(data: Any, weight: Any, attributes: Attributes, name: str | None, out: Any) -> Any:
+    if out is not None:
+        raise ProblemError("out: expected none for a Symbol, which has no memory yet; pass it for NDArrays only")
+    if weight is not None and not isinstance(weight, mx.sym.Symbol):
+        raise ProblemError(f"weight: expected a Symbol as data is, got {type(weight).__name__}")
+    name = _name_manager().get(name, OP_TYPE.lower())
+    inputs = {"data": data} if weight is None else {"data": data, "weight": weight}
+    return mx.sym.Custom(name=name, op_type=OP_TYPE, **inputs, **{**attributes.as_text(), LAYER: name})
+
+
+def _name_manager() -> Any:
+    """The manager that MXNet's own operators take their names from; its public door warns at every call."""
+    current = mx.name.NameManager._current
+    if not hasattr(current, "value"):
+        current.value = mx.name.NameManager()
+    return current.value

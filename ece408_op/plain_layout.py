@@ -1,0 +1,148 @@
+"""Keeps oneDNN's blocked layout away from the operator, by every way that leads to it.
+
+MXNet's oneDNN operators leave their results, and reorder their weights, into a blocked layout. When
+such an array goes into a Custom operator, MXNet reorders it into a temporary that it frees before
+the asynchronous operator reads it: wrong numbers and no error. Executors (and so Module) keep that
+temporary alive; two other ways do not, and each has its cure:
+
+- an imperative call: the inputs are waited for and put into plain order in place, before the call;
+- a graph run by CachedOp (hybridised Gluon, SymbolBlock) or by a control-flow operator: a reshape
+  that keeps the shape stands in front of each input, since its output is always in plain order.
+  A hybridised graph with the operator inside a loop also gives up its static allocation.
+
+Only calls and graphs with ``New`` in them are touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from . import bridge
+from .errors import ProblemError
+
+OP_TYPE = "New"
+
+#: Set on an operator inside a control-flow subgraph whose inputs have the reshape in front.
+CURED = "__plain_inputs__"
+
+#: Set by MXNet on every node that is made inside a control-flow subgraph.
+_SUBGRAPH = "__subgraph_name__"
+
+#: A reshape to the shape that the array has, whatever its rank.
+_SAME_SHAPE = (-2,)
+
+
+def install() -> None:
+    """Put the cures in place; once a process."""
+    _replace("mxnet.ndarray", "Custom", _settling(mx.nd.Custom))
+    _replace("mxnet.symbol", "Custom", _reshaping(mx.sym.Custom))
+    _replace("mxnet.ndarray", "CachedOp", _plain_cached_op(mx.nd.CachedOp))
+
+
+def check_subgraph(attributes: Mapping[str, str]) -> None:
+    """Raise ProblemError for an operator inside a control-flow subgraph without the cure (one from a file, say)."""
+    if attributes.get(_SUBGRAPH) and CURED not in attributes:
+        raise ProblemError(
+            f"expected a graph without control flow around New, got one inside {attributes[_SUBGRAPH]!r}; build the "
+            "loop in this process with mx.sym.contrib or Gluon after importing ece408_op, instead of loading it"
+        )
+
+
+def _replace(package: str, name: str, new: Any) -> None:
+    """Set the name anew in every module of the package that holds it."""
+    old = getattr(sys.modules[package], name)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith(package) and vars(module).get(name) is old:
+            setattr(module, name, new)
+
+
+def _settling(custom: Any) -> Any:
+    @functools.wraps(custom)
+    def wrapped(*data: Any, **kwargs: Any) -> Any:
+        if kwargs.get("op_type") == OP_TYPE:
+            out = kwargs.get("out")
+            outputs = out if isinstance(out, (list, tuple)) else (out,)
+            for array in (*data, *outputs):
+                if isinstance(array, mx.nd.NDArray) and array.context.device_type != "gpu":
+                    bridge.settle(array)
+        return custom(*data, **kwargs)
+
+    return wrapped
+
+
+def _reshaping(custom: Any) -> Any:
+    @functools.wraps(custom)
+    def wrapped(*data: Any, **kwargs: Any) -> Any:
+        if kwargs.get("op_type") == OP_TYPE and _inside_subgraph():
+            data = tuple(map(_reshaped, data))
+            kwargs = {name: _reshaped(value) for name, value in kwargs.items()}
+            kwargs[CURED] = "1"
+        return custom(*data, **kwargs)
+
+    return wrapped
+
+
+def _inside_subgraph() -> bool:
+    with mx.AttrScope() as scope:
+        return _SUBGRAPH in scope.get(None)
+
+
+def _reshaped(value: Any) -> Any:
+    return mx.sym.reshape(value, shape=_SAME_SHAPE) if isinstance(value, mx.sym.Symbol) else value
+
+
+def _plain_cached_op(cached_op: Any) -> Any:
+    class CachedOp(cached_op):  # type: ignore[misc]
+        """MXNet's CachedOp; graphs with New in them get plain inputs."""
+
+        __slots__ = ()
+
+        def __init__(self, sym: Any, flags: Any = ()) -> None:
+            text = sym.tojson()
+            graph = json.loads(text) if f'"{OP_TYPE}"' in text else {"nodes": []}
+            if any(map(_is_new, graph["nodes"])):
+                _insert_reshapes(graph)
+                plain = mx.sym.load_json(json.dumps(graph))
+                sym = plain.as_np_ndarray() if isinstance(sym, mx.sym.np._Symbol) else plain
+            if any(_has_new_inside(node) for node in graph["nodes"]):
+                # Statically allocated, a loop's memory is used again before the operator has read it.
+                flags = [(key, value) for key, value in flags if key not in ("static_alloc", "static_shape")]
+            super().__init__(sym, flags)
+
+    return CachedOp
+
+
+def _is_new(node: dict[str, Any]) -> bool:
+    return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == OP_TYPE
+
+
+def _has_new_inside(node: dict[str, Any]) -> bool:
+    inside = [inner for subgraph in node.get("subgraphs", ()) for inner in subgraph["nodes"]]
+    return any(_is_new(inner) or _has_new_inside(inner) for inner in inside)
+
+
+def _insert_reshapes(graph: dict[str, Any]) -> None:
+    """A reshape in front of each input of each New; the graph stays in topological order."""
+    nodes: list[dict[str, Any]] = []
+    moved: list[int] = []  # where the node of each old index stands now
+    for node in graph["nodes"]:
+        inputs = [[moved[source], *rest] for source, *rest in node["inputs"]]
+        if _is_new(node):
+            for position, entry in enumerate(inputs):
+                name = f"{node['name']}_plain{position}"
+                nodes.append({"op": "Reshape", "name": name, "attrs": {"shape": str(_SAME_SHAPE)}, "inputs": [entry]})
+                inputs[position] = [len(nodes) - 1, 0, 0]
+        moved.append(len(nodes))
+        nodes.append({**node, "inputs": inputs})
+        if "control_deps" in node:
+            nodes[-1]["control_deps"] = [moved[source] for source in node["control_deps"]]
+    graph["nodes"] = nodes
+    graph["arg_nodes"] = [moved[index] for index in graph["arg_nodes"]]
+    graph["heads"] = [[moved[source], *rest] for source, *rest in graph["heads"]]
+    graph["node_row_ptr"] = list(range(len(nodes) + 1))

@@ -1,0 +1,205 @@
+"""The operator by its public doors: right numbers, shapes, types and requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ece408_op
+from ece408_op import dispatch
+from ece408_op.kernel import EPS32
+from ece408_op.kernels import reference
+
+mx = pytest.importorskip("mxnet")
+
+
+def arrays(batch, channels, height, width, filters, kernel, seed=0):
+    """Random input and filters, as NumPy arrays."""
+    stream = np.random.RandomState(seed)
+    x = stream.uniform(-1, 1, (batch, channels, height, width)).astype(np.float32)
+    w = stream.normal(size=(filters, channels, kernel, kernel)).astype(np.float32)
+    return x, w
+
+
+def assert_right(y, x, w):
+    """Within the error of a float32 sum of n products, whatever its order."""
+    n = w[0].size
+    worst = np.abs(y - reference.convolve(x, w)) - 2 * n * EPS32 * reference.magnitude(x, w)
+    assert worst.max() <= 0, f"off by {worst.max()} more than rounding at {np.unravel_index(worst.argmax(), y.shape)}"
+
+
+def attributes(w):
+    """The operator's attributes for filters w."""
+    return {"op_type": "New", "kernel": w.shape[2:], "num_filter": w.shape[0]}
+
+
+@st.composite
+def sizes(draw):
+    kernel = draw(st.integers(1, 7))
+    return (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(kernel, kernel + 13)),
+        draw(st.integers(kernel, kernel + 17)),
+        draw(st.integers(1, 20)),
+        kernel,
+    )
+
+
+@given(sizes(), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_any_shape_is_right_and_as_mxnets_own(shape, seed):
+    x, w = arrays(*shape, seed=seed)
+    out = mx.nd.full((x.shape[0], w.shape[0], x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1), np.nan)
+    mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), out=out, **attributes(w))
+    assert_right(out.asnumpy(), x, w)
+    own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=w.shape[2:], num_filter=w.shape[0], no_bias=True)
+    assert_right(own.asnumpy(), x, w)
+
+
+@pytest.mark.parametrize("impl", dispatch.names("cpu"))
+def test_every_implementation_by_its_name(impl):
+    x, w = arrays(3, 2, 11, 8, 5, 3)
+    ece408_op.clear_op_times()
+    y = ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=5, impl=impl, name="layer1")
+    assert_right(y.asnumpy(), x, w)
+    (call,) = ece408_op.op_times()
+    assert (call.layer, call.implementation, call.device) == ("layer1", impl, "cpu")
+    assert call.problem.y_shape == (3, 5, 9, 6)
+    assert call.seconds > 0
+
+
+def test_the_record_is_bounded():
+    from ece408_op import call_record
+
+    ece408_op.clear_op_times()
+    x, w = arrays(1, 1, 3, 3, 1, 3)
+    ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=1).wait_to_read()
+    (call,) = ece408_op.op_times()
+    for _ in range(call_record.CAPACITY + 5):
+        call_record.record(call)
+    assert len(ece408_op.op_times()) == call_record.CAPACITY
+    ece408_op.clear_op_times()
+    assert ece408_op.op_times() == []
+
+
+@pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
+def test_each_request_of_a_forward(request_):
+    """MXNet asks for null and add through graphs that are hard to build on purpose, so here they are asked directly."""
+    from ece408_op.operator import NewProp
+
+    x, w = arrays(2, 3, 9, 7, 4, 3)
+    prop = NewProp(kernel="(3, 3)", num_filter="4")
+    forward = prop.create_operator(mx.cpu(), [x.shape, w.shape], [np.float32] * 2).forward
+    before = np.full((2, 4, 7, 5), 3, np.float32)
+    y = mx.nd.array(before)
+    forward(False, [request_], [mx.nd.array(x), mx.nd.array(w)], [y], [])
+    if request_ == "null":
+        assert (y.asnumpy() == before).all()
+    elif request_ == "add":
+        plain = mx.nd.zeros(before.shape)
+        forward(False, ["write"], [mx.nd.array(x), mx.nd.array(w)], [plain], [])
+        assert (y.asnumpy() == before + plain.asnumpy()).all()
+    else:
+        assert_right(y.asnumpy(), x, w)
+
+
+def test_out_is_written_where_it_lies():
+    x, w = arrays(3, 1, 8, 8, 2, 3)
+    whole = mx.nd.full((5, 2, 6, 6), np.nan)
+    mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), out=whole[1:4], **attributes(w))
+    assert_right(whole[1:4].asnumpy(), x, w)
+    assert np.isnan(whole.asnumpy()[[0, 4]]).all()
+
+
+def test_slices_of_inputs_are_views():
+    x, w = arrays(6, 2, 9, 9, 8, 3)
+    y = mx.nd.Custom(mx.nd.array(x)[2:5], mx.nd.array(w)[4:8], op_type="New", kernel=(3, 3), num_filter=4)
+    assert_right(y.asnumpy(), x[2:5], w[4:8])
+
+
+def test_an_output_that_is_its_own_input():
+    x, w = arrays(4, 3, 6, 5, 3, 1)
+    data = mx.nd.array(x)
+    mx.nd.Custom(data, mx.nd.array(w), out=data, **attributes(w))
+    assert_right(data.asnumpy(), x, w)
+
+
+def test_shapes_are_inferred_both_ways():
+    symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(5, 5), num_filter=50, name="new0")
+    assert symbol.list_arguments() == ["data", "new0_weight"]
+    assert symbol.list_outputs() == ["new0_output"]
+    assert symbol.infer_shape(data=(7, 1, 28, 30)) == ([(7, 1, 28, 30), (50, 1, 5, 5)], [(7, 50, 24, 26)], [])
+    assert symbol.infer_shape_partial() == ([(), (50, 0, 5, 5)], [()], [])
+    assert symbol.infer_shape_partial(data=(0, 3, 28, 0)) == ([(0, 3, 28, 0), (50, 3, 5, 5)], [(0, 50, 24, 0)], [])
+    partial = symbol.infer_shape_partial(data=(2, 0, 9, 9), new0_weight=(0, 6, 0, 0))
+    assert partial == ([(2, 6, 9, 9), (50, 6, 5, 5)], [(2, 50, 5, 5)], [])
+
+
+def test_types_are_inferred():
+    symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(5, 5), num_filter=50)
+    assert symbol.infer_type(data=np.float32) == ([np.float32, np.float32], [np.float32], [])
+
+
+def test_nan_and_infinity_go_where_mxnets_own_puts_them():
+    x, w = arrays(2, 2, 12, 13, 3, 3)
+    x[0, 1, 4, 5], x[1, 0, 2, 2], x[1, 1, 11, 12] = np.nan, np.inf, -np.inf
+    w[2, 0, 0, 0] = np.inf
+    y = mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), **attributes(w)).asnumpy()
+    own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=3, no_bias=True).asnumpy()
+    assert (np.isnan(y) == np.isnan(own)).all()
+    infinite = np.isinf(own)
+    assert (y[infinite] == own[infinite]).all()
+    assert (np.isfinite(y) == np.isfinite(own)).all()
+
+
+def test_an_empty_batch_gives_an_empty_output():
+    with mx.util.np_shape(True):
+        x, w = mx.nd.zeros((0, 2, 9, 8)), mx.nd.ones((3, 2, 3, 3))
+        y = mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=3)
+        assert y.shape == (0, 3, 7, 6)
+        y.wait_to_read()
+
+
+def test_double_underscore_attributes_are_mxnets_own():
+    with mx.AttrScope(ctx_group="a", lr_mult="2"):
+        symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2)
+    x, _ = arrays(1, 1, 5, 5, 2, 3)
+    assert symbol.simple_bind(mx.cpu(), data=x.shape, grad_req="null").forward()[0].shape == (1, 2, 3, 3)
+
+
+def test_backward_raises_and_leaves_nan():
+    x, w = (mx.nd.array(a) for a in arrays(2, 1, 6, 6, 2, 3))
+    x.attach_grad()
+    x.grad[:] = 7
+    with mx.autograd.record():
+        y = mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=2)
+    with pytest.raises(mx.MXNetError, match="no gradient"):
+        y.backward()
+        x.grad.wait_to_read()
+    assert np.isnan(x.grad.asnumpy()).all()
+
+
+def test_a_module_bound_for_training_infers():
+    x, w = arrays(4, 1, 9, 9, 3, 3)
+    module = mx.mod.Module(
+        ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0"), label_names=None
+    )
+    module.bind([("data", x.shape)], for_training=True)
+    module.init_params(arg_params={"new0_weight": mx.nd.array(w)}, aux_params={})
+    module.forward(mx.io.DataBatch([mx.nd.array(x)]), is_train=False)
+    assert_right(module.get_outputs()[0].asnumpy(), x, w)
+
+
+def test_float16_parameters_load_into_a_float32_module():
+    x, w = arrays(2, 1, 7, 7, 3, 3)
+    half = mx.nd.array(w, dtype=np.float16)
+    module = mx.mod.Module(
+        ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0"), label_names=None
+    )
+    module.bind([("data", x.shape)], for_training=False)
+    module.set_params({"new0_weight": half}, {})
+    module.forward(mx.io.DataBatch([mx.nd.array(x)]))
+    assert_right(module.get_outputs()[0].asnumpy(), x, half.asnumpy().astype(np.float32))

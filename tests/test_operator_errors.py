@@ -1,0 +1,163 @@
+"""Bad input gives one clear error, in the exception that the caller catches, by every door."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op.errors import ProblemError
+
+mx = pytest.importorskip("mxnet")
+
+GOOD = {"kernel": (3, 3), "num_filter": 4}
+
+# attributes, data's shape, weight's shape, words that the message must have
+BAD = {
+    "kernel one row too large": ({"kernel": (6, 6), "num_filter": 4}, (2, 1, 5, 9), (4, 1, 6, 6), "5 rows.*(6, 6)"),
+    "kernel one column too large": (
+        {"kernel": (6, 6), "num_filter": 4},
+        (2, 1, 9, 5),
+        (4, 1, 6, 6),
+        "5 columns.*(6, 6)",
+    ),
+    "data of rank 3": (GOOD, (2, 9, 9), (4, 1, 3, 3), "data: expected 4 dimensions.*(2, 9, 9)"),
+    "weight of rank 2": (GOOD, (2, 1, 9, 9), (4, 9), "weight: expected 4 dimensions.*(4, 9)"),
+    "wrong channels": (GOOD, (2, 3, 9, 9), (4, 1, 3, 3), "expected shape (4, 3, 3, 3).*got (4, 1, 3, 3)"),
+    "wrong filters": (GOOD, (2, 1, 9, 9), (5, 1, 3, 3), "expected shape (4, 1, 3, 3).*got (5, 1, 3, 3)"),
+    "non-square kernel": ({"kernel": (3, 2), "num_filter": 4}, (2, 1, 9, 9), (4, 1, 3, 2), "square"),
+    "kernel of text": ({"kernel": "five", "num_filter": 4}, (2, 1, 9, 9), (4, 1, 3, 3), "kernel: expected.*five"),
+    "kernel absent": ({"num_filter": 4}, (2, 1, 9, 9), (4, 1, 3, 3), "kernel: expected a value"),
+    "num_filter 0": ({"kernel": (3, 3), "num_filter": 0}, (2, 1, 9, 9), (4, 1, 3, 3), "num_filter: expected.*0"),
+    "num_filter absent": ({"kernel": (3, 3)}, (2, 1, 9, 9), (4, 1, 3, 3), "num_filter: expected a value"),
+    "num_filter text": ({"kernel": (3, 3), "num_filter": "x"}, (2, 1, 9, 9), (4, 1, 3, 3), "num_filter: expected.*x"),
+    "unknown attribute": ({**GOOD, "stride": (1, 1)}, (2, 1, 9, 9), (4, 1, 3, 3), "unknown attribute stride"),
+    "unknown implementation": ({**GOOD, "impl": "fastest"}, (2, 1, 9, 9), (4, 1, 3, 3), "impl: expected.*fastest"),
+    "unknown device": ({**GOOD, "device": "tpu"}, (2, 1, 9, 9), (4, 1, 3, 3), "device: expected.*tpu"),
+    "unknown precision": ({**GOOD, "precision": "int4"}, (2, 1, 9, 9), (4, 1, 3, 3), "precision: expected.*int4"),
+}
+
+
+def pattern(words):
+    """A regular expression for words in which only .* has a meaning."""
+    return ".*".join(part.replace("(", r"\(").replace(")", r"\)") for part in words.split(".*"))
+
+
+def by_nd(attributes, x, w):
+    """Imperatively."""
+    mx.nd.Custom(mx.nd.ones(x), mx.nd.ones(w), op_type="New", **attributes).wait_to_read()
+
+
+def symbol(attributes):
+    """The layer as a symbol, built without the builder, which would refuse it at once."""
+    return mx.sym.Custom(mx.sym.var("data"), mx.sym.var("w"), op_type="New", name="new0", **attributes)
+
+
+def by_infer_shape(attributes, x, w):
+    """By asking for shapes."""
+    symbol(attributes).infer_shape(data=x, w=w)
+
+
+def by_simple_bind(attributes, x, w):
+    """By an executor."""
+    symbol(attributes).simple_bind(mx.cpu(), data=x, w=w, grad_req="null").forward()[0].wait_to_read()
+
+
+def by_module(attributes, x, w):
+    """By Module, with the weight's shape written on its variable."""
+    weight = mx.sym.var("w", shape=w)
+    layer = mx.sym.Custom(mx.sym.var("data"), weight, op_type="New", name="new0", **attributes)
+    mx.mod.Module(layer, label_names=None).bind([("data", x)], for_training=False)
+
+
+def by_gluon(hybridize):
+    """By a HybridBlock, plain or hybridised."""
+
+    def door(attributes, x, w):
+        class Net(mx.gluon.HybridBlock):
+            def hybrid_forward(self, F, data, weight):
+                return F.Custom(data, weight, op_type="New", **attributes)
+
+        net = Net()
+        if hybridize:
+            net.hybridize()
+        net(mx.nd.ones(x), mx.nd.ones(w)).wait_to_read()
+
+    return door
+
+
+DOORS = {
+    "nd": by_nd,
+    "infer_shape": by_infer_shape,
+    "simple_bind": by_simple_bind,
+    "Module.bind": by_module,
+    "Gluon": by_gluon(False),
+    "Gluon hybridised": by_gluon(True),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("case", BAD)
+def test_the_reason_reaches_the_caller(door, case, capfd):
+    attributes, x, w, words = BAD[case]
+    with pytest.raises(Exception, match=pattern(words)) as caught:
+        DOORS[door](attributes, x, w)
+    assert isinstance(caught.value, RuntimeError)
+    assert capfd.readouterr().out == ""
+    good = mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)), op_type="New", **GOOD)
+    assert (good.asnumpy() == 9).all()
+
+
+@pytest.mark.parametrize("case", [case for case in BAD if case not in ("unknown attribute",)])
+def test_the_builder_raises_at_once_or_with_the_shapes(case):
+    attributes, x, w, words = BAD[case]
+    if {"kernel", "num_filter"} <= set(attributes):
+        with pytest.raises(ProblemError, match=pattern(words)):
+            ece408_op.New(mx.nd.ones(x), mx.nd.ones(w), **attributes)
+    else:
+        with pytest.raises(TypeError):
+            ece408_op.New(mx.nd.ones(x), mx.nd.ones(w), **attributes)
+
+
+def test_the_builder_refuses_what_is_no_array():
+    with pytest.raises(ProblemError, match="data: expected an NDArray or a Symbol, got ndarray"):
+        ece408_op.New(np.ones((1, 1, 3, 3), np.float32), None, **GOOD)
+    with pytest.raises(ProblemError, match="weight: expected an NDArray"):
+        ece408_op.New(mx.nd.ones((1, 1, 3, 3)), **GOOD)
+    with pytest.raises(ProblemError, match="weight: expected a Symbol"):
+        ece408_op.New(mx.sym.var("data"), mx.nd.ones((4, 1, 3, 3)), **GOOD)
+    with pytest.raises(ProblemError, match="out: expected none"):
+        ece408_op.New(mx.sym.var("data"), out=mx.nd.ones((1,)), **GOOD)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_other_types_are_refused(dtype, capfd):
+    with pytest.raises(mx.MXNetError, match=f"data: expected float32, got {dtype}"):
+        mx.nd.Custom(mx.nd.ones((1, 1, 3, 3), dtype=dtype), mx.nd.ones((4, 1, 3, 3)), op_type="New", **GOOD)
+    with pytest.raises(mx.MXNetError, match=f"weight: expected float32, got {dtype}"):
+        mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3), dtype=dtype), op_type="New", **GOOD)
+    with pytest.raises(mx.MXNetError, match=f"data: expected float32, got {dtype}"):
+        symbol(GOOD).infer_type(data=dtype)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_gpu_on_a_cpu_array_needs_to_be_asked_for():
+    with pytest.raises(mx.MXNetError, match="device"):
+        mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)), op_type="New", impl="naive", **GOOD)
+
+
+def test_another_operators_errors_stay_as_they_are(capfd):
+    class Prop(mx.operator.CustomOpProp):
+        def infer_shape(self, in_shape):
+            raise ValueError("somebody else's")
+
+    mx.operator.register("SomebodyElses")(Prop)
+    with pytest.raises(mx.MXNetError) as caught:
+        mx.nd.Custom(mx.nd.ones((1,)), op_type="SomebodyElses")
+    assert "New" not in str(caught.value)
+    assert "somebody else's" in capfd.readouterr().out
+    with pytest.raises(mx.MXNetError, match="kernel: expected"):
+        mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)), op_type="New", num_filter=4)
+    with pytest.raises(mx.MXNetError) as caught:
+        mx.nd.Custom(mx.nd.ones((1,)), op_type="SomebodyElses")
+    assert "kernel" not in str(caught.value)

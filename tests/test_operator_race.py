@@ -1,0 +1,241 @@
+"""Right by every door: arrays in oneDNN's blocked layout, many threads, and an exit with work pending.
+
+Each case here gives wrong numbers, hangs or aborts where a Custom operator is used plainly.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import ece408_op
+
+mx = pytest.importorskip("mxnet")
+
+REPEATS = 50
+STREAM = np.random.RandomState(0)
+X = STREAM.uniform(-1, 1, (200, 16, 22, 22)).astype(np.float32)
+W_BEFORE = STREAM.normal(size=(16, 16, 3, 3)).astype(np.float32)
+W = STREAM.normal(size=(32, 16, 3, 3)).astype(np.float32)
+W_AFTER = STREAM.normal(size=(8, 32, 3, 3)).astype(np.float32)
+NEW = {"op_type": "New", "kernel": (3, 3), "num_filter": 32}
+
+
+def convolution(F, x, w):
+    """MXNet's own layer with 16 filters."""
+    return F.Convolution(x, w, kernel=(3, 3), num_filter=16, no_bias=True)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The right answer, by built-in convolutions on plain arrays alone."""
+    between = mx.nd.array(convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE)).asnumpy())
+    return mx.nd.Convolution(between, mx.nd.array(W), kernel=(3, 3), num_filter=32, no_bias=True).asnumpy()
+
+
+def wrong(outputs, expected):
+    """How many outputs are wrong."""
+    tolerance = 1e-4 * np.abs(expected).max()
+    return sum(not np.abs(y.asnumpy().reshape(expected.shape) - expected).max() < tolerance for y in outputs)
+
+
+def blocked_weight():
+    """A weight that a built-in convolution has just used, and so left in its own layout."""
+    weight = mx.nd.array(W)
+    mx.nd.Convolution(mx.nd.zeros((200, 16, 20, 20)), weight, kernel=(3, 3), num_filter=32, no_bias=True)
+    return weight
+
+
+class Net(mx.gluon.HybridBlock):
+    """A built-in convolution and New behind it, in a loop of one step if asked for."""
+
+    def __init__(self, loop=False):
+        super().__init__()
+        self.loop = loop
+        self.before = self.params.get("before", shape=W_BEFORE.shape)
+        self.weight = self.params.get("weight", shape=W.shape)
+        self.initialize()
+        self.before.set_data(mx.nd.array(W_BEFORE))
+        self.weight.set_data(mx.nd.array(W))
+
+    def hybrid_forward(self, F, x, before, weight):
+        if not self.loop:
+            return F.Custom(convolution(F, x, before), weight, **NEW)
+
+        def body(item, state):
+            return F.Custom(convolution(F, item, before), weight, **NEW), state
+
+        return F.contrib.foreach(body, F.expand_dims(x, 0), F.zeros((1,)))[0]
+
+
+def test_imperatively(expected):
+    def call():
+        return mx.nd.Custom(convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE)), blocked_weight(), **NEW)
+
+    assert wrong((call() for _ in range(REPEATS)), expected) == 0
+
+
+def test_by_the_builder(expected):
+    def call():
+        data = convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE))
+        return ece408_op.New(data, blocked_weight(), kernel=(3, 3), num_filter=32)
+
+    assert wrong((call() for _ in range(REPEATS)), expected) == 0
+
+
+def test_into_an_output_that_was_blocked_itself(expected):
+    def call():
+        out = mx.nd.Convolution(
+            mx.nd.array(X[:, :, :20, :20]), mx.nd.zeros((32, 16, 1, 1)), kernel=(1, 1), num_filter=32, no_bias=True
+        )
+        out = mx.nd.Convolution(out, mx.nd.zeros((32, 32, 3, 3)), kernel=(3, 3), num_filter=32, no_bias=True)
+        data = convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE))
+        mx.nd.Custom(data, blocked_weight(), out=out, **NEW)
+        return out
+
+    assert wrong((call() for _ in range(REPEATS)), expected) == 0
+
+
+def test_a_built_in_convolution_behind_it(expected):
+    after = mx.nd.Convolution(
+        mx.nd.array(expected), mx.nd.array(W_AFTER), kernel=(3, 3), num_filter=8, no_bias=True
+    ).asnumpy()
+
+    def call():
+        data = mx.nd.Custom(convolution(mx.nd, mx.nd.array(X), mx.nd.array(W_BEFORE)), blocked_weight(), **NEW)
+        return mx.nd.Convolution(data, mx.nd.array(W_AFTER), kernel=(3, 3), num_filter=8, no_bias=True)
+
+    assert wrong((call() for _ in range(REPEATS)), after) == 0
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["straight", "foreach"])
+@pytest.mark.parametrize("mode", ["plain", "hybridised", "static"])
+def test_gluon(mode, loop, expected):
+    def calls():
+        for _ in range(REPEATS // 2):
+            net = Net(loop)
+            if mode != "plain":
+                net.hybridize(static_alloc=mode == "static", static_shape=mode == "static")
+            yield net(mx.nd.array(X))
+            yield net(mx.nd.array(X))
+
+    assert wrong(calls(), expected) == 0
+
+
+def symbol():
+    """A built-in convolution and New behind it."""
+    data = mx.sym.var("data")
+    between = mx.sym.Convolution(data, kernel=(3, 3), num_filter=16, no_bias=True, name="before")
+    return mx.sym.Custom(between, name="after", **NEW)
+
+
+PARAMETERS = {"before_weight": W_BEFORE, "after_weight": W}
+
+
+@pytest.mark.parametrize("mode", ["plain", "hybridised", "static"])
+def test_symbol_block(mode, expected):
+    block = mx.gluon.SymbolBlock(symbol(), [mx.sym.var("data", dtype="float32")])
+    block.initialize()
+    for name, value in PARAMETERS.items():
+        block.collect_params()[name].set_data(mx.nd.array(value))
+    if mode != "plain":
+        block.hybridize(static_alloc=mode == "static")
+    assert wrong((block(mx.nd.array(X)) for _ in range(REPEATS)), expected) == 0
+
+
+def test_executors(expected):
+    def calls():
+        for _ in range(REPEATS // 2):
+            executor = symbol().simple_bind(mx.cpu(), data=X.shape, grad_req="null")
+            executor.copy_params_from({name: mx.nd.array(value) for name, value in PARAMETERS.items()})
+            yield executor.forward(data=mx.nd.array(X))[0]
+            yield executor.forward(data=mx.nd.array(X))[0]
+
+    assert wrong(calls(), expected) == 0
+
+
+def test_executors_with_a_loop(expected):
+    def body(item, state):
+        between = convolution(mx.sym, item, mx.sym.var("before"))
+        return mx.sym.Custom(between, mx.sym.var("after"), **NEW), state
+
+    graph, _ = mx.sym.contrib.foreach(body, mx.sym.expand_dims(mx.sym.var("data"), 0), mx.sym.zeros((1,)))
+
+    def calls():
+        for _ in range(REPEATS // 2):
+            shapes = {"data": X.shape, "before": W_BEFORE.shape, "after": W.shape}
+            executor = graph.simple_bind(mx.cpu(), grad_req="null", **shapes)
+            executor.copy_params_from({"before": mx.nd.array(W_BEFORE), "after": mx.nd.array(W)})
+            yield executor.forward(data=mx.nd.array(X))[0]
+
+    assert wrong(calls(), expected) == 0
+
+
+def test_a_loop_that_was_made_without_the_cure_is_refused():
+    with mx.AttrScope(__subgraph_name__="foreach0"):
+        graph = mx.sym.Custom(mx.sym.var("data"), mx.sym.var("w"), **NEW)
+    text = graph.tojson().replace("__plain_inputs__", "__somebody_elses__")
+    with pytest.raises(mx.MXNetError, match="control flow"):
+        mx.sym.load_json(text).infer_shape(data=X.shape)
+
+
+def test_module(expected):
+    module = mx.mod.Module(symbol(), label_names=None)
+    module.bind([("data", X.shape)], for_training=False)
+    module.init_params(arg_params={name: mx.nd.array(value) for name, value in PARAMETERS.items()}, aux_params={})
+
+    def calls():
+        for _ in range(REPEATS):
+            module.forward(mx.io.DataBatch([mx.nd.array(X)]), is_train=False)
+            yield module.get_outputs()[0]
+
+    assert wrong(calls(), expected) == 0
+
+
+def test_eight_threads_at_once():
+    """Layers of different shapes at the same time; each thread checks its own."""
+    failures = []
+
+    def work(seed):
+        stream = np.random.RandomState(seed)
+        x = stream.uniform(-1, 1, (20, 1 + seed % 3, 20 + seed, 24)).astype(np.float32)
+        w = stream.normal(size=(5 + seed, x.shape[1], 3, 3)).astype(np.float32)
+        own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=len(w), no_bias=True)
+        data, weight = mx.nd.array(x), mx.nd.array(w)
+        results = [
+            mx.nd.Custom(data, weight, op_type="New", kernel=(3, 3), num_filter=len(w)) for _ in range(REPEATS)
+        ]
+        if wrong(results, own.asnumpy()):
+            failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+PENDING = """
+import ece408_op
+import mxnet as mx
+x = mx.sym.var("data")
+for layer in range(4):
+    x = ece408_op.New(x, mx.sym.var(f"w{layer}"), kernel=(3, 3), num_filter=4)
+shapes = {"data": (3000, 4, 28, 28), **{f"w{layer}": (4, 4, 3, 3) for layer in range(4)}}
+executor = x.simple_bind(mx.cpu(), grad_req="null", **shapes)
+executor.forward()
+print("leaving")
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_exit_with_dependent_calls_pending(attempt):
+    done = subprocess.run(
+        [sys.executable, "-c", PENDING], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
