@@ -1,0 +1,217 @@
+"""Networks as files and graphs: original ones opened and written, Convolution replaced by the operator.
+
+    symbol, arg_params, aux_params = load_checkpoint("models/ece408-high", 1)
+    symbol, arg_params, replaced, left = replace_convolution(symbol, arg_params)
+    save_checkpoint("models/mine", 1, symbol, arg_params, aux_params)
+
+Files are read and judged as plain data (graph_json, graph_params) before MXNet sees them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+import mxnet as mx
+import numpy as np
+
+from . import graph_json, graph_nodes, graph_params, graph_replace
+from .attributes import Attributes
+from .data.atomic import replacing
+from .errors import GraphError
+from .plain_layout import CURED
+
+Arrays = dict[str, Any]
+Prefix = Union[str, "os.PathLike[str]"]
+
+#: The error's ``where`` for a graph that came from no file.
+_SYMBOL = "symbol"
+_KINDS = ("arg", "aux")
+
+
+class Replaced(NamedTuple):
+    """What replace_convolution returns.
+
+    symbol: the new graph; arg_params: the parameters by their new names, None where none were given;
+    replaced: names of Convolutions to those of the operators in their place; left: names of the other
+    Convolutions to the reasons.
+    """
+
+    symbol: Any
+    arg_params: Arrays | None
+    replaced: dict[str, str]
+    left: dict[str, str]
+
+
+def load_checkpoint(
+    prefix: Prefix, epoch: int, *, impl: str = "auto", device: str | None = None, precision: str = "float32"
+) -> tuple[Any, Arrays, Arrays]:
+    """The network in PREFIX-symbol.json and PREFIX-EPOCH.params: (symbol, arg_params, aux_params).
+
+    As mx.model.load_checkpoint, and original files with ``New`` nodes in them too, in any spelling
+    that MXNet ever wrote. impl, device, precision: for every ``New``, as in ``ece408_op.New``; where
+    left at their defaults, what the file says holds. The arrays are on mx.cpu(), of the file's types.
+
+    Raises GraphError, naming file and node, for a file that is missing, broken or damaged or whose
+    weights do not fit the symbol, and ProblemError for an impl, device or precision that is unknown.
+    """
+    options = _options(impl, device, precision)
+    symbol_file, params_file = _files(prefix, epoch)
+    where = str(symbol_file)
+    graph = graph_json.parse(_text(symbol_file), where)
+    graph_nodes.to_custom(graph, where, options.as_text(), CURED)
+    symbol = _symbol(graph, where)
+    arg_params, aux_params = _load_params(params_file)
+    shapes = {name: array.shape for name, array in arg_params.items()}
+    graph_nodes.check_weights(graph, shapes, f"{params_file} against {where}", required=True)
+    return symbol, _ndarrays(arg_params), _ndarrays(aux_params)
+
+
+def save_checkpoint(
+    prefix: Prefix, epoch: int, symbol: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]
+) -> None:
+    """Write the network to PREFIX-symbol.json and PREFIX-EPOCH.params as the original had them.
+
+    The reverse of load_checkpoint: op ``New`` with kernel and num_filter (its impl, device and
+    precision are not kept), attributes under ``attr`` and arrays in the format's first version,
+    which MXNet from 0.10 to 1.9.1 reads. Neither file takes its place before both are complete.
+
+    Raises GraphError for a graph or an array that such files cannot hold.
+    """
+    symbol_file, params_file = _files(prefix, epoch)
+    graph = _graph(symbol)
+    graph_nodes.to_original(graph, _SYMBOL)
+    arrays = {}
+    for kind, params in zip(_KINDS, (arg_params, aux_params)):
+        for name, array in (params or {}).items():
+            if array.stype != "default":
+                raise GraphError(f"{params_file}: {name}: expected a dense array, got a {array.stype} one")
+            arrays[f"{kind}:{name}"] = array.asnumpy()
+    params_content = graph_params.write(arrays, str(params_file))
+    text = graph_json.dump(graph, "attr") + "\n"
+    with replacing(symbol_file) as symbol_stream, replacing(params_file) as params_stream:
+        symbol_stream.write(text.encode("utf-8"))
+        params_stream.write(params_content)
+
+
+def replace_convolution(
+    symbol: Any,
+    arg_params: Mapping[str, Any] | None = None,
+    *,
+    impl: str = "auto",
+    device: str | None = None,
+    precision: str = "float32",
+) -> Replaced:
+    """The same network with ``New`` in the place of every Convolution that it supports.
+
+    Supported: 2-D, a square kernel, stride 1, no padding, no dilation, one group, no bias, NCHW, float32;
+    ``left`` says of each other one why not. The new nodes are called new0, new1, ... past every name
+    that is there. A weight that only replaced nodes use is renamed with the first of them
+    (new0_weight) and arg_params, a new dictionary, has its value by that name; a weight that something
+    else uses too, or that is an output, keeps its name. Nothing else changes, the caller's objects
+    neither. impl, device, precision: for the new nodes, as in ``ece408_op.New``.
+
+    Raises GraphError where a weight's shape is not its layer's or the symbol has no JSON, and
+    ProblemError for an impl, device or precision that is unknown.
+    """
+    options = _options(impl, device, precision).attributes
+    graph = _graph(symbol)
+    internals = symbol.get_internals()
+    taken = {*internals.list_outputs(), *(arg_params or {})}
+    shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
+    graph_nodes.check_weights(graph, shapes, _SYMBOL, required=False)
+    result = graph_replace.replace(graph, options, _types(internals), taken)
+    params = None if arg_params is None else {result.weights.get(k, k): v for k, v in arg_params.items()}
+    new = _symbol(graph, _SYMBOL)
+    if isinstance(symbol, mx.sym.np._Symbol):
+        new = new.as_np_ndarray()
+    return Replaced(new, params, result.replaced, result.left)
+
+
+class _Options(NamedTuple):
+    attributes: Attributes
+
+    def as_text(self) -> dict[str, str]:
+        text = self.attributes.as_text()
+        return {key: text[key] for key in ("impl", "device", "precision") if key in text}
+
+
+def _options(impl: str, device: str | None, precision: str) -> _Options:
+    some = {"kernel": (1, 1), "num_filter": 1}
+    return _Options(Attributes.parse({**some, "impl": impl, "device": device, "precision": precision}))
+
+
+def _files(prefix: Prefix, epoch: int) -> tuple[Path, Path]:
+    text = os.fspath(prefix)
+    return Path(f"{text}-symbol.json"), Path(f"{text}-{epoch:04d}.params")
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise GraphError(f"{file}: expected a file, found none; check prefix and epoch") from None
+    except OSError as error:
+        raise GraphError(f"{file}: expected a file to read, got: {error.strerror}") from None
+
+
+def _text(file: Path) -> str:
+    try:
+        return _bytes(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise GraphError(f"{file}: expected a symbol in UTF-8, got byte {error.start} of something else") from None
+
+
+def _graph(symbol: Any) -> graph_json.Graph:
+    if not isinstance(symbol, mx.sym.Symbol):
+        raise GraphError(f"{_SYMBOL}: expected an mxnet Symbol, got {type(symbol).__name__}")
+    # By default tojson drops the casts that mixed precision put in.
+    return graph_json.parse(symbol.tojson(remove_amp_cast=False), _SYMBOL)
+
+
+def _symbol(graph: graph_json.Graph, where: str) -> Any:
+    try:
+        symbol = mx.sym.load_json(graph_json.dump(graph))
+        text = symbol.tojson(remove_amp_cast=False)
+    except (mx.MXNetError, UnicodeEncodeError) as error:
+        raise GraphError(
+            f"{where}: expected a graph for MXNet {mx.__version__}, which says: {_reason(error)}"
+        ) from None
+    graph_json.check_output_numbers(graph_json.parse(text, where), where)
+    return symbol
+
+
+def _reason(error: Exception) -> str:
+    """MXNet's sentence, without the trace of its own source around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("MXNetError:")] or lines[-1:] or [repr(error)]
+    return said[-1].replace("MXNetError: ", "", 1)
+
+
+def _load_params(file: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    by_kind: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in _KINDS}
+    for full_name, array in graph_params.read(_bytes(file), str(file)).items():
+        kind, _, name = full_name.partition(":")
+        if kind not in by_kind or not name:
+            raise GraphError(f"{file}: expected names that begin with arg: or aux:, got {full_name!r}")
+        by_kind[kind][name] = array
+    return by_kind["arg"], by_kind["aux"]
+
+
+def _ndarrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    return {name: mx.nd.array(array, ctx=mx.cpu(), dtype=array.dtype) for name, array in arrays.items()}
+
+
+def _types(internals: Any) -> dict[str, str]:
+    """The types that MXNet can infer without being told any, by node."""
+    try:
+        _, types, _ = internals.infer_type_partial()
+    except mx.MXNetError:
+        return {}
+    known = {}
+    for name, dtype in zip(internals.list_outputs(), types or ()):
+        if dtype is not None and name.endswith("_output"):
+            known[name[: -len("_output")]] = np.dtype(dtype).name
+    return known

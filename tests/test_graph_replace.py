@@ -1,0 +1,283 @@
+"""replace_convolution: what it replaces and leaves, under which names, and that the numbers stay."""
+
+from __future__ import annotations
+
+import json
+
+import graph_files as files
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ece408_op
+from ece408_op.errors import GraphError, ProblemError
+
+mx = pytest.importorskip("mxnet")
+
+PLAIN = {"kernel": (3, 3), "num_filter": 4, "no_bias": True}
+
+
+def conv(data, name="conv", **changes):
+    return mx.sym.Convolution(data, name=name, **{**PLAIN, **changes})
+
+
+def nodes_of(symbol):
+    return {node["name"]: node for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]}
+
+
+def whole_numbers(symbol, seed=0, **inputs):
+    """Small whole numbers for every argument, for which float32 sums are exact in any order."""
+    stream = np.random.RandomState(seed)
+    shapes, _, _ = symbol.infer_shape(**inputs)
+    return {n: mx.nd.array(stream.randint(-3, 4, shape)) for n, shape in zip(symbol.list_arguments(), shapes)}
+
+
+def outputs(symbol, arguments):
+    return [output.asnumpy() for output in symbol.bind(mx.cpu(), arguments).forward(is_train=False)]
+
+
+def assert_same_outputs(symbol, result, arguments):
+    """``arguments`` by their old names give the same by both networks, to the bit: they are whole numbers."""
+    assert set(result.arg_params) == set(result.symbol.list_arguments())
+    for got, want in zip(outputs(result.symbol, result.arg_params), outputs(symbol, arguments)):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_course_network_keeps_its_weights_and_all_other_nodes(monkeypatch):
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+    symbol = files.built_in()
+    before = symbol.tojson()
+    params = files.ndarrays(files.weights("convolution0"))
+    result = ece408_op.replace_convolution(symbol, params, impl="im2col")
+    assert result.replaced == {"convolution0": "new0"}
+    assert result.left == {}
+    assert symbol.tojson() == before
+    assert list(params) == list(files.weights("convolution0"))
+    assert list(result.arg_params) == list(files.weights("new0"))
+    assert result.arg_params["new0_weight"] is params["convolution0_weight"]
+    old, new = nodes_of(symbol), nodes_of(result.symbol)
+    assert list(new) == [name.replace("convolution0", "new0") for name in old]
+    assert new["new0_weight"]["attrs"] == {"kernel": "(3, 3)", "num_filter": "6"}
+    assert new["new0"]["attrs"] == {
+        "kernel": "(3, 3)",
+        "num_filter": "6",
+        "op_type": "New",
+        "impl": "im2col",
+        "__layer__": "new0",
+    }
+    for name in set(new) - {"new0", "new0_weight"}:
+        assert new[name] == old[name]
+    ece408_op.clear_op_times()
+    (got,) = files.run(result.symbol, result.arg_params, files.images())
+    (want,) = files.run(symbol, params, files.images())
+    np.testing.assert_array_equal(got, want)
+    assert [(call.layer, call.implementation) for call in ece408_op.op_times()] == [("new0", "im2col")]
+
+
+LEFT = [
+    ({"no_bias": False}, "bias"),
+    ({"stride": (2, 2)}, "stride (2, 2)"),
+    ({"stride": (1, 2)}, "stride (1, 2)"),
+    ({"pad": (1, 1)}, "pad (1, 1)"),
+    ({"dilate": (2, 2)}, "dilate (2, 2)"),
+    ({"num_group": 2}, "num_group 2"),
+    ({"kernel": (3,)}, "2-D"),
+    ({"kernel": (3, 3, 3)}, "2-D"),
+    ({"kernel": (3, 5)}, "square"),
+    ({"layout": "NHWC"}, "layout NHWC"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), LEFT)
+def test_a_convolution_that_new_cannot_do_is_left_with_the_reason(changes, reason):
+    symbol = conv(conv(mx.sym.var("data"), name="odd", **changes), name="good")
+    result = ece408_op.replace_convolution(symbol)
+    assert result.replaced == {"good": "new0"}
+    assert list(result.left) == ["odd"]
+    assert reason in result.left["odd"]
+    assert result.arg_params is None
+    old, new = nodes_of(symbol), nodes_of(result.symbol)
+    assert new["odd"] == old["odd"]
+
+
+def test_every_reason_is_given():
+    odd = {"kernel": (3, 5), "stride": (2, 2), "pad": (1, 1), "dilate": (2, 2), "num_group": 2, "no_bias": False}
+    symbol = conv(mx.sym.var("data"), **odd)
+    reasons = ece408_op.replace_convolution(symbol).left["conv"].split("; ")
+    assert [reason.split()[0] for reason in reasons] == ["kernel", "stride", "pad", "dilate", "num_group", "it"]
+
+
+SPELLED_OUT = {"stride": (1, 1), "pad": (0, 0), "dilate": (1, 1), "num_group": 1}
+
+
+@pytest.mark.parametrize("plain", [SPELLED_OUT, {"layout": "NCHW"}])
+def test_defaults_spelled_out_are_replaced(plain):
+    hints = {"workspace": 256, "cudnn_tune": "off", "cudnn_off": True}
+    symbol = conv(mx.sym.var("data"), **plain, **hints)
+    result = ece408_op.replace_convolution(symbol)
+    assert result.replaced == {"conv": "new0"}
+    assert nodes_of(result.symbol)["new0_weight"]["attrs"] == {"kernel": "(3, 3)", "num_filter": "4"}
+
+
+def test_a_gluon_network_with_unknown_sizes_is_rewritten():
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Conv2D(4, 3, use_bias=False), mx.gluon.nn.Conv2D(3, 2), mx.gluon.nn.Dense(2))
+    result = ece408_op.replace_convolution(net(mx.sym.var("data")))
+    assert result.replaced == {"net_conv0_fwd": "new0"}
+    assert list(result.left) == ["net_conv1_fwd"]
+    assert "net_conv1_weight" in result.symbol.list_arguments()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_another_type_is_left_where_it_is_known(dtype):
+    cast = conv(mx.sym.Cast(mx.sym.var("data"), dtype=dtype), name="after_cast")
+    declared = conv(mx.sym.var("other", dtype=dtype), name="declared")
+    result = ece408_op.replace_convolution(mx.sym.Group([cast, declared, conv(mx.sym.var("third"))]))
+    assert result.replaced == {"conv": "new0"}
+    assert set(result.left) == {"after_cast", "declared"}
+    assert all(f"type {dtype}" in reason for reason in result.left.values())
+
+
+def test_new_names_avoid_every_name_that_is_there():
+    data = mx.sym.var("data")
+    first = conv(data, weight=mx.sym.var("new0_weight"), name="a")
+    second = conv(mx.sym.Activation(first, act_type="relu", name="new1"), name="b")
+    third = conv(mx.sym.broadcast_add(second, mx.sym.var("new2_output")), name="c")
+    symbol = conv(third, name="new3")
+    params = {**whole_numbers(symbol, data=(1, 2, 12, 12), new2_output=(1,)), "new5_weight": mx.nd.ones((1,))}
+    result = ece408_op.replace_convolution(symbol, params)
+    assert result.replaced == {"a": "new4", "b": "new6", "c": "new7", "new3": "new8"}
+    assert len(set(nodes_of(result.symbol))) == len(json.loads(result.symbol.tojson())["nodes"])
+    assert result.arg_params.pop("new5_weight") is params.pop("new5_weight")
+    assert_same_outputs(symbol, result, params)
+
+
+def test_a_weight_of_two_replaced_layers_stays_one():
+    weight = mx.sym.var("shared", lr_mult=3)
+    data = mx.sym.var("data")
+    symbol = conv(conv(data, weight=weight, name="a"), weight=weight, name="b")
+    params = whole_numbers(symbol, data=(2, 4, 9, 8))
+    result = ece408_op.replace_convolution(symbol, params)
+    assert result.replaced == {"a": "new0", "b": "new1"}
+    assert result.symbol.list_arguments() == ["data", "new0_weight"]
+    assert result.symbol.attr_dict()["new0_weight"]["__lr_mult__"] == "3"
+    assert_same_outputs(symbol, result, params)
+
+
+@pytest.mark.parametrize("use", ["regulariser", "left convolution", "output", "computed", "data too"])
+def test_a_weight_that_is_more_than_a_weight_keeps_its_name(use):
+    weight, data = mx.sym.var("shared", shape=(4, 4, 3, 3)), mx.sym.var("data", shape=(2, 4, 9, 8))
+    if use == "computed":
+        symbol = conv(data, weight=weight * 2)
+    elif use == "data too":
+        symbol = conv(weight, weight=weight)
+    else:
+        other = {
+            "regulariser": mx.sym.sum(weight),
+            "left convolution": conv(data, weight=weight, pad=(1, 1), name="padded"),
+            "output": weight,
+        }[use]
+        symbol = mx.sym.Group([conv(data, weight=weight), other])
+    params = whole_numbers(symbol)
+    result = ece408_op.replace_convolution(symbol, params)
+    assert result.replaced == {"conv": "new0"}
+    assert set(result.left) == ({"padded"} if use == "left convolution" else set())
+    assert result.symbol.list_arguments() == symbol.list_arguments()
+    assert [name.replace("new0", "conv") for name in result.symbol.list_outputs()] == symbol.list_outputs()
+    assert nodes_of(result.symbol)["shared"] == nodes_of(symbol)["shared"]
+    assert_same_outputs(symbol, result, params)
+
+
+def test_layers_of_one_name_are_left():
+    symbol = mx.sym.Group([conv(mx.sym.var("data"), name="twin"), conv(mx.sym.var("other"), name="twin")])
+    result = ece408_op.replace_convolution(symbol)
+    assert result.replaced == {}
+    assert "2 nodes are called 'twin'" in result.left["twin"]
+    assert result.symbol.tojson() == symbol.tojson()
+
+
+def test_a_convolution_inside_control_flow_is_left():
+    def body(element, state):
+        return conv(element, weight=mx.sym.var("w"), name="inner"), state
+
+    inside, states = mx.sym.contrib.foreach(body, mx.sym.var("seq"), [mx.sym.var("state")])
+    outside = conv(mx.sym.var("data"), weight=mx.sym.var("w"), name="outer")
+    result = ece408_op.replace_convolution(mx.sym.Group([inside, *states, outside]))
+    assert result.replaced == {"outer": "new0"}
+    assert list(result.left) == ["inner"]
+    assert "control flow" in result.left["inner"]
+    assert "w" in result.symbol.list_arguments()
+
+
+def test_attributes_outputs_and_kind_of_symbol_stay():
+    with mx.AttrScope(__ctx_group__="dev1"):
+        data = mx.sym.var("data", shape=(2, 3, 8, 8), lr_mult=2)
+        first = conv(data, name="a")
+    parts = mx.sym.SliceChannel(first, num_outputs=2, name="parts")
+    casted = mx.sym.amp_cast(parts[1], dtype="float32", name="cast")
+    symbol = mx.sym.Group([casted, parts[0], first])
+    params = whole_numbers(symbol)
+    result = ece408_op.replace_convolution(symbol, params)
+    assert result.symbol.list_outputs() == ["cast_output", "parts_output0", "new0_output"]
+    new, old = nodes_of(result.symbol), nodes_of(symbol)
+    assert new["new0"]["attrs"]["__ctx_group__"] == "dev1"
+    assert (new["data"], new["parts"], new["cast"]) == (old["data"], old["parts"], old["cast"])
+    assert_same_outputs(symbol, result, params)
+    numpy_symbol = mx.sym.npx.convolution(mx.sym.var("d").as_np_ndarray(), mx.sym.var("w").as_np_ndarray(), **PLAIN)
+    assert type(ece408_op.replace_convolution(numpy_symbol).symbol) is type(numpy_symbol)
+
+
+def test_a_replaced_network_is_saved_and_opened_again(tmp_path):
+    params = files.ndarrays(files.weights("convolution0"))
+    result = ece408_op.replace_convolution(files.built_in(), params)
+    ece408_op.save_checkpoint(tmp_path / "net", 1, result.symbol, result.arg_params, {})
+    saved = json.loads((tmp_path / "net-symbol.json").read_text())
+    assert saved["nodes"] == files.original("attr")["nodes"]
+    symbol, arg_params, _ = ece408_op.load_checkpoint(tmp_path / "net", 1)
+    assert symbol.tojson() == result.symbol.tojson()
+    for got, want in zip(files.run(symbol, arg_params, files.images()), files.run(*result[:2], files.images())):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_bad_arguments_are_refused():
+    symbol = conv(mx.sym.var("data"))
+    with pytest.raises(GraphError, match=r"'conv': expected 'conv_weight' .*\(4, \?, 3, 3\), got \(4, 2, 3, 5\)"):
+        ece408_op.replace_convolution(symbol, {"conv_weight": mx.nd.ones((4, 2, 3, 5))})
+    with pytest.raises(ProblemError, match="fastest"):
+        ece408_op.replace_convolution(symbol, impl="fastest")
+    with pytest.raises(GraphError, match="expected an mxnet Symbol, got str"):
+        ece408_op.replace_convolution("net")
+
+
+@st.composite
+def networks(draw):
+    """A chain of one to four convolutions with what stands between them, and which of them New takes."""
+    symbol, expected = mx.sym.var("data"), {}
+    for number in range(draw(st.integers(1, 4))):
+        changes = draw(st.sampled_from([{}, {}, {"pad": (1, 1)}, {"stride": (2, 2)}, {"no_bias": False}]))
+        kernel, filters = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+        name = f"layer{number}"
+        symbol = conv(symbol, name=name, kernel=(kernel, kernel), num_filter=filters, **changes)
+        expected[name] = not changes
+        between = draw(st.sampled_from(["nothing", "relu", "branch"]))
+        if between == "relu":
+            symbol = mx.sym.relu(symbol, name=f"relu{number}")
+        elif between == "branch":
+            symbol = mx.sym.Concat(symbol, symbol * 2, name=f"concat{number}")
+    return symbol, expected
+
+
+@given(networks(), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_any_network_gives_the_same_before_and_after(network, seed):
+    symbol, expected = network
+    params = whole_numbers(symbol, seed, data=(2, 2, 19, 17))
+    result = ece408_op.replace_convolution(symbol, params)
+    assert {name: name in result.replaced for name in expected} == expected
+    assert set(result.left) == {name for name, takes in expected.items() if not takes}
+    old = [name for name in nodes_of(symbol) if name not in result.replaced]
+    renamed = {f"{was}_weight": f"{now}_weight" for was, now in result.replaced.items()}
+    assert {renamed.get(name, name) for name in old} | set(result.replaced.values()) == set(nodes_of(result.symbol))
+    assert_same_outputs(symbol, result, params)
