@@ -40,6 +40,16 @@ def float32_bound(problem: ConvProblem) -> float:
     return n * EPS32 / (1 - n * EPS32)
 
 
+def reduced_bound(eps: float, eps_sum: float = EPS32) -> Callable[[ConvProblem], float]:
+    """The bound where both factors of a product are first rounded by eps, and sums by eps_sum for each product."""
+
+    def bound(problem: ConvProblem) -> float:
+        n = problem.products
+        return (1 + eps) ** 2 * (1 + n * eps_sum / (1 - n * eps_sum)) - 1
+
+    return bound
+
+
 class RunCpu(Protocol):
     """How a CPU kernel is called."""
 
@@ -160,5 +170,6 @@ __all__: tuple[str, ...] = (
     "Reasons",
     "RunCpu",
     "float32_bound",
+    "reduced_bound",
     "supports_all",
 )

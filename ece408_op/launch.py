@@ -105,15 +105,16 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
-def layer_defines(problem: ConvProblem) -> dict[str, int | str]:
+def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
     """The layer as compile-time constants; the batch stays an argument, so one binary serves all batches.
 
-    An image's own elements are counted in int unless it has 2**31 of them; whole tensors always in 64 bits.
+    The elements of so many images, as a block may span, are counted in int unless they are too many; those of
+    whole tensors always in 64 bits.
     """
     image = problem.channels * problem.height * problem.width
     outputs = problem.filters * problem.output_height * problem.output_width
     # Half of the range is left for the last block's indices beyond the end.
-    wide = max(image, outputs, problem.filters * problem.products) >= 2**30
+    wide = max(images * image, images * outputs, problem.filters * problem.products) >= 2**30
     return {
         "C": problem.channels,
         "H": problem.height,

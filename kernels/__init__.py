@@ -7,14 +7,25 @@ from __future__ import annotations
 
 from ece408_op.kernel import Kernel
 
-from . import direct, im2col, loops, naive
+from . import direct, fused_gemm, im2col, im2col_gemm, loops, naive, register_tiled, shared, tensor_core
 
 KERNELS: tuple[Kernel, ...] = (
     direct.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,
+    register_tiled.REGISTER_TILED,
+    shared.UNROLLED,
+    shared.CONSTANT,
+    shared.SHARED,
+    fused_gemm.KERNEL,
+    im2col_gemm.MANY,
+    im2col_gemm.ONE,
+    register_tiled.STREAMS,
     naive.NAIVE,
     naive.BLOCK1024,
     naive.IMAGE_BLOCK,
     naive.GLOBAL_SUM,
+    register_tiled.HALF,
+    tensor_core.FP16,
+    tensor_core.TF32,
 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ece408_op.kernels import KERNELS
-
 from ece408_op.kernel import CudaKernel
+from ece408_op.kernels import KERNELS
 from ece408_op.launch import Chip
 from ece408_op.problem import ConvProblem
 

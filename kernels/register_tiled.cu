@@ -1,0 +1,124 @@
+// register_tiled: `fused_gemm` with each thread's outputs in a register tile.
+//
+//     a block  BLOCK_M filters x BLOCK_N output pixels (of all images in a row), 32 WARPS_M WARPS_N threads
+//     a warp   8 filters at most x 256 pixels;  a thread  FILTERS filters x 8 pixels in registers
+//
+// A step reads DEPTH rows of both matrices into shared memory. Each row costs a thread 8 pixels, which
+// lie 32 apart so that a warp reads 32 neighbouring words at a time, and two 16-byte reads of weights,
+// which are the same for the whole warp, for 8 FILTERS multiply-adds: ten reads for 64, where `fused_gemm`
+// does two reads for one.
+//
+// Arithmetic: 2 M C K K operations an output pixel, plus the filters that round M up to BLOCK_M. Bytes:
+// x once for every BLOCK_M filters, with its K K-fold reuse in the caches and shared memory; y once.
+//
+// The index arithmetic of a window element is a sum of two tables: where the pixel's window starts, kept
+// in registers, and where product k lies in a window, computed once a step by DEPTH threads.
+//
+// `half` puts other definitions of stored_t and its functions in front of this text.
+
+#ifndef STORED
+#define STORED
+typedef float stored_t;
+
+__device__ __forceinline__ stored_t to_stored(float value) { return value; }
+
+// The place in the warp's 256 pixels of a thread's u-th pixel, and the reads that go with it.
+__device__ __forceinline__ int place_of(int lane, int u) { return lane + 32 * u; }
+
+__device__ __forceinline__ void read_pixels(float (&value)[8], const stored_t *row, int lane) {
+#pragma unroll
+    for (int u = 0; u < 8; u++) value[u] = row[lane + 32 * u];
+}
+
+__device__ __forceinline__ void read_filters(float (&value)[8], const stored_t *row) {
+    const float4 low = *reinterpret_cast<const float4 *>(row), high = *reinterpret_cast<const float4 *>(row + 4);
+    value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
+    value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
+}
+#endif
+
+constexpr int BLOCK_THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int BLOCK_M = FILTERS * WARPS_M, BLOCK_N = 256 * WARPS_N;
+constexpr int LOADS = BLOCK_N / BLOCK_THREADS;  // pixels of a row that one thread reads from global memory
+constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
+               int images) {
+    __shared__ __align__(16) stored_t pixels[DEPTH][BLOCK_N];
+    __shared__ __align__(16) stored_t filters[DEPTH][8 * WARPS_M];  // 8 a warp, the last 8 - FILTERS unused
+    __shared__ index_t offset[2][DEPTH];                            // of product k in a window; -1 beyond the last
+
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
+    const int m0 = blockIdx.x % GROUPS * BLOCK_M;
+
+    // The block's first pixel: pixel r0 of image b0. From there on indices fit index_t.
+    const long long n0 = blockIdx.x / GROUPS * (long long)BLOCK_N;
+    const long long b0 = n0 / PIXELS;
+    const index_t r0 = n0 % PIXELS;
+    const long long left = images * (long long)PIXELS - n0;
+    const int inside = left < BLOCK_N ? (int)left : BLOCK_N;
+    const float *block_x = image_of(x, first + b0, IMAGE);
+    float *block_y = image_of(y, first + b0, OUTPUTS);
+
+    index_t window[LOADS];
+#pragma unroll
+    for (int s = 0; s < LOADS; s++) {
+        const int n = min(int(threadIdx.x) + s * BLOCK_THREADS, inside - 1);  // any pixel will do beyond the last
+        const index_t r = r0 + n, pixel = r % PIXELS;
+        window[s] = r / PIXELS * IMAGE + pixel / OW * W + pixel % OW;
+    }
+
+    auto fill_offsets = [&](int k0) {
+        if (threadIdx.x < DEPTH) {
+            const int k = k0 + threadIdx.x;
+            offset[k0 / DEPTH % 2][threadIdx.x] =
+                k < PRODUCTS ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
+        }
+    };
+    fill_offsets(0);
+    __syncthreads();
+
+    float sum[FILTERS][8] = {};
+    for (int k0 = 0; k0 < PRODUCTS; k0 += DEPTH) {
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+            const index_t at = offset[k0 / DEPTH % 2][k];
+#pragma unroll
+            for (int s = 0; s < LOADS; s++)
+                pixels[k][threadIdx.x + s * BLOCK_THREADS] = to_stored(at < 0 ? 0.0f : block_x[window[s] + at]);
+        }
+        for (int t = threadIdx.x; t < DEPTH * BLOCK_M; t += BLOCK_THREADS) {
+            const int f = t / DEPTH, k = t % DEPTH;
+            const bool real = m0 + f < M && k0 + k < PRODUCTS;
+            filters[k][f / FILTERS * 8 + f % FILTERS] = to_stored(real ? w[index_t(m0 + f) * PRODUCTS + k0 + k] : 0.0f);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+            float a[8], b[8];
+            read_filters(a, &filters[k][8 * warp_m]);
+            read_pixels(b, &pixels[k][256 * warp_n], lane);
+#pragma unroll
+            for (int f = 0; f < FILTERS; f++)
+#pragma unroll
+                for (int u = 0; u < 8; u++) sum[f][u] += a[f] * b[u];
+        }
+        fill_offsets(k0 + DEPTH);
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (int u = 0; u < 8; u++) {
+        const int n = 256 * warp_n + place_of(lane, u);
+        if (n >= inside) continue;
+        const index_t r = r0 + n;
+        float *out = image_of(block_y, r / PIXELS, OUTPUTS) + r % PIXELS;
+#pragma unroll
+        for (int f = 0; f < FILTERS; f++) {
+            const int m = m0 + warp_m * FILTERS + f;
+            if (m < M) out[m * PIXELS] = sum[f][u];
+        }
+    }
+}

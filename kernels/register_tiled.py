@@ -1,0 +1,79 @@
+"""The fused product with register tiles: in float32, with its batch split over streams, and on 16-bit storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ece408_op.kernel import CudaKernel, float32_bound, reduced_bound
+from ece408_op.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
+from ece408_op.problem import ConvProblem
+
+_FOLDER = Path(__file__).parent
+_DEPTH = 8
+#: Pixels of a warp: eight for each lane.
+_WARP_PIXELS = 256
+#: Warps across the pixels for so many warps across the filters, such that both tiles fit 48 KB.
+_WARPS_N = {1: 4, 2: 2, 4: 2, 8: 1}
+#: Relative rounding of a 16-bit float.
+_EPS16 = 2.0**-11
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A block's warps across filters and pixels, and the filters of one thread."""
+
+    warps_m: int
+    warps_n: int
+    filters: int
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> _Shape:
+        # The filters in groups of at most 64, one group a block, as equal as can be; then 8 or fewer a warp.
+        group = ceil_div(problem.filters, ceil_div(problem.filters, 64))
+        warps = next(n for n in _WARPS_N if 8 * n >= group)
+        return cls(warps, _WARPS_N[warps], ceil_div(group, warps))
+
+    @property
+    def pixels(self) -> int:
+        return _WARP_PIXELS * self.warps_n
+
+    def blocks(self, problem: ConvProblem, images: int) -> int:
+        pixels = images * problem.output_height * problem.output_width
+        return ceil_div(pixels, self.pixels) * ceil_div(problem.filters, self.warps_m * self.filters)
+
+
+def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    return grid_reasons(_Shape.of(problem).blocks(problem, 1))
+
+
+def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> CudaKernel:
+    def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+        shape = _Shape.of(problem)
+
+        def steps(images: int) -> tuple[Launch, ...]:
+            grid = (shape.blocks(problem, images), 1, 1)
+            block = (32 * shape.warps_m * shape.warps_n, 1, 1)
+            return (Launch("register_tiled", grid, block, ("x", "w", "y", "first", "images")),)
+
+        # A block's pixels may come from so many images.
+        span = ceil_div(shape.pixels, problem.output_height * problem.output_width) + 1
+        defines = {
+            **layer_defines(problem, span),
+            "WARPS_M": shape.warps_m,
+            "WARPS_N": shape.warps_n,
+            "FILTERS": shape.filters,
+            "DEPTH": _DEPTH,
+        }
+        images = images_a_round(problem.batch, shape.blocks(problem, 1))
+        return Plan(defines, min(images, max(1, ceil_div(problem.batch, streams))), steps, lanes=streams)
+
+    files = ["layer.cuh", *(["half.cu"] if half else []), "register_tiled.cu"]
+    bound = reduced_bound(_EPS16) if half else float32_bound
+    precision = "fp16" if half else "float32"
+    return CudaKernel(name, summary, tuple(_FOLDER / f for f in files), plan, _reasons, bound, precision=precision)
+
+
+REGISTER_TILED = _kernel("register_tiled", "fused_gemm, eight pixels by eight filters a thread in registers")
+STREAMS = _kernel("streams", "register_tiled, the batch split over four streams", streams=4)
+HALF = _kernel("half", "register_tiled on 16-bit floats in shared memory, summed in float32", half=True)
