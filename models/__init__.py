@@ -1,0 +1,15 @@
+"""The course's networks, and any other put beside them: found by name, their shapes read from their files.
+
+    from ece408_op import models
+    models.list_names()                        # ['baseline', 'ece408-2018fa', ...]
+    models.info("ece408-2018sp").image         # (1, 64, 64)
+
+Every error is a GraphError that names the file.
+"""
+
+from __future__ import annotations
+
+from .files import Network, find, list_names, read_graph
+from .shapes import ConvLayer, NetworkInfo, info, with_convolutions
+
+__all__ = ("ConvLayer", "Network", "NetworkInfo", "find", "info", "list_names", "read_graph", "with_convolutions")

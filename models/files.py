@@ -1,0 +1,85 @@
+"""A network by its name: NAME-symbol.json and NAME-NNNN.params, MXNet's own file names, in one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ece408_op import graph_json
+from ece408_op.errors import GraphError
+
+#: Where the networks live: this folder, in a checkout as in an installed package.
+FOLDER = Path(__file__).resolve().parent
+
+#: The attribute of the data node that has the name to print, where that is not the file's.
+TITLE = "__model_name__"
+
+_SYMBOL = "-symbol.json"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network's two files. `epoch` is the number of its weights, `title` what scripts print after `Model:`."""
+
+    name: str
+    symbol: Path
+    params: Path
+    epoch: int
+    title: str
+
+    @property
+    def prefix(self) -> str:
+        """What load_checkpoint takes, beside the epoch."""
+        return str(self.symbol)[: -len(_SYMBOL)]
+
+
+def list_names(folder: str | os.PathLike[str] | None = None) -> list[str]:
+    """The names, sorted, of the folder's networks, those that have both files; by default those of models/."""
+    place = FOLDER if folder is None else Path(folder)
+    names = [path.name[: -len(_SYMBOL)] for path in place.glob(f"*{_SYMBOL}")]
+    return sorted(name for name in names if name and _newest(place, name) is not None)
+
+
+def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
+    """The network of that name; of several weight files the one with the highest number.
+
+    Raises GraphError, which names the file, where one is missing or where the symbol file is broken.
+    """
+    place = FOLDER if folder is None else Path(folder)
+    symbol = place / f"{name}{_SYMBOL}"
+    if not name or Path(name).name != name or not symbol.is_file():
+        known = ", ".join(list_names(place)) or "none yet"
+        raise GraphError(f"{symbol}: expected a model's symbol file, found none; models in {place}: {known}")
+    params = _newest(place, name)
+    if params is None:
+        raise GraphError(f"{symbol}: expected weights beside it, such as {name}-0001.params, found none")
+    title = data_node(read_graph(symbol), symbol)["attrs"].get(TITLE, name)
+    return Network(name, symbol, params, _number(params), title)
+
+
+def read_graph(symbol: Path) -> graph_json.Graph:
+    """A symbol file's graph. Raises GraphError, which names the file, where it cannot be read or is broken."""
+    try:
+        text = symbol.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"{symbol}: expected a symbol file in JSON, cannot read it: {error}") from None
+    return graph_json.parse(text, str(symbol))
+
+
+def data_node(graph: graph_json.Graph, symbol: Path) -> graph_json.Node:
+    """The variable that the images go into. Raises GraphError where the graph has none called `data`."""
+    for node in graph["nodes"]:
+        if node["name"] == "data" and node["op"] == graph_json.VARIABLE:
+            return node
+    raise GraphError(f"{symbol}: expected a variable 'data' for the images, found none")
+
+
+def _number(params: Path) -> int:
+    return int(params.stem.rpartition("-")[2])
+
+
+def _newest(place: Path, name: str) -> Path | None:
+    pattern = re.compile(re.escape(name) + r"-[0-9]{4,}\.params")
+    return max((path for path in place.glob("*.params") if pattern.fullmatch(path.name)), key=_number, default=None)
