@@ -6,7 +6,7 @@ This file and ``bridge.py`` alone know about streams. CuPy is imported at the fi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -117,6 +117,23 @@ def wait(name: str, stream: Any) -> None:
     """Wait for the stream; an error there is the kernel's, and is raised as DeviceError under its name."""
     with _reported(name):
         stream.synchronize()
+
+
+def median_milliseconds(call: Callable[[], None], name: str, repeats: int = 10) -> float:
+    """The median time of a call's work on the current stream, warm; errors there are reported under the name."""
+    cuda = cupy().cuda
+    stream = cuda.get_current_stream()
+    call()
+    wait(name, stream)
+    times = []
+    for _ in range(repeats):
+        start, end = cuda.Event(), cuda.Event()
+        start.record(stream)
+        call()
+        end.record(stream)
+        wait(name, stream)
+        times.append(float(cuda.get_elapsed_time(start, end)))
+    return sorted(times)[repeats // 2]
 
 
 def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any) -> None:

@@ -1,0 +1,123 @@
+"""python -m ece408_op.sweep: time every GPU kernel on many layers, and record which is fastest where.
+
+Prints one line a layer and kernel: the layer, the kernel, the median time of a call, its rate, its largest error as a
+share of the sum of |x||w|. A time is shown only for a result that is right. ``--record`` writes the float32 times
+into the table that ``auto`` chooses by.
+Exit codes: 0 done, 1 a kernel was wrong, 2 wrong arguments, 3 no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import choices, cuda
+from .check import Comparison, compare
+from .errors import DeviceError
+from .kernel import CudaKernel
+from .kernels import KERNELS
+from .launch import Chip
+from .problem import ConvProblem
+
+#: The course's layers: 2017, 2018 spring, 2018 fall.
+COURSE = ((1, 28, 28, 50, 5), (1, 64, 64, 6, 5), (6, 30, 30, 16, 5), (1, 72, 72, 12, 7), (12, 33, 33, 24, 7))
+#: Elements of x and y together, and operations, that a drawn layer may have.
+_MOST_ELEMENTS = 3 * 10**8
+_MOST_FLOPS = 2 * 10**12
+
+
+def drawn_layers(count: int, seed: int) -> list[ConvProblem]:
+    """Layers drawn over the whole range: C 1 to 64, K 1 to 11, M 1 to 256, as many images as fit a fixed size."""
+    rng = np.random.default_rng(seed)
+    layers = []
+    for _ in range(count):
+        channels, filters = (int(2 ** rng.uniform(0, top)) for top in (6, 8))
+        kernel = int(rng.integers(1, 12))
+        height, width = (int(kernel + rng.integers(0, 90)) for _ in range(2))
+        one = ConvProblem(1, channels, height, width, filters, kernel)
+        batch = min(10_000, _MOST_ELEMENTS * 4 // one.bytes, _MOST_FLOPS // one.flops)
+        layers.append(one.with_batch(max(1, batch)))
+    return layers
+
+
+def measure(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> tuple[float, Comparison]:
+    """The median time of a call in milliseconds, and a check of the first and the last image and one between."""
+    out.fill(np.nan)
+    milliseconds = cuda.median_milliseconds(lambda: kernel.run(problem, x, w, out), kernel.name)
+    places = sorted({0, problem.batch // 2, problem.batch - 1})
+    found = compare(out[places].get(), x[places].get(), w.get(), kernel)
+    return milliseconds, found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ece408_op.sweep", description=__doc__.split("\n")[0])
+    known = [kernel.name for kernel in KERNELS if isinstance(kernel, CudaKernel)]
+    parser.add_argument("--kernels", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--images", type=int, default=10_000, help="images of the course's layers (default 10000)")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="add N layers drawn at random")
+    parser.add_argument("--seed", type=int, default=408, help="seed of the random layers and of all values")
+    parser.add_argument("--record", action="store_true", help=f"write the float32 times into {choices.TABLE.name}")
+    return parser
+
+
+def _sweep(kernels: list[CudaKernel], layers: list[ConvProblem], chip: Chip, seed: int) -> tuple[list, bool]:
+    cupy = cuda.cupy()
+    rng = cupy.random.default_rng(seed)
+    rows, all_right = [], True
+    for problem in layers:
+        x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
+        w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+        out = cupy.empty(problem.y_shape, np.float32)
+        times = {}
+        for kernel in kernels:
+            reasons = kernel.not_supported_reasons(problem, chip)
+            if reasons:
+                print(f"{problem}: {kernel.name} does not take it: {'; '.join(reasons)}", file=sys.stderr)
+                continue
+            milliseconds, found = measure(kernel, problem, x, w, out)
+            all_right = all_right and found.passed
+            if not found.passed:
+                print(f"{problem}: {kernel.name} is WRONG: {found}")
+                continue
+            rate = problem.flops / milliseconds / 1e9
+            print(f"{problem}: {kernel.name} {milliseconds:.4f} ms, {rate:.2f} TFLOP/s, error {found.scaled:.2g}")
+            if kernel.precision == "float32":
+                times[kernel.name] = milliseconds
+        rows.append(choices.Measured(problem, times))
+        del x, w, out
+        cupy.get_default_memory_pool().free_all_blocks()
+    return rows, all_right
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    asked = _parser().parse_args(arguments)
+    try:
+        chip = cuda.chip()
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        return 3
+    print(f"{chip.name}, compute capability {chip.capability[0]}.{chip.capability[1]}", file=sys.stderr)
+    kernels = [k for k in KERNELS if isinstance(k, CudaKernel) and k.name in asked.kernels]
+    layers = [ConvProblem(asked.images, *layer) for layer in COURSE] + drawn_layers(asked.random, asked.seed)
+    rows, all_right = _sweep(kernels, layers, chip, asked.seed)
+    if asked.record and all_right:
+        table = choices.ChipTable(chip.name, chip.capability, tuple(row for row in rows if row.milliseconds))
+        _write(choices.TABLE, choices.merged(choices.read(choices.TABLE), table))
+    return 0 if all_right else 1
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
