@@ -1,0 +1,10 @@
+"""The images that the networks are run on.
+
+Fashion-MNIST at any square size, or a generated sample set that stands in for it: ``load_test(size=72, count=100)``.
+"""
+
+from __future__ import annotations
+
+from .fashion_mnist import TestSet, TrainingSet, load_test, load_training
+
+__all__ = ("TestSet", "TrainingSet", "load_test", "load_training")

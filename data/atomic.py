@@ -1,0 +1,27 @@
+"""A file appears whole under its name or not at all, also when two processes write it at once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new binary file that takes the name ``path`` when the block ends without an exception.
+
+    Until then it has a name of its own in the same folder, since a rename is atomic within one file
+    system only; after an exception it is removed. Raises OSError where the folder cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with open(scratch, "xb") as file:
+            yield file
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
