@@ -13,6 +13,9 @@ from .problem import ConvProblem
 #: The name that stands for the fastest kernel that takes the problem.
 AUTO = "auto"
 
+#: Operations for which a thread is worth waking: some 20 microseconds of the fastest kernel, about what waking takes.
+_THREAD_FLOPS = 4_000_000
+
 
 def names(device: str | None = None) -> list[str]:
     """The names of all kernels, or of those of one device, in order of preference."""
@@ -50,8 +53,11 @@ def select(problem: ConvProblem, device: str = "cpu", impl: str = AUTO, precisio
 
 
 def thread_count(problem: ConvProblem) -> int:
-    """Threads for a CPU kernel: the smallest of OMP_NUM_THREADS, the cores this process may use, and the images."""
+    """Threads for a CPU kernel: the smallest of OMP_NUM_THREADS, the cores this process may use, and the work there is.
+
+    The work is shared out by images, and a thread's share must be worth waking it.
+    """
     cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     limit = int(asked) if asked.isdecimal() and int(asked) > 0 else cores
-    return max(1, min(limit, cores, problem.batch))
+    return max(1, min(limit, cores, problem.batch, problem.flops // _THREAD_FLOPS))

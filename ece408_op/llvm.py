@@ -13,10 +13,10 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -32,6 +32,21 @@ F32_PTR, I64_PTR = F32.as_pointer(), I64.as_pointer()
 LOCK = threading.RLock()
 
 _LEVELS = {"sse": 4, "avx2": 8, "avx512": 16}
+
+
+def compiled_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what ``make`` compiled, by its arguments, and call it under LOCK: eight first calls compile once."""
+    known: dict[tuple[Any, ...], Any] = {}
+
+    @wraps(make)
+    def get(*key: Any) -> Any:
+        if key not in known:
+            with LOCK:
+                if key not in known:
+                    known[key] = make(*key)
+        return known[key]
+
+    return get
 
 
 @dataclass(frozen=True)
@@ -89,16 +104,15 @@ def _start_llvm() -> None:
 
 
 def compile_function(module: ir.Module, name: str, argtypes: Sequence[Any], target: Cpu) -> Any:
-    """The function ``name`` of a module as a ctypes function without a result. Hold LOCK while building the module.
+    """The function ``name`` of a module as a ctypes function without a result; for use under compiled_once.
 
     The machine code stays for the life of the process: threads of MXNet may be in it while the interpreter exits.
     """
-    with LOCK:
-        machine, parsed = _parse(module, target)
-        engine = llvm.create_mcjit_compiler(parsed, machine)
-        engine.finalize_object()
-        address = engine.get_function_address(name)
-        engine.detach()
+    machine, parsed = _parse(module, target)
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    address = engine.get_function_address(name)
+    engine.detach()
     return ctypes.CFUNCTYPE(None, *argtypes)(address)
 
 
@@ -196,3 +210,15 @@ def fma(b: ir.IRBuilder, target: Cpu, x: Any, y: Any, total: Any) -> Any:
     name = f"llvm.fma.v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "llvm.fma.f32"
     known = b.module.globals.get(name)
     return b.call(known or ir.Function(b.module, ir.FunctionType(x.type, [x.type] * 3), name), [x, y, total])
+
+
+def store_past_caches(b: ir.IRBuilder, value: Any, pointer: Any, align: int) -> None:
+    """Store to memory that is not read soon, without reading its cache line first; ``align`` in bytes."""
+    store = b.store(value, pointer, align=align)
+    store.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
+
+
+def streamed_stores_done(b: ir.IRBuilder) -> None:
+    """Make what store_past_caches wrote visible to other threads, which an ordinary unlock does not promise."""
+    known = b.module.globals.get("llvm.x86.sse.sfence")
+    b.call(known or ir.Function(b.module, ir.FunctionType(VOID, []), "llvm.x86.sse.sfence"), [])

@@ -10,6 +10,9 @@ from ece408_op.problem import ConvProblem
 #: Bytes of shifted image kept in the second-level cache: 512 KiB on many CPUs, some of it for weights and outputs.
 CACHE_BYTES = 320 * 1024
 
+#: Floats in a cache line.
+LINE_FLOATS = 16
+
 #: A multiply-add's result can be used after 4 cycles; two are begun in each; so are two loads.
 LATENCY, PER_CYCLE = 4, 2
 
@@ -48,6 +51,12 @@ class Plan:
     def scratch(self) -> int:
         """Floats of scratch for a thread: all copies, and a vector that may be read beyond them."""
         return self.layer.kernel * self.shift_stride + self.lanes
+
+    @property
+    def whole_lines(self) -> bool:
+        """Where y begins at a cache line, every vector that is stored lies in one line."""
+        plane = self.layer.output_height * self.layer.output_width
+        return plane % LINE_FLOATS == 0 and self.pixels % LINE_FLOATS == 0
 
 
 def share_out(total: int, largest: int) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from ece408_op.llvm import (
     F32,
     F32_PTR,
     I64,
-    LOCK,
     Cpu,
     compile_function,
+    compiled_once,
     cpu,
     element,
     fma,
@@ -33,38 +33,37 @@ from ece408_op.parallel import share
 from ece408_op.problem import ConvProblem
 
 
-@cache
+@compiled_once
 def _compiled(layer: ConvProblem, target: Cpu) -> Any:
     """A ctypes function (x, w, y, images) for one layer; its batch does not count."""
-    with LOCK:
-        module = ir.Module("loops")
-        b, (x, w, y, images) = new_function(module, "conv", {"x": F32_PTR, "w": F32_PTR, "y": F32_PTR, "images": I64})
+    module = ir.Module("loops")
+    b, (x, w, y, images) = new_function(module, "conv", {"x": F32_PTR, "w": F32_PTR, "y": F32_PTR, "images": I64})
 
-        def place(shape: tuple[int, ...], *indices: Any) -> Any:
-            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-            return offset(b, *zip(indices, strides))
+    def place(shape: tuple[int, ...], *indices: Any) -> Any:
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        return offset(b, *zip(indices, strides))
 
-        loop = partial(for_range, b)
-        zero = [ir.Constant(F32, 0.0)]
-        with (
-            loop(images) as image,
-            loop(layer.filters) as m,
-            loop(layer.output_height) as i,
-            loop(layer.output_width) as j,
-        ):
-            with loop(layer.channels, zero) as c:
-                with loop(layer.kernel, c.values) as p:
-                    with loop(layer.kernel, p.values) as q:
-                        row, column = b.add(i.index, p.index), b.add(j.index, q.index)
-                        pixel = element(b, x, place(layer.x_shape, image.index, c.index, row, column))
-                        weight = element(b, w, place(layer.w_shape, m.index, c.index, p.index, q.index))
-                        q.values = [fma(b, target, b.load(pixel, align=4), b.load(weight, align=4), q.values[0])]
-                    p.values = q.values
-                c.values = p.values
-            output = element(b, y, place(layer.y_shape, image.index, m.index, i.index, j.index))
-            b.store(c.values[0], output, align=4)
-        b.ret_void()
-        return compile_function(module, "conv", [ctypes.c_void_p] * 3 + [ctypes.c_int64], target)
+    loop = partial(for_range, b)
+    zero = [ir.Constant(F32, 0.0)]
+    with (
+        loop(images) as image,
+        loop(layer.filters) as m,
+        loop(layer.output_height) as i,
+        loop(layer.output_width) as j,
+    ):
+        with loop(layer.channels, zero) as c:
+            with loop(layer.kernel, c.values) as p:
+                with loop(layer.kernel, p.values) as q:
+                    row, column = b.add(i.index, p.index), b.add(j.index, q.index)
+                    pixel = element(b, x, place(layer.x_shape, image.index, c.index, row, column))
+                    weight = element(b, w, place(layer.w_shape, m.index, c.index, p.index, q.index))
+                    q.values = [fma(b, target, b.load(pixel, align=4), b.load(weight, align=4), q.values[0])]
+                p.values = q.values
+            c.values = p.values
+        output = element(b, y, place(layer.y_shape, image.index, m.index, i.index, j.index))
+        b.store(c.values[0], output, align=4)
+    b.ret_void()
+    return compile_function(module, "conv", [ctypes.c_void_p] * 3 + [ctypes.c_int64], target)
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.check import compare
-from ece408_op.kernels import KERNELS
+from ece408_op.kernels import KERNELS, direct
 from ece408_op.llvm import cpu
+from ece408_op.memory import aligned
 from ece408_op.problem import ConvProblem
 
 CPU_KERNELS = [kernel for kernel in KERNELS if kernel.device == "cpu"]
@@ -76,6 +77,22 @@ def test_chosen_shapes_with_each_instruction_set(kernel, shape, level, monkeypat
     assert found.passed, f"{problem}: {found}"
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "shape", [(3, 1, 28, 28, 50, 5), (2, 2, 8, 10, 3, 3), (2, 64, 62, 34, 5, 3), (2, 1, 66, 35, 2, 4)]
+)
+def test_large_outputs_are_right_past_the_caches(shape, level, monkeypatch):
+    monkeypatch.setattr(direct, "STREAMED_BYTES", 0)
+    monkeypatch.setenv("ECE408_SIMD", level)
+    problem = ConvProblem(*shape)
+    x, w = arrays(problem)
+    out = aligned(int(np.prod(problem.y_shape))).reshape(problem.y_shape)
+    out[...] = np.nan
+    direct.KERNEL.run(problem, x, w, out, 2)
+    found = compare(out, x, w, direct.KERNEL)
+    assert found.passed, f"{problem}: {found}"
+
+
 @each_kernel
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["x", "w"])
@@ -128,7 +145,7 @@ def test_nothing_is_written_around_an_output_at_any_alignment(kernel):
 GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
-from ece408_op.kernels import KERNELS
+from ece408_op.kernels import KERNELS, direct
 from ece408_op.problem import ConvProblem
 
 libc = ctypes.CDLL(None)
