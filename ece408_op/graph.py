@@ -173,7 +173,7 @@ def _graph(symbol: Any) -> graph_json.Graph:
 
 def _symbol(graph: graph_json.Graph, where: str) -> Any:
     try:
-        symbol = mx.sym.load_json(graph_json.dump(graph))
+        symbol = mx.sym.load_json(graph_json.for_mxnet(graph))
         text = symbol.tojson(remove_amp_cast=False)
     except (mx.MXNetError, UnicodeEncodeError) as error:
         raise GraphError(

@@ -58,9 +58,26 @@ def parse(text: str, where: str) -> Graph:
     return _graph(raw, where, 0)
 
 
+#: MXNet 0.11, whose files 1.9.1 takes as they are, and 1.9.1 itself.
+_UNCHANGED_SINCE, _TODAY = 1100, 10901
+
+
 def dump(graph: Graph, spelling: str = "attrs") -> str:
     """The text of a symbol file; ``spelling`` is the key that attributes go under."""
     return json.dumps(_spelled(graph, spelling), indent=2, ensure_ascii=False)
+
+
+def for_mxnet(graph: Graph) -> str:
+    """The text to give to MXNet 1.9.1.
+
+    MXNet tells on stderr of every file older than itself. Files since 0.11 that have no attribute in an old
+    spelling need no upgrade, so they are given out as today's.
+    """
+    version = graph.get("attrs", {}).get("mxnet_version", ["int", 0])[-1]
+    old = any(_OLD_HIDDEN.fullmatch(key) for place in places(graph, "") for key in place.node["attrs"])
+    if not old and isinstance(version, int) and _UNCHANGED_SINCE <= version < _TODAY:
+        graph = {**graph, "attrs": {**graph["attrs"], "mxnet_version": ["int", _TODAY]}}
+    return dump(graph)
 
 
 def places(graph: Graph, where: str) -> Iterator[Place]:

@@ -1,0 +1,116 @@
+"""A whole network on a whole data set, in one batch: its predictions, and how the operator's layers compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from tqdm import tqdm
+
+from .graph import load_checkpoint, replace_convolution
+from .models import files, shapes
+from .plain_layout import OP_TYPE
+
+#: Images that are compared layer by layer in one step, to keep the layers' outputs small.
+VERIFY_STEP = 500
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network ready to run: MXNet's symbol and its parameters, by name."""
+
+    symbol: Any
+    arg_params: dict[str, Any]
+    aux_params: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The operator against MXNet's Convolution.
+
+    largest_difference: over all elements of all the operator's layers, on the same input. agreeing: of
+    ``compared`` images, those that both networks put into the same class.
+    """
+
+    largest_difference: float
+    agreeing: int
+    compared: int
+
+    @property
+    def passed(self) -> bool:
+        """Every prediction agrees, and no output was NaN."""
+        return self.agreeing == self.compared and bool(np.isfinite(self.largest_difference))
+
+
+def with_operator(network: files.Network, impl: str, device: str, precision: str = "float32") -> Loaded:
+    """The network with every convolution that the operator supports computed by ``New``."""
+    symbol, arg_params, aux_params = load_checkpoint(
+        network.prefix, network.epoch, impl=impl, device=device, precision=precision
+    )
+    replaced = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision)
+    return Loaded(replaced.symbol, replaced.arg_params or {}, aux_params)
+
+
+def built_in(network: files.Network) -> Loaded:
+    """The network with every convolution computed by MXNet itself."""
+    graph = shapes.with_convolutions(files.read_graph(network.symbol))
+    _, arg_params, aux_params = load_checkpoint(network.prefix, network.epoch)
+    return Loaded(shapes.load_symbol(graph, network.symbol), arg_params, aux_params)
+
+
+def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
+    """The class of each image: images (N, C, H, W) float32 in one batch on an MXNet context, classes (N,)."""
+    labels = _label_shapes(network, images.shape)
+    module = mx.mod.Module(network.symbol, label_names=list(labels), context=context)
+    module.bind([("data", images.shape)], list(labels.items()) or None, for_training=False)
+    module.set_params(network.arg_params, network.aux_params)
+    blank = [mx.nd.zeros(shape, ctx=context) for shape in labels.values()]
+    module.forward(mx.io.DataBatch([mx.nd.array(images, ctx=context)], blank), is_train=False)
+    return module.get_outputs()[0].asnumpy().argmax(axis=1)
+
+
+def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:
+    """Hold the operator's layers and predictions against MXNet's Convolution, on mx.cpu().
+
+    network: the one with ``New``; plain: the same with MXNet's Convolution; images: (N, C, H, W) float32;
+    predictions: (N,), the classes that ``network`` gave.
+    """
+    differences = _differences(network.symbol)
+    largest, agreeing = 0.0, 0
+    for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
+        part = images[first : first + VERIFY_STEP]
+        outputs = [layer.asscalar() for layer in _run(differences, network, part)]
+        largest = float(np.max([largest, *outputs]))  # np.max hands NaN on, the built-in max does not
+        agreeing += int((predict(plain, part, mx.cpu()) == predictions[first : first + VERIFY_STEP]).sum())
+    return Verification(largest, agreeing, len(images))
+
+
+def _differences(symbol: Any) -> Any:
+    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input."""
+    internals = symbol.get_internals()
+    found = []
+    for name, attributes in symbol.attr_dict().items():
+        if attributes.get("op_type") != OP_TYPE or f"{name}_output" not in internals.list_outputs():
+            continue
+        layer = internals[f"{name}_output"]
+        data, weight = layer.get_children()
+        own = mx.sym.Convolution(
+            data, weight, kernel=attributes["kernel"], num_filter=attributes["num_filter"], no_bias=True
+        )
+        found.append(mx.sym.max(mx.sym.abs(layer - own)))
+    return mx.sym.Group(found)
+
+
+def _run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
+    arguments = {name: network.arg_params[name].astype("float32") for name in symbol.list_arguments() if name != "data"}
+    executor = symbol.bind(mx.cpu(), {"data": mx.nd.array(images), **arguments}, grad_req="null")
+    return list(executor.forward(is_train=False))
+
+
+def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The inputs that are neither images nor parameters: the labels, which inference does not read."""
+    sizes, _, _ = network.symbol.infer_shape(data=images)
+    inputs = dict(zip(network.symbol.list_arguments(), sizes))
+    return {name: shape for name, shape in inputs.items() if name != "data" and name not in network.arg_params}
