@@ -5,7 +5,9 @@
 //
 // Arithmetic: 2 C K K operations an output. Bytes: as `shared` from global memory, but all threads of a
 // warp read the same weight at a time, which constant memory's cache hands to the whole warp at once: one
-// shared-memory word for each multiply-add instead of two, and no barrier after the first.
+// shared-memory word for each multiply-add instead of two, and no barrier after the first. It pays only
+// while the filters fit that cache: on an H200, 12 channels of 7 x 7, a filter of 10,000 images took 2.1 ms
+// with 4.7 KB of filters, 3.5 with 14 KB and 5.4 with 56 KB, where `shared` took 2.2 with any.
 
 __constant__ float weights[M * PRODUCTS];
 

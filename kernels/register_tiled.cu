@@ -3,7 +3,9 @@
 //     a block  BLOCK_M filters x BLOCK_N output pixels (of all images in a row), 32 WARPS_M WARPS_N threads
 //     a warp   8 filters at most x 256 pixels;  a thread  FILTERS filters x 8 pixels in registers
 //
-// A step reads DEPTH rows of both matrices into shared memory. Each row costs a thread 8 pixels, which
+// A step reads DEPTH rows of both matrices into one half of shared memory while the other half is multiplied:
+// into registers before the multiply-adds, from there into shared memory after them, so that global memory's
+// latency passes behind the arithmetic. Each row costs a thread 8 pixels, which
 // lie 32 apart so that a warp reads 32 neighbouring words at a time, and two 16-byte reads of weights,
 // which are the same for the whole warp, for 8 FILTERS multiply-adds: ten reads for 64, where `fused_gemm`
 // does two reads for one.
@@ -40,14 +42,15 @@ __device__ __forceinline__ void read_filters(float (&value)[8], const stored_t *
 constexpr int BLOCK_THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int BLOCK_M = FILTERS * WARPS_M, BLOCK_N = 256 * WARPS_N;
 constexpr int LOADS = BLOCK_N / BLOCK_THREADS;  // pixels of a row that one thread reads from global memory
+constexpr int WEIGHTS = DEPTH * BLOCK_M, WEIGHT_LOADS = (WEIGHTS + BLOCK_THREADS - 1) / BLOCK_THREADS;
 constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCK_THREADS == 128 ? 4 : 1)
 register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
                int images) {
-    __shared__ __align__(16) stored_t pixels[DEPTH][BLOCK_N];
-    __shared__ __align__(16) stored_t filters[DEPTH][8 * WARPS_M];  // 8 a warp, the last 8 - FILTERS unused
-    __shared__ index_t offset[2][DEPTH];                            // of product k in a window; -1 beyond the last
+    __shared__ __align__(16) stored_t pixels[2][DEPTH][BLOCK_N];
+    __shared__ __align__(16) stored_t filters[2][DEPTH][8 * WARPS_M];  // 8 a warp, the last 8 - FILTERS unused
+    __shared__ index_t offset[2][DEPTH];                               // of product k in a window; -1 beyond the last
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
@@ -62,50 +65,78 @@ register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *
     const float *block_x = image_of(x, first + b0, IMAGE);
     float *block_y = image_of(y, first + b0, OUTPUTS);
 
-    index_t window[LOADS];
+    // What this thread reads from global memory at each step: LOADS windows, and some weights (-1: none).
+    index_t window[LOADS], weight[WEIGHT_LOADS];
 #pragma unroll
     for (int s = 0; s < LOADS; s++) {
         const int n = min(int(threadIdx.x) + s * BLOCK_THREADS, inside - 1);  // any pixel will do beyond the last
         const index_t r = r0 + n, pixel = r % PIXELS;
         window[s] = r / PIXELS * IMAGE + pixel / OW * W + pixel % OW;
     }
+#pragma unroll
+    for (int s = 0; s < WEIGHT_LOADS; s++) {
+        const int t = threadIdx.x + s * BLOCK_THREADS, m = m0 + t / DEPTH;
+        weight[s] = t < WEIGHTS && m < M ? index_t(m) * PRODUCTS + t % DEPTH : index_t(-1);
+    }
 
-    auto fill_offsets = [&](int k0) {
+    auto fill_offsets = [&](int step) {
         if (threadIdx.x < DEPTH) {
-            const int k = k0 + threadIdx.x;
-            offset[k0 / DEPTH % 2][threadIdx.x] =
+            const int k = step * DEPTH + threadIdx.x;
+            offset[step % 2][threadIdx.x] =
                 k < PRODUCTS ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
         }
     };
+    float next_pixels[DEPTH][LOADS], next_weights[WEIGHT_LOADS];
+    auto read_global = [&](int step) {
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+            const index_t at = offset[step % 2][k];
+#pragma unroll
+            for (int s = 0; s < LOADS; s++) next_pixels[k][s] = at < 0 ? 0.0f : block_x[window[s] + at];
+        }
+#pragma unroll
+        for (int s = 0; s < WEIGHT_LOADS; s++) {
+            const bool real = weight[s] >= 0 && step * DEPTH + int(threadIdx.x + s * BLOCK_THREADS) % DEPTH < PRODUCTS;
+            next_weights[s] = real ? w[weight[s] + step * DEPTH] : 0.0f;
+        }
+    };
+    auto write_shared = [&](int step) {
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+#pragma unroll
+            for (int s = 0; s < LOADS; s++)
+                pixels[step % 2][k][threadIdx.x + s * BLOCK_THREADS] = to_stored(next_pixels[k][s]);
+#pragma unroll
+        for (int s = 0; s < WEIGHT_LOADS; s++) {
+            const int t = threadIdx.x + s * BLOCK_THREADS, f = t / DEPTH;
+            if (t < WEIGHTS) filters[step % 2][t % DEPTH][f / FILTERS * 8 + f % FILTERS] = to_stored(next_weights[s]);
+        }
+    };
+
+    constexpr int STEPS = (PRODUCTS + DEPTH - 1) / DEPTH;
     fill_offsets(0);
+    fill_offsets(1);
+    __syncthreads();
+    read_global(0);
+    write_shared(0);
     __syncthreads();
 
     float sum[FILTERS][8] = {};
-    for (int k0 = 0; k0 < PRODUCTS; k0 += DEPTH) {
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            const index_t at = offset[k0 / DEPTH % 2][k];
-#pragma unroll
-            for (int s = 0; s < LOADS; s++)
-                pixels[k][threadIdx.x + s * BLOCK_THREADS] = to_stored(at < 0 ? 0.0f : block_x[window[s] + at]);
-        }
-        for (int t = threadIdx.x; t < DEPTH * BLOCK_M; t += BLOCK_THREADS) {
-            const int f = t / DEPTH, k = t % DEPTH;
-            const bool real = m0 + f < M && k0 + k < PRODUCTS;
-            filters[k][f / FILTERS * 8 + f % FILTERS] = to_stored(real ? w[index_t(m0 + f) * PRODUCTS + k0 + k] : 0.0f);
-        }
-        __syncthreads();
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step++) {
+        if (step + 1 < STEPS) read_global(step + 1);
 #pragma unroll
         for (int k = 0; k < DEPTH; k++) {
             float a[8], b[8];
-            read_filters(a, &filters[k][8 * warp_m]);
-            read_pixels(b, &pixels[k][256 * warp_n], lane);
+            read_filters(a, &filters[step % 2][k][8 * warp_m]);
+            read_pixels(b, &pixels[step % 2][k][256 * warp_n], lane);
 #pragma unroll
             for (int f = 0; f < FILTERS; f++)
 #pragma unroll
                 for (int u = 0; u < 8; u++) sum[f][u] += a[f] * b[u];
         }
-        fill_offsets(k0 + DEPTH);
+        if (step + 1 < STEPS) write_shared(step + 1);
+        fill_offsets(step + 2);  // over those of this step, which were read a barrier ago
         __syncthreads();
     }
 

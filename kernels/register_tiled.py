@@ -10,11 +10,12 @@ from ece408_op.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_
 from ece408_op.problem import ConvProblem
 
 _FOLDER = Path(__file__).parent
-_DEPTH = 8
 #: Pixels of a warp: eight for each lane.
 _WARP_PIXELS = 256
-#: Warps across the pixels for so many warps across the filters, such that both tiles fit 48 KB.
+#: Warps across the pixels, and rows of a step, for so many warps across the filters: two steps' tiles fit 48 KB,
+#: and a thread holds 16 or 32 words on their way from global to shared memory.
 _WARPS_N = {1: 4, 2: 2, 4: 2, 8: 1}
+_DEPTH = {1: 4, 2: 4, 4: 8, 8: 8}
 #: Relative rounding of a 16-bit float.
 _EPS16 = 2.0**-11
 
@@ -63,7 +64,7 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
             "WARPS_M": shape.warps_m,
             "WARPS_N": shape.warps_n,
             "FILTERS": shape.filters,
-            "DEPTH": _DEPTH,
+            "DEPTH": _DEPTH[shape.warps_m],
         }
         images = images_a_round(problem.batch, shape.blocks(problem, 1))
         return Plan(defines, min(images, max(1, ceil_div(problem.batch, streams))), steps, lanes=streams)

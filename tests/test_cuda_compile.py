@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from typing import Union
 
 import nvrtc
 import pytest
@@ -25,36 +26,46 @@ REGISTERS = 65536
 WIDE = ConvProblem(1, 3, 23000, 23000, 5, 3)
 
 
-def _jobs() -> list[tuple[str, int, ConvProblem, str, tuple[str, ...]]]:
-    jobs = []
+#: A kernel's name, architecture and layer; what the compiler is given for it; what it says: reports, or an error.
+Case = tuple[str, int, ConvProblem]
+Job = tuple[str, int, tuple[str, ...]]
+Result = Union[dict[str, nvrtc.Report], str]
+
+
+def _jobs() -> dict[Case, Job]:
+    jobs = {}
     for kernel in CUDA_KERNELS:
         declared = [a for a in ARCHITECTURES if chip_of(a).capability >= kernel.capability]
         main = MAIN if MAIN in declared else declared[0]
         for architecture in declared:
             chip = chip_of(architecture)
-            taken = [p for p in [COURSE[-1], *COURSE[:-1], *ODD, WIDE] if not kernel.not_supported_reasons(p, chip)]
-            for problem in taken if architecture == main else taken[:1]:
-                plan = kernel.plan(problem, chip, 4 if problem in ODD else 16)
-                jobs.append((kernel.name, architecture, problem, kernel.text(plan), kernel.options))
+            fitting = [p for p in [COURSE[-1], *COURSE[:-1], *ODD, WIDE] if not kernel.not_supported_reasons(p, chip)]
+            for problem in fitting if architecture == main else fitting[:1]:
+                plan = kernel.plan(problem, chip, _aligned(problem))
+                jobs[kernel.name, architecture, problem] = (kernel.text(plan), architecture, kernel.options)
     return jobs
 
 
-def _compile(job: tuple[str, int, ConvProblem, str, tuple[str, ...]]) -> object:
+def _aligned(problem: ConvProblem) -> int:
+    return 4 if problem in ODD else 16
+
+
+def _compile(job: Job) -> Result:
     try:
-        return nvrtc.compile_text(job[3], job[1], job[4])
+        return nvrtc.compile_text(*job)
     except ValueError as error:
         return str(error)
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[tuple[str, int, ConvProblem], object]:
-    """What the compiler said of each kernel, architecture and layer: its reports by entry, or the error as text."""
+def compiled() -> dict[Case, Result]:
     jobs = _jobs()
+    different = list(dict.fromkeys(jobs.values()))  # some kernels differ in their launches only
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         # One text at a time: some take a hundred times as long as others.
-        results = list(pool.map(_compile, jobs, chunksize=1))
-    return {job[:3]: result for job, result in zip(jobs, results)}
+        results = dict(zip(different, pool.map(_compile, different, chunksize=1)))
+    return {case: results[job] for case, job in jobs.items()}
 
 
 @pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
@@ -66,7 +77,7 @@ def test_it_compiles_and_keeps_its_values_in_registers(kernel, compiled):
     for (_, architecture, problem), result in mine.items():
         where = f"{kernel.name} for sm_{architecture}, {problem}"
         assert not isinstance(result, str), f"{where}: {result}"
-        plan = kernel.plan(problem, chip_of(architecture), 4 if problem in ODD else 16)
+        plan = kernel.plan(problem, chip_of(architecture), _aligned(problem))
         launches = [step for step in (*plan.before, *plan.steps(1)) if isinstance(step, Launch)]
         for launch in launches:
             report = result[launch.entry]

@@ -1,0 +1,97 @@
+"""The table that auto chooses GPU kernels by, and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ece408_op import choices, cuda, sweep
+from ece408_op.choices import ChipTable, Measured
+from ece408_op.errors import DataError, DeviceError
+from ece408_op.kernel import CudaKernel
+from ece408_op.kernels import KERNELS
+from ece408_op.launch import Chip
+from ece408_op.problem import ConvProblem
+
+SMALL, LARGE = ConvProblem(10_000, 1, 28, 28, 6, 5), ConvProblem(10_000, 64, 28, 28, 256, 11)
+HOPPER, ADA = Chip("hopper", (9, 0), 132), Chip("ada", (8, 9), 128)
+TABLES = (
+    ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 2.0, "a": 1.0}), Measured(LARGE, {"a": 9.0, "b": 3.0}))),
+    ChipTable("ada", (8, 9), (Measured(SMALL, {"c": 1.0}),)),
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "choices.json"
+    path.write_text(choices.merged(TABLES[1:], TABLES[0]))
+    return path
+
+
+def test_what_is_written_is_read_back(table):
+    assert choices.read(table) == TABLES
+    again = choices.merged(choices.read(table), TABLES[1])
+    assert [chip["name"] for chip in json.loads(again)["chips"]] == ["ada", "hopper"]
+
+
+def test_the_nearest_measured_layer_decides(table):
+    assert choices.preference(SMALL, HOPPER, table) == ["a", "b"]
+    assert choices.preference(LARGE.with_batch(100), HOPPER, table) == ["b", "a"]
+    assert choices.preference(ConvProblem(5000, 2, 30, 33, 8, 5), HOPPER, table) == ["a", "b"]
+    assert choices.preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
+
+
+def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
+    assert choices.preference(SMALL, ADA, table) == ["c"]
+    assert choices.preference(SMALL, Chip("another", (8, 9), 60), table) == ["c"]
+    assert choices.preference(SMALL, Chip("older", (8, 0), 108), table) == ["c"]
+    assert choices.preference(SMALL, Chip("oldest", (5, 0), 5), table) == ["a", "b"]
+
+
+def test_without_a_table_there_is_no_preference(tmp_path):
+    assert choices.preference(SMALL, HOPPER, tmp_path / "nothing.json") == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"chips": [{"name": 1}]}', '{"chips": [[]]}', "[1]"])
+def test_a_damaged_table_is_named(tmp_path, text):
+    path = tmp_path / "choices.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match="choices.json: expected a table"):
+        choices.read(path)
+
+
+def test_the_tables_own_names_are_float32_kernels():
+    known = {kernel.name for kernel in KERNELS if isinstance(kernel, CudaKernel) and kernel.precision == "float32"}
+    named = {name for chip in choices.read(choices.TABLE) for row in chip.layers for name in row.milliseconds}
+    assert named <= known
+
+
+def test_drawn_layers_keep_to_their_ranges_and_to_their_seed():
+    layers = sweep.drawn_layers(200, 1)
+    assert layers == sweep.drawn_layers(200, 1) != sweep.drawn_layers(200, 2)
+    for layer in layers:
+        assert layer.channels <= 64
+        assert layer.kernel <= 11
+        assert layer.filters <= 256
+        assert 1 <= layer.batch <= 10_000
+    assert max(layer.kernel for layer in layers) == 11
+    assert min(layer.kernel for layer in layers) == 1
+
+
+def test_the_sweep_without_a_gpu_exits_3_with_one_sentence(monkeypatch, capsys):
+    def none():
+        raise DeviceError("the GPU: expected one, got none")
+
+    monkeypatch.setattr(cuda, "chip", none)
+    assert sweep.main([]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "the GPU: expected one, got none\n"
+
+
+def test_the_sweep_with_an_unknown_kernel_exits_2_and_names_the_known(capsys):
+    with pytest.raises(SystemExit) as exit_code:
+        sweep.main(["--kernels", "nothing"])
+    assert exit_code.value.code == 2
+    assert "register_tiled" in capsys.readouterr().err
