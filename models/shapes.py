@@ -87,7 +87,7 @@ def load_symbol(graph: graph_json.Graph, path: Path) -> Any:
     """The graph as MXNet's Symbol. Raises GraphError, with MXNet's reason, where it refuses the graph."""
     mx = mxnet_import.load()
     try:
-        return mx.sym.load_json(graph_json.dump(graph))
+        return mx.sym.load_json(graph_json.for_mxnet(graph))
     except mx.MXNetError as error:
         raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {_reason(error)}") from None
 
