@@ -74,16 +74,12 @@ def _lent_names(numpy: ModuleType) -> dict[str, Any]:
     lent.update(PZERO=0.0, NZERO=-0.0, PINF=inf, NINF=-inf, Inf=inf, NAN=nan, NaN=nan)
     # vars() rather than getattr, which warns of some names before it fails.
     own = vars(numpy)
-    for old, new in _RENAMED.items():
-        if old not in own:
-            lent[old] = _renamed(old, own[new])
-    if "msort" not in own:
-        lent["msort"] = lambda a: numpy.sort(a, axis=0)
-    if "in1d" not in own:
-        lent["in1d"] = lambda ar1, ar2, **options: numpy.isin(numpy.ravel(ar1), ar2, **options)
     lent.update({name: _removed(name) for name in _FINANCIAL if name not in own})
     if _major(numpy) >= 2:
-        # numpy.core still answers, with a warning.
+        # Gone, or answering with a warning until they go.
+        lent.update({old: _renamed(old, own[new]) for old, new in _RENAMED.items()})
+        lent["msort"] = lambda a: numpy.sort(a, axis=0)
+        lent["in1d"] = lambda ar1, ar2, **options: numpy.isin(numpy.ravel(ar1), ar2, **options)
         utils = importlib.import_module("numpy.lib.array_utils")
         lent["core"] = SimpleNamespace(numeric=SimpleNamespace(normalize_axis_tuple=utils.normalize_axis_tuple))
     return lent
