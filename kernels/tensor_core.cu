@@ -28,6 +28,8 @@ constexpr int STEP = WORDS * PER_WORD;                              // products 
 constexpr int FRAGMENTS = BLOCK_M / 8;
 constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
 constexpr int TILE_WORDS = WORDS * (ROW_N + ROW_M), OUT_WORDS = BLOCK_M * ROW_OUT;
+constexpr int WEIGHT_ROWS = BLOCK_THREADS / WORDS;                  // filters that the block reads at a time
+constexpr int WEIGHT_LOADS = (BLOCK_M + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
 
 // Two 16-bit floats in a word, the first product in its lower half.
 __device__ __forceinline__ unsigned to_half_pair(float low, float high) {
@@ -56,21 +58,20 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const
 #endif
 }
 
-template <typename Read>
-__device__ __forceinline__ unsigned word_of(int word, Read read) {
+// The word of PER_WORD neighbouring values.
+__device__ __forceinline__ unsigned to_word(const float *values) {
 #if PER_WORD == 2
-    return to_half_pair(read(2 * word), read(2 * word + 1));
+    return to_half_pair(values[0], values[1]);
 #else
-    return to_tf32(read(word));
+    return to_tf32(values[0]);
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
             int images) {
-    __shared__ unsigned shared[TILE_WORDS > OUT_WORDS ? TILE_WORDS : OUT_WORDS];
-    __shared__ index_t offset[2][STEP];  // of product k in a window; -1 beyond the last
-    unsigned *pixels = shared, *filters = shared + WORDS * ROW_N;
+    __shared__ unsigned shared[2 * TILE_WORDS > OUT_WORDS ? 2 * TILE_WORDS : OUT_WORDS];
+    __shared__ __align__(16) index_t offset[2][STEP];  // of product k in a window; -1 beyond the last
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int m0 = blockIdx.x % GROUPS * BLOCK_M;
@@ -80,29 +81,54 @@ tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__r
     const index_t pixel = inside ? n % PIXELS : 0;
     const float *window = image_of(x, image, IMAGE) + pixel / OW * W + pixel % OW;
 
-    auto fill_offsets = [&](int k0) {
+    auto fill_offsets = [&](int step) {
         if (threadIdx.x < STEP) {
-            const int k = k0 + threadIdx.x;
-            offset[k0 / STEP % 2][threadIdx.x] =
+            const int k = step * STEP + threadIdx.x;
+            offset[step % 2][threadIdx.x] =
                 k < PRODUCTS ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
         }
     };
+    // A step's values go into registers before the products of the step before, into shared memory after them.
+    float next_pixels[STEP], next_weights[WEIGHT_LOADS][PER_WORD];
+    const int weight_k = threadIdx.x % WORDS, weight_f = threadIdx.x / WORDS;
+    auto read_global = [&](int step) {
+#pragma unroll
+        for (int i = 0; i < STEP; i++) {
+            const index_t at = offset[step % 2][i];
+            next_pixels[i] = at < 0 ? 0.0f : window[at];
+        }
+#pragma unroll
+        for (int s = 0; s < WEIGHT_LOADS; s++)
+#pragma unroll
+            for (int i = 0; i < PER_WORD; i++) {
+                const int m = m0 + weight_f + s * WEIGHT_ROWS, k = step * STEP + weight_k * PER_WORD + i;
+                next_weights[s][i] = m < M && k < PRODUCTS ? w[index_t(m) * PRODUCTS + k] : 0.0f;
+            }
+    };
+    auto write_shared = [&](int step) {
+        unsigned *pixels = shared + step % 2 * TILE_WORDS, *filters = pixels + WORDS * ROW_N;
+#pragma unroll
+        for (int k = 0; k < WORDS; k++) pixels[k * ROW_N + threadIdx.x] = to_word(next_pixels + k * PER_WORD);
+#pragma unroll
+        for (int s = 0; s < WEIGHT_LOADS; s++) {
+            const int f = weight_f + s * WEIGHT_ROWS;
+            if (f < BLOCK_M) filters[weight_k * ROW_M + f] = to_word(next_weights[s]);
+        }
+    };
+
+    constexpr int STEPS = (PRODUCTS + STEP - 1) / STEP;
     fill_offsets(0);
+    fill_offsets(1);
+    __syncthreads();
+    read_global(0);
+    write_shared(0);
     __syncthreads();
 
     float sum[2][FRAGMENTS][4] = {};
-    for (int k0 = 0; k0 < PRODUCTS; k0 += STEP) {
-        const index_t *offsets = offset[k0 / STEP % 2];
-#pragma unroll
-        for (int k = 0; k < WORDS; k++)
-            pixels[k * ROW_N + threadIdx.x] = word_of(k, [&](int i) { return offsets[i] < 0 ? 0.0f : window[offsets[i]]; });
-        for (int s = threadIdx.x; s < WORDS * BLOCK_M; s += BLOCK_THREADS) {
-            const int f = s / WORDS, k = s % WORDS;
-            const float *filter = w + index_t(m0 + f) * PRODUCTS + k0;
-            filters[k * ROW_M + f] =
-                word_of(k, [&](int i) { return m0 + f < M && k0 + i < PRODUCTS ? filter[i] : 0.0f; });
-        }
-        __syncthreads();
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step++) {
+        if (step + 1 < STEPS) read_global(step + 1);
+        const unsigned *pixels = shared + step % 2 * TILE_WORDS, *filters = pixels + WORDS * ROW_N;
 #pragma unroll
         for (int k = 0; k < WORDS; k += 8) {
             unsigned a[2][4];
@@ -119,7 +145,8 @@ tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__r
                 mma(sum[1][j], a[1], b);
             }
         }
-        fill_offsets(k0 + STEP);
+        if (step + 1 < STEPS) write_shared(step + 1);
+        fill_offsets(step + 2);  // over those of this step, which were read a barrier ago
         __syncthreads();
     }
 

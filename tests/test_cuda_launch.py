@@ -54,20 +54,20 @@ def _passed(argument: object) -> str:
 
 
 @KERNEL_IDS
-@pytest.mark.parametrize("problem", [*COURSE, *ODD], ids=str)
-def test_the_arguments_are_those_that_the_source_declares(kernel, problem):
-    if kernel.not_supported_reasons(problem, CHIP):
-        pytest.skip("; ".join(kernel.not_supported_reasons(problem, CHIP)))
-    plan = kernel.plan(problem, CHIP, 4)
-    text = kernel.text(plan)
-    buffers = {"x", "w", "y", *plan.scratch}
-    for step in (*plan.before, *plan.steps(min(plan.images, problem.batch))):
-        if isinstance(step, CopyToConstant):
-            assert re.search(rf"__constant__ float {step.symbol}\[", text)
-            assert step.source in buffers
-            continue
-        assert [_passed(argument) for argument in step.args] == _parameters(text, step.entry)
-        assert {a for a in step.args if isinstance(a, str)} <= buffers | {"first", "images"}
+def test_the_arguments_are_those_that_the_source_declares(kernel):
+    fitting = [problem for problem in [*COURSE, *ODD] if not kernel.not_supported_reasons(problem, CHIP)]
+    assert len(fitting) >= len(COURSE)
+    for problem in fitting:
+        plan = kernel.plan(problem, CHIP, 4)
+        text = kernel.text(plan)
+        buffers = {"x", "w", "y", *plan.scratch}
+        for step in (*plan.before, *plan.steps(min(plan.images, problem.batch))):
+            if isinstance(step, CopyToConstant):
+                assert re.search(rf"__constant__ float {step.symbol}\[", text)
+                assert step.source in buffers
+                continue
+            assert [_passed(argument) for argument in step.args] == _parameters(text, step.entry)
+            assert {a for a in step.args if isinstance(a, str)} <= buffers | {"first", "images"}
 
 
 @KERNEL_IDS
