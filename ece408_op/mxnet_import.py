@@ -135,7 +135,7 @@ class Loader(importlib.abc.Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """The new module, as its own loader makes it."""
-        return self.inner.create_module(spec)  # type: ignore[no-any-return]
+        return self.inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code; raises MXNetImportError where a library or a sound installation is missing."""

@@ -113,12 +113,12 @@ def _removed(name: str) -> Callable[..., Any]:
     return removed
 
 
-class Version(tuple):  # type: ignore[type-arg]
-    """A version that compares by its leading numbers: all that MXNet asks of ``distutils.version``."""
+class Version(tuple):
+    """A version that compares by its first three numbers: all that MXNet asks of ``distutils.version``."""
 
     def __new__(cls, text: str) -> Version:
         """The version that text spells: (2, 1, 0) for "2.1.0rc1"."""
-        return super().__new__(cls, (int(part) for part in re.match(r"[\d.]*", text)[0].strip(".").split(".")))  # type: ignore[index]
+        return super().__new__(cls, (int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3]))
 
 
 def _major(numpy: ModuleType) -> int:

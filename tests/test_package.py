@@ -1,0 +1,162 @@
+"""The package as others get it: a wheel, installed beside nothing, used from another folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import ece408_op
+from ece408_op.kernels import KERNELS
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("ece408_op", "kernels", "models", "data")
+#: Fashion-MNIST itself may lie in data/; it is no part of the package.
+IGNORED = shutil.ignore_patterns("__pycache__", "*-ubyte", "*-ubyte.gz")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the package is built from, so that building leaves nothing behind."""
+    if not (ROOT / "pyproject.toml").is_file():
+        pytest.skip("not a checkout")
+    copy = tmp_path_factory.mktemp("checkout")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=IGNORED)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, copy)
+    return copy
+
+
+def files_of(checkout: Path) -> list[str]:
+    """The files of the checkout's folders, by the names that they have in the package."""
+    names = []
+    for folder in FOLDERS:
+        for path in sorted((checkout / folder).rglob("*")):
+            if path.is_file():
+                name = path.relative_to(checkout).as_posix()
+                names.append(name if folder == "ece408_op" else f"ece408_op/{name}")
+    return names
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for module in ("pip", "setuptools"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: a wheel cannot be built here")
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), "."]
+    done = subprocess.run(build, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    install = [*pip, "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    return folder
+
+
+def run(code: str, site: Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(site), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_file_of_the_folders_is_in_the_wheel_and_nothing_else(checkout: Path, wheel: Path) -> None:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    assert sorted(names) == sorted(files_of(checkout))
+
+
+def test_only_the_package_is_installed(site: Path) -> None:
+    assert sorted(path.name.split("-")[0] for path in site.iterdir()) == ["ece408_op", "ece408_op"]
+
+
+def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    fields = Parser().parsestr(archive.read(metadata).decode())
+    assert fields["Name"] == "ece408-op"
+    assert fields["Version"] == ece408_op.__version__
+    assert fields["Requires-Python"] == ">=3.9"
+    assert fields["License-Expression"] == "MIT"
+    assert set(fields.get_all("Provides-Extra")) == {"cpu", "cu117", "cuda12", "cuda13", "test"}
+    assert any(name.endswith("/LICENSE") for name in archive.namelist())
+    needed = {re.split("[<>=;~! ]", need)[0] for need in fields.get_all("Requires-Dist") if "extra ==" not in need}
+    assert needed == {"numpy", "llvmlite", "tqdm"}
+
+
+def test_an_installed_wheel_finds_every_kernel_network_and_image(site: Path, tmp_path: Path) -> None:
+    code = """
+import json
+from pathlib import Path
+import ece408_op
+from ece408_op import data, kernels, models
+folders = {name: str(Path(module.__file__).parent) for name, module in
+           {"ece408_op": ece408_op, "kernels": kernels, "data": data, "models": models}.items()}
+kernels_dir = Path(folders["kernels"])
+print(json.dumps({"folders": folders, "kernels": [kernel.name for kernel in kernels.KERNELS],
+                  "sources": sorted(path.name for path in kernels_dir.glob("*.cu*")),
+                  "networks": models.list_names()}))
+"""
+    found = json.loads(run(code, site, tmp_path))
+    package = site / "ece408_op"
+    assert found["folders"] == {
+        name: str(package if name == "ece408_op" else package / name)
+        for name in ("ece408_op", "kernels", "data", "models")
+    }
+    assert found["kernels"] == [kernel.name for kernel in KERNELS]
+    assert found["sources"] == sorted(path.name for path in (ROOT / "kernels").glob("*.cu*"))
+    assert {"baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"} <= set(found["networks"])
+
+
+def test_an_installed_wheel_classifies_with_the_operator(site: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mxnet", reason="MXNet is not installed")
+    code = 'from ece408_op import milestones; milestones.main("m2", ["ece408-2018sp", "10"])'
+    # Neither the images nor a way to them: the sample set that the wheel brings takes their place.
+    nowhere = {"ECE408_DATA": "", "XDG_CACHE_HOME": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
+    lines = run(code, site, tmp_path, **nowhere).splitlines()
+    assert lines[0] == "New Inference"
+    assert [line.split(":")[0] for line in lines[3:5]] == ["Op Time", "Op Time"]
+    assert lines[-1].startswith("Correctness: ")
+    assert lines[-1].endswith(" Model: ece408")
+
+
+def test_scripts_of_a_checkout_use_its_folders_whatever_is_installed(
+    checkout: Path, site: Path, tmp_path: Path
+) -> None:
+    script = checkout / "folders.py"
+    script.write_text("from ece408_op import data, errors, kernels, models\n")
+    with script.open("a") as file:
+        file.write("print(*(module.__file__ for module in (data, errors, kernels, models)), sep='\\n')\n")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    expected = ("data/__init__.py", "ece408_op/errors.py", "kernels/__init__.py", "models/__init__.py")
+    assert done.stdout.splitlines() == [str(checkout / name) for name in expected]
