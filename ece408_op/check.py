@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .kernel import CpuKernel
+from .kernel import Kernel
 from .kernels import reference
 from .problem import ConvProblem
 
@@ -51,7 +51,7 @@ class Comparison:
         return f"{text}; {self.holes} values elsewhere are not finite" if self.holes else text
 
 
-def compare(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: CpuKernel, images: int | None = None) -> Comparison:
+def compare(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, images: int | None = None) -> Comparison:
     """Compare out, shape (B, M, OH, OW), with the convolution of x (B, C, H, W) and w (M, C, K, K) in float64.
 
     Where the exact result is not finite, out must be the same infinity, or NaN. ``images`` compares that many,
@@ -74,7 +74,7 @@ def compare(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: CpuKernel, im
     return replace(found, holes=holes)
 
 
-def _compare_part(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: CpuKernel, places: np.ndarray) -> Comparison:
+def _compare_part(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, places: np.ndarray) -> Comparison:
     problem = ConvProblem.from_shapes(x.shape, w.shape)
     with np.errstate(invalid="ignore", over="ignore"):
         expected = reference.convolve(x, w)

@@ -1,0 +1,4 @@
+"""The benchmark: every implementation beside its peers, in one process, on the same arrays.
+
+python -m ece408_op.bench --help
+"""

@@ -1,0 +1,165 @@
+"""The benchmark: its figures, its refusal to show speed for wrong outputs, and its command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ece408_op.bench import layers, report
+from ece408_op.bench.__main__ import main
+from ece408_op.bench.contestants import BUILT_IN, PYTORCH
+from ece408_op.bench.measure import FRESH, REUSED, Calls, Timing, measure
+from ece408_op.check import Comparison
+from ece408_op.kernels import loops, reference
+from ece408_op.problem import ConvProblem
+
+RIGHT = Comparison(0.5, 1e-8, (0, 0, 0, 0), 1.0, 1.0, 0, 10, 0)
+WRONG = Comparison(5.0, 1e-6, (0, 1, 2, 3), 1.0, 2.0, 4, 10, 0)
+
+
+def timing(*seconds, check=RIGHT):
+    return Timing(list(seconds), check)
+
+
+def result(name, timings):
+    return report.LayerResult(name, ConvProblem(10, 1, 8, 8, 2, 3), timings)
+
+
+@pytest.fixture
+def small():
+    random = np.random.RandomState(0)
+    return random.randn(4, 2, 8, 9).astype(np.float32), random.randn(3, 2, 3, 3).astype(np.float32)
+
+
+def calls(x, w, fresh_error=0.0, writes=True):
+    right = reference.convolve(x, w).astype(np.float32)
+
+    def reused(output):
+        if writes:
+            output[...] = right
+
+    return Calls(lambda: right + np.float32(fresh_error), reused, lambda output: output)
+
+
+def test_right_outputs_are_timed_as_often_as_asked(small):
+    found = measure(calls(*small), *small, loops.KERNEL, 3)
+    assert [len(found[kind].seconds) for kind in (FRESH, REUSED)] == [3, 3]
+    assert found[FRESH].passed
+    assert found[REUSED].passed
+
+
+def test_a_wrong_output_is_found_and_its_speed_not_shown(small):
+    found = measure(calls(*small, fresh_error=0.01), *small, loops.KERNEL, 2)
+    assert not found[FRESH].passed
+    assert "WRONG" in str(found[FRESH])
+    assert " ms" not in str(found[FRESH])
+
+
+def test_an_output_that_is_left_as_it_was_is_found(small):
+    found = measure(calls(*small, writes=False), *small, loops.KERNEL, 2)
+    assert found[FRESH].passed
+    assert not found[REUSED].passed
+
+
+def test_one_wrong_call_among_right_ones_counts():
+    several = Timing()
+    for check in (RIGHT, WRONG, RIGHT):
+        several.add(1.0, check)
+    assert not several.passed
+
+
+def test_ratios_are_to_the_fastest_peer_and_summed_up_over_layers():
+    results = [
+        result(
+            "a",
+            {
+                BUILT_IN: {FRESH: timing(8.0), REUSED: timing(2.0)},
+                "New x": {FRESH: timing(1.0), REUSED: timing(1.0)},
+                PYTORCH[0]: {FRESH: timing(9.0)},
+                PYTORCH[1]: {FRESH: timing(3.0)},
+            },
+        ),
+        result(
+            "b",
+            {
+                BUILT_IN: {FRESH: timing(2.0), REUSED: timing(2.0)},
+                "New x": {FRESH: timing(1.0), REUSED: timing(4.0)},
+                PYTORCH[0]: {FRESH: timing(12.0)},
+                PYTORCH[1]: {FRESH: timing(40.0)},
+            },
+        ),
+    ]
+    found = report.summary(results)["New x"]
+    assert found["x MXNet, fresh"] == pytest.approx({"geometric mean": 4.0, "least": 2.0})
+    assert found["x MXNet, reused"] == pytest.approx({"geometric mean": 1.0, "least": 0.5})
+    assert found["x PyTorch, fresh"] == pytest.approx({"geometric mean": 6.0, "least": 3.0})
+
+
+def test_a_wrong_contestant_has_neither_figure_nor_ratio_nor_mean():
+    results = [result("a", {BUILT_IN: {FRESH: timing(8.0)}, "New x": {FRESH: timing(0.001, check=WRONG)}})]
+    text = report.table(results)
+    assert "| a | New x | WRONG |" in text
+    assert "geometric mean | New x" not in text
+    data = json.loads(json.dumps(report.as_data(results, 2)))
+    found = data["layers"][0]["results"]["New x"][FRESH]
+    assert found["status"] == "FAILED"
+    assert "seconds" not in found
+
+
+def test_random_layers_are_the_same_for_the_same_seed_and_of_the_five_layers_size():
+    drawn = layers.random_layers(15, 3)
+    assert drawn == layers.random_layers(15, 3)
+    assert drawn != layers.random_layers(15, 4)
+    assert len(drawn) == 15
+    for name, problem in drawn.items():
+        assert layers.parse(name, problem.batch) == problem
+        assert problem.flops <= 100e9
+        assert 1 <= problem.batch <= layers.IMAGES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layers", "2016"], "expected 2017, 2018sp-1"),
+        (["--layers", "3x4x4x2x5"], "kernel: expected at most"),
+        (["--images", "0"], "expected at least 1"),
+    ],
+)
+def test_bad_arguments_are_usage_errors(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_measures_checks_and_writes(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    file = tmp_path / "bench.json"
+    arguments = ["--layers", "2x10x11x3x3", "--images", "20", "--repeats", "2", "--threads", "2", "--json", str(file)]
+    assert main([*arguments, "--impl", "direct", "loops"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| layer | implementation | fresh, ms | reused, ms |")
+    assert [line.split(" | ")[1] for line in lines if "2x10x11x3x3" in line][:3] == [
+        BUILT_IN,
+        "New direct",
+        "New loops",
+    ]
+    data = json.loads(file.read_text())
+    assert data["machine"]["threads"] == 2
+    assert data["versions"]["mxnet"] == "1.9.1"
+    for kinds in data["layers"][0]["results"].values():
+        for kind in kinds.values():
+            assert kind["status"] == "PASSED"
+            assert len(kind["seconds"]) == 2
+    assert data["summary"]["New direct"]["x MXNet, fresh"]["least"] > 0
+
+
+def test_an_unknown_implementation_is_a_usage_error(capsys):
+    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
+    with pytest.raises(SystemExit) as stop:
+        main(["--impl", "winograd", "--images", "1"])
+    assert stop.value.code == 2
+    assert "expected one of auto, direct" in capsys.readouterr().err
