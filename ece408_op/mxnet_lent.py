@@ -118,7 +118,7 @@ class Version(tuple):
 
     def __new__(cls, text: str) -> Version:
         """The version that text spells: (2, 1, 0) for "2.1.0rc1"."""
-        return super().__new__(cls, (int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3]))
+        return super().__new__(cls, (int(part) for part in re.findall(r"\d+", text)[:3]))
 
 
 def _major(numpy: ModuleType) -> int:
