@@ -17,6 +17,10 @@ import numpy as np
 
 from .errors import DeviceError
 from .launch import SHARED_BYTES, Chip, CopyToConstant, Plan, Step
+from .mxnet_import import load_libraries
+
+#: The run-time compiler, which CuPy looks up by name: a machine with only a driver has it from a wheel.
+_NVRTC = ("libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13")
 
 _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
@@ -26,6 +30,7 @@ _FEWEST_REPEATS = 3
 @cache
 def cupy() -> Any:
     """The module CuPy; raises DeviceError where it cannot be imported."""
+    load_libraries(_NVRTC)
     try:
         return import_module("cupy")
     except ImportError as error:

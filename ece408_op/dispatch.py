@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from . import choices
 from .errors import UnsupportedError
-from .kernel import CpuKernel
+from .kernel import CpuKernel, Kernel
 from .kernels import KERNELS
+from .launch import Chip
 from .problem import ConvProblem
 
 #: The name that stands for the fastest kernel that takes the problem.
@@ -22,7 +24,7 @@ def names(device: str | None = None) -> list[str]:
     return [kernel.name for kernel in KERNELS if device in (None, kernel.device)]
 
 
-def find(name: str) -> CpuKernel:
+def find(name: str) -> Kernel:
     """The kernel of that name; raises UnsupportedError with the known names."""
     for kernel in KERNELS:
         if kernel.name == name:
@@ -36,20 +38,39 @@ def device_of(impl: str, default: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def select(problem: ConvProblem, device: str = "cpu", impl: str = AUTO, precision: str = "float32") -> CpuKernel:
-    """The kernel for a problem: the one named, or by default the first of the list that takes it.
+def select(
+    problem: ConvProblem,
+    device: str = "cpu",
+    impl: str = AUTO,
+    precision: str = "float32",
+    chip: Chip | None = None,
+) -> Kernel:
+    """The kernel for a problem: the one named, or by default the fastest known that takes it.
 
-    Raises UnsupportedError with every reason of every kernel that was tried.
+    "auto" is the first of the list on the CPU; on a GPU, whose figures are ``chip``, the one that the
+    recorded table has as the fastest. Raises UnsupportedError with every reason of every kernel tried.
     """
     tried = []
-    fitting = [kernel for kernel in KERNELS if (kernel.device, kernel.precision) == (device, precision)]
-    candidates = fitting if impl == AUTO else [find(impl)]
-    for kernel in candidates:
-        reasons = kernel.not_supported_reasons(problem)
+    for kernel in _candidates(problem, device, impl, precision, chip):
+        reasons = (
+            kernel.not_supported_reasons(problem)
+            if isinstance(kernel, CpuKernel)
+            else kernel.not_supported_reasons(problem, chip)
+        )
         if not reasons:
             return kernel
         tried.append(f"{kernel.name}: {'; '.join(reasons)}")
     raise UnsupportedError(f"no kernel takes {problem} on the {device}: {' | '.join(tried)}")
+
+
+def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, chip: Chip | None) -> list[Kernel]:
+    """Kernels to try, the best first."""
+    if impl != AUTO:
+        return [find(impl)]
+    fitting = [kernel for kernel in KERNELS if (kernel.device, kernel.precision) == (device, precision)]
+    order = choices.preference(problem, chip) if chip is not None else []
+    measured = [kernel for name in order for kernel in fitting if kernel.name == name]
+    return measured + [kernel for kernel in fitting if kernel not in measured]
 
 
 def thread_count(problem: ConvProblem) -> int:

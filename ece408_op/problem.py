@@ -16,13 +16,13 @@ A cross-correlation with stride 1, no padding, one group and no bias, in float32
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Sequence, Tuple
 
 from .errors import ProblemError
 
-Shape4 = Tuple[int, int, int, int]
+Shape4 = tuple[int, int, int, int]
 
 #: The bytes of one float32.
 ITEM_BYTES = 4
@@ -65,7 +65,9 @@ class ConvProblem:
         if len(x) != 4:
             raise ProblemError(f"data: expected 4 dimensions (batch, channels, height, width), got shape {tuple(x)}")
         if len(w) != 4:
-            raise ProblemError(f"weight: expected 4 dimensions (filters, channels, kernel, kernel), got shape {tuple(w)}")
+            raise ProblemError(
+                f"weight: expected 4 dimensions (filters, channels, kernel, kernel), got shape {tuple(w)}"
+            )
         if w[2] != w[3]:
             raise ProblemError(f"weight: expected a square kernel, got {w[2]} x {w[3]} in shape {tuple(w)}")
         if w[1] != x[1]:
@@ -74,22 +76,27 @@ class ConvProblem:
 
     @property
     def output_height(self) -> int:
+        """Rows of an output map, OH."""
         return self.height - self.kernel + 1
 
     @property
     def output_width(self) -> int:
+        """Columns of an output map, OW."""
         return self.width - self.kernel + 1
 
     @property
     def x_shape(self) -> Shape4:
+        """The input's shape, (B, C, H, W)."""
         return (self.batch, self.channels, self.height, self.width)
 
     @property
     def w_shape(self) -> Shape4:
+        """The filters' shape, (M, C, K, K)."""
         return (self.filters, self.channels, self.kernel, self.kernel)
 
     @property
     def y_shape(self) -> Shape4:
+        """The output's shape, (B, M, OH, OW)."""
         return (self.batch, self.filters, self.output_height, self.output_width)
 
     @property

@@ -11,7 +11,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 def convolve(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """y, shape (B, M, OH, OW), float64, of x (B, C, H, W) and w (M, C, K, K)."""
-    windows = sliding_window_view(x.astype(np.float64), w.shape[2:], axis=(2, 3))  # (B, C, OH, OW, K, K)
+    # (B, C, OH, OW, K, K)
+    windows = sliding_window_view(x.astype(np.float64), w.shape[2:], axis=(2, 3))  # type: ignore[call-overload]
     return np.einsum("bcijpq,mcpq->bmij", windows, w.astype(np.float64), optimize=True)
 
 

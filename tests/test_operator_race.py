@@ -206,9 +206,7 @@ def test_eight_threads_at_once():
         w = stream.normal(size=(5 + seed, x.shape[1], 3, 3)).astype(np.float32)
         own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=len(w), no_bias=True)
         data, weight = mx.nd.array(x), mx.nd.array(w)
-        results = [
-            mx.nd.Custom(data, weight, op_type="New", kernel=(3, 3), num_filter=len(w)) for _ in range(REPEATS)
-        ]
+        results = [mx.nd.Custom(data, weight, op_type="New", kernel=(3, 3), num_filter=len(w)) for _ in range(REPEATS)]
         if wrong(results, own.asnumpy()):
             failures.append(seed)
 
@@ -235,7 +233,5 @@ print("leaving")
 
 @pytest.mark.parametrize("attempt", range(3))
 def test_exit_with_dependent_calls_pending(attempt):
-    done = subprocess.run(
-        [sys.executable, "-c", PENDING], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", PENDING], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
