@@ -212,6 +212,16 @@ def fma(b: ir.IRBuilder, target: Cpu, x: Any, y: Any, total: Any) -> Any:
     return b.call(known or ir.Function(b.module, ir.FunctionType(x.type, [x.type] * 3), name), [x, y, total])
 
 
+def prefetch_for_write(b: ir.IRBuilder, pointer: Any) -> None:
+    """Ask for the cache line at a pointer, which is stored to some hundred cycles later; it may lie anywhere."""
+    byte = ir.IntType(8).as_pointer()
+    name = "llvm.prefetch.p0i8"  # later versions of LLVM rename it when they read it
+    arguments = [byte, I32, I32, I32]
+    known = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(VOID, arguments), name)
+    write, keep_near, data = (ir.Constant(I32, number) for number in (1, 3, 1))
+    b.call(known, [b.bitcast(pointer, byte), write, keep_near, data])
+
+
 def store_past_caches(b: ir.IRBuilder, value: Any, pointer: Any, align: int) -> None:
     """Store to memory that is not read soon, without reading its cache line first; ``align`` in bytes."""
     store = b.store(value, pointer, align=align)

@@ -19,11 +19,12 @@ from ece408_op.llvm import (
     for_range,
     new_function,
     offset,
+    prefetch_for_write,
     store_past_caches,
     streamed_stores_done,
 )
 
-from .direct_plan import Plan
+from .direct_plan import LINE_FLOATS, Plan
 
 #: Columns of a filter that are written out one after the other; in larger ones they are a loop.
 UNROLL = 16
@@ -57,6 +58,11 @@ def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, str
             result += [fma(b, target, pixels[v], weight, sums[f * vectors + v]) for v in range(vectors)]
         return result
 
+    plane = layer.output_height * layer.output_width
+    if not streamed:  # the lines that the tile ends in arrive while it computes
+        for f in range(filters):
+            for place in range(0, vectors * lanes, LINE_FLOATS):
+                prefetch_for_write(b, element(b, y, f * plane + place))
     zero = ir.Constant(vector, [0.0] * lanes)
     with for_range(b, layer.channels, [zero] * (filters * vectors)) as c:
         with for_range(b, layer.kernel, c.values) as p:
@@ -74,7 +80,6 @@ def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, str
                     many.values = tap(many.values, element(b, here, shift), element(b, last, shift), step, 0)
                 p.values = many.values
         c.values = p.values
-    plane = layer.output_height * layer.output_width
     for f in range(filters):
         for v in range(vectors):
             target_place = at(y, y_last, v, f * plane)
