@@ -11,6 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from . import cuda
+from .errors import DeviceError
+from .launch import Chip
+
+#: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
+MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+
+#: A CUDA device, as DLPack numbers devices.
+_DLPACK_CUDA = 2
+
 
 def cpu_view(array: Any) -> np.ndarray:
     """A writable float32 view of a CPU NDArray's own memory, of the array's shape.
@@ -23,6 +33,86 @@ def cpu_view(array: Any) -> np.ndarray:
         return np.empty(shape, np.float32)
     pointer = _data_pointer(array)
     return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), shape)
+
+
+def gpu_view(array: Any) -> Any:
+    """A writable CuPy float32 view, by DLPack, of a GPU NDArray's own memory, on the array's own device.
+
+    The array must be dense float32. Raises DeviceError where CuPy cannot be imported.
+    """
+    cp = cuda.cupy()
+    if 0 in array.shape:
+        with cp.cuda.Device(array.context.device_id):
+            return cp.empty(array.shape, np.float32)
+    return cp.from_dlpack(_Exported(array))
+
+
+class _Exported:
+    """An NDArray as an exporter of DLPack's protocol."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        # A stream asked for changes nothing: nothing is pending on an array whose engine has been waited for.
+        return self._array.to_dlpack_for_write()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CUDA, self._array.context.device_id
+
+
+def chip_of(device: int = 0) -> Chip:
+    """The figures of the GPU of that number; raises DeviceError, with what to do, where the operator cannot use it."""
+    return cuda.chip(device)
+
+
+def gpu_problem(context: str) -> str | None:
+    """Why a whole network cannot run on this machine's first GPU, in one sentence; None where it can.
+
+    context: "host" for arrays in mx.cpu(), which the operator copies in and out, any MXNet build will do; "device"
+    for arrays in mx.gpu(), where MXNet's own kernels must run too. Nothing is tried out: the builds and the
+    GPU are asked. (Single calls of mx.nd.Custom on mx.gpu() arrays work on newer GPUs too.)
+    """
+    if context not in ("host", "device"):
+        raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
+    try:
+        if context == "device":
+            _require_mxnet_gpu()
+        chip = chip_of()
+        if context == "device":
+            _require_mxnet_kernels(chip)
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def _require_mxnet_gpu() -> None:
+    import mxnet as mx
+
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        raise DeviceError(
+            "mx.gpu(): expected a GPU build of MXNet, got its CPU build; install ece408-op[cu117], or compute in the "
+            "host context (arrays in mx.cpu(), device='gpu'), which any build can do"
+        )
+    try:
+        count = mx.context.num_gpus()
+    except mx.MXNetError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(f"mx.gpu(): expected a working NVIDIA driver, got {reason}; use the CPU here") from error
+    if count == 0:
+        raise DeviceError("mx.gpu(): expected at least one NVIDIA GPU, got none; use the CPU here")
+
+
+def _require_mxnet_kernels(chip: Chip) -> None:
+    major, minor = chip.capability
+    if any(major == known and minor >= least for known, least in MXNET_CAPABILITIES):
+        return
+    known = ", ".join(f"{major}.{minor}" for major, minor in MXNET_CAPABILITIES)
+    raise DeviceError(
+        f"mx.gpu(): expected a GPU that MXNet's own kernels are built for (compute capability {known}, or a later one "
+        f"of the same major number), got {major}.{minor} ({chip.name}); run whole networks in the host context "
+        "(arrays in mx.cpu(), device='gpu')"
+    )
 
 
 def settle(array: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from .problem import ConvProblem
 
@@ -12,12 +13,24 @@ from .problem import ConvProblem
 CAPACITY = 10_000
 
 
-@dataclass(frozen=True)
-class OpTime:
-    """One call of the operator.
+class Timing(NamedTuple):
+    """What a call took.
 
     ``seconds`` is the interval around the computation alone, as the original's Op Time: no copies, no
-    waiting for inputs. ``layer`` is the layer's name where the graph tool or the builder knew it.
+    waiting for inputs; on a GPU, between events around the kernel, a layer's unmeasured first run left out.
+    ``copy_seconds`` is what the call took on top of that where its arrays were copied to a GPU and back: copies
+    and computing overlap, and together they took ``seconds + copy_seconds``.
+    """
+
+    seconds: float
+    copy_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """One call of the operator; ``layer`` is the layer's name where the graph tool or the builder knew it.
+
+    ``seconds`` and ``copy_seconds`` are those of ``Timing``.
     """
 
     layer: str | None
@@ -25,6 +38,7 @@ class OpTime:
     implementation: str
     device: str
     seconds: float
+    copy_seconds: float = 0.0
 
 
 _calls: deque[OpTime] = deque(maxlen=CAPACITY)

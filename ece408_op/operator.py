@@ -8,17 +8,18 @@ the constructor only keeps them; they are judged when shapes are inferred.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
-from . import bridge, call_record, dispatch, mxnet_errors, plain_layout
+from . import bridge, call_record, cpu_context, device_context, dispatch, host_context, mxnet_errors, plain_layout
 from .attributes import Attributes
+from .call_record import Timing
 from .errors import DeviceError, ProblemError
-from .kernel import CpuKernel
+from .kernel import CudaKernel, Kernel
+from .launch import Chip
 from .problem import ConvProblem
 
 _UNKNOWN = -1
@@ -72,54 +73,63 @@ class NewProp(mx.operator.CustomOpProp):
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NewOp:
         """The operator for arrays of one device and shape."""
         attributes = Attributes.parse(self._text)
-        device = attributes.device or ctx.device_type
+        home = "gpu" if ctx.device_type == "gpu" else "cpu"
+        device = attributes.device or home
         if dispatch.device_of(attributes.impl, device) != device:
             raise DeviceError(
-                f"impl: expected an implementation for the {device}, where the arrays live, got "
+                f"impl: expected an implementation for the {device}, where "
+                f"{'it is to run' if attributes.device else 'the arrays live'}, got "
                 f"{attributes.impl!r}; pass device='{dispatch.device_of(attributes.impl, device)}' or another impl"
             )
-        if device != ctx.device_type:
-            raise DeviceError(f"device: expected {ctx.device_type!r}, where the arrays live, got {device!r}")
-        return NewOp(attributes)
+        if device == "cpu" and home == "gpu":
+            raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
+        chip = bridge.chip_of(ctx.device_id if home == "gpu" else 0) if device == "gpu" else None
+        return NewOp(attributes, home, chip)
 
 
 class NewOp(mx.operator.CustomOp):
-    """One layer at work; MXNet calls forward from its worker threads, several at a time."""
+    """One layer at work on one device; MXNet calls forward from its worker threads, several at a time.
 
-    def __init__(self, attributes: Attributes) -> None:
+    home: where the arrays live, "cpu" or "gpu"; chip: the GPU that computes, None for the CPU.
+    """
+
+    def __init__(self, attributes: Attributes, home: str, chip: Chip | None) -> None:
         super().__init__()
         self._attributes = attributes
+        self._home = home
+        self._chip = chip
 
     @mxnet_errors.keeps_reason(asynchronous=True)
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
         """Compute the output as ``req`` asks: null, write, inplace or add."""
         if req[0] == "null":
             return
-        x, w, y = (bridge.cpu_view(array) for array in (*in_data, *out_data))
-        problem = ConvProblem.from_shapes(x.shape, w.shape)
-        kernel = dispatch.select(problem, "cpu", self._attributes.impl, self._attributes.precision)
-        # A kernel may not read what it writes: an output that is its own input goes through a copy.
-        aside = req[0] == "add" or np.may_share_memory(x, y) or np.may_share_memory(w, y)
-        target = np.empty_like(y) if aside else y
-        self._compute(kernel, problem, x, w, target)
-        if req[0] == "add":
-            y += target
-        elif aside:
-            y[...] = target
+        arrays = (*in_data, *out_data)
+        problem = ConvProblem.from_shapes(arrays[0].shape, arrays[1].shape)
+        attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
+        kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
+        timing = self._compute(kernel, problem, arrays, req[0] == "add") if problem.batch else Timing(0.0)
+        call_record.record(call_record.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing))
 
-    def _compute(self, kernel: CpuKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
-        start = time.perf_counter()
-        if problem.batch:
-            kernel.run(problem, x, w, y, dispatch.thread_count(problem))
-        seconds = time.perf_counter() - start
-        call_record.record(call_record.OpTime(self._attributes.layer, problem, kernel.name, kernel.device, seconds))
+    def _compute(self, kernel: Kernel, problem: ConvProblem, arrays: Sequence[Any], add: bool) -> Timing:
+        if isinstance(kernel, CudaKernel) and self._home == "gpu":
+            x, w, y = map(bridge.gpu_view, arrays)
+            return device_context.convolve(kernel, problem, x, w, y, add)
+        x, w, y = map(bridge.cpu_view, arrays)
+        if isinstance(kernel, CudaKernel):
+            return host_context.convolve(kernel, problem, x, w, y, add)
+        return cpu_context.convolve(kernel, problem, x, w, y, add)
 
     @mxnet_errors.keeps_reason(asynchronous=True)
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
         """Raise: there is no gradient. The gradients are NaN, so that nobody trains on old values."""
         for gradient, request in zip(in_grad, req):
-            if request != "null":
-                gradient[:] = np.nan
+            if request == "null" or not gradient.size:
+                continue
+            if self._home == "gpu":
+                device_context.fill_nan(bridge.gpu_view(gradient))
+            else:
+                bridge.cpu_view(gradient)[...] = np.nan
         raise DeviceError("there is no gradient; train with MXNet's Convolution and use New for inference")
 
 

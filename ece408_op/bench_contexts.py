@@ -1,0 +1,107 @@
+"""How long the host context takes beside a bare copy of its output.
+
+    python -m ece408_op.bench_contexts [--kernel NAME] [--repeats N]
+
+Prints a table to stdout: the 2017 layer, 10000 images, through the operator on mx.cpu() arrays, and in the same run
+its output alone copied from the GPU through the same staging buffers by the same threads. Both go into memory
+that was never touched, and into memory that was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import call_record, cuda, dispatch, host_context, mxnet_import
+from .errors import DeviceError
+from .problem import ConvProblem
+
+LAYER = ConvProblem(10_000, 1, 28, 28, 50, 5)
+
+
+def measure(kernel: str, repeats: int) -> list[tuple[str, float, float, float]]:
+    """For fresh and for reused memory: the bare copy, the call, and its Op Time, medians in milliseconds."""
+    mx = mxnet_import.load()
+    cp = cuda.cupy()
+    rng = np.random.default_rng(0)
+    x = mx.nd.array(rng.random(LAYER.x_shape, np.float32))
+    w = mx.nd.array(rng.standard_normal(LAYER.w_shape, np.float32))
+    source = cp.empty(LAYER.y_shape, np.float32)
+    source.data.memset(0, source.nbytes)
+    gpu = host_context.gpu()
+    options = {"op_type": "New", "kernel": (5, 5), "num_filter": LAYER.filters, "device": "gpu", "impl": kernel}
+    kept, out = np.ones(LAYER.y_shape, np.float32), mx.nd.ones(LAYER.y_shape)
+    out.wait_to_read()
+
+    def fresh_call() -> Any:
+        y = mx.nd.Custom(x, w, **options)
+        y.wait_to_read()
+        return y
+
+    def fresh_copy() -> Any:
+        y = np.empty(LAYER.y_shape, np.float32)
+        gpu.copy_alone(source, y)
+        return y
+
+    def reused_call() -> None:
+        mx.nd.Custom(x, w, out=out, **options)
+        out.wait_to_read()
+
+    ways = {"fresh": (fresh_copy, fresh_call), "reused": (lambda: gpu.copy_alone(source, kept), reused_call)}
+    rows = []
+    for name, (copy, call) in ways.items():
+        call_record.clear_op_times()
+        copies, calls = [], []
+        for repeat in range(repeats + 1):
+            times = milliseconds(copy), milliseconds(call)
+            if repeat:  # the first pair warms up
+                copies.append(times[0])
+                calls.append(times[1])
+        op = statistics.median(call.seconds for call in call_record.op_times()[1:]) * 1000
+        rows.append((name, statistics.median(copies), statistics.median(calls), op))
+    return rows
+
+
+def milliseconds(call: Callable[[], Any]) -> float:
+    """The time of one call, the freeing of what it returns left out."""
+    start = time.perf_counter()
+    kept = call()
+    seconds = time.perf_counter() - start
+    del kept
+    return seconds * 1000
+
+
+def main() -> int:
+    """Measure and print; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m ece408_op.bench_contexts", description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", choices=["auto", *dispatch.names("gpu")], default="auto", help="default: auto")
+    parser.add_argument("--repeats", type=int, default=9, help="pairs measured, the median counts (default 9)")
+    options = parser.parse_args()
+    try:
+        chip = cuda.chip()
+    except DeviceError as error:
+        print(f"bench_contexts: {error}", file=sys.stderr)
+        return 3
+    rows = measure(options.kernel, options.repeats)
+    cp = cuda.cupy()
+    print(
+        f"{LAYER}, {chip.name}, {host_context.gpu().threads} threads, each with {host_context.SLOT_BYTES >> 20} MB of "
+        f"staging memory; CuPy {cp.__version__}, CUDA {cp.cuda.runtime.runtimeGetVersion()}, "
+        f"NumPy {np.__version__}, Python {platform.python_version()}; median of {options.repeats}\n"
+    )
+    print("| output memory | bare staged copy, ms | operator, copies and computing, ms | ratio | Op Time, ms |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, bare, call, op in rows:
+        print(f"| {name} | {bare:.1f} | {call:.1f} | {call / bare:.2f} | {op:.3f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The operator on arrays of mx.gpu()."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_operator_case import OperatorCases, assert_right, values
+
+from ece408_op import bridge, cuda
+from ece408_op.kernel import CudaKernel
+
+pytestmark = pytest.mark.gpu
+
+
+class TestDeviceContext(OperatorCases):
+    words = "mx.gpu()"
+
+    @pytest.fixture(autouse=True)
+    def mxnet_gpu(self, gpu):
+        """Skip where MXNet has no GPU build."""
+        if not self.mx.runtime.Features().is_enabled("CUDA"):
+            pytest.skip("a GPU build of MXNet is not installed: pip install 'ece408-op[cu117]'")
+
+    def context(self, number=0):
+        return self.mx.gpu(number)
+
+    def test_whole_networks_are_promised_only_where_mxnets_kernels_run(self):
+        promised = any(
+            cuda.chip(0).capability[0] == major and cuda.chip(0).capability[1] >= minor
+            for major, minor in bridge.MXNET_CAPABILITIES
+        )
+        assert (bridge.gpu_problem("device") is None) == promised
+
+    def test_the_array_is_seen_and_not_copied(self):
+        array = self.array(np.arange(12, dtype=np.float32).reshape(3, 4))
+        view = bridge.gpu_view(array[1:])
+        assert (view.shape, view.dtype, view.device.id) == ((2, 4), np.float32, 0)
+        assert view.flags.c_contiguous
+        view.data.memset(0, view.nbytes)
+        self.cupy.cuda.get_current_stream().synchronize()
+        assert (array.asnumpy() == [[0, 1, 2, 3], [0] * 4, [0] * 4]).all()
+
+    def test_chained_calls_see_each_others_results(self):
+        """No call may be seen as done before its stream is: the next one would read too early."""
+        x, w = values((500, 4, 40, 40), 4, 3)
+        data, weight = self.array(x), self.array(w / 10)
+        first = [self.call(data, weight) for _ in range(3)]
+        for _ in range(5):
+            chain = data
+            for _ in range(6):
+                chain = self.call(chain, weight)
+            expected = data.asnumpy()
+            chained = chain.asnumpy()
+        for _ in range(6):
+            expected = self.mx.nd.Convolution(
+                self.mx.nd.array(expected), self.mx.nd.array(w / 10), kernel=(3, 3), num_filter=4, no_bias=True
+            ).asnumpy()
+        assert np.abs(chained - expected).max() <= 1e-4 * np.abs(expected).max()
+        for y in first:
+            assert_right(y.asnumpy()[:20], x[:20], (w / 10).astype(np.float32))
+
+    def test_the_second_gpus_arrays_are_computed_there(self, monkeypatch):
+        if cuda.device_count() < 2:
+            pytest.skip("needs two GPUs")
+        seen = []
+        run = CudaKernel.run
+
+        def spy(kernel, problem, x, w, out, stream=None):
+            seen.append({x.device.id, w.device.id, out.device.id, self.cupy.cuda.get_device_id()})
+            return run(kernel, problem, x, w, out, stream)
+
+        monkeypatch.setattr(CudaKernel, "run", spy)
+        for number in (1, 0, 1):
+            x, w = values((30, 3, 20, 19), 7, 5, seed=number)
+            y = self.call(self.array(x, number), self.array(w, number))
+            assert y.context == self.mx.gpu(number)
+            assert_right(y.asnumpy(), x, w)
+            assert seen[-1] == {number}
