@@ -121,7 +121,7 @@ def compiled(program: Program, device: int) -> Binary:
 
 def wait(name: str, stream: Any) -> None:
     """Wait for the stream; an error there is the kernel's, and is raised as DeviceError under its name."""
-    with _reported(name):
+    with reported(name):
         stream.synchronize()
 
 
@@ -153,7 +153,7 @@ def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any
     """
     plan = program.plan
     device = arrays["x"].device
-    with device, _reported(program.name):
+    with device, reported(program.name):
         main = cupy().cuda.get_current_stream() if stream is None else stream
         binary = compiled(program, device.id)
         with main:
@@ -207,7 +207,7 @@ def _put(binary: Binary, steps: tuple[Step, ...], values: Mapping[str, Any], str
 
 
 @contextmanager
-def _reported(name: str) -> Iterator[None]:
+def reported(name: str) -> Iterator[None]:
     """CUDA's and the compiler's errors become a DeviceError that names the kernel."""
     cuda = cupy().cuda
     try:

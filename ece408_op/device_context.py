@@ -40,7 +40,7 @@ def convolve(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, y: Any, a
     """
     cp = cuda.cupy()
     device = x.device
-    with device, cuda._reported(kernel.name), _stream(device.id) as stream:
+    with device, cuda.reported(kernel.name), _stream(device.id) as stream:
         # A kernel may not read what it writes.
         aside = add or _overlap(x, y) or _overlap(w, y)
         target = cp.empty(y.shape, np.float32) if aside else y

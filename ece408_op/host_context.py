@@ -85,7 +85,7 @@ class Gpu:
         #: Device memory by array and set of buffers: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
         self.buffers: dict[tuple[str, int], Any] = {}
         self.warm: set[tuple[str, ConvProblem]] = set()
-        with self.device, _reported("the host context"):
+        with self.device, cuda.reported("the host context"):
             self.stream = self.cuda.Stream(non_blocking=True)
             self.gate = _Gate(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
@@ -99,7 +99,7 @@ class Gpu:
         rounds = rounds_of(problem)
         part = problem.with_batch(rounds[0].images)
         work = _Work(self, kernel, problem)
-        with self.turn, self.device, _reported(kernel.name):
+        with self.turn, self.device, cuda.reported(kernel.name):
             try:
                 self.make_room(part, min(RING, len(rounds)))
                 self.warm_up(work, kernel, part)
@@ -269,7 +269,6 @@ class _Gate:
 
 _gpus: dict[int, Gpu] = {}
 _lock = threading.Lock()
-_reported = cuda._reported
 
 
 def gpu(number: int = 0) -> Gpu:

@@ -81,32 +81,51 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
     largest, agreeing = 0.0, 0
     for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
         part = images[first : first + VERIFY_STEP]
-        outputs = [layer.asscalar() for layer in _run(differences, network, part)]
+        outputs = [layer.asscalar() for layer in run(differences, network, part)]
         largest = float(np.max([largest, *outputs]))  # np.max hands NaN on, the built-in max does not
         agreeing += int((predict(plain, part, mx.cpu()) == predictions[first : first + VERIFY_STEP]).sum())
     return Verification(largest, agreeing, len(images))
 
 
-def _differences(symbol: Any) -> Any:
-    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input."""
+@dataclass(frozen=True)
+class Layer:
+    """One ``New`` of a network: its name, its attributes as text, and its output, data and weight as symbols."""
+
+    name: str
+    attributes: dict[str, str]
+    output: Any
+    data: Any
+    weight: Any
+
+
+def layers(symbol: Any) -> list[Layer]:
+    """Every ``New`` of a symbol, in the order in which they run."""
     internals = symbol.get_internals()
+    attributes = symbol.attr_dict()
     found = []
-    for name, attributes in symbol.attr_dict().items():
-        if attributes.get("op_type") != OP_TYPE or f"{name}_output" not in internals.list_outputs():
-            continue
-        layer = internals[f"{name}_output"]
-        data, weight = layer.get_children()
-        own = mx.sym.Convolution(
-            data, weight, kernel=attributes["kernel"], num_filter=attributes["num_filter"], no_bias=True
-        )
-        found.append(mx.sym.max(mx.sym.abs(layer - own)))
-    return mx.sym.Group(found)
+    for output in internals.list_outputs():
+        name = output[: -len("_output")]
+        if output.endswith("_output") and attributes.get(name, {}).get("op_type") == OP_TYPE:
+            data, weight = internals[output].get_children()
+            found.append(Layer(name, attributes[name], internals[output], data, weight))
+    return found
 
 
-def _run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
+def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
+    """The outputs, as NDArrays on mx.cpu(), of a symbol that stands on the network's parameters and on its images."""
     arguments = {name: network.arg_params[name].astype("float32") for name in symbol.list_arguments() if name != "data"}
     executor = symbol.bind(mx.cpu(), {"data": mx.nd.array(images), **arguments}, grad_req="null")
     return list(executor.forward(is_train=False))
+
+
+def _differences(symbol: Any) -> Any:
+    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input."""
+    found = []
+    for layer in layers(symbol):
+        kernel, filters = layer.attributes["kernel"], layer.attributes["num_filter"]
+        own = mx.sym.Convolution(layer.data, layer.weight, kernel=kernel, num_filter=filters, no_bias=True)
+        found.append(mx.sym.max(mx.sym.abs(layer.output - own)))
+    return mx.sym.Group(found)
 
 
 def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

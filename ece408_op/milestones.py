@@ -2,6 +2,8 @@
 
     m1   the network as MXNet computes it
     m2   the operator on the CPU
+    m3   the operator on the GPU, with the first kernel that a course's student writes
+    m4   the operator on the GPU, with the fastest kernel known
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 this machine can't.
 """
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from . import call_record, dispatch, mxnet_import, process_usage
+from . import bridge, call_record, dispatch, mxnet_import, process_usage
 from .data import load_test
 from .data.atomic import replacing
 from .errors import DeviceError, Ece408Error
@@ -34,18 +36,28 @@ OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Milestone:
-    """One script: its name, what --help says, the network it runs by default, and whether ``New`` computes it."""
+    """One script: what --help says, the network it runs, and where and by which kernel ``New`` computes it.
+
+    device: "cpu" or "gpu"; None where MXNet's own Convolution computes. option: how a kernel is chosen.
+    """
 
     script: str
     summary: str
-    model: str
-    operator: bool
+    model: str = "ece408-high"
+    device: str | None = None
+    option: str = "--kernel"
+    kernel: str = dispatch.AUTO
 
 
 MILESTONES = {
-    "m1": Milestone("m1.py", "Milestone 1: inference with MXNet's own Convolution.", "baseline", operator=False),
-    "m2": Milestone("m2.py", "Milestone 2: inference with the operator New on the CPU.", "ece408-high", operator=True),
+    "m1": Milestone("m1.py", "Milestone 1: inference with MXNet's own Convolution.", model="baseline"),
+    "m2": Milestone("m2.py", "Milestone 2: inference with the operator New on the CPU.", device="cpu", option="--impl"),
+    "m3": Milestone("m3.py", "Milestone 3: inference with a first kernel on the GPU.", device="gpu", kernel="naive"),
+    "m4": Milestone("m4.py", "Milestone 4: inference with the fastest kernel on the GPU.", device="gpu"),
 }
+
+#: What --kernel takes to run them all.
+ALL = "all"
 
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
@@ -81,18 +93,26 @@ def _parser(milestone: Milestone) -> argparse.ArgumentParser:
         metavar="MODEL SIZE",
         help=f"network (default {milestone.model}), images (default {DATA_SET}); a number alone is the size",
     )
-    if milestone.operator:
+    if milestone.device is not None:
+        known = [dispatch.AUTO, *dispatch.names(milestone.device), *([ALL] if milestone.device == "gpu" else [])]
         parser.add_argument(
-            "--impl",
-            choices=[dispatch.AUTO, *dispatch.names("cpu")],
-            default=dispatch.AUTO,
-            help="the operator's implementation (default: the fastest that supports each layer)",
+            milestone.option,
+            dest="kernel",
+            choices=known,
+            default=milestone.kernel,
+            metavar="NAME",
+            help=f"the kernel, one of {', '.join(known)} (default: {milestone.kernel})",
         )
         parser.add_argument(
             "--verify", action="store_true", help="compare every layer and prediction with MXNet's Convolution"
         )
-    else:
-        parser.add_argument("--context", choices=["cpu", "gpu"], default="cpu", help="where MXNet computes")
+    if milestone.device != "cpu":
+        parser.add_argument(
+            "--context",
+            choices=["cpu", "gpu"],
+            default=None if milestone.device else "cpu",
+            help="where MXNet's arrays live" + (" (default: what this machine can)" if milestone.device else ""),
+        )
     parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE as well")
     parser.add_argument("--time", action="store_true", help="print the program's time and memory to stderr at the end")
@@ -119,9 +139,9 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
 
 def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     mx = mxnet_import.load()
-    from . import inference
+    from . import inference, kernel_table
 
-    context = _context(mx, "cpu" if milestone.operator else options.context)
+    context = _context(mx, milestone, getattr(options, "context", "cpu"))
     network = files.find(options.model)
     channels, rows, columns = shapes.info(network).image
     if channels != 1 or rows != columns:
@@ -135,57 +155,82 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     print(" done")
     print("Loading model...", end="", flush=True)
     plain = inference.built_in(network)
-    loaded = inference.with_operator(network, options.impl, "cpu") if milestone.operator else plain
+    every = milestone.device is not None and options.kernel == ALL
+    loaded = plain
+    if milestone.device is not None:
+        loaded = inference.with_operator(network, dispatch.AUTO if every else options.kernel, milestone.device)
     print(" done", flush=True)
 
+    results: dict[str, Any] = {
+        "version": 1,
+        "milestone": milestone.script[:-3],
+        "model": network.name,
+        "title": network.title,
+        "size": options.size,
+        "image": [channels, rows, columns],
+        "source": source,
+        "context": str(context),
+    }
+    if every:
+        table = kernel_table.measure(loaded, images, context)
+        print(kernel_table.as_text(table))
+        results["kernels"] = [asdict(row) for row in table]
+        passed = all(row.right for row in table)
+    else:
+        passed = _infer(milestone, options, loaded, plain, (images, labels), context, network.title, results)
+    results.update(time=asdict(process_usage.measure()), versions=_versions(mx))
+    if options.json is not None:
+        _write_json(options.json, results)
+    return OK if passed else FAILED
+
+
+def _infer(
+    milestone: Milestone,
+    options: argparse.Namespace,
+    loaded: Any,
+    plain: Any,
+    data: tuple[np.ndarray, np.ndarray],
+    context: Any,
+    title: str,
+    results: dict[str, Any],
+) -> bool:
+    """Run the network, print the course's lines, and put the figures into results; whether nothing was wrong."""
+    from . import inference
+
+    images, labels = data
     call_record.clear_op_times()
     predictions = inference.predict(loaded, images, context)
     calls = call_record.op_times()
     accuracy = float((predictions == labels).mean())
     for call in calls:
         print(f"Op Time: {call.seconds:f}")
-    if milestone.operator:
-        print(f"Correctness: {accuracy} Model: {network.title}")
-    else:
+    if milestone.device is None:
         print(f"EvalMetric: {{'accuracy': {accuracy}}}")
-    verification = None
-    if milestone.operator and options.verify:
-        verification = inference.verify(loaded, plain, images, predictions)
-        print(f"Largest difference from MXNet's Convolution: {verification.largest_difference:.3g}")
-        print(f"Agreeing predictions: {verification.agreeing} of {verification.compared}")
-    if options.json is not None:
-        _write_json(
-            options.json,
-            {
-                "version": 1,
-                "milestone": milestone.script[:-3],
-                "model": network.name,
-                "title": network.title,
-                "size": options.size,
-                "image": [channels, rows, columns],
-                "source": source,
-                "context": str(context),
-                "op_times": [_call(call) for call in calls],
-                "accuracy": accuracy,
-                "verification": verification and asdict(verification),
-                "time": asdict(process_usage.measure()),
-                "versions": _versions(mx),
-            },
-        )
-    return FAILED if verification is not None and not verification.passed else OK
+    else:
+        print(f"Correctness: {accuracy} Model: {title}")
+    results.update(op_times=[_call(call) for call in calls], accuracy=accuracy, verification=None)
+    if milestone.device is None or not options.verify:
+        return True
+    verification = inference.verify(loaded, plain, images, predictions)
+    print(f"Largest difference from MXNet's Convolution: {verification.largest_difference:.3g}")
+    print(f"Agreeing predictions: {verification.agreeing} of {verification.compared}")
+    results["verification"] = asdict(verification)
+    reduced = any(dispatch.find(call.implementation).precision != "float32" for call in calls)
+    return verification.passed or reduced
 
 
-def _context(mx: Any, device: str) -> Any:
-    if device == "cpu":
-        return mx.cpu()
-    if not mx.runtime.Features().is_enabled("CUDA"):
-        raise DeviceError(
-            "--context gpu: expected a GPU build of MXNet, found its CPU build; install the extra cu117 on a machine "
-            "with an NVIDIA GPU, or leave --context out"
-        )
-    if not mx.context.num_gpus():
-        raise DeviceError("--context gpu: expected an NVIDIA GPU, found none; leave --context out to use the CPU")
-    return mx.gpu()
+def _context(mx: Any, milestone: Milestone, asked: str | None) -> Any:
+    """The MXNet context to run in; raises DeviceError, with what to do, where this machine cannot."""
+    if milestone.device != "gpu":
+        problem = bridge.gpu_problem("device") if asked == "gpu" else None
+    elif asked is None:
+        asked = "gpu" if bridge.gpu_problem("device") is None else "cpu"
+        problem = bridge.gpu_problem("host") if asked == "cpu" else None
+    else:
+        problem = bridge.gpu_problem("device" if asked == "gpu" else "host")
+    if problem is not None:
+        raise DeviceError(problem)
+    return mx.gpu() if asked == "gpu" else mx.cpu()
 
 
 def _call(call: call_record.OpTime) -> dict[str, Any]:
@@ -198,6 +243,7 @@ def _call(call: call_record.OpTime) -> dict[str, Any]:
         "implementation": call.implementation,
         "device": call.device,
         "seconds": call.seconds,
+        "copy_seconds": call.copy_seconds,
     }
 
 
