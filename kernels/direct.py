@@ -10,10 +10,11 @@ A tile of F filters x P vectors stays in registers while c, p and q run: each ta
 weights (one number to all lanes) and does F*P multiply-adds. What is left at the plane's end is a vector that
 overlaps the one before it.
 
-Arithmetic: 2*C*K*K operations an output. Bytes: shifting writes K times the image, into the second-level cache
-(a large image goes band of rows by band of rows); a row is shifted one tile before the first block of filters needs
-it, so that the stores hide behind arithmetic. Weights are packed [block][c][p][q][filter]: a tap's lie side by side.
-Outputs are written once, past the caches where planes are whole cache lines and the output is large.
+Arithmetic: 2*C*K*K operations an output. Bytes: shifting writes K times the image, into the second-level cache (a
+large image goes in passes of some channels, which add to y, or in bands of rows); a row is shifted one tile before
+the first block of filters needs it, so that the stores hide behind arithmetic. Weights are packed
+[block][c][p][q][filter]: a tap's lie side by side. Outputs are written once, past the caches where planes are whole
+cache lines and the output is large.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -31,19 +33,18 @@ UNROLL = 16
 
 
 def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, streamed: bool) -> ir.Function:
-    """A function for one tile: (x, x_last, w, y, y_last).
+    """A function for one tile in one pass: (x, x_last, w, y, y_last, channels, done).
 
     ``x`` and ``y`` are at the tile's first pixel, ``x_last`` and ``y_last`` at its last vector, which may overlap the
-    one before; ``w`` is at the block's packed weights.
+    one before; ``w`` is at the pass's packed weights of the block. ``channels`` are in this pass and ``done``
+    in those before it, whose sums are in y.
     """
     layer, lanes = plan.layer, plan.lanes
     filters, vectors = size
     vector = ir.VectorType(F32, lanes)
-    b, (x, x_last, w, y, y_last) = new_function(
-        module,
-        f"tile_{filters}_{vectors}",
-        {"x": F32_PTR, "x_last": F32_PTR, "w": F32_PTR, "y": F32_PTR, "y_last": F32_PTR},
-        internal=True,
+    pointers = dict.fromkeys(("x", "x_last", "w", "y", "y_last"), F32_PTR)
+    b, (x, x_last, w, y, y_last, channels, done) = new_function(
+        module, f"tile_{filters}_{vectors}", {**pointers, "channels": I64, "done": I64}, internal=True
     )
 
     def at(first: Any, last: Any, v: int, place: int) -> Any:
@@ -63,8 +64,11 @@ def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, str
         for f in range(filters):
             for place in range(0, vectors * lanes, LINE_FLOATS):
                 prefetch_for_write(b, element(b, y, f * plane + place))
-    zero = ir.Constant(vector, [0.0] * lanes)
-    with for_range(b, layer.channels, [zero] * (filters * vectors)) as c:
+    outputs = [at(y, y_last, v, f * plane) for f in range(filters) for v in range(vectors)]
+    sums = [ir.Constant(vector, [0.0] * lanes)] * len(outputs)
+    if not plan.single:
+        sums = _sums_so_far(b, done, sums, outputs)
+    with for_range(b, layer.channels if plan.single else channels, sums) as c:
         with for_range(b, layer.kernel, c.values) as p:
             place = offset(b, (c.index, plan.channel_stride), (p.index, layer.output_width))
             here, last = element(b, x, place), element(b, x_last, place)
@@ -80,18 +84,28 @@ def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, str
                     many.values = tap(many.values, element(b, here, shift), element(b, last, shift), step, 0)
                 p.values = many.values
         c.values = p.values
-    for f in range(filters):
-        for v in range(vectors):
-            target_place = at(y, y_last, v, f * plane)
-            value = c.values[f * vectors + v]
-            if plan.pixels < lanes:
-                _store_first(b, value, target_place, plan.pixels)
-            elif streamed:
-                store_past_caches(b, value, target_place, 4 * lanes)
-            else:
-                b.store(value, target_place, align=4)
+    for value, place in zip(c.values, outputs):
+        if plan.pixels < lanes:
+            _store_first(b, value, place, plan.pixels)
+        elif streamed:
+            store_past_caches(b, value, place, 4 * lanes)
+        else:
+            b.store(value, place, align=4)
     b.ret_void()
     return b.function
+
+
+def _sums_so_far(b: ir.IRBuilder, done: Any, zeros: list[Any], outputs: list[Any]) -> list[Any]:
+    """Zeros in the first pass, later what the passes before it left."""
+    before = b.block
+    with b.if_then(b.icmp_signed("!=", done, const(0))):
+        found = [b.load(place, align=4) for place in outputs]
+        loaded = b.block
+    sums = [b.phi(zero.type) for zero in zeros]
+    for total, zero, value in zip(sums, zeros, found):
+        total.add_incoming(zero, before)
+        total.add_incoming(value, loaded)
+    return sums
 
 
 def _all_lanes(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
@@ -109,21 +123,22 @@ def _store_first(b: ir.IRBuilder, value: Any, pointer: Any, count: int) -> None:
 
 
 def _shift(module: ir.Module, plan: Plan) -> ir.Function:
-    """A function (x, shifted, first, last) that fills rows first to last - 1 of a band's shifted copies.
+    """A function (x, shifted, first, last, channels) that fills rows first to last - 1 of a band's shifted copies.
 
-    x is at the band's first row in the first channel. Nothing is done where last is not above first.
+    x is at the band's first row in the pass's first channel. Nothing is done where last is not above first.
     """
     layer = plan.layer
     width, columns = layer.width, layer.output_width
-    b, (x, shifted, first, last) = new_function(
-        module, "shift", {"x": F32_PTR, "shifted": F32_PTR, "first": I64, "last": I64}, internal=True
+    pointers, numbers = ("x", "shifted"), ("first", "last", "channels")
+    b, (x, shifted, first, last, channels) = new_function(
+        module, "shift", {**dict.fromkeys(pointers, F32_PTR), **dict.fromkeys(numbers, I64)}, internal=True
     )
     # A row is copied in vectors of the largest power of two that fits; the last overlaps, so that none
     # reads beyond the row.
     lanes = 1 << (min(plan.lanes, columns).bit_length() - 1)
     vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
     count = b.sub(last, first)
-    with b.if_then(b.icmp_signed(">", count, const(0))), for_range(b, count) as loop, for_range(b, layer.channels) as c:
+    with b.if_then(b.icmp_signed(">", count, const(0))), for_range(b, count) as loop, for_range(b, channels) as c:
         r = b.add(first, loop.index)
         source = element(b, x, offset(b, (c.index, layer.height * width), (r, width)))
         to = element(b, shifted, offset(b, (c.index, plan.channel_stride), (r, columns)))
@@ -146,32 +161,65 @@ def _shift(module: ir.Module, plan: Plan) -> ir.Function:
     return b.function
 
 
-def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
-    """The module of one layer, with a function ``conv``(x, w, y, scratch, counter, images, chunk).
-
-    It takes ``chunk`` images at a time from the counter that all threads share, until all are taken. ``streamed``
-    writes y past the caches: y must begin at a cache line then, and plan.whole_lines hold.
-    """
-    layer, lanes = plan.layer, plan.lanes
-    module = ir.Module("direct")
+def _band(module: ir.Module, plan: Plan, target: Cpu, streamed: bool) -> ir.Function:
+    """A function (x, w, y, scratch) for one band of one image: x and y are at the band's first row."""
+    layer, lanes, plane = plan.layer, plan.lanes, plan.layer.output_height * plan.layer.output_width
     shift = _shift(module, plan)
     tiles = {
         (filters, vectors): _tile(module, plan, (filters, vectors), target, streamed)
         for filters, _ in plan.blocks
         for vectors, _ in plan.tiles
     }
-    b, (x, w, y, scratch, counter, images, chunk) = new_function(
-        module,
-        "conv",
-        {"x": F32_PTR, "w": F32_PTR, "y": F32_PTR, "scratch": F32_PTR, "counter": I64_PTR, "images": I64, "chunk": I64},
+    b, (x, w, y, scratch) = new_function(
+        module, "band", dict.fromkeys(("x", "w", "y", "scratch"), F32_PTR), internal=True
     )
-    plane = layer.output_height * layer.output_width
 
     def rows_for(pixels: Any) -> Any:
         """How many rows of the shifted image a band's first ``pixels`` need."""
         last = b.sub(_at_most(b, pixels, plan.pixels), const(1))
         return b.add(b.udiv(last, const(layer.output_width)), const(layer.kernel))
 
+    for channels, before, c in _each(b, plan.passes):
+        done = b.add(const(before), c)
+        planes = element(b, x, offset(b, (done, layer.height * layer.width)))
+        b.call(shift, [planes, scratch, const(0), rows_for(const(plan.tiles[0][0] * lanes)), const(channels)])
+        for filters, above, m in _each(b, plan.blocks):
+            number = b.add(const(above), m)
+            weights = element(b, w, offset(b, (number, layer.products), (done, layer.kernel**2 * filters)))
+            outputs = element(b, y, offset(b, (number, plane)))
+            for vectors, covered, v in _each(b, plan.tiles):
+                pixel = b.mul(b.add(const(covered), v), const(lanes))
+                last = _at_most(b, b.add(pixel, const((vectors - 1) * lanes)), max(plan.pixels - lanes, 0))
+                with b.if_then(b.icmp_signed("==", number, const(0))):  # the next tile's rows, if not there yet
+                    ends = [rows_for(b.add(pixel, const(times * vectors * lanes))) for times in (1, 2)]
+                    b.call(shift, [planes, scratch, *ends, const(channels)])
+                places = [element(b, array, place) for array in (scratch, outputs) for place in (pixel, last)]
+                b.call(tiles[filters, vectors], [*places[:2], weights, *places[2:], const(channels), done])
+    b.ret_void()
+    return b.function
+
+
+def _each(b: ir.IRBuilder, pieces: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, Any]]:
+    """Each (size, count) pair as a loop: the size, what the pairs before it cover, and what its rounds so far cover."""
+    covered = 0
+    for size, count in pieces:
+        with for_range(b, count) as loop:
+            yield size, covered, offset(b, (loop.index, size))
+        covered += size * count
+
+
+def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
+    """The module of one layer, with a function ``conv``(x, w, y, scratch, counter, images, chunk).
+
+    It takes ``chunk`` images at a time from the counter that all threads share, until all are taken. ``streamed``
+    writes y past the caches: y must begin at a cache line then, and plan.whole_lines hold.
+    """
+    layer = plan.layer
+    module = ir.Module("direct")
+    band = _band(module, plan, target, streamed)
+    pointers, numbers = ("x", "w", "y", "scratch"), ("images", "chunk")
+    arguments = {**dict.fromkeys(pointers, F32_PTR), "counter": I64_PTR, **dict.fromkeys(numbers, I64)}
+    b, (x, w, y, scratch, counter, images, chunk) = new_function(module, "conv", arguments)
     take, some, finish = (b.append_basic_block(word) for word in ("take", "some", "finish"))
     b.branch(take)
     b.position_at_end(take)
@@ -183,39 +231,13 @@ def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
     b.ret_void()
     b.position_at_end(some)
     left = b.sub(images, first)
-    with for_range(b, b.select(b.icmp_signed("<", chunk, left), chunk, left)) as loop, for_range(b, plan.bands) as band:
+    count = b.select(b.icmp_signed("<", chunk, left), chunk, left)
+    with for_range(b, count) as loop, for_range(b, plan.bands) as part:
         image = b.add(first, loop.index)
-        row = _at_most(b, offset(b, (band.index, plan.rows)), layer.output_height - plan.rows)
-        corner = offset(b, (image, layer.channels * layer.height * layer.width), (row, layer.width))
-        corner = element(b, x, corner)
-        b.call(shift, [corner, scratch, const(0), rows_for(const(plan.tiles[0][0] * lanes))])
-        start = element(b, y, offset(b, (image, layer.filters * plane), (row, layer.output_width)))
-        done = 0
-        for filters, blocks in plan.blocks:
-            with for_range(b, blocks) as block:
-                number = b.add(const(done), offset(b, (block.index, filters)))
-                weights = element(b, w, offset(b, (number, layer.products)))
-                planes = element(b, start, offset(b, (number, plane)))
-                covered = 0
-                for vectors, count in plan.tiles:
-                    with for_range(b, count) as tile:
-                        pixel = b.add(const(covered * lanes), offset(b, (tile.index, vectors * lanes)))
-                        last = _at_most(b, b.add(pixel, const((vectors - 1) * lanes)), max(plan.pixels - lanes, 0))
-                        with b.if_then(b.icmp_signed("==", number, const(0))):
-                            ends = [b.add(pixel, const(times * vectors * lanes)) for times in (1, 2)]
-                            b.call(shift, [corner, scratch, *(rows_for(end) for end in ends)])
-                        b.call(
-                            tiles[filters, vectors],
-                            [
-                                element(b, scratch, pixel),
-                                element(b, scratch, last),
-                                weights,
-                                element(b, planes, pixel),
-                                element(b, planes, last),
-                            ],
-                        )
-                    covered += vectors * count
-            done += filters * blocks
+        row = _at_most(b, offset(b, (part.index, plan.rows)), layer.output_height - plan.rows)
+        pixels = offset(b, (image, math.prod(layer.x_shape[1:])), (row, layer.width))
+        outputs = offset(b, (image, math.prod(layer.y_shape[1:])), (row, layer.output_width))
+        b.call(band, [element(b, x, pixels), w, element(b, y, outputs), scratch])
     b.branch(take)
     return module
 

@@ -16,19 +16,28 @@ LINE_FLOATS = 16
 #: A multiply-add's result can be used after 4 cycles; two are begun in each; so are two loads.
 LATENCY, PER_CYCLE = 4, 2
 
+#: Vector registers that a tile needs beside its sums and its pixels: one for a weight, and one that keeps the compiler
+#: from spilling (4 x 3 in 16 registers spilled, and took twice as long).
+SPARE = 2
+
+#: Cycles to move a vector between the first and the second-level cache.
+ACCESS = 4
+
 
 @dataclass(frozen=True)
 class Plan:
     """The cut of one layer.
 
-    ``blocks`` and ``tiles`` are (size, count) pairs: filters in a block, and vectors in a tile, larger ones first.
-    ``rows`` output rows make a band, and there are ``bands`` of them; the last may overlap the one before.
+    ``blocks``, ``tiles`` and ``passes`` are (size, count) pairs, larger ones first: filters in a block, vectors in a
+    tile, and channels in a pass, of which a later one adds to what those before it left in y. ``rows`` output rows
+    make a band, and there are ``bands`` of them; the last may overlap the one before.
     """
 
     layer: ConvProblem
     lanes: int
     blocks: tuple[tuple[int, int], ...]
     tiles: tuple[tuple[int, int], ...]
+    passes: tuple[tuple[int, int], ...]
     rows: int
     bands: int
 
@@ -45,7 +54,12 @@ class Plan:
     @property
     def shift_stride(self) -> int:
         """Floats from one shifted copy to the next."""
-        return self.layer.channels * self.channel_stride
+        return self.passes[0][0] * self.channel_stride
+
+    @property
+    def single(self) -> bool:
+        """One pass takes all channels."""
+        return self.passes == ((self.layer.channels, 1),)
 
     @property
     def scratch(self) -> int:
@@ -54,9 +68,9 @@ class Plan:
 
     @property
     def whole_lines(self) -> bool:
-        """Where y begins at a cache line, every vector that is stored lies in one line."""
+        """Where y begins at a cache line, every vector that is stored lies in one line, and is stored once."""
         plane = self.layer.output_height * self.layer.output_width
-        return plane % LINE_FLOATS == 0 and self.pixels % LINE_FLOATS == 0
+        return self.single and plane % LINE_FLOATS == 0 and self.pixels % LINE_FLOATS == 0
 
 
 def share_out(total: int, largest: int) -> tuple[tuple[int, int], ...]:
@@ -72,24 +86,48 @@ def _cycles(taps: int, blocks: tuple[tuple[int, int], ...], tiles: tuple[tuple[i
         for vectors, times in tiles:
             arithmetic = filters * vectors / PER_CYCLE
             loads = (filters + 1.5 * vectors) / PER_CYCLE  # half of the vectors lie across two cache lines
-            total += many * times * (taps * max(arithmetic, loads, LATENCY) + filters * vectors + 12)
+            tap = max(arithmetic, loads, LATENCY) + loads / 16  # of two that are as quick, the one that loads less
+            total += many * times * (taps * tap + filters * vectors + 12)
     return total
+
+
+def _bands(layer: ConvProblem, lanes: int) -> tuple[int, int, int]:
+    """(channels in a pass, rows in a band, bands): the cheapest that keeps a pass's shifted rows in the cache.
+
+    More passes read and write y more often; more bands shift rows again that two of them need.
+    """
+    kernel, columns = layer.kernel, layer.output_width
+    best = (float("inf"), 0, 0, 0)
+    for channels in sorted({-(-layer.channels // pieces) for pieces in range(1, layer.channels + 1)}, reverse=True):
+        fitting = CACHE_BYTES // (4 * kernel * channels * columns) - kernel + 1
+        if fitting < 1 < channels:
+            continue
+        bands = -(-layer.output_height // max(1, fitting))
+        rows = -(-layer.output_height // bands)
+        passes = -(-layer.channels // channels)
+        if passes > 1 and rows * columns < lanes:
+            continue  # less than a vector cannot be added to
+        shifted = layer.channels * kernel * (rows + kernel - 1) * bands * -(-columns // lanes)
+        again = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
+        best = min(best, (ACCESS * (shifted + again), channels, rows, bands))
+    return best[1:]
 
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     """The cheapest cut for vectors of ``lanes`` floats and that many registers."""
-    kernel, width = layer.kernel, layer.output_width
-    row_bytes = 4 * kernel * layer.channels * width
-    fitting = max(1, CACHE_BYTES // row_bytes - kernel + 1)
-    bands = -(-layer.output_height // fitting)
-    rows = -(-layer.output_height // bands)
-    vectors = -(-rows * width // lanes)
+    channels, rows, bands = _bands(layer, lanes)
+    passes = share_out(layer.channels, channels)
+    pixels = rows * layer.output_width
+    vectors = -(-pixels // lanes)
+    # The last vector overlaps the one before. Where passes add to y, one tile must load both before it stores either.
+    alone = len(passes) == 1 == passes[0][1] or pixels % lanes == 0
     cuts = [
-        (share_out(layer.filters, f), share_out(vectors, p))
+        (share_out(layer.filters, f), tiles)
         for p in range(1, registers)
+        for tiles in [share_out(vectors, p)]
         for f in range(1, registers)
-        if f * p + p + 1 <= registers
+        if f * p + p + SPARE <= registers and (alone or tiles[-1][0] > 1)
     ]
     blocks, tiles = min(cuts, key=lambda cut: _cycles(layer.products, *cut))
-    return Plan(layer, lanes, blocks, tiles, rows, bands)
+    return Plan(layer, lanes, blocks, tiles, passes, rows, bands)

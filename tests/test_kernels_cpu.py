@@ -61,7 +61,10 @@ SHAPES = {
     "one row": (2, 2, 3, 70, 3, 3),
     "kernel 1": (3, 5, 6, 7, 65, 1),
     "large kernel": (1, 2, 24, 31, 3, 20),
-    "many channels, in bands of rows": (2, 64, 40, 60, 9, 5),
+    "many channels, in passes": (2, 64, 40, 60, 9, 5),
+    "channels in passes of two sizes": (2, 25, 56, 46, 22, 3),
+    "rows in bands": (1, 2, 150, 200, 3, 7),
+    "passes and a few vectors": (2, 300, 12, 13, 5, 9),
     "wide": (1, 2, 5, 700, 3, 3),
 }
 
