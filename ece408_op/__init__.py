@@ -64,3 +64,4 @@ def _connect() -> None:
 
 
 mxnet_import.install(after=_connect)
+mxnet_import.warn_where_absent()

@@ -13,8 +13,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.abc
+import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -66,6 +68,12 @@ def load() -> ModuleType:
         if error.name != "mxnet":
             raise
         raise MXNetImportError(f"expected MXNet, found none in {sys.prefix}: {_how_to_install()}") from None
+
+
+def warn_where_absent() -> None:
+    """Warn, with what to install, where there is no MXNet: the kernels work without it, the operator does not."""
+    if "mxnet" not in sys.modules and importlib.util.find_spec("mxnet") is None:
+        warnings.warn(f"MXNet is not installed, so there is no operator New: {_how_to_install()}", stacklevel=3)
 
 
 def _how_to_install() -> str:

@@ -134,7 +134,10 @@ for use in (ece408_op.mxnet_import.load, lambda: ece408_op.New, lambda: ece408_o
     except ImportError as error:
         print(type(error).__name__, error)
 """
-    lines = output(code).splitlines()
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ece408-op[cpu]") == 1  # said at the import of ece408_op already
+    lines = done.stdout.splitlines()
     assert len(lines) == 3
     for line in lines:
         assert line.startswith("MXNetImportError expected MXNet, found none")
