@@ -22,6 +22,7 @@ def convolve(
     # A kernel may not read what it writes: an output that is its own input goes through a copy.
     aside = add or np.may_share_memory(x, y) or np.may_share_memory(w, y)
     target = np.empty_like(y) if aside else y
+    kernel.prepare(problem, target)
     start = time.perf_counter()
     kernel.run(problem, x, w, target, dispatch.thread_count(problem))
     seconds = time.perf_counter() - start

@@ -30,6 +30,10 @@ def supports_all(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return []
 
 
+def needs_nothing(problem: ConvProblem, out: Any) -> None:
+    """The kernel has nothing to prepare."""
+
+
 def float32_bound(problem: ConvProblem) -> float:
     """The largest |y - exact| of a float32 sum of n products, in any order, as a share of sum |x||w|.
 
@@ -63,12 +67,14 @@ class CpuKernel:
 
     ``run(problem, x, w, out, threads)`` fills out, shape (B, M, OH, OW), from x, shape (B, C, H, W),
     and w, shape (M, C, K, K); all are C-contiguous float32, aligned to 4 bytes, and B is at least 1.
-    It is called from several threads at once.
+    It is called from several threads at once. ``prepare(problem, out)`` does beforehand what a layer
+    needs once: it compiles.
     """
 
     name: str
     summary: str
     run: RunCpu
+    prepare: Callable[[ConvProblem, Any], None] = needs_nothing
     reasons: Reasons = supports_all
     device: str = "cpu"
     precision: str = "float32"

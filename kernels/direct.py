@@ -60,12 +60,22 @@ def pack(plan: Plan, w: np.ndarray) -> np.ndarray:
     return packed
 
 
-def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the images are shared out among the threads, some megabytes at a time."""
+def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan, Any]:
+    """The layer's plan, and the compiled function for outputs of that size and alignment."""
     target = cpu()
     plan = make_plan(problem.with_batch(1), target.lanes, target.registers)
     streamed = plan.whole_lines and out.nbytes >= STREAMED_BYTES and out.ctypes.data % memory.LINE == 0
-    conv = _compiled(plan, target, streamed)
+    return plan, _compiled(plan, target, streamed)
+
+
+def prepare(problem: ConvProblem, out: np.ndarray) -> None:
+    """Compile for the layer, if that has not been done."""
+    _layer(problem, out)
+
+
+def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Fill out, shape (B, M, OH, OW): the images are shared out among the threads, some megabytes at a time."""
+    plan, conv = _layer(problem, out)
     memory.advise_huge_pages(out)
     packed = pack(plan, w)
     counter = np.zeros(1, np.int64)
@@ -79,4 +89,4 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     share(work, threads, threads)
 
 
-KERNEL = CpuKernel("direct", "tiles of filters x pixels in registers, compiled for the layer", run)
+KERNEL = CpuKernel("direct", "tiles of filters x pixels in registers, compiled for the layer", run, prepare)

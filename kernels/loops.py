@@ -66,6 +66,11 @@ def _compiled(layer: ConvProblem, target: Cpu) -> Any:
     return compile_function(module, "conv", [ctypes.c_void_p] * 3 + [ctypes.c_int64], target)
 
 
+def prepare(problem: ConvProblem, out: np.ndarray) -> None:
+    """Compile for the layer, if that has not been done."""
+    _compiled(problem.with_batch(1), cpu())
+
+
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out, shape (B, M, OH, OW): the images are shared out among the threads."""
     conv = _compiled(problem.with_batch(1), cpu())
@@ -81,4 +86,4 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     share(work, threads, threads)
 
 
-KERNEL = CpuKernel("loops", "the textbook's seven loops, compiled", run)
+KERNEL = CpuKernel("loops", "the textbook's seven loops, compiled", run, prepare)
