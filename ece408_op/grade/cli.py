@@ -1,0 +1,80 @@
+"""``ece408-grade``: the command's arguments, its lines and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DeviceError
+
+from . import jail, klass, spec, submission
+from .case import Bench
+from .errors import SpecError
+from .grading import Grader
+from .log import Log, Record
+
+VERSION = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Grade the submissions; 0 all passed, 1 one did not, 2 usage, 3 this machine cannot."""
+    arguments = _parser().parse_args(argv)
+    try:
+        rules = spec.load(arguments.spec)
+        found = submission.find(arguments.path, arguments.context, gpu_here=False)
+        records = _grade(found, rules, arguments)
+    except SpecError as error:
+        print(f"ece408-grade: {error}", file=sys.stderr)
+        return 2
+    except (DeviceError, OSError) as error:
+        print(f"ece408-grade: {error}", file=sys.stderr)
+        return 3
+    for record in records:
+        print(line(record))
+    return 0 if all(record["status"] == "passed" for record in records) else 1
+
+
+def line(record: Record) -> str:
+    """One line for people."""
+    precision = f" ({record['precision']})" if record.get("precision") else ""
+    return f"{record['status']}{precision}: {record['path']}: {record['reason']}"
+
+
+def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argparse.Namespace) -> list[Record]:
+    log = None
+    if arguments.json:
+        written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
+        log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
+    with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
+        tools = jail.build_tools(Path(name))
+        grader = Grader(Bench(tools, rules), "cpu")
+        records = klass.grade_all(found, lambda context: grader, arguments.jobs, log)
+    if log:
+        with replacing(arguments.json) as file:
+            file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
+        log.close(remove=True)
+    return records
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ece408-grade", description="Compile, run and check course submissions.")
+    parser.add_argument("path", nargs="+", type=Path, help="a submission's folder or file, or a folder of many")
+    parser.add_argument("--context", choices=("cpu", "gpu"), help="grade new-forward.h (cpu) or new-forward.cuh (gpu)")
+    parser.add_argument("--spec", type=Path, help="the grader's file, TOML")
+    parser.add_argument("--json", type=Path, help="write the records there")
+    parser.add_argument(
+        "--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help="submissions at a time (default: the cores)"
+    )
+    return parser
+
+
+def _jobs(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)

@@ -1,0 +1,213 @@
+"""Grade one submission: build it, try networks and batch sizes, and make one record of it all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import build
+from .case import BRIEF, FULL, PROBE, Bench, Case, Plan, try_case
+from .networks import NETS, Net, numbers, pointed_to
+from .submission import Submission
+from .worker import EndedError
+
+#: Operations of one run of a network on the CPU without a grader's file: with all runs and networks, a textbook's
+#: seven loops end within 20 seconds.
+_CPU_FLOPS = 0.25e9
+#: The course's own number of images.
+ALL_IMAGES = 10000
+#: A further network gets so many seconds a call once one has run out of time.
+_SHORT_SECONDS = 5.0
+_FINAL = ("tampered", "unstable")
+
+
+@dataclass
+class NetResult:
+    """A network tried with so many images."""
+
+    net: Net
+    images: int
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """Passed, or the first layer's status that is not."""
+        return next((case.status for case in self.cases if not case.passed), "passed")
+
+    @property
+    def reason(self) -> str:
+        """The first failing layer's reason."""
+        return next((case.reason for case in self.cases if not case.passed), "")
+
+    def as_data(self) -> dict[str, Any]:
+        """For the record."""
+        data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
+        data["layers"] = [case.as_data() for case in self.cases]
+        medians = [layer["seconds"]["median"] for layer in data["layers"] if "seconds" in layer]
+        if self.status == "passed" and len(medians) == len(self.net.layers):
+            data["seconds"] = sum(medians)
+        return data
+
+
+@dataclass(frozen=True)
+class Grader:
+    """Grades submissions of one context on one device."""
+
+    bench: Bench
+    context: str
+    architecture: str = ""
+    #: The device, in words, for the record.
+    device: str = "cpu"
+
+    def grade(self, submission: Submission) -> dict[str, Any]:
+        """The submission's record; raises HarnessError where this machine cannot."""
+        started = time.time()
+        source = read(submission.source)
+        record: dict[str, Any] = {"path": str(submission.path), "status": "", "reason": "", "precision": None}
+        record.update(context=submission.context, device=self.device, source=str(submission.source or ""))
+        record["fingerprint"] = fingerprint(source)
+        try:
+            if submission.source is None:
+                name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[submission.context]
+                raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")
+            if submission.python:
+                raise EndedError("unsupported", "kernels in Python are not graded yet: give a .h, .cuh or .cu file")
+            with tempfile.TemporaryDirectory(prefix="ece408-build-") as name:
+                built = build.build(
+                    submission.source, submission.context, Path(name), self.bench.tools, self.bench.spec.limits,
+                    self.architecture,
+                )  # fmt: skip
+                record["compiler"] = compiler_notes(built.notes)
+                self._run(record, built.library, source)
+        except EndedError as ended:
+            record["status"], record["reason"] = ended.status, ended.reason
+        record["started"], record["seconds_in_all"] = started, time.time() - started
+        return record
+
+    def _run(self, record: dict[str, Any], library: Path, source: str) -> None:
+        spec = self.bench.spec
+        results = self._demanded(library) if spec.demanding else self._by_itself(library, source)
+        passed = [one for one in results if one.status == "passed"]
+        cases = [case for one in results for case in one.cases]
+        record["networks"] = [one.as_data() for one in results]
+        record["images"] = sorted({one.images for one in results})
+        record["printed"] = next((case.printed for case in cases if case.printed), "")
+        first = cases[0]
+        record["containment"] = {"had": sorted(set(first.had)), "lacks": sorted(set(first.lacks))}
+        failed = next((one for one in results if one.status in _FINAL), None)
+        if spec.demanding or failed is not None:
+            failed = failed or next((one for one in results if one.status != "passed"), None)
+            good = failed is None
+        else:
+            good = bool(passed)
+            failed = None if good else _typical(results)
+        if good:
+            record["status"] = "passed"
+            record["precision"] = (
+                "half" if any(one.precision == "half" for p in passed for one in p.cases) else "float32"
+            )
+            record["reason"] = _praise(results, passed)
+            record["can_do"] = {"networks": [one.net.name for one in passed]}
+            record["can_do"]["images"] = self._probe(library, passed)
+            record["seconds"] = {one.net.name: one.as_data().get("seconds") for one in passed}
+        elif failed is not None:
+            record["status"], record["reason"] = failed.status, f"{failed.net.name}: {failed.reason}"
+        worst = [case.as_data().get("worst") for case in (passed[0].cases if good else failed.cases if failed else [])]
+        record["worst"] = max((one for one in worst if one), key=_error, default=None)
+
+    def _demanded(self, library: Path) -> list[NetResult]:
+        """Every network with every number of images that the grader's file names."""
+        spec = self.bench.spec
+        nets = spec.nets or NETS
+        return [
+            self._net(library, net, images, spec.limits.run_seconds)
+            for net in nets
+            for images in (spec.images or (self._images(net),))
+        ]
+
+    def _by_itself(self, library: Path, source: str) -> list[NetResult]:
+        """The networks that the file's constants point to, and the others, by what it can do."""
+        pointed = pointed_to(source)
+        order = pointed + [net for net in NETS if net not in pointed]
+        results: list[NetResult] = []
+        seconds = self.bench.spec.limits.run_seconds
+        for net in order:
+            done = bool(pointed) and any(one.status == "passed" for one in results)
+            results.append(self._net(library, net, self._images(net), seconds, BRIEF if done else FULL))
+            status = results[-1].status
+            if status in _FINAL:
+                break
+            if status == "timed_out":
+                seconds = min(seconds, _SHORT_SECONDS)
+        tied = self.context == "cpu" and ALL_IMAGES in numbers(source)
+        if tied and not any(one.status == "passed" for one in results) and results[-1].status not in _FINAL:
+            results.append(self._net(library, order[0], ALL_IMAGES, self.bench.spec.limits.run_seconds, BRIEF))
+        return results
+
+    def _net(self, library: Path, net: Net, images: int, seconds: float, purposes: Plan = FULL) -> NetResult:
+        result = NetResult(net, images)
+        for problem in net.problems(images):
+            result.cases.append(try_case(self.bench, library, problem, seconds, purposes))
+            if not result.cases[-1].passed:
+                break
+        return result
+
+    def _images(self, net: Net) -> int:
+        if self.context == "gpu":
+            return ALL_IMAGES
+        one = sum(problem.flops for problem in net.problems(1))
+        return max(1, min(ALL_IMAGES, int(_CPU_FLOPS / one)))
+
+    def _probe(self, library: Path, passed: Sequence[NetResult]) -> dict[str, list[int]]:
+        """The batch sizes that it can do, of each network that it passed."""
+        can = {}
+        for one in passed:
+            can[one.net.name] = {one.images}
+            for size in self.bench.spec.probe:
+                small = self.context == "gpu" or size <= one.images
+                if small and self._net(library, one.net, size, _SHORT_SECONDS, PROBE).status == "passed":
+                    can[one.net.name].add(size)
+        return {name: sorted(sizes) for name, sizes in can.items()}
+
+
+def fingerprint(source: str) -> str:
+    """A digest of the code without comments and white space: equal for copies."""
+    code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
+    return hashlib.blake2b(re.sub(r"\s+", "", code).encode(), digest_size=16).hexdigest()
+
+
+def compiler_notes(text: str) -> list[str]:
+    """Registers and spills as ptxas reports them."""
+    return [line.strip() for line in text.splitlines() if "registers" in line or "spill" in line][:20]
+
+
+def read(path: Path | None) -> str:
+    """A source's text; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def _typical(results: Sequence[NetResult]) -> NetResult:
+    """The first of those whose status is the most frequent."""
+    counts = Counter(one.status for one in results)
+    most = counts.most_common(1)[0][1]
+    return next(one for one in results if counts[one.status] == most)
+
+
+def _praise(results: Sequence[NetResult], passed: Sequence[NetResult]) -> str:
+    text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
+    other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
+    return f"{text}; not on {'; '.join(other)}" if other else text
+
+
+def _error(worst: dict[str, Any]) -> float:
+    return float(worst["error_of_bound"])

@@ -1,0 +1,14 @@
+// The door that the runner calls. It stands after the submission, whose macros (B, M, C, H, W, K, x, y ...) are still
+// defined: every name here is long.
+namespace mxnet {
+namespace op {
+inline void ece408_grade_go(ece408_grade_tensors& ece408_grade_t) {
+  forward(ece408_grade_t.ece408_grade_y, ece408_grade_t.ece408_grade_x, ece408_grade_t.ece408_grade_w);
+}
+}  // namespace op
+}  // namespace mxnet
+
+extern "C" __attribute__((visibility("default"))) void ece408_grade_forward(const ece408_grade_call* ece408_grade_c) {
+  ece408_grade_tensors ece408_grade_t(ece408_grade_c);
+  mxnet::op::ece408_grade_go(ece408_grade_t);
+}

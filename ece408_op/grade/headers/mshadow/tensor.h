@@ -1,0 +1,284 @@
+// A stand-in for the part of mshadow that submissions use: Tensor<cpu or gpu, n, T> over memory of somebody else,
+// shapes, streams, AllocSpace and FreeSpace.
+#ifndef ECE408_GRADE_MSHADOW_TENSOR_H_
+#define ECE408_GRADE_MSHADOW_TENSOR_H_
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+
+#include "../dmlc/logging.h"
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define MSHADOW_XINLINE inline __host__ __device__
+#define MSHADOW_USE_CUDA 1
+#else
+#define MSHADOW_XINLINE inline
+#define MSHADOW_USE_CUDA 0
+#endif
+#define MSHADOW_CINLINE inline
+#define MSHADOW_FORCE_INLINE inline
+#define MSHADOW_ALLOC_PAD true
+#define MSHADOW_MIN_PAD_RATIO 2
+
+#ifdef __CUDACC__
+#define MSHADOW_CUDA_CALL(func)                                                      \
+  {                                                                                  \
+    cudaError_t ece408_grade_error_ = (func);                                        \
+    if (ece408_grade_error_ != cudaSuccess)                                          \
+      ECE408_GRADE_FATAL_ << "CUDA: " << cudaGetErrorString(ece408_grade_error_);    \
+  }
+#define MSHADOW_CUDA_POST_KERNEL_CHECK(name)                                                  \
+  {                                                                                           \
+    cudaError_t ece408_grade_error_ = cudaPeekAtLastError();                                  \
+    if (ece408_grade_error_ != cudaSuccess)                                                   \
+      ECE408_GRADE_FATAL_ << #name << ": CUDA: " << cudaGetErrorString(ece408_grade_error_);  \
+  }
+#endif
+
+namespace mshadow {
+
+typedef unsigned index_t;
+typedef float default_real_t;
+
+struct cpu {
+  static const bool kDevCPU = true;
+  static const int kDevMask = 1 << 0;
+};
+struct gpu {
+  static const bool kDevCPU = false;
+  static const int kDevMask = 1 << 1;
+};
+
+template <int dimension>
+struct Shape {
+  static const int kDimension = dimension;
+  index_t shape_[dimension];
+
+  MSHADOW_XINLINE index_t& operator[](index_t index) { return shape_[index]; }
+  MSHADOW_XINLINE const index_t& operator[](index_t index) const { return shape_[index]; }
+  MSHADOW_XINLINE bool operator==(const Shape<dimension>& other) const {
+    for (int i = 0; i < dimension; ++i)
+      if (shape_[i] != other.shape_[i]) return false;
+    return true;
+  }
+  MSHADOW_XINLINE bool operator!=(const Shape<dimension>& other) const { return !(*this == other); }
+  MSHADOW_XINLINE size_t Size() const {
+    size_t size = 1;
+    for (int i = 0; i < dimension; ++i) size *= shape_[i];
+    return size;
+  }
+  MSHADOW_XINLINE index_t ProdShape(int first, int last) const {
+    index_t size = 1;
+    for (int i = first; i < last; ++i) size *= shape_[i];
+    return size;
+  }
+  MSHADOW_XINLINE Shape<2> FlatTo2D() const;
+};
+
+MSHADOW_XINLINE Shape<1> Shape1(index_t a) {
+  Shape<1> shape = {{a}};
+  return shape;
+}
+MSHADOW_XINLINE Shape<2> Shape2(index_t a, index_t b) {
+  Shape<2> shape = {{a, b}};
+  return shape;
+}
+MSHADOW_XINLINE Shape<3> Shape3(index_t a, index_t b, index_t c) {
+  Shape<3> shape = {{a, b, c}};
+  return shape;
+}
+MSHADOW_XINLINE Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) {
+  Shape<4> shape = {{a, b, c, d}};
+  return shape;
+}
+MSHADOW_XINLINE Shape<5> Shape5(index_t a, index_t b, index_t c, index_t d, index_t e) {
+  Shape<5> shape = {{a, b, c, d, e}};
+  return shape;
+}
+
+template <int dimension>
+MSHADOW_XINLINE Shape<2> Shape<dimension>::FlatTo2D() const {
+  return Shape2(ProdShape(0, dimension - 1), shape_[dimension - 1]);
+}
+
+template <typename Device>
+struct Stream {
+  void Wait() {}
+  bool CheckIdle() { return true; }
+};
+
+#ifdef __CUDACC__
+template <>
+struct Stream<gpu> {
+  cudaStream_t stream_;
+  Stream() : stream_(0) {}
+  void Wait() { MSHADOW_CUDA_CALL(cudaStreamSynchronize(stream_)); }
+  bool CheckIdle() { return cudaStreamQuery(stream_) == cudaSuccess; }
+  static cudaStream_t GetStream(Stream<gpu>* stream) { return stream == NULL ? (cudaStream_t)0 : stream->stream_; }
+};
+template <typename T>
+__global__ void ece408_grade_fill(T* at, size_t count, T value) {
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+    at[i] = value;
+}
+#endif
+
+template <typename T>
+inline void ece408_grade_set(cpu, T* at, size_t count, T value, Stream<cpu>*) {
+  for (size_t i = 0; i < count; ++i) at[i] = value;
+}
+#ifdef __CUDACC__
+template <typename T>
+inline void ece408_grade_set(gpu, T* at, size_t count, T value, Stream<gpu>* stream) {
+  ece408_grade_fill<T><<<1024, 256, 0, Stream<gpu>::GetStream(stream)>>>(at, count, value);
+}
+#endif
+
+template <typename Device, int dimension, typename DType = default_real_t>
+struct Tensor {
+  static const bool kDevCPU = Device::kDevCPU;
+  static const int kSubdim = dimension - 1;
+  DType* dptr_;
+  Shape<dimension> shape_;
+  index_t stride_;
+  Stream<Device>* stream_;
+
+  MSHADOW_XINLINE Tensor() : dptr_(NULL), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(const Shape<dimension>& shape)
+      : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape)
+      : dptr_(at), shape_(shape), stride_(shape[dimension - 1]), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, Stream<Device>* stream)
+      : dptr_(at), shape_(shape), stride_(shape[dimension - 1]), stream_(stream) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, index_t stride, Stream<Device>* stream)
+      : dptr_(at), shape_(shape), stride_(stride), stream_(stream) {}
+
+  void set_stream(Stream<Device>* stream) { stream_ = stream; }
+  MSHADOW_XINLINE index_t size(index_t index) const { return shape_[index]; }
+  MSHADOW_XINLINE bool CheckContiguous() const { return shape_[dimension - 1] == stride_; }
+  MSHADOW_XINLINE size_t MSize() const {
+    size_t size = stride_;
+    for (int i = 0; i < kSubdim; ++i) size *= shape_[i];
+    return size;
+  }
+  MSHADOW_XINLINE Tensor<Device, kSubdim, DType> operator[](index_t index) const {
+    Shape<kSubdim> rest;
+    size_t step = stride_;
+    for (int i = 1; i < dimension; ++i) rest[i - 1] = shape_[i];
+    for (int i = 1; i < dimension - 1; ++i) step *= shape_[i];
+    return Tensor<Device, kSubdim, DType>(dptr_ + step * index, rest, stride_, stream_);
+  }
+  MSHADOW_XINLINE Tensor<Device, dimension, DType> Slice(index_t begin, index_t end) const {
+    Shape<dimension> part = shape_;
+    size_t step = stride_;
+    for (int i = 1; i < dimension - 1; ++i) step *= shape_[i];
+    part[0] = end - begin;
+    return Tensor<Device, dimension, DType>(dptr_ + step * begin, part, stride_, stream_);
+  }
+  MSHADOW_XINLINE Tensor<Device, 2, DType> FlatTo2D() const {
+    return Tensor<Device, 2, DType>(dptr_, shape_.FlatTo2D(), stride_, stream_);
+  }
+  Tensor& operator=(const DType& value) {
+    ece408_grade_set(Device(), dptr_, MSize(), value, stream_);
+    return *this;
+  }
+};
+
+template <typename Device, typename DType>
+struct Tensor<Device, 1, DType> {
+  static const bool kDevCPU = Device::kDevCPU;
+  DType* dptr_;
+  Shape<1> shape_;
+  index_t stride_;
+  Stream<Device>* stream_;
+
+  MSHADOW_XINLINE Tensor() : dptr_(NULL), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(const Shape<1>& shape) : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<1>& shape)
+      : dptr_(at), shape_(shape), stride_(shape[0]), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<1>& shape, Stream<Device>* stream)
+      : dptr_(at), shape_(shape), stride_(shape[0]), stream_(stream) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<1>& shape, index_t stride, Stream<Device>* stream)
+      : dptr_(at), shape_(shape), stride_(stride), stream_(stream) {}
+
+  void set_stream(Stream<Device>* stream) { stream_ = stream; }
+  MSHADOW_XINLINE index_t size(index_t) const { return shape_[0]; }
+  MSHADOW_XINLINE bool CheckContiguous() const { return true; }
+  MSHADOW_XINLINE size_t MSize() const { return shape_[0]; }
+  MSHADOW_XINLINE DType& operator[](index_t index) { return dptr_[index]; }
+  MSHADOW_XINLINE const DType& operator[](index_t index) const { return dptr_[index]; }
+  Tensor& operator=(const DType& value) {
+    ece408_grade_set(Device(), dptr_, MSize(), value, stream_);
+    return *this;
+  }
+};
+
+template <int dimension, typename DType>
+inline void AllocSpace(Tensor<cpu, dimension, DType>* tensor, bool = MSHADOW_ALLOC_PAD) {
+  tensor->stride_ = tensor->shape_[dimension - 1];
+  tensor->dptr_ = static_cast<DType*>(std::malloc(tensor->shape_.Size() * sizeof(DType)));
+  CHECK(tensor->dptr_ != NULL) << "AllocSpace: out of memory";
+}
+template <int dimension, typename DType>
+inline void FreeSpace(Tensor<cpu, dimension, DType>* tensor) {
+  std::free(tensor->dptr_);
+  tensor->dptr_ = NULL;
+}
+
+template <typename Device, typename DType, int dimension>
+inline Tensor<Device, dimension, DType> NewTensor(const Shape<dimension>& shape, DType value,
+                                                  bool pad = MSHADOW_ALLOC_PAD, Stream<Device>* stream = NULL) {
+  Tensor<Device, dimension, DType> tensor(shape);
+  tensor.stream_ = stream;
+  AllocSpace(&tensor, pad);
+  tensor = value;
+  return tensor;
+}
+
+template <int dimension, typename DType>
+inline void Copy(Tensor<cpu, dimension, DType> to, const Tensor<cpu, dimension, DType>& from, Stream<cpu>* = NULL) {
+  std::memcpy(to.dptr_, from.dptr_, from.MSize() * sizeof(DType));
+}
+
+#ifdef __CUDACC__
+template <int dimension, typename DType>
+inline void AllocSpace(Tensor<gpu, dimension, DType>* tensor, bool = MSHADOW_ALLOC_PAD) {
+  tensor->stride_ = tensor->shape_[dimension - 1];
+  MSHADOW_CUDA_CALL(cudaMalloc(reinterpret_cast<void**>(&tensor->dptr_), tensor->shape_.Size() * sizeof(DType)));
+}
+template <int dimension, typename DType>
+inline void FreeSpace(Tensor<gpu, dimension, DType>* tensor) {
+  MSHADOW_CUDA_CALL(cudaFree(tensor->dptr_));
+  tensor->dptr_ = NULL;
+}
+template <typename To, typename From, int dimension, typename DType>
+inline void ece408_grade_copy(Tensor<To, dimension, DType> to, const Tensor<From, dimension, DType>& from,
+                              Stream<gpu>* stream) {
+  MSHADOW_CUDA_CALL(cudaMemcpyAsync(to.dptr_, from.dptr_, from.MSize() * sizeof(DType), cudaMemcpyDefault,
+                                    Stream<gpu>::GetStream(stream)));
+  MSHADOW_CUDA_CALL(cudaStreamSynchronize(Stream<gpu>::GetStream(stream)));
+}
+template <int dimension, typename DType>
+inline void Copy(Tensor<gpu, dimension, DType> to, const Tensor<gpu, dimension, DType>& from,
+                 Stream<gpu>* stream = NULL) {
+  ece408_grade_copy(to, from, stream);
+}
+template <int dimension, typename DType>
+inline void Copy(Tensor<gpu, dimension, DType> to, const Tensor<cpu, dimension, DType>& from,
+                 Stream<gpu>* stream = NULL) {
+  ece408_grade_copy(to, from, stream);
+}
+template <int dimension, typename DType>
+inline void Copy(Tensor<cpu, dimension, DType> to, const Tensor<gpu, dimension, DType>& from,
+                 Stream<gpu>* stream = NULL) {
+  ece408_grade_copy(to, from, stream);
+}
+#endif
+
+}  // namespace mshadow
+
+#endif  // ECE408_GRADE_MSHADOW_TENSOR_H_

@@ -1,0 +1,98 @@
+"""A problem's buffers in the host's memory: filled, copied and judged by the parent while the worker stands still."""
+
+from __future__ import annotations
+
+import hashlib
+from types import TracebackType
+
+import numpy as np
+
+from ece408_op.problem import ConvProblem
+
+from . import judge
+from .buffers import GUARD, Buffers
+
+#: Written before a timed run, so that no cache holds the buffers: more than the last level of any processor here.
+_FLUSH_BYTES = 64 << 20
+
+
+class HostSide:
+    """The CPU's side of a case. Of every output there is a copy, which is what is judged."""
+
+    gpu = False
+    guard = GUARD
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self.problem = problem
+        self._buffers = Buffers(problem)
+        self._flush = np.zeros(_FLUSH_BYTES // 8, np.int64)
+        self._x = self._w = self._y = np.empty(0, np.float32)
+
+    def __enter__(self) -> HostSide:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._buffers.__exit__(kind, error, trace)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the worker inherits."""
+        return self._buffers.descriptors
+
+    @property
+    def handles(self) -> tuple[str, ...]:
+        """How the runner is told where x, w and y are."""
+        return tuple(map(str, self.descriptors))
+
+    def load(self, kind: str, rng: np.random.Generator, fill: float = 0.0) -> None:
+        """Fresh inputs of that kind, and every element of y set to ``fill``."""
+        self._x, self._w = judge.draw(self.problem, kind, rng)
+        self._put(fill)
+
+    def load_nearly_the_same(self, rng: np.random.Generator) -> None:
+        """The inputs of the run before, but for an element here and there in every image; y zero."""
+        flat = self._x.reshape(self.problem.batch, -1)
+        count = max(1, flat.shape[1] // 512)
+        places = rng.integers(0, flat.shape[1], (self.problem.batch, count))
+        np.put_along_axis(flat, places, rng.random(places.shape, np.float32) * 2 - 1, axis=1)
+        self._put(0.0)
+
+    def flush(self) -> None:
+        """Push the buffers out of the processor's caches."""
+        self._flush += 1
+
+    def snapshot(self) -> None:
+        """Copy the output."""
+        self._y = self._buffers.y.array.copy()
+
+    def changed_late(self) -> bool:
+        """Is the output another than when it was copied?"""
+        return not np.array_equal(self._y.view(np.uint32), self._buffers.y.array.view(np.uint32))
+
+    def inputs_changed(self) -> bool:
+        """Do x and w differ from what was put there? The worker's mapping cannot be written, so they never should."""
+        same = np.array_equal(self._x, self._buffers.x.array) and np.array_equal(self._w, self._buffers.w.array)
+        return not same
+
+    def touched(self) -> bool:
+        """Was anything written beside y, short of the guard pages?"""
+        return self._buffers.y.touched()
+
+    def fingerprint(self) -> str:
+        """A digest of the output's bytes."""
+        return hashlib.blake2b(self._y.data, digest_size=16).hexdigest()
+
+    def judged(self, kind: str) -> judge.Judged:
+        """The copied output's class."""
+        return judge.judge(self._y, self._x, self._w, kind)
+
+    def traces(self) -> judge.Traces:
+        """What became of the pattern in the copied output."""
+        return judge.traces(self._y, self._x, self._w)
+
+    def _put(self, fill: float) -> None:
+        self._buffers.x.array[...] = self._x
+        self._buffers.w.array[...] = self._w
+        self._buffers.y.array.fill(fill)

@@ -1,0 +1,237 @@
+"""Start a program in the keeper's charge (native/jail.cpp): with limits, and with little of this machine in sight."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from .errors import HarnessError
+
+NATIVE = Path(__file__).with_name("native")
+HEADERS = Path(__file__).with_name("headers")
+#: What every program needs to see: the system's libraries and compilers, and harmless devices.
+_SEEN = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf"),
+    *("/etc/ld.so.conf.d", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random"),
+)
+#: The user that submissions run as where the harness was started as root: one that nobody is.
+_UID = 64000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes, seconds and numbers; 0 is no limit."""
+
+    memory: int = 0
+    cpu_seconds: int = 0
+    file_bytes: int = 64 << 20
+    tmp_bytes: int = 64 << 20
+    processes: int = 0
+
+
+@dataclass
+class Inside:
+    """A started program. ``had`` and ``lacks`` say which means of containment this system gave."""
+
+    process: subprocess.Popen
+    control: socket.socket
+    cgroup: Path | None
+    had: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+    #: "exit 0", "signal 11" and the like, once the program has ended.
+    ended: str | None = None
+    _rest: str = ""
+
+    def wait_for(self, word: str, seconds: float) -> bool:
+        """Read the keeper's reports until that word or the end; False where neither came in time."""
+        deadline = time.monotonic() + seconds
+        while self.ended is None:
+            while "\n" in self._rest:
+                line, _, self._rest = self._rest.partition("\n")
+                self._take(line)
+                if line == word:
+                    return True
+                if self.ended is not None:
+                    return word == "ended"
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.control], [], [], left)[0]:
+                return False
+            data = self.control.recv(4096)
+            if not data:
+                self.ended = self.ended or "lost"
+            self._rest += data.decode(errors="replace")
+        return word == "ended"
+
+    def stop(self, seconds: float = 5.0) -> bool:
+        """Stop every process inside; False where the program has ended."""
+        self._send(b"s")
+        return self.wait_for("stopped", seconds)
+
+    def go(self) -> None:
+        """Let them run again."""
+        self._send(b"g")
+
+    def end(self, seconds: float = 10.0) -> str:
+        """Kill everything inside and say how the program had ended: "exit N", "signal N" or "lost"."""
+        self._send(b"k")
+        self.wait_for("ended", seconds)
+        self.control.close()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.cgroup is not None:
+            with suppress(OSError):  # a dying process is still counted: the folder is empty and harmless
+                self.cgroup.rmdir()
+        return self.ended or "lost"
+
+    def _send(self, command: bytes) -> None:
+        try:
+            self.control.send(command)
+        except OSError:
+            self.ended = self.ended or "lost"
+
+    def _take(self, line: str) -> None:
+        kind, _, rest = line.partition(" ")
+        if kind == "had":
+            self.had.append(rest)
+        elif kind == "lacks":
+            self.lacks.append(rest)
+        elif kind in ("exit", "signal"):
+            self.ended = line
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The compiled keeper and runners, in a folder that everyone may read."""
+
+    folder: Path
+    jail: Path
+    runner: Path
+    gpu_runner: Path | None = None
+
+    @property
+    def headers(self) -> Path:
+        """The stand-ins for MXNet's headers, where submissions are compiled."""
+        return self.folder / "headers"
+
+
+def compiler(name: str) -> str:
+    """The path of a compiler; raises HarnessError where this machine lacks it."""
+    found = shutil.which(name)
+    if found is None and name == "nvcc" and Path("/usr/local/cuda/bin/nvcc").exists():
+        found = "/usr/local/cuda/bin/nvcc"
+    if found is None:
+        raise HarnessError(f"expected the compiler {name} on this machine, found none; install it or put it on PATH")
+    return found
+
+
+def build_tools(folder: Path) -> Tools:
+    """Compile the keeper and the CPU's runner into the folder; raises HarnessError where that fails."""
+    folder.chmod(0o755)
+    shutil.copytree(HEADERS, folder / "headers")
+    made = []
+    for name, libraries in (("jail", ["-static-libstdc++"]), ("runner", ["-ldl"])):
+        target = folder / name
+        command = [compiler("g++"), "-O2", "-o", str(target), str(NATIVE / f"{name}.cpp"), *libraries]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise HarnessError(f"expected g++ to build the harness's own {name}.cpp, got: {done.stderr.strip()}")
+        target.chmod(0o755)
+        made.append(target)
+    return Tools(folder, *made)
+
+
+def start(
+    tools: Tools,
+    command: Sequence[str],
+    *,
+    root: Path,
+    limits: Limits,
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    seen: Sequence[Path] = (),
+    written: Sequence[Path] = (),
+    descriptors: Sequence[int] = (),
+    cwd: str = "/tmp",
+    filtered: bool = True,
+    user: bool = True,
+    slot: int = 0,
+) -> Inside:
+    """Start the command; ``root`` is an empty folder, ``seen`` and ``written`` the paths that it may read and write.
+
+    Raises HarnessError where the keeper cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    words = [f"root={root}", f"control={theirs.fileno()}", f"cwd={cwd}", f"filter={int(filtered)}"]
+    words += [f"fsize={limits.file_bytes}", f"tmp={limits.tmp_bytes}", f"cpu={limits.cpu_seconds}"]
+    cgroup = _cgroup(limits)
+    if cgroup is not None:
+        words.append(f"cgroup={cgroup}")
+    else:
+        words.append(f"as={limits.memory}")
+    if user and os.geteuid() == 0:
+        words += [f"uid={_UID + slot}", f"nproc={limits.processes}"]
+    words += [f"bind={path}" for path in (*_SEEN, *map(str, seen))] + [f"write={path}" for path in written]
+    words += [f"hide={path}" for path in _hidden()]
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_ALL": "C"}
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"):
+        if name in os.environ:
+            environment[name] = os.environ[name]
+    try:
+        process = subprocess.Popen(
+            [str(tools.jail), *words, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(theirs.fileno(), *descriptors),
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HarnessError(f"expected to start the harness's keeper, got {error}") from error
+    finally:
+        theirs.close()
+    inside = Inside(process, ours, cgroup)
+    if not inside.wait_for("started", 30.0):
+        inside.end()
+        raise HarnessError(f"expected the keeper to start {command[0]}, got: {'; '.join(inside.lacks) or inside.ended}")
+    if cgroup is None:
+        inside.lacks.append("cgroup: no writable cgroup v2 with memory and pids; memory is limited by address space")
+    return inside
+
+
+def _hidden() -> list[str]:
+    """Folders within those seen where this package or Python's other packages lie."""
+    places = {str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)}
+    return sorted(path for path in places if path.startswith(("/usr/", "/opt/")) and Path(path).is_dir())
+
+
+def _cgroup(limits: Limits) -> Path | None:
+    """A new cgroup with these limits; None where the system has none to give."""
+    top = Path("/sys/fs/cgroup")
+    path = top / f"ece408-grade-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        enabled = (top / "cgroup.subtree_control").read_text().split()
+        for name in ("memory", "pids"):
+            if name not in enabled:
+                (top / "cgroup.subtree_control").write_text(f"+{name}")
+        path.mkdir()
+        if limits.memory:
+            (path / "memory.max").write_text(str(limits.memory))
+        if limits.processes:
+            (path / "pids.max").write_text(str(limits.processes))
+    except OSError:
+        return None
+    return path

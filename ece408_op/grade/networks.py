@@ -1,0 +1,65 @@
+"""The course's networks as the harness tries them, and which of them a file's own constants point to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ece408_op.problem import ConvProblem
+
+#: channels, height, width, filters, kernel
+Layer = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Net:
+    """The convolutions of one network, in order."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    def problems(self, images: int) -> list[ConvProblem]:
+        """Each layer's problem for so many images."""
+        return [ConvProblem(images, *layer) for layer in self.layers]
+
+
+NETS = (
+    Net("2017", ((1, 28, 28, 50, 5),)),
+    Net("2018sp", ((1, 64, 64, 6, 5), (6, 30, 30, 16, 5))),
+    Net("2018fa", ((1, 72, 72, 12, 7), (12, 33, 33, 24, 7))),
+)
+
+#: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
+_COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
+_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+
+
+def numbers(source: str) -> set[int]:
+    """The whole numbers that a C++ file's code holds, comments left out."""
+    return {int(text) for text in _NUMBER.findall(_COMMENT.sub(" ", source)) if len(text) < 10}
+
+
+def pointed_to(source: str) -> list[Net]:
+    """The networks, those that the file's constants point to most strongly first; empty where they point to none.
+
+    A number points to a network where it is a size, or a product of sizes, of that network and of no other.
+    """
+    found = numbers(source)
+    sizes = {net.name: _sizes(net) - _COMMON for net in NETS}
+    score = {}
+    for net in NETS:
+        others = set().union(*(sizes[other.name] for other in NETS if other is not net))
+        score[net.name] = len(found & (sizes[net.name] - others))
+    best = [net for net in NETS if score[net.name] > 0]
+    return sorted(best, key=lambda net: -score[net.name])
+
+
+def _sizes(net: Net) -> set[int]:
+    found: set[int] = set()
+    for channels, height, width, filters, kernel in net.layers:
+        rows, columns, area = height - kernel + 1, width - kernel + 1, kernel * kernel
+        found |= {channels, height, width, filters, kernel, rows, columns, area, channels * area, filters * area}
+        found |= {filters * channels * area, height * width, rows * columns, channels * height * width}
+        found |= {filters * rows * columns, columns * filters, channels * filters}
+    return found

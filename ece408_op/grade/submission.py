@@ -1,0 +1,88 @@
+"""Which files a path given on the command line means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import SpecError
+
+CPU_SUFFIXES = (".h", ".hpp", ".cpp", ".cc")
+GPU_SUFFIXES = (".cuh", ".cu")
+PYTHON_SUFFIX = ".py"
+_SUFFIXES = {"cpu": CPU_SUFFIXES, "gpu": GPU_SUFFIXES}
+_NAMES = ("new-forward.h", "new-forward.cuh")
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One submission: the path by which it is known, and the source to compile (None where there is none)."""
+
+    path: Path
+    source: Path | None
+    context: str
+
+    @property
+    def python(self) -> bool:
+        """Is it a Python file that defines a kernel for this package?"""
+        return self.source is not None and self.source.suffix == PYTHON_SUFFIX
+
+
+def find(paths: list[Path], context: str | None, gpu_here: bool) -> list[Submission]:
+    """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
+
+    Raises SpecError where a path does not exist or holds no submission.
+    """
+    found: dict[Path, Submission] = {}
+    for path in paths:
+        if not path.exists():
+            raise SpecError(f"{path}: expected a file or a folder, found nothing")
+        here = _within(path, context, gpu_here)
+        if not here:
+            raise SpecError(f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none")
+        for one in here:
+            found.setdefault(one.path, one)
+    return list(found.values())
+
+
+def _within(path: Path, context: str | None, gpu_here: bool) -> list[Submission]:
+    if path.is_file():
+        return [_of_file(path, context)]
+    if _is_one(path):
+        return [_of_folder(path, context, gpu_here)]
+    found = []
+    for child in sorted(path.iterdir()):
+        if child.name.startswith("."):
+            continue
+        if child.is_dir():
+            found += _within(child, context, gpu_here)
+        elif child.suffix in (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX):
+            found.append(_of_file(child, context))
+    return found
+
+
+def _is_one(folder: Path) -> bool:
+    return (folder / "ece408_src").is_dir() or any((folder / name).is_file() for name in _NAMES)
+
+
+def _of_file(path: Path, context: str | None) -> Submission:
+    if path.suffix in GPU_SUFFIXES:
+        return Submission(path, path, "gpu")
+    return Submission(path, path, "cpu" if path.suffix in CPU_SUFFIXES else context or "cpu")
+
+
+def _of_folder(folder: Path, context: str | None, gpu_here: bool) -> Submission:
+    inner = folder / "ece408_src" if (folder / "ece408_src").is_dir() else folder
+    sources = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
+    if context is None:
+        context = "gpu" if sources["gpu"] is not None and (gpu_here or sources["cpu"] is None) else "cpu"
+    return Submission(folder, sources[context], context)
+
+
+def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+    """new-forward.* where it is there, else the only file of that kind."""
+    for suffix in suffixes:
+        if (folder / f"new-forward{suffix}").is_file():
+            return folder / f"new-forward{suffix}"
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in suffixes]
+    return files[0] if len(files) == 1 else None

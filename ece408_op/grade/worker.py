@@ -1,0 +1,219 @@
+"""The parent's side of one worker: its clock, its commands, and what it makes of the worker's end."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import select
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ece408_op.problem import ConvProblem
+
+from . import jail
+from .buffers import GUARD
+
+#: A printed text is kept up to so many bytes from its beginning.
+KEPT_BYTES = 1 << 16
+
+
+class EndedError(Exception):
+    """The worker is no more, or may not go on: the status that this means, and the reason in words."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Call:
+    """Seconds of one call of forward: by the parent's clock, and as the worker has it."""
+
+    seconds: float
+    claimed: float
+
+
+class Worker:
+    """A process that holds one submission and one problem's buffers. It is stopped except during a call."""
+
+    def __init__(
+        self,
+        tools: jail.Tools,
+        library: Path,
+        problem: ConvProblem,
+        handles: Sequence[str],
+        folder: Path,
+        limits: jail.Limits,
+        *,
+        descriptors: Sequence[int] = (),
+        seen: Sequence[Path] = (),
+        gpu: bool = False,
+        guard: int = GUARD,
+        slot: int = 0,
+    ) -> None:
+        root = folder / "root"
+        root.mkdir(exist_ok=True)
+        commands, self._commands = os.pipe()
+        self._replies, replies = os.pipe()
+        self._text, self._fault = b"", ""
+        self.printed = folder / "printed.txt"
+        size = (problem.batch, problem.channels, problem.height, problem.width, problem.filters, problem.kernel)
+        runner = tools.gpu_runner if gpu else tools.runner
+        command = [str(runner), str(library), str(commands), str(replies), *map(str, size), *handles, str(guard)]
+        try:
+            with open(self.printed, "ab") as printed:
+                self.inside = jail.start(
+                    tools,
+                    command,
+                    root=root,
+                    limits=limits,
+                    stdout=printed,
+                    stderr=printed,
+                    seen=(tools.folder, library.parent, *seen),
+                    descriptors=(commands, replies, *descriptors),
+                    slot=slot,
+                )
+        finally:
+            os.close(commands)
+            os.close(replies)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inside.end()
+        os.close(self._commands)
+        os.close(self._replies)
+
+    def open(self, seconds: float) -> None:
+        """Wait until the submission is loaded, its static constructors run, and stop the worker.
+
+        Raises EndedError where that fails or takes longer than so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        for expected in ("open", "ready"):
+            line = self._line(deadline, "loading it")
+            if line.startswith("unloadable"):
+                raise EndedError("compile_error", f"the compiled file cannot be loaded: {line.partition(' ')[2]}")
+            if line.startswith("lost"):
+                raise EndedError("crashed", f"the worker could not begin: {line.partition(' ')[2]}")
+            if line != expected:
+                raise EndedError("tampered", f"a message came that the runner does not send while loading: {line!r}")
+        self._stop()
+
+    def call(self, seconds: float, empty: bool = False) -> Call:
+        """Let the worker run for one call, and stop it; raises EndedError where it does not come back in time."""
+        self._nothing_waits()
+        nonce = secrets.token_hex(8)
+        start = time.perf_counter()
+        self.inside.go()
+        try:
+            os.write(self._commands, f"{'empty' if empty else 'run'} {nonce}\n".encode())
+        except BrokenPipeError:
+            raise self._reason_of_end("between two calls") from None
+        line = self._line(time.monotonic() + seconds, "a call of forward")
+        took = time.perf_counter() - start
+        word, _, rest = line.partition(" ")
+        if word == "failed":
+            raise EndedError("crashed", f"forward threw: {rest}")
+        if word == "cuda":
+            raise _cuda_ended(rest)
+        match = re.fullmatch(rf"done {nonce} (\d+)", line)
+        if match is None:
+            raise EndedError("tampered", f"a message came that the runner does not send: {line[:80]!r}")
+        self._stop()
+        self._nothing_waits()
+        return Call(took, int(match.group(1)) / 1e9)
+
+    def _stop(self) -> None:
+        if not self.inside.stop():
+            raise self._reason_of_end("after a call")
+
+    def _nothing_waits(self) -> None:
+        if self._text or select.select([self._replies], [], [], 0)[0]:
+            data = self._text or os.read(self._replies, 200)
+            if data:
+                if data.startswith(b"fault"):
+                    self._fault = data.decode(errors="replace").strip()
+                    raise self._reason_of_end("outside of a call")
+                raise EndedError("tampered", f"a message came that nobody had asked for: {data[:80]!r}")
+            raise self._reason_of_end("outside of a call")
+
+    def _line(self, deadline: float, doing: str) -> str:
+        while True:
+            while b"\n" not in self._text:
+                left = deadline - time.monotonic()
+                if left <= 0 or not select.select([self._replies], [], [], left)[0]:
+                    raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
+                data = os.read(self._replies, 4096)
+                if not data:
+                    raise self._reason_of_end(doing)
+                self._text += data
+            raw, _, self._text = self._text.partition(b"\n")
+            line = raw.decode(errors="replace")
+            if not line.startswith("fault"):
+                return line
+            self._fault = line
+
+    def _reason_of_end(self, doing: str) -> EndedError:
+        if not self.inside.wait_for("ended", 5.0):
+            self.inside.end()
+            return EndedError("tampered", f"the runner's pipe was closed during {doing}, though the process lived on")
+        kind, _, number = (self.inside.ended or "lost").partition(" ")
+        place = re.fullmatch(r"fault (\d+) ([xyw]) (-?\d+) (\d+)", self._fault)
+        if place is not None:
+            return _fault(place.group(2), int(place.group(3)), int(place.group(4)), doing)
+        if kind == "exit":
+            return EndedError("crashed", f"it ended its process itself (exit code {number}) during {doing}")
+        if kind == "signal":
+            return _signal(int(number), doing)
+        return EndedError("crashed", f"its process was lost during {doing}")
+
+
+def kept(path: Path) -> str:
+    """The beginning of what a submission printed."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(KEPT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
+    full = {"x": "its input x", "w": "the filters w", "y": "the output y"}[name]
+    if 0 <= offset < elements:
+        return EndedError("tampered", f"it wrote into {full}, which is const, at element {offset} of {elements}")
+    where = f"{-offset} before the first" if offset < 0 else f"{offset - elements + 1} past the last"
+    return EndedError(
+        "out_of_bounds", f"it touched memory outside {full}, {where} of its {elements} elements, in {doing}"
+    )
+
+
+_SIGNALS = {
+    signal.SIGSEGV: "it touched memory that it does not own (segmentation fault)",
+    signal.SIGBUS: "it touched memory that is not there (bus error)",
+    signal.SIGFPE: "it divided an integer by zero (SIGFPE)",
+    signal.SIGABRT: "it was aborted (a failed assert, an uncaught exception, or a broken heap)",
+    signal.SIGILL: "it ran an instruction that this processor lacks, or fell off a function's end (SIGILL)",
+    signal.SIGSYS: "it asked the system for what no submission may do, such as starting another process",
+    signal.SIGKILL: "it was killed, most likely for using more memory than its limit",
+    signal.SIGXCPU: "it used more processor time than its limit",
+    signal.SIGXFSZ: "it wrote a file larger than its limit",
+}
+
+
+def _signal(number: int, doing: str) -> EndedError:
+    known = {int(key): text for key, text in _SIGNALS.items()}
+    status = "timed_out" if number == signal.SIGXCPU else "crashed"
+    return EndedError(status, f"{known.get(number, f'it was ended by signal {number}')}, during {doing}")
+
+
+def _cuda_ended(text: str) -> EndedError:
+    return EndedError("crashed", f"the GPU reported {text} after forward")
