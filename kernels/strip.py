@@ -1,0 +1,298 @@
+"""Strips of a row in registers: the fastest plain float32 kernel for layers of several channels.
+
+Every thread has a strip of P pixels for F filters; ``strip.cu`` says how. This file picks the tile: it counts the
+instructions and the shared-memory cycles of each candidate, and takes the one that does a layer's products in the
+fewest. docs/gpu/float32.md tells how well the count agrees with what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+from ece408_op.kernel import CudaKernel
+from ece408_op.launch import Chip, Launch, Plan, ceil_div, images_a_round, layer_defines, round_up
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+
+_FOLDER = Path(__file__).parent
+#: Registers of a multiprocessor; a thread has them in steps of 8.
+_REGISTERS = 65536
+#: A multiprocessor keeps 1 KB of shared memory for each block that it holds.
+_BLOCK_BYTES = 1024
+#: Filters of a thread, and warps of strips in a block, that are tried.
+_FILTERS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+_WARPS = (1, 2, 3, 4, 8)
+_MOST_WARPS = 16
+#: Blocks of a multiprocessor that every chip can hold, and warps.
+_MOST_BLOCKS = 16
+_MOST_HELD = 32
+#: Sums of a thread beyond which they do not stay in registers with the inputs and weights.
+_MOST_SUMS = 120
+_MOST_PIXELS = 28
+#: Of the shapes of a thread's tile, so many of the best are tried with every block around them.
+_TRIED = 8
+
+_GROUPS = (1, 2, 3, 4, 6, 8)
+#: The first chips that copy into shared memory while they compute.
+_ASYNCHRONOUS = (8, 0)
+
+#: Cost a product and output, P, F, XV, S.
+Shape = tuple[float, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A thread's, a warp's and a block's share; the letters are those of ``strip.cu``."""
+
+    pixels: int  # P
+    filters: int  # F
+    columns: int  # TW
+    groups: int  # G
+    passes: int  # GL
+    lanes: int  # LANES
+    channels: int  # CC
+    stages: int  # STAGES
+    blocks: int  # BLOCKS: of a multiprocessor
+    rows: int  # ROWS
+    stride: int  # S
+    x_vector: int  # XV: floats of one read of inputs from shared memory
+    copied: int  # XG: floats of one copy into it
+    keep_weights: bool  # KEEP_W
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.lanes * self.groups
+
+    @property
+    def strips(self) -> int:
+        """Strips in a row of a column tile: CG."""
+        return ceil_div(self.columns, self.pixels)
+
+    def slack(self, kernel: int) -> int:
+        """Floats that the last strip of the last row may read beyond it."""
+        read = round_up(self.pixels + kernel - 1, self.x_vector)
+        return max(0, (self.strips - 1) * self.pixels + read - self.stride)
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Shared memory of a block: input rows, weights, and the sums on their way out."""
+        k, chunks = problem.kernel, ceil_div(problem.channels, self.channels)
+        x = round_up(self.channels * self.rows * self.stride + self.slack(k), 4)
+        weights = self.passes * self.groups * self.channels * k * round_up(k * self.filters, 4)
+        sums = self.threads * self.pixels
+        return ITEM_BYTES * (self.stages * x + (chunks if self.keep_weights else self.stages) * weights + sums)
+
+
+Priced = tuple[float, Tile]
+
+
+def _registers(pixels: int, filters: int, kernel: int, exact: bool, chip: Chip) -> int:
+    """Registers that a thread needs, about: sums, inputs, addresses; more where strips reach beyond the row."""
+    # For the chip that this was tuned on the compiler was seen to do with fewer than for others.
+    other = 24 if chip.capability == (9, 0) else 40
+    return pixels * filters + pixels + kernel - 1 + other + (0 if exact else 4)
+
+
+def _rows(problem: ConvProblem, strips: int, lanes: int) -> int:
+    """The most input rows that so many strips in a row read, wherever they begin."""
+    spanned = lanes // strips if lanes % strips == 0 else (lanes - 2) // strips + 2
+    images_begun = ceil_div(spanned - 1, problem.output_height)
+    return spanned + (problem.kernel - 1) * (images_begun + 1)
+
+
+@lru_cache(maxsize=4096)
+def _read_cycles(stride: int, strips: int, pixels: int, vector: int) -> float:
+    """Shared-memory cycles of a warp's read of one vector a strip, the mean over where a warp may begin."""
+    starts = range(0, strips, ceil_div(strips, 4))
+    cycles = 0
+    for start in starts:
+        places = [lane // strips * stride + lane % strips * pixels for lane in range(start, start + 32)]
+        for part in range(0, 32, 32 // vector):
+            banks: dict[int, set[int]] = {}
+            for place in places[part : part + 32 // vector]:
+                for word in range(place, place + vector):
+                    banks.setdefault(word % 32, set()).add(word)
+            cycles += max(len(words) for words in banks.values())
+    return cycles / len(starts)
+
+
+@lru_cache(maxsize=1024)
+def _stride(width: int, strips: int, pixels: int, vector: int) -> int:
+    """Floats from one row to the next such that a warp's reads meet in few banks."""
+    first = round_up(width, vector)
+    options = range(first, first + 33, vector)
+    return min(options, key=lambda s: (_read_cycles(s, strips, pixels, vector) * (1 + (s - first) / 100), s))
+
+
+def _copied(problem: ConvProblem, columns: int, aligned: int) -> int:
+    """Floats of one copy from global to shared memory: XG."""
+    whole = columns == problem.output_width
+    return next(v for v in (4, 2, 1) if 4 * v <= aligned and problem.width % v == 0 and (whole or columns % v == 0))
+
+
+def _stored(problem: ConvProblem, tile: Tile, aligned: int) -> int:
+    """Floats of one store: OV."""
+    exact = tile.columns == problem.output_width and problem.output_width % tile.pixels == 0
+    pixels = problem.output_height * problem.output_width
+    return 4 if exact and pixels % 4 == 0 and aligned == 16 else 1
+
+
+def _loop(problem: ConvProblem, pixels: int, filters: int, vector: int, cycles: float) -> float:
+    """Cycles of a scheduler for a warp's K P F multiply-adds: of issue, or of shared memory if that is more."""
+    k = problem.kernel
+    products = k * pixels * filters
+    reads, weights = ceil_div(pixels + k - 1, vector), round_up(k * filters, 4) // 4
+    issue = 1.09 * products + 3 * (reads + weights) + 36 + 0.2 * k * filters
+    return max(issue, 3.5 * (cycles * reads + 4 * weights))
+
+
+def _shapes(problem: ConvProblem, columns: int, copied: int) -> Iterator[Shape]:
+    """Cost a product and output, P, F, XV, S: the thread's tiles for column tiles of that width."""
+    k, width = problem.kernel, min(problem.width, columns + problem.kernel - 1)
+    wanted = {ceil_div(columns, n) for n in range(1, columns + 1)} if columns < 64 else set()
+    for pixels in sorted(p for p in wanted | {4, 6, 8, 10, 12, 20} if p <= min(_MOST_PIXELS, columns)):
+        strips = ceil_div(columns, pixels)
+        for filters in _FILTERS:
+            if pixels * filters > _MOST_SUMS or filters > problem.filters:
+                continue
+            for vector in (1, 2, 4):
+                if strips > 1 and pixels % vector:
+                    continue
+                stride = _stride(round_up(width, copied), strips, pixels, max(vector, copied))
+                cycles = _read_cycles(stride, strips, pixels, vector)
+                waste = strips * pixels / columns * round_up(problem.filters, filters) / problem.filters
+                cost = waste * _loop(problem, pixels, filters, vector, cycles) / (k * pixels * filters)
+                yield cost, pixels, filters, vector, stride
+
+
+def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip, copied: int) -> Iterator[Priced]:
+    """Cost and tile of every block that fits the chip, for a thread's tile."""
+    cost, pixels, filters, vector, stride = shape
+    k, channels = problem.kernel, problem.channels
+    all_groups = ceil_div(problem.filters, filters)
+    exact = columns == problem.output_width and columns % pixels == 0
+    per_thread = min(255, round_up(_registers(pixels, filters, k, exact, chip), 8))
+    # A multiprocessor has four schedulers, each with a quarter of the registers.
+    held = min(_MOST_HELD, 4 * (_REGISTERS // (4 * 32 * per_thread)))
+    loop = cost * k * pixels * filters  # of one row of one channel, waste and all
+    chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
+    ways = [(1, True), (1, False)] + ([(2, True), (2, False)] if chip.capability >= _ASYNCHRONOUS else [])
+    for warps in _WARPS:
+        rows = _rows(problem, ceil_div(columns, pixels), 32 * warps)
+        for chunk, groups, (stages, keep) in product(chunks, sorted({min(all_groups, g) for g in _GROUPS}), ways):
+            if warps * groups > min(_MOST_WARPS, held):
+                continue
+            for passes in {1, ceil_div(all_groups, groups)} if chunk == channels and keep else {1}:
+                block = (columns, groups, passes, 32 * warps, chunk, stages)
+                tile = Tile(pixels, filters, *block, held // (warps * groups), rows, stride, vector, copied, keep)
+                room = (chip.shared_bytes + _BLOCK_BYTES) // (tile.shared_bytes(problem) + _BLOCK_BYTES)
+                if room:
+                    tile = replace(tile, blocks=min(tile.blocks, room, _MOST_BLOCKS))
+                    yield _cost(problem, tile, loop, all_groups), tile
+
+
+def _cost(problem: ConvProblem, tile: Tile, loop: float, all_groups: int) -> float:
+    """Issue cycles a product and output, with all that the inner loop does not contain.
+
+    The figures in it and in ``_loop`` were fitted to 524 tiles of 45 layers timed on an H200; they spread by 10 %.
+    """
+    k, channels = problem.kernel, problem.channels
+    chunks = ceil_div(channels, tile.channels)
+    warps = tile.threads // 32
+    # Of one warp for one group of filters: the loop, clearing the sums, storing them.
+    exact = tile.columns == problem.output_width and tile.columns % tile.pixels == 0
+    store = (1.5 if problem.output_height * problem.output_width % 4 == 0 else 3.0) if exact else 25.0
+    group = channels * k * loop + store * tile.pixels * tile.filters + 24
+    copies = 2.8 * tile.rows * tile.stride / tile.copied / 32 * (channels + 20 * chunks) / warps
+    weights = 0.0 if tile.keep_weights else 110 * tile.groups * channels * k * k * tile.filters / tile.threads
+    item = tile.passes * group + copies + weights + 260
+    # Few warps hide little; warps that are no multiple of four burden some schedulers more than others.
+    item *= 1 + 1.27 * math.exp(-tile.blocks * warps / 4)
+    item *= 1 + (0.34 * (round_up(warps, 4) / warps - 1) if warps > 4 else 0.05 * (warps == 3))
+    # The warps of a block wait for the last one, and for their input; only the other blocks work meanwhile.
+    item += 80 * chunks * warps
+    item += 270 * chunks * (0.31 if tile.stages == 2 else 1.0) * (1.37 if tile.blocks == 1 else 1.0) / tile.blocks
+    useful = tile.passes * channels * k * k * tile.pixels * tile.filters
+    together = tile.groups * tile.passes
+    padding = ceil_div(all_groups, together) * together / all_groups
+    return item * padding / useful
+
+
+@lru_cache(maxsize=256)
+def best_tile(problem: ConvProblem, chip: Chip, aligned: int) -> Tile | None:
+    """The tile of the least cost for the layer on the chip; None where no tile fits its shared memory."""
+    width = problem.output_width
+    for columns in [width, *(c for c in (512, 256, 128, 64, 32, 16, 8, 4) if c < width)]:
+        copied = _copied(problem, columns, aligned)
+        shapes = sorted(_shapes(problem, columns, copied))[:_TRIED]
+        found = [each for shape in shapes for each in _blocks_around(problem, shape, columns, chip, copied)]
+        if found:
+            return min(found, key=lambda pair: pair[0])[1]
+    return None
+
+
+def _layer(problem: ConvProblem) -> ConvProblem:
+    """The problem without its batch, which tiles do not depend on."""
+    return problem.with_batch(1)
+
+
+def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    known = chip or Chip("any", (5, 0), 1)
+    if best_tile(_layer(problem), known, 4) is not None:
+        return []
+    return [f"shared memory of a block: a tile of K = {problem.kernel} does not fit {known.shared_bytes} bytes"]
+
+
+def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | str]:
+    span = ceil_div(tile.lanes, problem.output_height * tile.strips) + 1
+    exact = tile.columns % tile.pixels == 0
+    return {
+        **layer_defines(problem, span),
+        "P": tile.pixels,
+        "F": tile.filters,
+        "TW": tile.columns,
+        "G": tile.groups,
+        "GL": tile.passes,
+        "LANES": tile.lanes,
+        "CC": tile.channels,
+        "STAGES": tile.stages,
+        "BLOCKS": tile.blocks,
+        "ROWS": tile.rows,
+        "S": tile.stride,
+        "SLACK": tile.slack(problem.kernel),
+        "KEEP_W": int(tile.keep_weights),
+        "XV": tile.x_vector,
+        "XG": tile.copied,
+        "OV": _stored(problem, tile, aligned),
+        "SV": next(v for v in (4, 2, 1) if tile.pixels % v == 0) if exact else 1,
+    }
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    tile = best_tile(_layer(problem), chip, aligned)
+    assert tile is not None, "a problem that _reasons takes"
+    strips = problem.output_height * tile.strips
+    tiles = ceil_div(problem.output_width, tile.columns)
+    blocks_m = ceil_div(problem.filters, tile.filters * tile.groups * tile.passes)
+
+    def steps(images: int) -> tuple[Launch, ...]:
+        items = ceil_div(images * strips, tile.lanes) * tiles
+        held = max(1, chip.multiprocessors * tile.blocks // blocks_m)
+        grid = (min(items, held) * blocks_m, 1, 1)
+        shared = tile.shared_bytes(problem)
+        return (Launch("strip", grid, (tile.threads, 1, 1), ("x", "w", "y", "first", "images"), shared),)
+
+    return Plan(_defines(problem, tile, aligned), images_a_round(problem.batch, strips * tiles), steps)
+
+
+KERNEL = CudaKernel(
+    "strip",
+    "a strip of a row for several filters a thread, in registers",
+    (_FOLDER / "layer.cuh", _FOLDER / "strip.cu"),
+    _plan,
+    _reasons,
+)
