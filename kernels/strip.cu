@@ -232,7 +232,7 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
                 }
                 __syncwarp();
                 int from = begin;
-                if (UNITS > 8) asm volatile("" : "+r"(from));  // the same again: too many places to keep for all filters
+                if (UNITS > 8) asm volatile("" : "+r"(from));  // the same again: too many places to keep
 #pragma unroll
                 for (int u = 0; u < UNITS; u++) {
                     const int pixel = from + (u * 32 + lane) * OV;
@@ -260,7 +260,8 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
             const unsigned item_next = last ? item + step : item;
             const bool fetch = item_next < items;
             const auto load_next = [&](int into) {
-                load_rows(x_rows + into * X_FLOATS, image_of(x, first, IMAGE), strips_of(item_next, images), k_next * CC);
+                const Strips next = strips_of(item_next, images);
+                load_rows(x_rows + into * X_FLOATS, image_of(x, first, IMAGE), next, k_next * CC);
                 if (!KEEP_W) load_weights(weights + into * W_FLOATS, w, block_m0, k_next * CC);
             };
             if (STAGES == 2) {
