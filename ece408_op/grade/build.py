@@ -40,7 +40,7 @@ class Built:
 def build(
     source: Path, context: str, folder: Path, tools: jail.Tools, limits: LimitsSpec, architecture: str = ""
 ) -> Built:
-    """Compile the source; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
+    """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
     folder.chmod(0o755)
     inner = folder / "src"
     inner.mkdir()
@@ -58,9 +58,7 @@ def build(
             _reject_replaced(target / "submission.so")
             return Built(target / "submission.so", text)
         if code.startswith("signal"):
-            raise EndedError(
-                "compile_error", f"the compiler was ended ({code}): out of memory, or output over its limit"
-            )
+            raise EndedError("compile_error", f"the compiler was ended ({code}): memory or output over its limit")
         first = first or text
     if re.search(r"\btexture\s*<|\btex[123]D\w*\s*\(|cudaBindTexture", _code(inner)) and "texture" in first:
         raise EndedError("unsupported", "it uses texture<> references, which CUDA has no longer had since CUDA 12")

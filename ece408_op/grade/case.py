@@ -109,6 +109,9 @@ class Bench:
     side: Callable[[ConvProblem], Any] = HostSide
     seen: tuple[Path, ...] = ()
     slot: int = 0
+    #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
+    runs: int = 3
+    gpu: bool = False
 
 
 def try_case(bench: Bench, library: Path, problem: ConvProblem, seconds: float, purposes: Plan = FULL) -> Case:
@@ -116,7 +119,8 @@ def try_case(bench: Bench, library: Path, problem: ConvProblem, seconds: float, 
     case = Case(problem)
     limits = bench.spec.limits
     inside = jail.Limits(
-        memory=0 if bench.side is not HostSide else limits.memory_bytes + 4 * sum(map(_size, _shapes(problem))),
+        # An address space limit keeps CUDA from starting.
+        memory=0 if bench.gpu else limits.memory_bytes + problem.bytes,
         cpu_seconds=int(seconds * 64) + 60,
         file_bytes=limits.output_bytes,
         tmp_bytes=limits.disk_bytes,
@@ -136,7 +140,7 @@ def try_case(bench: Bench, library: Path, problem: ConvProblem, seconds: float, 
             try:
                 worker.open(limits.load_seconds)
                 case.overhead = statistics.median(worker.call(10.0, empty=True).seconds for _ in range(5))
-                _runs(case, side, worker, bench.spec, seconds, purposes)
+                _runs(case, side, worker, bench, seconds, purposes)
                 _verdict(case, bench.spec)
             except EndedError as ended:
                 reason = ended.reason.replace(f"{library.parent.parent}/src/", "")
@@ -154,10 +158,10 @@ def _plan(runs: int, purposes: Plan) -> Iterator[tuple[str, str]]:
             yield purpose, REAL if purpose == AGAIN else WHOLE
 
 
-def _runs(case: Case, side: Any, worker: Worker, spec: Spec, seconds: float, purposes: Plan) -> None:
+def _runs(case: Case, side: Any, worker: Worker, bench: Bench, seconds: float, purposes: Plan) -> None:
     right: set[str] = set()
-    for number, (purpose, kind) in enumerate(_plan(spec.runs, purposes)):
-        rng = np.random.default_rng([spec.seed, *case.problem.x_shape, *case.problem.w_shape, number])
+    for number, (purpose, kind) in enumerate(_plan(bench.spec.runs or bench.runs, purposes)):
+        rng = np.random.default_rng([bench.spec.seed, *case.problem.x_shape, *case.problem.w_shape, number])
         if purpose == AGAIN:
             side.load_nearly_the_same(rng)
         else:
@@ -224,14 +228,6 @@ def _wrong(case: Case, wrong: list[Run]) -> tuple[str, str]:
 
 def _clocks_disagree(run: Run) -> bool:
     return run.seconds - run.claimed > max(_CLOCKS_APART, run.seconds / 2)
-
-
-def _shapes(problem: ConvProblem) -> tuple[tuple[int, ...], ...]:
-    return (problem.x_shape, problem.w_shape, problem.y_shape)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def _finite(value: float) -> float | str:

@@ -10,16 +10,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ece408_op import cuda
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 
-from . import jail, klass, spec, submission
+from . import jail, klass, reports, spec, submission
 from .case import Bench
 from .errors import SpecError
+from .gpu_side import GpuSide
 from .grading import Grader
 from .log import Log, Record
 
 VERSION = 1
+_GPU_RUNS = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         rules = spec.load(arguments.spec)
-        found = submission.find(arguments.path, arguments.context, gpu_here=False)
+        found = submission.find(arguments.path, arguments.context, gpu_here=_gpu_here)
         records = _grade(found, rules, arguments)
     except SpecError as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
@@ -51,15 +54,39 @@ def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argp
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
+    contexts = {one.context for one in found}
     with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
-        tools = jail.build_tools(Path(name))
-        grader = Grader(Bench(tools, rules), "cpu")
-        records = klass.grade_all(found, lambda context: grader, arguments.jobs, log)
+        tools = jail.build_tools(Path(name), gpu="gpu" in contexts)
+        graders = {}
+        if "cpu" in contexts:
+            graders["cpu"] = Grader(Bench(tools, rules), "cpu")
+        if "gpu" in contexts:
+            graders["gpu"] = gpu_grader(tools, rules)
+        # One submission has the GPU to itself.
+        jobs = arguments.jobs if "gpu" not in contexts else 1
+        records = klass.grade_all(found, graders.__getitem__, jobs, log)
     if log:
         with replacing(arguments.json) as file:
             file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
+    if arguments.reports:
+        reports.write_all(arguments.reports, records, rules.ranking)
+    if log:
         log.close(remove=True)
     return records
+
+
+def gpu_grader(tools: jail.Tools, rules: spec.Spec) -> Grader:
+    """The grader for this machine's first GPU; raises DeviceError where there is none."""
+    chip = cuda.chip()
+    bench = Bench(tools, rules, side=GpuSide, runs=_GPU_RUNS, gpu=True)
+    return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name)
+
+
+def _gpu_here() -> bool:
+    try:
+        return cuda.device_count() > 0
+    except DeviceError:
+        return False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", choices=("cpu", "gpu"), help="grade new-forward.h (cpu) or new-forward.cuh (gpu)")
     parser.add_argument("--spec", type=Path, help="the grader's file, TOML")
     parser.add_argument("--json", type=Path, help="write the records there")
+    parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     parser.add_argument(
         "--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help="submissions at a time (default: the cores)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import select
 import shutil
@@ -24,6 +25,8 @@ _SEEN = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf"),
     *("/etc/ld.so.conf.d", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random"),
 )
+#: What a program on the GPU needs to see beside.
+_DRIVER = tuple(map(Path, [*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced"]))
 #: The user that submissions run as where the harness was started as root: one that nobody is.
 _UID = 64000
 
@@ -137,20 +140,25 @@ def compiler(name: str) -> str:
     return found
 
 
-def build_tools(folder: Path) -> Tools:
-    """Compile the keeper and the CPU's runner into the folder; raises HarnessError where that fails."""
+def build_tools(folder: Path, gpu: bool = False) -> Tools:
+    """Compile the keeper and the runners into the folder; raises HarnessError where that fails."""
     folder.chmod(0o755)
     shutil.copytree(HEADERS, folder / "headers")
-    made = []
-    for name, libraries in (("jail", ["-static-libstdc++"]), ("runner", ["-ldl"])):
+    gxx = [compiler("g++"), "-O2"]
+    commands = {"jail": [*gxx, str(NATIVE / "jail.cpp")], "runner": [*gxx, str(NATIVE / "runner.cpp"), "-ldl"]}
+    if gpu:
+        nvcc = [compiler("nvcc"), "-O2", "-cudart", "static", "-DECE408_GRADE_GPU"]
+        commands["gpu_runner"] = [*nvcc, "-x", "cu", str(NATIVE / "runner.cpp"), "-ldl"]
+    made = {}
+    for name, words in commands.items():
         target = folder / name
-        command = [compiler("g++"), "-O2", "-o", str(target), str(NATIVE / f"{name}.cpp"), *libraries]
+        command = [*words, "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise HarnessError(f"expected g++ to build the harness's own {name}.cpp, got: {done.stderr.strip()}")
+            raise HarnessError(f"expected {words[0]} to build the harness's own {name}, got: {done.stderr.strip()}")
         target.chmod(0o755)
-        made.append(target)
-    return Tools(folder, *made)
+        made[name] = target
+    return Tools(folder, **made)
 
 
 def start(
@@ -167,6 +175,7 @@ def start(
     cwd: str = "/tmp",
     filtered: bool = True,
     user: bool = True,
+    gpu: bool = False,
     slot: int = 0,
 ) -> Inside:
     """Start the command; ``root`` is an empty folder, ``seen`` and ``written`` the paths that it may read and write.
@@ -181,6 +190,7 @@ def start(
         words.append(f"cgroup={cgroup}")
     else:
         words.append(f"as={limits.memory}")
+    seen = (*seen, *(_DRIVER if gpu else ()))
     if user and os.geteuid() == 0:
         words += [f"uid={_UID + slot}", f"nproc={limits.processes}"]
     words += [f"bind={path}" for path in (*_SEEN, *map(str, seen))] + [f"write={path}" for path in written]

@@ -26,7 +26,8 @@ EPS16 = 2.0**-11
 
 #: What outputs hold before the run that looks for elements never written: no whole number.
 PATTERN = 4096.5
-_NEAR = 0.25
+NEAR = 0.25
+"""How far from an integer an element may be and count as that integer."""
 
 
 def half_bound(problem: ConvProblem) -> float:
@@ -107,7 +108,7 @@ def traces(y: np.ndarray, x: np.ndarray, w: np.ndarray) -> Traces:
         part = y[first : first + step]
         expected = reference.convolve(x[first : first + step], w)
         left = part == np.float32(PATTERN)
-        written = np.abs(part - expected) < _NEAR
-        accumulated = ~left & (np.abs(part - expected - PATTERN) < _NEAR)
+        written = np.abs(part - expected) < NEAR
+        accumulated = ~left & (np.abs(part - expected - PATTERN) < NEAR)
         counts += [written.sum(), accumulated.sum(), left.sum(), (~(left | written | accumulated)).sum()]
     return Traces(*map(int, counts))

@@ -50,8 +50,8 @@ class Spec:
 
     nets: tuple[Net, ...] = ()
     images: tuple[int, ...] = ()
-    #: Timed runs of each layer.
-    runs: int = 3
+    #: Timed runs of each layer; 0: as many as the context has by default.
+    runs: int = 0
     #: Does half precision pass?
     half: bool = True
     #: Batch sizes that are tried beside, in one run each, to say what a file can do.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class Submission:
         return self.source is not None and self.source.suffix == PYTHON_SUFFIX
 
 
-def find(paths: list[Path], context: str | None, gpu_here: bool) -> list[Submission]:
+def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
     """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
 
     Raises SpecError where a path does not exist or holds no submission.
@@ -45,7 +46,7 @@ def find(paths: list[Path], context: str | None, gpu_here: bool) -> list[Submiss
     return list(found.values())
 
 
-def _within(path: Path, context: str | None, gpu_here: bool) -> list[Submission]:
+def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
     if path.is_file():
         return [_of_file(path, context)]
     if _is_one(path):
@@ -71,11 +72,11 @@ def _of_file(path: Path, context: str | None) -> Submission:
     return Submission(path, path, "cpu" if path.suffix in CPU_SUFFIXES else context or "cpu")
 
 
-def _of_folder(folder: Path, context: str | None, gpu_here: bool) -> Submission:
+def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
     inner = folder / "ece408_src" if (folder / "ece408_src").is_dir() else folder
     sources = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
     if context is None:
-        context = "gpu" if sources["gpu"] is not None and (gpu_here or sources["cpu"] is None) else "cpu"
+        context = "gpu" if sources["gpu"] is not None and (sources["cpu"] is None or gpu_here()) else "cpu"
     return Submission(folder, sources[context], context)
 
 

@@ -76,6 +76,7 @@ class Worker:
                     stderr=printed,
                     seen=(tools.folder, library.parent, *seen),
                     descriptors=(commands, replies, *descriptors),
+                    gpu=gpu,
                     slot=slot,
                 )
         finally:

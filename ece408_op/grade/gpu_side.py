@@ -1,0 +1,201 @@
+"""A problem's buffers in a GPU's memory: the parent's, opened by the worker through CUDA IPC.
+
+On both sides of each buffer lies a red zone that bears a mark; whoever writes there is found out. The inputs have
+copies that the worker never sees, and so has every output: the copies are what is judged.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ece408_op import cuda
+from ece408_op.check import Comparison
+from ece408_op.kernel import float32_bound
+from ece408_op.kernels import reference
+from ece408_op.problem import ConvProblem
+
+from . import judge
+
+#: Bytes of the red zone on each side, a multiple of every alignment.
+RED_ZONE = 16 << 20
+_MARK = 0xA5A5A5A5
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+#: Elements of y that one step of the comparison takes.
+_STEP = 1 << 26
+#: Bytes written before a timed run: more than any second-level cache.
+_FLUSH = 256 << 20
+_BLOCKS, _THREADS = (2048,), (256,)
+
+
+@cache
+def _kernels() -> Any:
+    text = Path(__file__).with_name("native").joinpath("gpu_side.cu").read_text(encoding="utf-8")
+    return cuda.cupy().RawModule(code=text, options=("--std=c++17",))
+
+
+def _launch(name: str, *arguments: Any) -> None:
+    _kernels().get_function(name)(_BLOCKS, _THREADS, arguments)
+
+
+class _Buffer:
+    """Memory of its own allocation, which alone can be shared: a red zone, the array, a red zone."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        cp = cuda.cupy()
+        count = int(np.prod(shape, dtype=np.int64))
+        # The second zone begins right behind the last element.
+        total = 2 * RED_ZONE + 4 * count
+        self.pointer = cp.cuda.runtime.malloc(total)
+        owner = cp.cuda.UnownedMemory(self.pointer, total, self)
+        words = cp.ndarray((total // 4,), np.uint32, cp.cuda.MemoryPointer(owner, 0))
+        words.fill(_MARK)
+        first = RED_ZONE // 4
+        self.zones = (words[:first], words[first + count :])
+        self.array = words[first : first + count].view(np.float32).reshape(shape)
+        self.handle = cp.cuda.runtime.ipcGetMemHandle(self.pointer).hex()
+
+    def touched(self) -> bool:
+        return any(_count("unlike", zone, np.uint64(zone.size), np.uint32(_MARK)) for zone in self.zones)
+
+    def close(self) -> None:
+        cuda.cupy().cuda.runtime.free(self.pointer)
+
+
+class GpuSide:
+    """The GPU's side of a case, with the same doors as HostSide."""
+
+    gpu = True
+    guard = RED_ZONE
+    descriptors: tuple[int, ...] = ()
+
+    def __init__(self, problem: ConvProblem) -> None:
+        cp = cuda.cupy()
+        self.problem = problem
+        self._x, self._w, self._y = (_Buffer(s) for s in (problem.x_shape, problem.w_shape, problem.y_shape))
+        self._own_x, self._own_w = cp.empty(problem.x_shape, np.float32), cp.empty(problem.w_shape, np.float32)
+        self._copy = cp.empty(problem.y_shape, np.float32)
+        self._flush = cp.empty(_FLUSH // 4, np.float32)
+
+    def __enter__(self) -> GpuSide:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in (self._x, self._w, self._y):
+            one.close()
+        cuda.cupy().get_default_memory_pool().free_all_blocks()
+
+    @property
+    def handles(self) -> tuple[str, ...]:
+        """How the runner is told where x, w and y are."""
+        return (self._x.handle, self._w.handle, self._y.handle)
+
+    def load(self, kind: str, rng: np.random.Generator, fill: float = 0.0) -> None:
+        """Fresh inputs of that kind, and every element of y set to ``fill``."""
+        seed = np.uint64(rng.integers(0, 2**63))
+        whole = 1 if self.problem.products <= 1000 else 2
+        number = np.int32(0 if kind == judge.REAL else whole)
+        _launch("draw", self._own_x, np.uint64(self._own_x.size), seed, number)
+        _, w = judge.draw(self.problem.with_batch(1), kind, rng)
+        self._own_w.set(w)
+        self._put(fill)
+
+    def load_nearly_the_same(self, rng: np.random.Generator) -> None:
+        """The inputs of the run before, but for an element here and there in every image; y zero."""
+        image = np.uint64(self._own_x[0].size)
+        seed = np.uint64(rng.integers(0, 2**63))
+        _launch("sprinkle", self._own_x, np.uint64(self._own_x.size), image, seed)
+        self._put(0.0)
+
+    def flush(self) -> None:
+        """Push the buffers out of the second-level cache."""
+        self._flush.fill(1.0)
+        _wait()
+
+    def snapshot(self) -> None:
+        """Copy the output."""
+        self._copy[...] = self._y.array
+        _wait()
+
+    def changed_late(self) -> bool:
+        """Is the output another than when it was copied?"""
+        return bool(_differ(self._copy, self._y.array))
+
+    def inputs_changed(self) -> bool:
+        """Do x and w differ from what was put there?"""
+        return bool(_differ(self._own_x, self._x.array) or _differ(self._own_w, self._w.array))
+
+    def touched(self) -> bool:
+        """Was anything written into the red zones?"""
+        return any(one.touched() for one in (self._x, self._w, self._y))
+
+    def fingerprint(self) -> str:
+        """A digest of the output's bits."""
+        return f"{_count('digest', self._copy.view(np.uint32), np.uint64(self._copy.size)):x}"
+
+    def judged(self, kind: str) -> judge.Judged:
+        """The copied output's class."""
+        cp, problem = cuda.cupy(), self.problem
+        image = self._copy[0].size
+        step = max(1, _STEP // image)
+        share, scaled = cp.empty(step * image, np.float32), cp.empty(step * image, np.float32)
+        worst, place, largest, wrong = -1.0, 0, 0.0, 0
+        for first in range(0, problem.batch, step):
+            y, x = self._copy[first : first + step], self._own_x[first : first + step]
+            bound, least = np.float64(float32_bound(problem)), np.float64(problem.products * _SMALLEST)
+            _launch("judge", y, x, self._own_w, np.uint64(y.size), *self._sizes(), bound, least, share, scaled)
+            part = share[: y.size]
+            at = int(part.argmax())
+            if float(part[at]) > worst:
+                worst, place = float(part[at]), first * image + at
+            largest = max(largest, float(scaled[: y.size].max()))
+            wrong += int((part > 1).sum())
+        index = tuple(int(i) for i in np.unravel_index(place, problem.y_shape))
+        got, expected = float(self._copy[index]), self._exact(index)
+        found = Comparison(worst, largest, index, got, expected, wrong, self._copy.size, 0)
+        return judge.classify(found, problem, kind)
+
+    def traces(self) -> judge.Traces:
+        """What became of the pattern in the copied output."""
+        counts = cuda.cupy().zeros(4, np.uint64)
+        numbers = (*self._sizes(), np.float32(judge.PATTERN), np.float64(judge.NEAR), counts)
+        _launch("traces", self._copy, self._own_x, self._own_w, np.uint64(self._copy.size), *numbers)
+        return judge.Traces(*map(int, counts.get()))
+
+    def _exact(self, index: tuple[int, ...]) -> float:
+        image, m, i, j = index
+        size = self.problem.kernel
+        window = self._own_x[image : image + 1, :, i : i + size, j : j + size].get()
+        return float(reference.convolve(window, self._own_w[m : m + 1].get())[0, 0, 0, 0])
+
+    def _sizes(self) -> tuple[np.int32, ...]:
+        p = self.problem
+        return tuple(np.int32(size) for size in (p.channels, p.height, p.width, p.filters, p.kernel))
+
+    def _put(self, fill: float) -> None:
+        self._x.array[...] = self._own_x
+        self._w.array[...] = self._own_w
+        self._y.array.fill(fill)
+        _wait()
+
+
+def _wait() -> None:
+    """All work of the parent on the device is done."""
+    cuda.cupy().cuda.runtime.deviceSynchronize()
+
+
+def _differ(a: Any, b: Any) -> int:
+    return _count("differ", a.view(np.uint32), b.view(np.uint32), np.uint64(a.size))
+
+
+def _count(kernel: str, *arguments: Any) -> int:
+    """What a kernel adds up in its last argument."""
+    counter = cuda.cupy().zeros(1, np.uint64)
+    _launch(kernel, *arguments, counter)
+    return int(counter[0])

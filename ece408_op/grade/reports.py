@@ -1,0 +1,144 @@
+"""What a grader's other tools read: JUnit XML, Gradescope's results.json, the leaderboard as CSV and as a page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from html import escape
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from ece408_op.data.atomic import replacing
+
+from . import student
+from .ranking import Place, rank
+from .spec import RankingSpec
+
+#: What XML 1.0 cannot hold, even escaped.
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpec) -> None:
+    """Write every report into the folder: a page, a text and a results.json for each submission, and the class's."""
+    places = rank(records, rules)
+    best = {place.network: place.seconds for place in reversed(places) if place.place == 1}
+    for number, record in enumerate(records, 1):
+        name = f"{number:04d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}"
+        _put(folder / "students" / f"{name}.txt", student.text(record, best))
+        _put(folder / "students" / f"{name}.html", student.page(record, best))
+        _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, places), indent=1))
+    _put(folder / "junit.xml", junit(records))
+    _put(folder / "leaderboard.csv", leaderboard_csv(places))
+    _put(folder / "leaderboard.html", leaderboard_page(places, records))
+
+
+def junit(records: Sequence[Mapping[str, Any]]) -> str:
+    """JUnit's XML, a test case for each submission."""
+    failed = sum(record["status"] not in ("passed", "unsupported") for record in records)
+    skipped = sum(record["status"] == "unsupported" for record in records)
+    counts = {"tests": str(len(records)), "failures": str(failed), "skipped": str(skipped)}
+    suite = ElementTree.Element("testsuite", {"name": "ece408-grade", **counts})
+    for record in records:
+        took = {"time": f"{record.get('seconds_in_all', 0.0):.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "submission", "name": record["path"], **took})
+        if record["status"] != "passed":
+            kind = "skipped" if record["status"] == "unsupported" else "failure"
+            reason = _NOT_XML.sub("?", record["reason"])
+            mark = ElementTree.SubElement(case, kind, {"message": f"{record['status']}: {reason.splitlines()[0]}"})
+            mark.text = reason
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def gradescope(record: Mapping[str, Any], places: Sequence[Place]) -> dict[str, Any]:
+    """Gradescope's results.json for one submission: full points where it passed, and its leaderboard."""
+    passed = record["status"] == "passed"
+    tests = [
+        {
+            "name": f"{network['network']}, {network['images']} images",
+            "status": "passed" if network["status"] == "passed" else "failed",
+            "output": "\n".join(filter(None, (layer["reason"] for layer in network["layers"]))) or network["status"],
+        }
+        for network in record.get("networks", [])
+    ]
+    own = [place for place in places if place.path == record["path"]]
+    return {
+        "score": 100.0 if passed else 0.0,
+        "output": student.text(record),
+        "output_format": "text",
+        "execution_time": record.get("seconds_in_all", 0.0),
+        "tests": tests,
+        "leaderboard": [
+            {"name": f"{place.network} (ms)", "value": round(1e3 * place.seconds, 4), "order": "asc"} for place in own
+        ],
+    }
+
+
+def leaderboard_csv(places: Sequence[Place]) -> str:
+    """One line for each place."""
+    lines: list[str] = []
+
+    class Lines:
+        def write(self, line: str) -> None:
+            lines.append(line)
+
+    writer = csv.DictWriter(Lines(), [one.name for one in fields(Place)], lineterminator="\n")
+    writer.writeheader()
+    for place in places:
+        row = asdict(place)
+        # A spreadsheet takes a cell that begins so for a formula.
+        row["path"] = f"'{place.path}" if place.path[:1] in "=+-@\t\r" else place.path
+        writer.writerow(row)
+    return "".join(lines)
+
+
+def leaderboard_page(places: Sequence[Place], records: Sequence[Mapping[str, Any]]) -> str:
+    """The places and a plot of the class on one HTML page that needs nothing beside it."""
+    counts = {status: sum(record["status"] == status for record in records) for status in student.MEANINGS}
+    parts = ['<!doctype html><meta charset="utf-8"><title>Leaderboard</title>', "<h1>Leaderboard</h1>"]
+    parts.append(f"<p>{escape(', '.join(f'{count} {status}' for status, count in counts.items() if count))}</p>")
+    for network in dict.fromkeys(place.network for place in places):
+        own = [place for place in places if place.network == network]
+        parts += [f"<h2>{escape(network)}</h2>", _plot(own), "<table border='1'><tr><th>place</th><th>submission</th>"]
+        parts.append("<th>precision</th><th>ms</th><th>fastest to slowest</th><th>points</th><th>robust</th></tr>")
+        for place in own:
+            cells = (
+                *(place.place, place.path, place.precision, f"{1e3 * place.seconds:.3f}"),
+                f"{1e3 * place.fastest:.3f} to {1e3 * place.slowest:.3f}",
+                *(f"{place.points:.1f}", f"{place.robust_points:.1f}"),
+            )
+            parts.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
+        parts.append("</table>")
+    return "\n".join(parts) + "\n"
+
+
+def _plot(places: Sequence[Place]) -> str:
+    """Every time as a point on a logarithmic axis, in SVG, its interval as a line."""
+    width, row = 640, 14
+    low = math.log10(max(1e-9, min(place.fastest for place in places)))
+    high = math.log10(max(1e-09, *(place.slowest for place in places)))
+
+    def x(seconds: float) -> float:
+        return 20 + (width - 40) * (math.log10(max(1e-9, seconds)) - low) / max(high - low, 1e-9)
+
+    height = row * (len(places) + 2)
+    parts = [f'<svg width="{width}" height="{height}" xmlns="http://www.w3.org/2000/svg" font-size="10">']
+    for number, place in enumerate(places, 1):
+        y = row * number
+        parts.append(f'<line x1="{x(place.fastest):.1f}" x2="{x(place.slowest):.1f}" y1="{y}" y2="{y}" stroke="gray"/>')
+        tip = escape(f"{place.path}: {1e3 * place.seconds:.3f} ms")
+        parts.append(f'<circle cx="{x(place.seconds):.1f}" cy="{y}" r="4"><title>{tip}</title></circle>')
+    for end, anchor in ((low, "start"), (high, "end")):
+        at = 20 if anchor == "start" else width - 20
+        parts.append(f'<text x="{at}" y="{height - 2}" text-anchor="{anchor}">{1e3 * 10**end:.3g} ms</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def _put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,134 @@
+"""A class of submissions: killed at any moment and resumed, no record is lost and none is doubled."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ece408_op.grade import cli
+from ece408_op.grade.log import Log
+
+ROOT = Path(__file__).parent.parent
+TEXTBOOK = ROOT / "tests" / "submissions" / "cpu" / "textbook.h"
+WRONG = ROOT / "tests" / "submissions" / "cpu" / "transposed_filter.h"
+SPEC = """
+images = [3]
+runs = 1
+probe = []
+network = [{ name = "tiny", layers = [[2, 7, 6, 3, 3]] }]
+"""
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def make_class(folder: Path, count: int) -> Path:
+    members = folder / "class"
+    for number in range(count):
+        inner = members / f"student{number:03d}" / "ece408_src"
+        inner.mkdir(parents=True)
+        # Every third is wrong; each is another text, so that none is a copy of another.
+        source = WRONG if number % 3 == 2 else TEXTBOOK
+        (inner / "new-forward.h").write_text(source.read_text() + f"static int number_{number};\n")
+    (folder / "spec.toml").write_text(SPEC)
+    return members
+
+
+def command(folder: Path, members: Path) -> list[str]:
+    where = ["--context", "cpu", "--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]
+    return [sys.executable, "-m", "ece408_op.grade", str(members), "--jobs", "2", *where]
+
+
+def logged(folder: Path) -> list[str]:
+    path = folder / "out.json.log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [entry["record"]["path"] for entry in map(json.loads, lines[1:]) if "record" in entry]
+
+
+@needs_compiler
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    members = make_class(tmp_path, 9)
+    first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(logged(tmp_path)) < 3 and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = logged(tmp_path)
+    assert 3 <= len(before) < 9
+    times = dict(zip(before, (tmp_path / "out.json.log").read_text().splitlines()[1:]))
+
+    second = subprocess.run(command(tmp_path, members), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert second.returncode == 1, second.stderr
+    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(9)]
+    assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * 3
+    for record in records:
+        if record["path"] in times:
+            assert json.loads(times[record["path"]])["record"]["started"] == record["started"]
+    assert not (tmp_path / "out.json.log").exists()
+
+
+def test_a_torn_line_is_dropped_and_others_are_kept(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    log.add("a", {"path": "a"})
+    log.add("b", {"path": "b"})
+    log.close()
+    with open(tmp_path / "log", "ab") as file:
+        file.write(b'{"key": "c", "rec')
+    again = Log(tmp_path / "log", "rules")
+    assert sorted(again.done) == ["a", "b"]
+    again.add("c", {"path": "c"})
+    again.add("a", {"path": "another"})
+    again.close()
+    assert Log(tmp_path / "log", "rules").done == {"a": {"path": "a"}, "b": {"path": "b"}, "c": {"path": "c"}}
+
+
+def test_a_log_of_other_rules_is_begun_anew(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    log.add("a", {"path": "a"})
+    log.close()
+    assert Log(tmp_path / "log", "other rules").done == {}
+
+
+@needs_compiler
+def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = make_class(tmp_path, 2)
+    copy = members / "zz-copy" / "ece408_src"
+    copy.mkdir(parents=True)
+    text = (members / "student000" / "ece408_src" / "new-forward.h").read_text()
+    (copy / "new-forward.h").write_text(text.replace("    ", "\t") + "// mine, all mine\n")
+    broken = members / "zzz<broken>" / "ece408_src"
+    broken.mkdir(parents=True)
+    (broken / "new-forward.h").write_text("#error not & finished\n")
+    reports = tmp_path / "reports"
+    arguments = ["--context", "cpu", "--spec", str(tmp_path / "spec.toml"), "--reports", str(reports)]
+    assert cli.main([str(members), *arguments, "--json", str(tmp_path / "out.json")]) == 1
+    assert "compile_error" in capsys.readouterr().out
+
+    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    assert records[0]["duplicates"] == [str(members / "zz-copy")]
+    assert records[1]["duplicates"] == []
+
+    suite = ElementTree.parse(reports / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
+    rows = list(csv.DictReader(io.StringIO((reports / "leaderboard.csv").read_text())))
+    assert {row["path"] for row in rows} == {record["path"] for record in records if record["status"] == "passed"}
+    page = (reports / "leaderboard.html").read_text()
+    assert "<svg" in page and "<broken>" not in page
+    results = [json.loads(path.read_text()) for path in sorted(reports.glob("students/*/results.json"))]
+    assert [result["score"] for result in results] == [100.0, 100.0, 100.0, 0.0]
+    assert [bool(result["leaderboard"]) for result in results] == [True, True, True, False]
+    texts = [path.read_text() for path in sorted(reports.glob("students/*.txt"))]
+    assert "not & finished" in texts[3]
+    assert str(members / "zz-copy") in texts[0]
