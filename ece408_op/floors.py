@@ -18,6 +18,8 @@ _FILL_BYTES = 1 << 30
 _LANES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 _LANES_ELSEWHERE = 128
 
+_WARMING_FILLS = 200
+
 _CLOCK_KILOHERTZ = 13  # cudaDevAttrClockRate
 
 
@@ -48,6 +50,13 @@ def measure(device: int = 0) -> Ceilings:
     clock = 1000 * cupy.cuda.runtime.deviceGetAttribute(_CLOCK_KILOHERTZ, device)
     lanes = chip.multiprocessors * _LANES.get(chip.capability, _LANES_ELSEWHERE)
     with cupy.cuda.Device(device):
-        block = cupy.empty(_FILL_BYTES // 4, cupy.float32)
-        milliseconds = cuda.median_milliseconds(lambda: block.fill(1.0), "fill")
+        block = cupy.empty(_FILL_BYTES, cupy.uint8)
+        stream = cupy.cuda.get_current_stream()
+
+        def fill() -> None:
+            block.data.memset_async(1, _FILL_BYTES, stream)
+
+        for _ in range(_WARMING_FILLS):  # an idle GPU's clocks take some tens of milliseconds to rise
+            fill()
+        milliseconds = cuda.median_milliseconds(fill, "fill")
     return Ceilings(_FILL_BYTES / (milliseconds / 1000), 2.0 * lanes * clock)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from ece408_op.kernel import Kernel
 
-from . import direct, fused_gemm, im2col, im2col_gemm, loops, naive, register_tiled, shared, tensor_core
+from . import direct, fused_gemm, im2col, im2col_gemm, loops, naive, register_tiled, shared, strip, tensor_core, window
 
 KERNELS: tuple[Kernel, ...] = (
     direct.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,
+    window.KERNEL,
+    strip.KERNEL,
     register_tiled.REGISTER_TILED,
     shared.UNROLLED,
     shared.CONSTANT,
