@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from ece408_op import cuda
+from ece408_op.errors import DeviceError
 from ece408_op.grade import cli, spec, submission
 from ece408_op.grade.errors import SpecError
 from ece408_op.grade.networks import NETS, pointed_to
@@ -92,3 +95,24 @@ def test_folders_and_files(tmp_path: Path) -> None:
 def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
     assert [net.name for net in pointed_to(source)] == names
     assert {net.name for net in NETS} >= set(names)
+
+
+def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> int:
+        raise DeviceError("the GPU: expected at least one NVIDIA GPU, got none")
+
+    monkeypatch.setattr(cuda, "device_count", none)
+    (tmp_path / "a.cuh").write_text("")
+    assert cli.main([str(tmp_path / "a.cuh")]) == 3
+    assert "GPU" in capsys.readouterr().err
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    (tmp_path / "b.h").write_text("#error not finished\n")
+    assert cli.main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("unsupported") and "NVIDIA GPU" in out[0]
+    assert out[1].startswith("compile_error")
+    assert cli.main([str(tmp_path / "a.cuh"), "--context", "cpu"]) == 1
+    assert "a.cuh is for --context gpu" in capsys.readouterr().out

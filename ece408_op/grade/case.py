@@ -119,8 +119,7 @@ def try_case(bench: Bench, library: Path, problem: ConvProblem, seconds: float, 
     case = Case(problem)
     limits = bench.spec.limits
     inside = jail.Limits(
-        # An address space limit keeps CUDA from starting.
-        memory=0 if bench.gpu else limits.memory_bytes + problem.bytes,
+        memory=limits.memory_bytes + problem.bytes,
         cpu_seconds=int(seconds * 64) + 60,
         file_bytes=limits.output_bytes,
         tmp_bytes=limits.disk_bytes,

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ece408_op import cuda
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rules = spec.load(arguments.spec)
         found = submission.find(arguments.path, arguments.context, gpu_here=_gpu_here)
+        if {one.context for one in found} != {"gpu"}:
+            found = _without_gpu(found)
         records = _grade(found, rules, arguments)
     except SpecError as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
@@ -54,12 +57,10 @@ def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argp
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    contexts = {one.context for one in found}
+    contexts = {one.context for one in found if not one.why}
     with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
         tools = jail.build_tools(Path(name), gpu="gpu" in contexts)
-        graders = {}
-        if "cpu" in contexts:
-            graders["cpu"] = Grader(Bench(tools, rules), "cpu")
+        graders = dict.fromkeys(("cpu", "gpu"), Grader(Bench(tools, rules), "cpu"))
         if "gpu" in contexts:
             graders["gpu"] = gpu_grader(tools, rules)
         # One submission has the GPU to itself.
@@ -80,6 +81,16 @@ def gpu_grader(tools: jail.Tools, rules: spec.Spec) -> Grader:
     chip = cuda.chip()
     bench = Bench(tools, rules, side=GpuSide, runs=_GPU_RUNS, gpu=True)
     return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name)
+
+
+def _without_gpu(found: list[submission.Submission]) -> list[submission.Submission]:
+    """Where some of a class can be graded on the CPU, those for a GPU that is not there are unsupported."""
+    try:
+        if any(one.context == "gpu" for one in found):
+            cuda.device_count()
+    except DeviceError as error:
+        return [replace(one, why=str(error)) if one.context == "gpu" else one for one in found]
+    return found
 
 
 def _gpu_here() -> bool:

@@ -74,6 +74,8 @@ class Grader:
         record.update(context=submission.context, device=self.device, source=str(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
         try:
+            if submission.why:
+                raise EndedError("unsupported", submission.why)
             if submission.source is None:
                 name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[submission.context]
                 raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")

@@ -27,6 +27,8 @@ _SEEN = (
 )
 #: What a program on the GPU needs to see beside.
 _DRIVER = tuple(map(Path, [*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced"]))
+#: What is left of a memory limit without a cgroup, on the CPU and on the GPU.
+_MEMORY = {False: "memory is limited by address space", True: "the worker's memory has no limit"}
 #: The user that submissions run as where the harness was started as root: one that nobody is.
 _UID = 64000
 
@@ -95,8 +97,7 @@ class Inside:
             self.process.kill()
             self.process.wait()
         if self.cgroup is not None:
-            with suppress(OSError):  # a dying process is still counted: the folder is empty and harmless
-                self.cgroup.rmdir()
+            _remove(self.cgroup)
         return self.ended or "lost"
 
     def _send(self, command: bytes) -> None:
@@ -188,7 +189,7 @@ def start(
     cgroup = _cgroup(limits)
     if cgroup is not None:
         words.append(f"cgroup={cgroup}")
-    else:
+    elif not gpu:  # an address space limit keeps CUDA from starting
         words.append(f"as={limits.memory}")
     seen = (*seen, *(_DRIVER if gpu else ()))
     if user and os.geteuid() == 0:
@@ -218,8 +219,17 @@ def start(
         inside.end()
         raise HarnessError(f"expected the keeper to start {command[0]}, got: {'; '.join(inside.lacks) or inside.ended}")
     if cgroup is None:
-        inside.lacks.append("cgroup: no writable cgroup v2 with memory and pids; memory is limited by address space")
+        inside.lacks.append("cgroup: no writable cgroup v2 with memory and pids; " + _MEMORY[gpu])
     return inside
+
+
+def _remove(cgroup: Path) -> None:
+    """A dying process is counted for a moment; a folder that stays is empty and harmless."""
+    for _ in range(20):
+        with suppress(OSError):
+            cgroup.rmdir()
+            return
+        time.sleep(0.01)
 
 
 def _hidden() -> list[str]:

@@ -22,6 +22,8 @@ class Submission:
     path: Path
     source: Path | None
     context: str
+    #: Why it cannot be graded here, where that is known before it is looked at.
+    why: str = ""
 
     @property
     def python(self) -> bool:
@@ -67,9 +69,10 @@ def _is_one(folder: Path) -> bool:
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
-    if path.suffix in GPU_SUFFIXES:
-        return Submission(path, path, "gpu")
-    return Submission(path, path, "cpu" if path.suffix in CPU_SUFFIXES else context or "cpu")
+    own = "gpu" if path.suffix in GPU_SUFFIXES else "cpu" if path.suffix in CPU_SUFFIXES else None
+    if own is not None and context not in (None, own):
+        return Submission(path, None, str(context), f"{path.name} is for --context {own}, not {context}")
+    return Submission(path, path, own or context or "cpu")
 
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:

@@ -66,7 +66,7 @@ extern "C" __global__ void judge(const float* y, const float* x, const float* w,
     exact(x, w, at, C, H, W, M, K, &sum, &size);
     double error = fabs(y[at] - sum);
     bool finite = isfinite(y[at]);
-    share[at] = finite ? (float)(error / (bound * size + least)) : INFINITY;
+    share[at] = finite ? (float)(error / (bound * size + least)) : __int_as_float(0x7f800000);
     scaled[at] = finite && size > 0 ? (float)(error / size) : 0.0f;
   }
 }
