@@ -90,7 +90,15 @@ def test_every_file_of_the_folders_is_in_the_wheel_and_nothing_else(checkout: Pa
 
 
 def test_only_the_package_is_installed(site: Path) -> None:
-    assert sorted(path.name.split("-")[0] for path in site.iterdir()) == ["ece408_op", "ece408_op"]
+    assert sorted(path.name.split("-")[0] for path in site.iterdir()) == ["bin", "ece408_op", "ece408_op"]
+    assert sorted(path.name for path in (site / "bin").iterdir()) == ["ece408-bench", "ece408-grade"]
+
+
+@pytest.mark.parametrize("command", ["ece408-bench", "ece408-grade"])
+def test_every_command_says_how_it_is_used(site: Path, tmp_path: Path, command: str) -> None:
+    code = f"import runpy, sys; sys.argv = ['{command}', '--help']; runpy.run_path(r'{site / 'bin' / command}')"
+    code = code.replace("runpy.run_path(", "runpy.run_path(run_name='__main__', path_name=")
+    assert f"usage: {command}" in run(code, site, tmp_path)
 
 
 def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
@@ -104,7 +112,7 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
     assert set(fields.get_all("Provides-Extra")) == {"cpu", "cu117", "cuda12", "cuda13", "test"}
     assert any(name.endswith("/LICENSE") for name in archive.namelist())
     needed = {re.split("[<>=;~! ]", need)[0] for need in fields.get_all("Requires-Dist") if "extra ==" not in need}
-    assert needed == {"numpy", "llvmlite", "tqdm"}
+    assert needed == {"numpy", "llvmlite", "tqdm", "tomli"}
 
 
 def test_an_installed_wheel_finds_every_kernel_network_and_image(site: Path, tmp_path: Path) -> None:
