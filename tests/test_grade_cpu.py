@@ -39,16 +39,17 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {record["path"]: record for record in data["records"]}
 
 
-def expected(path: Path) -> str:
+def expected(path: Path) -> list[str]:
+    """One verdict, or two where it depends on what the system gives: a memory limit that denies, or that kills."""
     first = path.read_text().splitlines()[0]
     assert first.startswith("// expected: ")
-    return first.removeprefix("// expected: ")
+    return first.removeprefix("// expected: ").split(" or ")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
     record = records[str(path)]
-    assert record["status"] == expected(path), record["reason"]
+    assert record["status"] in expected(path), record["reason"]
     assert record["reason"]
     assert (record["precision"] is not None) == (record["status"] == "passed")
 
@@ -56,7 +57,7 @@ def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
 def test_no_attack_is_expected_to_pass() -> None:
     attacks = [expected(path) for path in FILES if path.parent.name == "attacks"]
     assert attacks
-    assert "passed" not in attacks
+    assert all("passed" not in verdicts for verdicts in attacks)
 
 
 def record_of(records: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:

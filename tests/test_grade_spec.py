@@ -79,7 +79,9 @@ def test_folders_and_files(tmp_path: Path) -> None:
         ("loose.cu", "gpu", "loose.cu"),
     ]
     assert found(None, True)[0] == ("a", "gpu", "new-forward.cuh")
-    assert found("cpu", True)[:2] == [("a", "cpu", "new-forward.h"), ("b", "cpu", "")]
+    assert found("cpu", True) == [("a", "cpu", "new-forward.h"), ("b", "cpu", "")]
+    (tmp_path / "final.py").write_text("")
+    assert len(found(None, True)) == 3
 
 
 @pytest.mark.parametrize(

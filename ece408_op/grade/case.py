@@ -22,6 +22,9 @@ from .worker import EndedError, Worker, kept
 #: The worker's clock may be behind the parent's by so many seconds, and more than half of the run, by chance.
 _CLOCKS_APART = 0.25
 
+#: Seconds for which a worker is watched after a call.
+_PAUSE = 0.01
+
 #: What a run is for.
 WARM, MARKED, TIMED, AGAIN = "warm-up", "marked", "timed", "again"
 #: All that a verdict takes; enough to see whether it can; the least.
@@ -169,7 +172,7 @@ def _runs(case: Case, side: Any, worker: Worker, bench: Bench, seconds: float, p
             side.flush()
         call = worker.call(seconds)
         side.snapshot()
-        worker.call(seconds, empty=True)
+        worker.idle(_PAUSE, seconds)
         if side.changed_late():
             raise EndedError("tampered", "the output changed after forward had returned: work was left behind")
         if side.inputs_changed():

@@ -40,19 +40,33 @@ def numbers(source: str) -> set[int]:
     return {int(text) for text in _NUMBER.findall(_COMMENT.sub(" ", source)) if len(text) < 10}
 
 
+#: So many numbers of one network alone leave no doubt which it is; one may be a block's width.
+_BEYOND_DOUBT = 2
+
+
 def pointed_to(source: str) -> list[Net]:
     """The networks, those that the file's constants point to most strongly first; empty where they point to none.
 
     A number points to a network where it is a size, or a product of sizes, of that network and of no other.
     """
+    score = _scores(source)
+    return sorted((net for net in NETS if score[net.name] > 0), key=lambda net: -score[net.name])
+
+
+def meant_for(source: str) -> list[Net]:
+    """The networks that the file's constants point to beyond doubt."""
+    score = _scores(source)
+    return [net for net in NETS if score[net.name] >= _BEYOND_DOUBT]
+
+
+def _scores(source: str) -> dict[str, int]:
     found = numbers(source)
     sizes = {net.name: _sizes(net) - _COMMON for net in NETS}
     score = {}
     for net in NETS:
         others = set().union(*(sizes[other.name] for other in NETS if other is not net))
         score[net.name] = len(found & (sizes[net.name] - others))
-    best = [net for net in NETS if score[net.name] > 0]
-    return sorted(best, key=lambda net: -score[net.name])
+    return score
 
 
 def _sizes(net: Net) -> set[int]:

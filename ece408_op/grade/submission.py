@@ -59,7 +59,7 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> li
             continue
         if child.is_dir():
             found += _within(child, context, gpu_here)
-        elif child.suffix in (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX):
+        elif child.suffix in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
             found.append(_of_file(child, context))
     return found
 

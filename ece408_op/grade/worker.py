@@ -133,6 +133,12 @@ class Worker:
         self._nothing_waits()
         return Call(took, int(match.group(1)) / 1e9)
 
+    def idle(self, pause: float, seconds: float) -> None:
+        """Let the worker run with nothing to do, so that work left behind comes to light; seconds bounds its answer."""
+        self.inside.go()
+        time.sleep(pause)
+        self.call(seconds, empty=True)
+
     def _stop(self) -> None:
         if not self.inside.stop():
             raise self._reason_of_end("after a call")

@@ -1,4 +1,4 @@
-// expected: wrong
+// expected: wrong or crashed
 #ifndef MXNET_OPERATOR_NEW_FORWARD_H_
 #define MXNET_OPERATOR_NEW_FORWARD_H_
 
