@@ -14,7 +14,17 @@ from ece408_op.grade.spec import LimitsSpec
 from ece408_op.grade.worker import EndedError
 
 #: One of each style; the other fixtures for the GPU differ from naive in a line.
-NAMES = ("naive", "constant_2018fa", "shared", "half", "unroll_gemm", "tied_to_10000", "old_intrinsics", "texture")
+NAMES = (
+    "naive",
+    "constant_2018fa",
+    "shared",
+    "half",
+    "unroll_gemm",
+    "tied_to_10000",
+    "headers_of_old",
+    "old_intrinsics",
+    "texture",
+)
 FILES = [Path(__file__).with_name("submissions") / "gpu" / f"{name}.cuh" for name in NAMES]
 
 pytestmark = pytest.mark.skipif(

@@ -17,8 +17,8 @@ _COPIED_BYTES = 8 << 20
 _COPIED_SUFFIXES = (".h", ".hpp", ".cuh", ".cu", ".cpp", ".cc", ".inl", ".inc")
 #: Lines of the compiler's errors that are shown.
 _SHOWN = 12
-#: The course's files were written for C++11; headers of today's CUDA may want more.
-_STANDARDS = ("-std=gnu++14", "-std=gnu++17")
+#: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too.
+_ATTEMPTS = (("-std=c++14",), ("-std=c++17",), ("-std=c++14", "-rdc=true"))
 #: C functions that a submission has no reason to define: the clock's, and those the runner talks by.
 _REPLACED = frozenset(
     (
@@ -50,16 +50,20 @@ def build(
     target = folder / "out"
     target.mkdir()
     target.chmod(0o777)
-    first = ""
-    for standard in _STANDARDS:
-        command = _command(context, unit, inner, tools.headers, standard, architecture)
+    texts: list[str] = []
+    for attempt in _ATTEMPTS if context == "gpu" else _ATTEMPTS[:2]:
+        if "-rdc=true" in attempt and not any("separate compilation" in text for text in texts):
+            continue
+        command = _command(context, unit, inner, tools.headers, attempt, architecture)
         code, text = _compile(command, folder, target, tools, limits)
         if code == "exit 0":
             _reject_replaced(target / "submission.so")
             return Built(target / "submission.so", text)
         if code.startswith("signal"):
             raise EndedError("compile_error", f"the compiler was ended ({code}): memory or output over its limit")
-        first = first or text
+        texts.append(text)
+    # The first attempt's errors, unless they are about the language's version.
+    first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
     if re.search(r"\btexture\s*<|\btex[123]D\w*\s*\(|cudaBindTexture", _code(inner)) and "texture" in first:
         raise EndedError("unsupported", "it uses texture<> references, which CUDA has no longer had since CUDA 12")
     raise EndedError("compile_error", errors(first, folder, tools))
@@ -76,20 +80,28 @@ def errors(text: str, folder: Path, tools: jail.Tools) -> str:
     return "\n".join(chosen[:_SHOWN]) + more if chosen else "the compiler failed and said nothing"
 
 
-def _command(context: str, unit: Path, inner: Path, headers: Path, standard: str, architecture: str) -> list[str]:
+def _command(
+    context: str, unit: Path, inner: Path, headers: Path, options: tuple[str, ...], architecture: str
+) -> list[str]:
     target = unit.parent / "out" / "submission.so"
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
     if context == "cpu":
         return [
-            *(jail.compiler("g++"), standard, "-O3", "-w", "-fPIC", "-shared", "-fopenmp", "-Wl,-z,defs"),
-            *(*common, "-idirafter", str(headers / "fallback"), "-o", str(target), str(unit), "-ldl"),
+            *(jail.compiler("g++"), *options, "-O3", "-w", "-fPIC", "-shared", "-fopenmp", "-Wl,-z,defs"),
+            *(*common, *_last(headers), "-o", str(target), str(unit), "-ldl"),
         ]
     nvcc = jail.compiler("nvcc")
     return [
-        *(nvcc, standard.replace("gnu", "c"), "-O3", "-w", "-shared", "-cudart", "static", "-arch", architecture),
-        *("-Xcompiler", f"-fPIC,-fopenmp,-idirafter,{headers / 'fallback'}", "-Xptxas", "-v"),
+        *(nvcc, *options, "-O3", "-w", "-shared", "-cudart", "static", "-arch", architecture),
+        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", *_last(headers))), "-Xptxas", "-v"),
         *("-Xlinker", "-z,defs,--exclude-libs,ALL", *common, "-o", str(target), str(unit)),
     ]
+
+
+def _last(headers: Path) -> tuple[str, ...]:
+    """Where headers are looked for that are nowhere else; from ``beside`` a path that begins with .. is found."""
+    fallback = headers / "fallback"
+    return ("-idirafter", str(fallback), "-idirafter", str(fallback / "beside"))
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: jail.Tools, limits: LimitsSpec) -> tuple[str, str]:

@@ -105,6 +105,13 @@ MSHADOW_XINLINE Shape<2> Shape<dimension>::FlatTo2D() const {
   return Shape2(ProdShape(0, dimension - 1), shape_[dimension - 1]);
 }
 
+template <int dimension>
+inline std::ostream& operator<<(std::ostream& to, const Shape<dimension>& shape) {
+  to << '(';
+  for (int i = 0; i < dimension; ++i) to << (i ? "," : "") << shape[i];
+  return to << ')';
+}
+
 template <typename Device>
 struct Stream {
   void Wait() {}

@@ -3,13 +3,17 @@
 #define ECE408_GRADE_MXNET_BASE_H_
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bitset>
 #include <cassert>
 #include <cctype>
 #include <cfloat>
 #include <chrono>
 #include <climits>
 #include <cmath>
+#include <complex>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +24,7 @@
 #include <functional>
 #include <iomanip>
 #include <iostream>
+#include <iterator>
 #include <limits>
 #include <list>
 #include <map>
@@ -30,6 +35,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <stack>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -39,6 +45,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <valarray>
 #include <vector>
 
 #include <assert.h>

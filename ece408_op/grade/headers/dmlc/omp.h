@@ -1,0 +1,4 @@
+// A stand-in: OpenMP's own header, where it is on.
+#ifdef _OPENMP
+#include <omp.h>
+#endif
