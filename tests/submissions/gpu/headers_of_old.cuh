@@ -2,7 +2,6 @@
 #ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
 #define MXNET_OPERATOR_NEW_FORWARD_CUH_
 
-#define ceil(numerator, denominator) (((numerator) - 1) / (denominator) + 1)
 #include <mxnet/base.h>
 #include <mxnet/operator.h>
 #include <dmlc/logging.h>
@@ -13,6 +12,7 @@
 #include <mma.h>
 #include <cooperative_groups.h>
 using namespace std;
+#define ceil(numerator, denominator) (((numerator) - 1) / (denominator) + 1)
 
 namespace mxnet
 {
