@@ -18,16 +18,6 @@ NAMES = (
     *("naive", "constant_2018fa", "shared", "half", "unroll_gemm", "tied_to_10000"),
     *("headers_of_old", "old_intrinsics", "texture"),
 )
-    "naive",
-    "constant_2018fa",
-    "shared",
-    "half",
-    "unroll_gemm",
-    "tied_to_10000",
-    "headers_of_old",
-    "old_intrinsics",
-    "texture",
-)
 FILES = [Path(__file__).with_name("submissions") / "gpu" / f"{name}.cuh" for name in NAMES]
 
 pytestmark = pytest.mark.skipif(
