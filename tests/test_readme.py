@@ -1,4 +1,4 @@
-"""What the README says is true: its program runs, its scripts and documents exist, its accuracies are the measured ones."""
+"""What the README says is true: its program runs, what it names exists, its accuracies are the measured ones."""
 
 from __future__ import annotations
 
