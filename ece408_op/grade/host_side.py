@@ -26,7 +26,9 @@ class HostSide:
         self.problem = problem
         self._buffers = Buffers(problem)
         self._flush = np.zeros(_FLUSH_BYTES // 8, np.int64)
-        self._x = self._w = self._y = np.empty(0, np.float32)
+        self._x: np.ndarray = np.empty(0, np.float32)
+        self._w: np.ndarray = self._x
+        self._y: np.ndarray = self._x
 
     def __enter__(self) -> HostSide:
         return self
