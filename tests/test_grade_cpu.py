@@ -22,7 +22,7 @@ network = [{ name = "small", layers = [[1, 28, 28, 5, 5], [3, 11, 9, 4, 3]] }]
 [limits]
 run_seconds = 2
 load_seconds = 10
-memory_bytes = 2000000000
+memory_bytes = 600000000
 """
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
