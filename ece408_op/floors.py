@@ -56,7 +56,7 @@ def measure(device: int = 0) -> Ceilings:
         def fill() -> None:
             block.data.memset_async(1, _FILL_BYTES, stream)
 
-        for _ in range(_WARMING_FILLS):  # an idle GPU's clocks take some tens of milliseconds to rise
+        for _ in range(_WARMING_FILLS):  # an idle GPU's clocks are low at first
             fill()
         milliseconds = cuda.median_milliseconds(fill, "fill")
     return Ceilings(_FILL_BYTES / (milliseconds / 1000), 2.0 * lanes * clock)
