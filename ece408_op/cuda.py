@@ -66,6 +66,11 @@ def chip(device: int = 0) -> Chip:
     )
 
 
+def cache_bytes(device: int = 0) -> int:
+    """The size of one GPU's second-level cache."""
+    return int(cupy().cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
+
+
 @dataclass(frozen=True)
 class Program:
     """A kernel made ready for one problem: its name for messages, its text, NVRTC's options, its plan."""
@@ -125,23 +130,27 @@ def wait(name: str, stream: Any) -> None:
         stream.synchronize()
 
 
+def milliseconds(call: Callable[[], Any], name: str) -> float:
+    """The time of a call's work on the current stream, between two events; errors there are reported under the name."""
+    cuda = cupy().cuda
+    stream = cuda.get_current_stream()
+    start, end = cuda.Event(), cuda.Event()
+    start.record(stream)
+    call()
+    end.record(stream)
+    wait(name, stream)
+    return float(cuda.get_elapsed_time(start, end))
+
+
 def median_milliseconds(call: Callable[[], None], name: str, repeats: int = 10, budget: float = 300.0) -> float:
     """The median time of a call's work on the current stream, warm; errors there are reported under the name.
 
     Three calls are timed at least, and up to ``repeats`` while together they take less than ``budget`` milliseconds.
     """
-    cuda = cupy().cuda
-    stream = cuda.get_current_stream()
-    call()
-    wait(name, stream)
+    milliseconds(call, name)
     times: list[float] = []
     while len(times) < repeats and (len(times) < _FEWEST_REPEATS or sum(times) < budget):
-        start, end = cuda.Event(), cuda.Event()
-        start.record(stream)
-        call()
-        end.record(stream)
-        wait(name, stream)
-        times.append(float(cuda.get_elapsed_time(start, end)))
+        times.append(milliseconds(call, name))
     return sorted(times)[len(times) // 2]
 
 

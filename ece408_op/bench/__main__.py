@@ -8,40 +8,52 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ece408_op.errors import MXNetImportError, UnsupportedError
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
 from ece408_op.problem import ConvProblem
 
-from .layers import IMAGES, LAYERS, parse, random_layers
+from .layers import IMAGES, LAYERS, RANGES, parse, random_layers
 
 OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
+PRECISIONS = ("float32", "tf32", "fp16")
+
+_CPU_IMPLS = ("direct", "im2col", "loops")
+_CPU_REPEATS, _GPU_REPEATS = 5, 20
+
 _DESCRIPTION = """\
-Time the operator New beside MXNet's built-in Convolution, and beside PyTorch where it is installed: in one process,
-on the same arrays, with fresh outputs (new memory, as y = mx.nd.Custom(...) makes it) and with reused ones (out=).
-Every timed output is checked: 16 of its images against float64, all others for being finite. The table goes to
+Time this package's convolutions beside their peers, in one process, on the same arrays.
+On the CPU: the operator New beside MXNet's built-in Convolution, and beside PyTorch where it is installed, with fresh
+outputs (new memory, as y = mx.nd.Custom(...) makes it) and with reused ones (out=).
+On the GPU (--context gpu): the kernels on arrays of the GPU, beside cuDNN where PyTorch is installed.
+Every timed output is checked: some of its images against float64, all others for being finite. The table goes to
 stdout, progress to stderr."""
 
 _EXAMPLE = """\
 example:
   python -m ece408_op.bench --threads 2 --json bench.json
   python -m ece408_op.bench --impl direct --layers 2017 2018fa-2 3x32x32x16x5 --images 1000
+  python -m ece408_op.bench --context gpu --random 20 --json bench.json --plots plots
 
-exit codes: 0 done, 1 an output was wrong, 2 usage, 3 MXNet is missing"""
+exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.context == "cpu" and (options.precision != "float32" or options.plots):
+        parser.error("--precision and --plots: expected with --context gpu")
     # MXNet reads it when it is imported, and uses half of the cores without it.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
         layers = {word: parse(word, options.images) for word in options.layers}
         if options.random:
-            layers = random_layers(options.random, options.seed)
-        return _run(layers, options)
-    except MXNetImportError as error:
+            layers = random_layers(options.random, options.seed, options.ranges)
+        return (_run_gpu if options.context == "gpu" else _run_cpu)(layers, options)
+    except (MXNetImportError, DeviceError) as error:
         print(error, file=sys.stderr)
         return CANNOT
     except (UnsupportedError, ValueError) as error:
@@ -56,18 +68,26 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--context", choices=["cpu", "gpu"], default="cpu", help="where it computes (cpu)")
     parser.add_argument(
-        "--impl", nargs="+", default=["direct", "im2col", "loops"], metavar="NAME", help="implementations of New (all)"
+        "--impl", nargs="+", metavar="NAME", help="implementations of New (all on the CPU, auto on the GPU)"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="float32", help="of kernels and peers on the GPU (float32)"
     )
     parser.add_argument(
         "--layers", nargs="+", default=list(LAYERS), metavar="LAYER", help="names, or CxHxWxMxK (the five)"
     )
     parser.add_argument("--random", type=_positive, metavar="N", help="N random layers of about that size instead")
+    parser.add_argument("--ranges", default=RANGES, metavar="WORD", help=f"what these are drawn from ({RANGES})")
     parser.add_argument("--images", type=_positive, default=IMAGES, metavar="N", help=f"images a layer ({IMAGES})")
     parser.add_argument("--threads", type=_positive, default=cores, metavar="N", help=f"for all contestants ({cores})")
-    parser.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed calls of each kind (5)")
+    parser.add_argument(
+        "--repeats", type=_positive, metavar="N", help="timed calls of each kind (5 on the CPU, 20 on the GPU)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of data and random layers (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a roofline and bars there (GPU)")
     return parser
 
 
@@ -78,15 +98,14 @@ def _positive(word: str) -> int:
     return number
 
 
-def _run(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
+def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
     # Late: MXNet reads the environment when it is imported, and a machine without it still gets --help.
     from ece408_op import dispatch, mxnet_import
-    from ece408_op.data.atomic import replacing
 
     from . import contestants, measure, report
 
     mxnet_import.load()
-    entrants = contestants.contestants(options.impl)
+    entrants = contestants.contestants(options.impl or list(_CPU_IMPLS))
     plain_sum = dispatch.find("loops")  # all are held to the bound of a float32 sum
     results = []
     for number, (name, problem) in enumerate(layers.items(), 1):
@@ -94,14 +113,45 @@ def _run(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
         timings = {}
         for entrant, prepare in entrants.items():
             print(f"[{number}/{len(layers)}] {name}: {entrant} ...", end=" ", file=sys.stderr, flush=True)
-            timings[entrant] = measure.measure(prepare(given), given.x, given.w, plain_sum, options.repeats)
+            timings[entrant] = measure.measure(
+                prepare(given), given.x, given.w, plain_sum, options.repeats or _CPU_REPEATS
+            )
             print(", ".join(f"{kind} {timing}" for kind, timing in timings[entrant].items()), file=sys.stderr)
         results.append(report.LayerResult(name, problem, timings))
     print(report.table(results))
-    if options.json:
-        with replacing(options.json) as file:
-            file.write(json.dumps(report.as_data(results, options.threads), indent=1).encode() + b"\n")
+    _write(report.as_data(results, options.threads), options.json)
     return OK if all(result.passed for result in results) else FAILED
+
+
+def _run_gpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
+    # Late: a machine without CuPy still gets --help.
+    from ece408_op import cuda, floors
+
+    from . import gpu, gpu_report, plots
+
+    chip = cuda.chip()
+    ceilings = floors.measure()
+    results = []
+    for number, (name, problem) in enumerate(layers.items(), 1):
+        timings = {}
+        impls, repeats = options.impl or ["auto"], options.repeats or _GPU_REPEATS
+        for entrant, timing in gpu.contest(problem, impls, options.precision, repeats, options.seed):
+            print(f"[{number}/{len(layers)}] {name}: {entrant} {timing}", file=sys.stderr)
+            timings[entrant] = timing
+        results.append(gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.floor_seconds(problem)))
+        cuda.cupy().get_default_memory_pool().free_all_blocks()
+    print(gpu_report.table(results))
+    _write(gpu_report.as_data(results, ceilings, chip, options.precision), options.json)
+    if options.plots:
+        for path in plots.draw(gpu_report.points(results), ceilings, options.plots, chip.name):
+            print(path, file=sys.stderr)
+    return OK if all(result.passed for result in results) else FAILED
+
+
+def _write(data: dict[str, Any], path: Path | None) -> None:
+    if path:
+        with replacing(path) as file:
+            file.write(json.dumps(data, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
@@ -21,18 +22,35 @@ LAYERS = {
 #: The most that a random layer writes, and computes: about what the five do.
 _MOST_BYTES, _MOST_FLOPS = 1 << 30, 100e9
 
+#: Channels, filters and kernel sizes that random layers are drawn from, both ends included, as parse_ranges takes them.
+RANGES = "C=1-32,M=4-64,K=2-9"
+_HEIGHTS = (16, 80)
 
-def random_layers(count: int, seed: int) -> dict[str, ConvProblem]:
+Range = tuple[int, int]
+
+
+def parse_ranges(word: str) -> tuple[Range, Range, Range]:
+    """The ranges of channels, filters and kernel sizes in a word such as "C=1-32,M=4-64,K=2-9"; else ValueError."""
+    found = re.fullmatch(r"C=(\d+)-(\d+),M=(\d+)-(\d+),K=(\d+)-(\d+)", word)
+    ends = [int(end) for end in found.groups()] if found else []
+    ranges = [(low, high) for low, high in zip(ends[::2], ends[1::2]) if 1 <= low <= high]
+    if len(ranges) != 3 or ranges[2][1] > _HEIGHTS[0]:
+        raise ValueError(f"ranges: expected a word like {RANGES}, K at most {_HEIGHTS[0]}; got {word!r}")
+    return ranges[0], ranges[1], ranges[2]
+
+
+def random_layers(count: int, seed: int, ranges: str = RANGES) -> dict[str, ConvProblem]:
     """``count`` layers, named by their sizes C x H x W x M x K; as many images as keep to the five's size.
 
-    The same seed gives the same layers everywhere.
+    The same seed gives the same layers everywhere. Raises ValueError where the ranges are none.
     """
+    channels, filters, kernels = parse_ranges(ranges)
     draw = random.Random(seed)
     layers: dict[str, ConvProblem] = {}
     while len(layers) < count:
-        kernel = draw.randint(2, 9)
+        kernel = draw.randint(*kernels)
         one = ConvProblem(
-            1, draw.randint(1, 32), draw.randint(16, 80), draw.randint(16, 80), draw.randint(4, 64), kernel
+            1, draw.randint(*channels), draw.randint(*_HEIGHTS), draw.randint(*_HEIGHTS), draw.randint(*filters), kernel
         )
         image_bytes = ITEM_BYTES * one.filters * one.output_height * one.output_width
         images = int(min(IMAGES, _MOST_BYTES // image_bytes, _MOST_FLOPS // one.flops))
