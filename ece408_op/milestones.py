@@ -27,6 +27,7 @@ from .data import load_test
 from .data.atomic import replacing
 from .errors import DeviceError, Ece408Error
 from .models import files, shapes
+from .profile import session
 
 #: Images of the test set.
 DATA_SET = 10_000
@@ -116,6 +117,7 @@ def _parser(milestone: Milestone) -> argparse.ArgumentParser:
     parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE as well")
     parser.add_argument("--time", action="store_true", help="print the program's time and memory to stderr at the end")
+    session.add_options(parser)
     return parser
 
 
@@ -138,6 +140,7 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
 
 
 def _run(milestone: Milestone, options: argparse.Namespace) -> int:
+    watched = session.start(options, on_gpu="gpu" in (milestone.device, getattr(options, "context", None)))
     mx = mxnet_import.load()
     from . import inference, kernel_table
 
@@ -178,7 +181,7 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
         passed = all(row.right for row in table)
     else:
         passed = _infer(milestone, options, loaded, plain, (images, labels), context, network.title, results)
-    results.update(time=asdict(process_usage.measure()), versions=_versions(mx))
+    results.update(time=asdict(process_usage.measure()), versions=_versions(mx), profile=session.finish(watched))
     if options.json is not None:
         _write_json(options.json, results)
     return OK if passed else FAILED

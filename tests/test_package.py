@@ -109,7 +109,16 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
     assert fields["Version"] == ece408_op.__version__
     assert fields["Requires-Python"] == ">=3.9"
     assert fields["License-Expression"] == "MIT"
-    assert set(fields.get_all("Provides-Extra")) == {"cpu", "cu117", "cuda12", "cuda13", "test"}
+    assert set(fields.get_all("Provides-Extra")) == {
+        "cpu",
+        "cu117",
+        "cuda12",
+        "cuda13",
+        "profile12",
+        "profile13",
+        "report",
+        "test",
+    }
     assert any(name.endswith("/LICENSE") for name in archive.namelist())
     needed = {re.split("[<>=;~! ]", need)[0] for need in fields.get_all("Requires-Dist") if "extra ==" not in need}
     assert needed == {"numpy", "llvmlite", "tqdm", "tomli"}

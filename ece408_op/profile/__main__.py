@@ -1,0 +1,49 @@
+"""python -m ece408_op.profile script.py args: run a script, and print what its time went to."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .session import DATA, TEXT, TIMELINE, Session
+
+_EPILOG = "Exit codes: the script's own; 2 where there is no such script. Tables go to stdout behind what it prints."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ece408_op.profile",
+        usage="python -m ece408_op.profile [--out FOLDER] script.py [arguments]",
+        description="Run a script, and print what its time went to: GPU kernels, copies and CUDA calls, and MXNet's "
+        "operators. Kernels of MXNet, CuPy and this package are recorded alike.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help=f"write {TEXT}, {DATA} and {TIMELINE} there")
+    parser.add_argument("script", help="the Python file to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    options = parser.parse_args(arguments)
+    script = Path(options.script)
+    if not script.is_file():
+        parser.error(f"script: expected a Python file, got {options.script}")
+    session = Session(on_gpu=True, out=options.out)
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = str(script.resolve().parent)
+    code: object = None
+    try:
+        runpy.run_path(options.script, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    finally:
+        session.finish()
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
