@@ -12,9 +12,11 @@ from ece408_op.bench.__main__ import main
 from ece408_op.bench.contestants import BUILT_IN, PYTORCH
 from ece408_op.bench.measure import FRESH, REUSED, Calls, Timing, measure
 from ece408_op.check import Comparison
+from ece408_op.floors import Ceilings
 from ece408_op.kernels import loops, reference
 from ece408_op.problem import ConvProblem
 
+CEILINGS = Ceilings(80e9, 500e9)
 RIGHT = Comparison(0.5, 1e-8, (0, 0, 0, 0), 1.0, 1.0, 0, 10, 0)
 WRONG = Comparison(5.0, 1e-6, (0, 1, 2, 3), 1.0, 2.0, 4, 10, 0)
 
@@ -99,10 +101,10 @@ def test_ratios_are_to_the_fastest_peer_and_summed_up_over_layers():
 
 def test_a_wrong_contestant_has_neither_figure_nor_ratio_nor_mean():
     results = [result("a", {BUILT_IN: {FRESH: timing(8.0)}, "New x": {FRESH: timing(0.001, check=WRONG)}})]
-    text = report.table(results)
+    text = report.table(results, CEILINGS)
     assert "| a | New x | WRONG |" in text
     assert "geometric mean | New x" not in text
-    data = json.loads(json.dumps(report.as_data(results, 2)))
+    data = json.loads(json.dumps(report.as_data(results, CEILINGS, 2)))
     found = data["layers"][0]["results"]["New x"][FRESH]
     assert found["status"] == "FAILED"
     assert "seconds" not in found

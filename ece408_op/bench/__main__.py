@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.context == "cpu" and (options.precision != "float32" or options.plots):
-        parser.error("--precision and --plots: expected with --context gpu")
+    if options.context == "cpu" and options.precision != "float32":
+        parser.error("--precision: expected float32 on the CPU; --context gpu has the others")
     # MXNet reads it when it is imported, and uses half of the cores without it.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of data and random layers (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a roofline and bars there (GPU)")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a roofline and bars there")
     return parser
 
 
@@ -102,9 +102,10 @@ def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
     # Late: MXNet reads the environment when it is imported, and a machine without it still gets --help.
     from ece408_op import dispatch, mxnet_import
 
-    from . import contestants, measure, report
+    from . import contestants, cpu_floors, measure, plots, report
 
     mxnet_import.load()
+    ceilings = cpu_floors.measure(options.threads)
     entrants = contestants.contestants(options.impl or list(_CPU_IMPLS))
     plain_sum = dispatch.find("loops")  # all are held to the bound of a float32 sum
     results = []
@@ -118,8 +119,11 @@ def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
             )
             print(", ".join(f"{kind} {timing}" for kind, timing in timings[entrant].items()), file=sys.stderr)
         results.append(report.LayerResult(name, problem, timings))
-    print(report.table(results))
-    _write(report.as_data(results, options.threads), options.json)
+    print(report.table(results, ceilings))
+    _write(report.as_data(results, ceilings, options.threads), options.json)
+    if options.plots:
+        title = f"{report.machine(options.threads)['cpu']}, {options.threads} threads"
+        _tell(plots.draw(report.points(results), ceilings, options.plots, title))
     return OK if all(result.passed for result in results) else FAILED
 
 
@@ -143,9 +147,13 @@ def _run_gpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
     print(gpu_report.table(results))
     _write(gpu_report.as_data(results, ceilings, chip, options.precision), options.json)
     if options.plots:
-        for path in plots.draw(gpu_report.points(results), ceilings, options.plots, chip.name):
-            print(path, file=sys.stderr)
+        _tell(plots.draw(gpu_report.points(results), ceilings, options.plots, chip.name))
     return OK if all(result.passed for result in results) else FAILED
+
+
+def _tell(paths: list[Path]) -> None:
+    for path in paths:
+        print(path, file=sys.stderr)
 
 
 def _write(data: dict[str, Any], path: Path | None) -> None:

@@ -11,11 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ece408_op.floors import Ceilings
 from ece408_op.llvm import cpu
 from ece408_op.problem import ConvProblem
 
 from .contestants import BUILT_IN, PYTORCH
 from .measure import FRESH, REUSED, Timing
+from .plots import Point
 
 _PACKAGES = ("ece408-op", "mxnet", "torch", "numpy", "llvmlite")
 
@@ -57,8 +59,11 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def table(results: list[LayerResult]) -> str:
-    """Markdown: a row for each layer and contestant, then geometric mean and least of the ratios."""
+def table(results: list[LayerResult], ceilings: Ceilings) -> str:
+    """Markdown: a row for each layer and contestant, then geometric mean and least of the ratios.
+
+    ``x floor`` is the time over the larger of the layer's arithmetic and memory floors.
+    """
     columns = _columns()
     head = [
         "layer",
@@ -67,6 +72,7 @@ def table(results: list[LayerResult]) -> str:
         "reused, ms",
         *columns,
         "GFLOP/s, reused",
+        "x floor, reused",
         "error, share of allowed",
     ]
     rows = [head, ["---"] * len(head)]
@@ -76,11 +82,12 @@ def table(results: list[LayerResult]) -> str:
             rows[-1] += [_number(result.ratio(name, kind, peers), 2) for kind, peers in columns.values()]
             seconds = result.median(name, REUSED)
             rows[-1].append(_number(result.problem.flops / seconds / 1e9 if seconds else None, 0))
+            rows[-1].append(_number(seconds / ceilings.floor_seconds(result.problem) if seconds else None, 2))
             rows[-1].append(f"{max(timing.check.worst for timing in timings.values() if timing.check):.2g}")
     for name, ratios in summary(results).items():
         for word in ("geometric mean", "least"):
             figures = [_number(ratios.get(column, {}).get(word), 2) for column in columns]
-            rows.append([word, name, "", "", *figures, "", ""])
+            rows.append([word, name, "", "", *figures, "", "", ""])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -105,10 +112,28 @@ def summary(results: list[LayerResult]) -> dict[str, dict[str, dict[str, float]]
     return found
 
 
-def as_data(results: list[LayerResult], threads: int) -> dict[str, Any]:
+def points(results: list[LayerResult]) -> list[Point]:
+    """Every right timing of a fresh output as a point of the plots, its ratio to the fastest peer."""
+    peers = (BUILT_IN, *PYTORCH)
+    return [
+        Point(
+            result.name,
+            name,
+            result.problem.flops / result.problem.bytes,
+            result.problem.flops / seconds,
+            None if name in peers else result.ratio(name, FRESH, peers),
+        )
+        for result in results
+        for name in result.timings
+        if (seconds := result.median(name, FRESH))
+    ]
+
+
+def as_data(results: list[LayerResult], ceilings: Ceilings, threads: int) -> dict[str, Any]:
     """Everything that was measured, for JSON: seconds of each call, comparisons, versions, the machine."""
     return {
         "machine": machine(threads),
+        "ceilings": asdict(ceilings),
         "versions": {"python": platform.python_version(), **versions()},
         "layers": [
             {
