@@ -212,14 +212,14 @@ def fma(b: ir.IRBuilder, target: Cpu, x: Any, y: Any, total: Any) -> Any:
     return b.call(known or ir.Function(b.module, ir.FunctionType(x.type, [x.type] * 3), name), [x, y, total])
 
 
-def prefetch_for_write(b: ir.IRBuilder, pointer: Any) -> None:
-    """Ask for the cache line at a pointer, which is stored to some hundred cycles later; it may lie anywhere."""
+def prefetch(b: ir.IRBuilder, pointer: Any, write: bool) -> None:
+    """Ask for the cache line at a pointer, which may lie anywhere: to store to, or to read from the second level."""
     byte = ir.IntType(8).as_pointer()
     name = "llvm.prefetch.p0i8"  # later versions of LLVM rename it when they read it
     arguments = [byte, I32, I32, I32]
     known = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(VOID, arguments), name)
-    write, keep_near, data = (ir.Constant(I32, number) for number in (1, 3, 1))
-    b.call(known, [b.bitcast(pointer, byte), write, keep_near, data])
+    numbers = (1, 3, 1) if write else (0, 2, 1)  # write or read; how near, 3 the first level; data
+    b.call(known, [b.bitcast(pointer, byte), *(ir.Constant(I32, number) for number in numbers)])
 
 
 def store_past_caches(b: ir.IRBuilder, value: Any, pointer: Any, align: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ def aligned(count: int) -> np.ndarray:
     raw = np.empty(count * 4 + LINE, np.uint8)
     skip = -raw.ctypes.data % LINE
     return raw[skip : skip + count * 4].view(np.float32)
+
+
+@cache
+def second_level_bytes() -> int:
+    """The size of a core's second-level cache; where the system does not say, what most CPUs have at least."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
+        return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
+    except (OSError, ValueError, LookupError):
+        return 512 << 10
 
 
 @cache

@@ -10,11 +10,15 @@ A tile of F filters x P vectors stays in registers while c, p and q run: each ta
 weights (one number to all lanes) and does F*P multiply-adds. What is left at the plane's end is a vector that
 overlaps the one before it.
 
-Arithmetic: 2*C*K*K operations an output. Bytes: shifting writes K times the image, into the second-level cache (a
-large image goes in passes of some channels, which add to y, or in bands of rows); a row is shifted one tile before
-the first block of filters needs it, so that the stores hide behind arithmetic. Weights are packed
-[block][c][p][q][filter]: a tap's lie side by side. Outputs are written once, past the caches where planes are whole
-cache lines and the output is large.
+Arithmetic: 2*C*K*K operations an output. Bytes: shifting writes K times the image, into the second-level cache; a
+large image goes in units, passes over some channels, which add to y, of bands of rows. While a unit computes, the next
+unit's rows are shifted, a few in each row of a tile's taps, so that these loads and stores fill the slots that
+arithmetic leaves; the rows of the unit after that, and the lines of y where the next tile ends, are asked for from
+memory. Weights are packed [block][c][p][q][filter]: a tap's lie side by side. Outputs are written once, past the
+caches where planes are whole cache lines and the output is large.
+
+Measured on one core of a Zen 5 (AVX-512), share of the FMA peak: 2018sp-2 went from 0.76 to 0.94 with 1386 images
+whose rows were all shifted between units before; without any shifting it was 0.97.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ def pack(plan: Plan, w: np.ndarray) -> np.ndarray:
 def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan, Any]:
     """The layer's plan, and the compiled function for outputs of that size and alignment."""
     target = cpu()
-    plan = make_plan(problem.with_batch(1), target.lanes, target.registers)
+    plan = make_plan(problem.with_batch(1), target.lanes, target.registers, memory.second_level_bytes())
     streamed = plan.whole_lines and out.nbytes >= STREAMED_BYTES and out.ctypes.data % memory.LINE == 0
     return plan, _compiled(plan, target, streamed)
 

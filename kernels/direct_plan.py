@@ -7,8 +7,9 @@ from functools import cache
 
 from ece408_op.problem import ConvProblem
 
-#: Bytes of shifted image kept in the second-level cache: 512 KiB on many CPUs, some of it for weights and outputs.
-CACHE_BYTES = 320 * 1024
+#: Bytes of a unit's shifted rows, at most, and as a share of the second-level cache: it holds two units' and the
+#: weights and outputs at work. Less makes more bands and passes, more made all layers tried slower.
+CACHE_BYTES, CACHE_SHARE = 320 * 1024, 5 / 16
 
 #: Floats in a cache line.
 LINE_FLOATS = 16
@@ -49,7 +50,7 @@ class Plan:
     @property
     def channel_stride(self) -> int:
         """Floats from one channel of the shifted image to the next."""
-        return (self.rows + self.layer.kernel - 1) * self.layer.output_width
+        return self.shifted_rows * self.layer.output_width
 
     @property
     def shift_stride(self) -> int:
@@ -62,9 +63,39 @@ class Plan:
         return self.passes == ((self.layer.channels, 1),)
 
     @property
+    def shifted_rows(self) -> int:
+        """Rows of the image that a band needs."""
+        return self.rows + self.layer.kernel - 1
+
+    @property
+    def pass_count(self) -> int:
+        """Passes over a band."""
+        return sum(count for _, count in self.passes)
+
+    @property
+    def units(self) -> int:
+        """Passes over all bands of an image."""
+        return self.bands * self.pass_count
+
+    @property
+    def tile_count(self) -> int:
+        """Tiles in a band's plane."""
+        return sum(count for _, count in self.tiles)
+
+    @property
+    def ahead(self) -> int:
+        """Rows of the next unit that are shifted during each tile, as long as there are any left."""
+        return -(-self.shifted_rows // (self.tile_count * sum(count for _, count in self.blocks)))
+
+    @property
+    def copies(self) -> int:
+        """Floats of a unit's shifted copies, and a vector that may be read beyond them; whole cache lines."""
+        return -(-(self.layer.kernel * self.shift_stride + self.lanes) // LINE_FLOATS) * LINE_FLOATS
+
+    @property
     def scratch(self) -> int:
-        """Floats of scratch for a thread: all copies, and a vector that may be read beyond them."""
-        return self.layer.kernel * self.shift_stride + self.lanes
+        """Floats of scratch for a thread: the copies of the unit that computes, and those of the next one."""
+        return 2 * self.copies
 
     @property
     def whole_lines(self) -> bool:
@@ -91,15 +122,15 @@ def _cycles(taps: int, blocks: tuple[tuple[int, int], ...], tiles: tuple[tuple[i
     return total
 
 
-def _bands(layer: ConvProblem, lanes: int) -> tuple[int, int, int]:
-    """(channels in a pass, rows in a band, bands): the cheapest that keeps a pass's shifted rows in the cache.
+def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
+    """(channels in a pass, rows in a band, bands): the cheapest that keeps a pass's shifted rows in ``limit`` bytes.
 
     More passes read and write y more often; more bands shift rows again that two of them need.
     """
     kernel, columns = layer.kernel, layer.output_width
     best = (float("inf"), 0, 0, 0)
     for channels in sorted({-(-layer.channels // pieces) for pieces in range(1, layer.channels + 1)}, reverse=True):
-        fitting = CACHE_BYTES // (4 * kernel * channels * columns) - kernel + 1
+        fitting = limit // (4 * kernel * channels * columns) - kernel + 1
         if fitting < 1 < channels:
             continue
         bands = -(-layer.output_height // max(1, fitting))
@@ -114,9 +145,9 @@ def _bands(layer: ConvProblem, lanes: int) -> tuple[int, int, int]:
 
 
 @cache
-def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """The cheapest cut for vectors of ``lanes`` floats and that many registers."""
-    channels, rows, bands = _bands(layer, lanes)
+def make_plan(layer: ConvProblem, lanes: int, registers: int, cache_bytes: int) -> Plan:
+    """The cheapest cut for vectors of ``lanes`` floats, that many registers and that large a second-level cache."""
+    channels, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * cache_bytes)))
     passes = share_out(layer.channels, channels)
     pixels = rows * layer.output_width
     vectors = -(-pixels // lanes)

@@ -167,14 +167,15 @@ def guarded(shape, at_end):
     array[...] = 1
     return array
 
-for sizes in [(2, 1, 28, 28, 5, 5), (1, 3, 7, 4, 2, 2), (2, 2, 20, 33, 3, 3), (1, 1, 1, 1, 1, 1), (1, 2, 9, 18, 4, 9)]:
+SIZES = [(2, 1, 28, 28, 5, 5), (1, 3, 7, 4, 2, 2), (2, 2, 20, 33, 3, 3), (1, 1, 1, 1, 1, 1), (1, 2, 9, 18, 4, 9)]
+for sizes in [*SIZES, (1, 13, 30, 77, 4, 8), (1, 2, 150, 200, 3, 7)]:  # and units of two sizes, and bands
     problem = ConvProblem(*sizes)
     for kernel in KERNELS:
         if kernel.device == "cpu":
             for at_end in (True, False):
                 x, w, y = (guarded(s, at_end) for s in (problem.x_shape, problem.w_shape, problem.y_shape))
                 kernel.run(problem, x, w, y, problem.batch)
-                assert (y == problem.products).all(), (kernel.name, problem)
+                assert (y == np.float32(problem.products)).all(), (kernel.name, problem)
 print("done")
 """
 
