@@ -111,6 +111,16 @@ def share_out(total: int, largest: int) -> tuple[tuple[int, int], ...]:
     return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)
 
 
+def _last_two_together(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The tiles, but that the last is not of one vector, if there is another. It may spill: it is one of many."""
+    size, count = tiles[-1]
+    if size > 1 or sum(many for _, many in tiles) == 1:
+        return tiles
+    before = [*tiles[:-1], (size, count - 1)] if count > 1 else list(tiles[:-1])
+    last, many = before.pop()
+    return (*before, *([(last, many - 1)] if many > 1 else []), (last + 1, 1))
+
+
 def _cycles(taps: int, blocks: tuple[tuple[int, int], ...], tiles: tuple[tuple[int, int], ...]) -> float:
     total = 0.0
     for filters, many in blocks:
@@ -152,13 +162,13 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int, cache_bytes: int) 
     pixels = rows * layer.output_width
     vectors = -(-pixels // lanes)
     # The last vector overlaps the one before. Where passes add to y, one tile must load both before it stores either.
-    alone = len(passes) == 1 == passes[0][1] or pixels % lanes == 0
+    together = pixels % lanes != 0 and sum(count for _, count in passes) > 1
     cuts = [
-        (share_out(layer.filters, f), tiles)
+        (share_out(layer.filters, f), _last_two_together(tiles) if together else tiles)
         for p in range(1, registers)
         for tiles in [share_out(vectors, p)]
         for f in range(1, registers)
-        if f * p + p + SPARE <= registers and (alone or tiles[-1][0] > 1)
+        if f * p + p + SPARE <= registers
     ]
     blocks, tiles = min(cuts, key=lambda cut: _cycles(layer.products, *cut))
     return Plan(layer, lanes, blocks, tiles, passes, rows, bands)
