@@ -12,17 +12,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: Each file of the package stands on one floor; a folder's name stands for its files.
 FLOORS = {
-    0: "errors problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
+    0: "errors timing problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
     1: "kernel launch cuda staging choices floors",
     2: "kernels",
     3: "dispatch check bench sweep call_record bridge plain_layout",
     4: "attributes builder connect cpu_context device_context host_context mxnet_errors operator "
-    "graph graph_json graph_nodes graph_params graph_replace models inference grade profile",
+    "graph graph_json graph_nodes graph_params graph_replace models inference grade profile network",
     5: "bench_contexts kernel_table milestones __init__",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 #: What has to do with streams; all others are given one at most to pass on.
-KNOW_STREAMS = {"cuda", "bridge", "device_context", "host_context"}
+KNOW_STREAMS = {"cuda", "bridge", "device_context", "host_context", "engine"}
 
 
 def modules() -> dict[str, Path]:

@@ -13,6 +13,7 @@ import pytest
 
 from ece408_op.grade import judge
 from ece408_op.kernel import float32_bound
+from ece408_op.kernels import reference
 from ece408_op.problem import ConvProblem
 
 SOURCE = Path(judge.__file__).parent / "native" / "gpu_side.cu"
@@ -36,7 +37,17 @@ def test_it_compiles(architecture: int) -> None:
     if nvrtc.missing():
         pytest.skip(f"NVRTC of the test extra is missing: {nvrtc.missing()}")
     kernels = nvrtc.compile_text(SOURCE.read_text(), architecture)
-    assert set(kernels) == {"draw", "sprinkle", "differ", "unlike", "digest", "judge", "traces"}
+    assert set(kernels) == {
+        "draw",
+        "sprinkle",
+        "differ",
+        "unlike",
+        "digest",
+        "judge",
+        "traces",
+        "convolve",
+        "thermometer",
+    }
     assert all(report.spill_bytes == 0 for report in kernels.values())
 
 
@@ -121,14 +132,28 @@ def test_it_counts_traces_as_numpy_does(kernels: ctypes.CDLL, accumulates: bool)
     y += judge.PATTERN * accumulates
     y[1, 2, 3] = judge.PATTERN
     y[0, 0, 0, 0] = 0.3
-    counts = np.zeros(4, np.uint64)
+    counts = np.zeros(5, np.uint64)
     ends = (ctypes.c_float(judge.PATTERN), ctypes.c_double(judge.NEAR), at(counts))
     kernels.traces(at(y), at(x), at(w), long(y.size), *SIZES, *ends)
     found = judge.traces(y, x, w)
     assert judge.Traces(*map(int, counts)) == found
-    # A file that accumulates onto an exact sum of nothing leaves the pattern, too.
-    assert found.left > 6 if accumulates else found.left == 6
-    assert found.never_written == (0 if accumulates else 6)
+    # The row of six, but for sums of zero.
+    expected = reference.convolve(x, w)[1, 2, 3]
+    assert found.skipped == int((expected != 0).sum()) > 0
+    assert (found.accumulated > found.written) == accumulates
+
+
+def test_the_thermometer_ends_at_its_known_value(kernels: ctypes.CDLL) -> None:
+    to = np.zeros(1, np.float32)
+    kernels.thermometer(at(to), 16384)
+    assert to[0] == 2
+
+
+def test_it_convolves_as_numpy_does(kernels: ctypes.CDLL) -> None:
+    x, w = judge.draw(PROBLEM, judge.REAL, np.random.default_rng(7))
+    y = np.full(PROBLEM.y_shape, np.nan, np.float32)
+    kernels.convolve(at(y), at(x), at(w), long(y.size), *SIZES)
+    np.testing.assert_allclose(y, reference.convolve(x, w), rtol=1e-6, atol=1e-6)
 
 
 def test_counts(kernels: ctypes.CDLL) -> None:

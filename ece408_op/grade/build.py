@@ -44,7 +44,7 @@ def build(
     folder.chmod(0o755)
     inner = folder / "src"
     inner.mkdir()
-    _copy(source, inner)
+    copy(source, inner)
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     unit.write_text(f'#include "{source.name}"\n#include <ece408_grade/after.h>\n', encoding="utf-8")
     target = folder / "out"
@@ -132,7 +132,7 @@ def _compile(command: list[str], folder: Path, target: Path, tools: jail.Tools, 
     return code, log.read_text(encoding="utf-8", errors="replace")[:1_000_000]
 
 
-def _copy(source: Path, to: Path) -> None:
+def copy(source: Path, to: Path) -> None:
     """The source and the sources beside it, without links, up to a size."""
     left = _COPIED_BYTES
     beside = [path for path in sorted(source.parent.iterdir()) if path.suffix in _COPIED_SUFFIXES and path != source]

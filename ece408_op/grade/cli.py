@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,14 +17,16 @@ from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 
 from . import jail, klass, reports, spec, submission
-from .case import Bench
 from .errors import SpecError
 from .gpu_side import GpuSide
 from .grading import Grader
 from .log import Log, Record
+from .rounds import Bench
 
 VERSION = 1
 _GPU_RUNS = 8
+#: Submissions that are compiled while others run on the GPUs.
+_COMPILING = max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +66,8 @@ def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argp
         graders = dict.fromkeys(("cpu", "gpu"), Grader(Bench(tools, rules), "cpu"))
         if "gpu" in contexts:
             graders["gpu"] = gpu_grader(tools, rules)
-        # One submission has the GPU to itself.
-        jobs = arguments.jobs if "gpu" not in contexts else 1
+        # One submission has a GPU to itself; others are compiled meanwhile.
+        jobs = arguments.jobs if "gpu" not in contexts else graders["gpu"].devices + _COMPILING
         records = klass.grade_all(found, graders.__getitem__, jobs, log)
     if log:
         with replacing(arguments.json) as file:
@@ -77,10 +80,14 @@ def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argp
 
 
 def gpu_grader(tools: jail.Tools, rules: spec.Spec) -> Grader:
-    """The grader for this machine's first GPU; raises DeviceError where there is none."""
+    """The grader for this machine's GPUs of the first one's kind; raises DeviceError where there is none."""
     chip = cuda.chip()
+    alike = [number for number in range(cuda.device_count()) if cuda.chip(number) == chip]
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in alike:
+        free.put(number)
     bench = Bench(tools, rules, side=GpuSide, runs=_GPU_RUNS, gpu=True)
-    return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name)
+    return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name, free, len(alike))
 
 
 def _without_gpu(found: list[submission.Submission]) -> list[submission.Submission]:

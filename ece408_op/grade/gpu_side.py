@@ -20,6 +20,8 @@ from ece408_op.kernels import reference
 from ece408_op.problem import ConvProblem
 
 from . import judge
+from .errors import HarnessError
+from .health import chip_state
 
 #: Bytes of the red zone on each side, a multiple of every alignment.
 RED_ZONE = 16 << 20
@@ -30,16 +32,18 @@ _STEP = 1 << 26
 #: Bytes written before a timed run: more than any second-level cache.
 _FLUSH = 256 << 20
 _BLOCKS, _THREADS = (2048,), (256,)
+#: Multiply-adds of each of the thermometer's threads, and what they end at: some tenths of a millisecond.
+_ROUNDS, _END = 16384, 2.0
 
 
 @cache
-def _kernels() -> Any:
+def _kernels(device: int) -> Any:
     text = Path(__file__).with_name("native").joinpath("gpu_side.cu").read_text(encoding="utf-8")
     return cuda.cupy().RawModule(code=text, options=("--std=c++17",))
 
 
 def _launch(name: str, *arguments: Any) -> None:
-    _kernels().get_function(name)(_BLOCKS, _THREADS, arguments)
+    _kernels(cuda.cupy().cuda.runtime.getDevice()).get_function(name)(_BLOCKS, _THREADS, arguments)
 
 
 class _Buffer:
@@ -69,17 +73,21 @@ class _Buffer:
 class GpuSide:
     """The GPU's side of a case, with the same doors as HostSide."""
 
-    gpu = True
     guard = RED_ZONE
     descriptors: tuple[int, ...] = ()
+    #: A GPU that has nothing else to do repeats itself within a few hundredths.
+    most_drift = 1.1
 
-    def __init__(self, problem: ConvProblem) -> None:
+    def __init__(self, problem: ConvProblem, device: int = 0) -> None:
         cp = cuda.cupy()
-        self.problem = problem
+        cp.cuda.Device(device).use()
+        self.problem, self.device_name = problem, f"gpu {device}"
+        self._bus = str(cp.cuda.Device(device).pci_bus_id)
         self._x, self._w, self._y = (_Buffer(s) for s in (problem.x_shape, problem.w_shape, problem.y_shape))
         self._own_x, self._own_w = cp.empty(problem.x_shape, np.float32), cp.empty(problem.w_shape, np.float32)
         self._copy = cp.empty(problem.y_shape, np.float32)
         self._flush = cp.empty(_FLUSH // 4, np.float32)
+        self._fixed = cp.empty(_BLOCKS[0] * _THREADS[0], np.float32)
 
     def __enter__(self) -> GpuSide:
         return self
@@ -96,27 +104,42 @@ class GpuSide:
         """How the runner is told where x, w and y are."""
         return (self._x.handle, self._w.handle, self._y.handle)
 
-    def load(self, kind: str, rng: np.random.Generator, fill: float = 0.0) -> None:
-        """Fresh inputs of that kind, and every element of y set to ``fill``."""
+    def load(self, kind: str, rng: np.random.Generator) -> None:
+        """Fresh inputs of that kind."""
         seed = np.uint64(rng.integers(0, 2**63))
         whole = 1 if self.problem.products <= 1000 else 2
         number = np.int32(0 if kind == judge.REAL else whole)
         _launch("draw", self._own_x, np.uint64(self._own_x.size), seed, number)
         _, w = judge.draw(self.problem.with_batch(1), kind, rng)
         self._own_w.set(w)
-        self._put(fill)
 
     def load_nearly_the_same(self, rng: np.random.Generator) -> None:
-        """The inputs of the run before, but for an element here and there in every image; y zero."""
+        """The inputs of the run before, but for an element here and there in every image."""
         image = np.uint64(self._own_x[0].size)
         seed = np.uint64(rng.integers(0, 2**63))
         _launch("sprinkle", self._own_x, np.uint64(self._own_x.size), image, seed)
-        self._put(0.0)
 
-    def flush(self) -> None:
-        """Push the buffers out of the second-level cache."""
-        self._flush.fill(1.0)
+    def load_given(self, x: Any, w: np.ndarray) -> None:
+        """These inputs, NumPy's or CuPy's."""
+        self._own_x[...] = cuda.cupy().asarray(x, np.float32)
+        self._own_w.set(w)
+
+    def present(self, fill: float, flush: bool) -> None:
+        """Put the inputs before the worker, and ``fill`` into all of y; push them out of the second-level cache."""
+        self._y.array.fill(fill)
+        self._x.array[...] = self._own_x
+        if flush:
+            self._flush.fill(1.0)
+        self._w.array[...] = self._own_w
         _wait()
+
+    def thermometer(self) -> float:
+        """Seconds of a fixed computation, which has to end at a known value; raises HarnessError where it does not."""
+        return _fixed_seconds(self._fixed)
+
+    def clocks(self) -> dict[str, int] | None:
+        """Temperature and clocks, where NVML tells."""
+        return chip_state(self._bus)
 
     def snapshot(self) -> None:
         """Copy the output."""
@@ -163,10 +186,21 @@ class GpuSide:
 
     def traces(self) -> judge.Traces:
         """What became of the pattern in the copied output."""
-        counts = cuda.cupy().zeros(4, np.uint64)
+        counts = cuda.cupy().zeros(5, np.uint64)
         numbers = (*self._sizes(), np.float32(judge.PATTERN), np.float64(judge.NEAR), counts)
         _launch("traces", self._copy, self._own_x, self._own_w, np.uint64(self._copy.size), *numbers)
         return judge.Traces(*map(int, counts.get()))
+
+    def output(self) -> Any:
+        """The copied output, on the GPU."""
+        return self._copy
+
+    def exact(self, x: Any, w: np.ndarray) -> Any:
+        """The convolution, summed in float64, rounded once to float32."""
+        cp = cuda.cupy()
+        y = cp.empty(self.problem.y_shape, np.float32)
+        _launch("convolve", y, cp.asarray(x, np.float32), cp.asarray(w), np.uint64(y.size), *self._sizes())
+        return y
 
     def _exact(self, index: tuple[int, ...]) -> float:
         image, m, i, j = index
@@ -178,11 +212,25 @@ class GpuSide:
         p = self.problem
         return tuple(np.int32(size) for size in (p.channels, p.height, p.width, p.filters, p.kernel))
 
-    def _put(self, fill: float) -> None:
-        self._x.array[...] = self._own_x
-        self._w.array[...] = self._own_w
-        self._y.array.fill(fill)
-        _wait()
+
+def check(device: int) -> int:
+    """Is the GPU of that number as usable as before? The bytes that are free on it; raises HarnessError if not."""
+    cp = cuda.cupy()
+    with cuda.reported(f"GPU {device}"):
+        cp.cuda.Device(device).use()
+        _fixed_seconds(cp.empty(_BLOCKS[0] * _THREADS[0], np.float32))
+        cp.get_default_memory_pool().free_all_blocks()
+        return int(cp.cuda.runtime.memGetInfo()[0])
+
+
+def _fixed_seconds(to: Any) -> float:
+    seconds = 1e-3 * cuda.milliseconds(lambda: _launch("thermometer", to, np.int32(_ROUNDS)), "thermometer")
+    low, high = float(to.min()), float(to.max())
+    if not low == high == _END:
+        raise HarnessError(
+            f"expected the GPU to compute {_END}, got {low} to {high}: it is not well, and is not trusted"
+        )
+    return seconds
 
 
 def _wait() -> None:

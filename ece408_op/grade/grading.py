@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import build
-from .case import BRIEF, FULL, PROBE, Bench, Case, Plan, try_case
+from . import build, python_side
+from .case import BRIEF, FULL, PASSED, PROBE, STOPPED, Case, Plan
 from .networks import NETS, Net, meant_for, numbers, pointed_to
+from .pictures import MOST, trained
+from .rounds import Bench, Tried, try_network
 from .submission import Submission
-from .worker import EndedError
+from .worker import EndedError, Program
 
 #: Operations of one run of a network on the CPU without a grader's file: with all runs and networks, a textbook's
 #: seven loops end within 20 seconds.
@@ -29,7 +33,7 @@ _BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, ALL_IMAGES})
 _SMALL = 1000
 #: A further network gets so many seconds a call once one has run out of time.
 _SHORT_SECONDS = 5.0
-_FINAL = ("tampered", "unstable")
+_FINAL = ("tampered", "unstable", "compile_error")
 
 
 @dataclass
@@ -38,25 +42,38 @@ class NetResult:
 
     net: Net
     images: int
-    cases: list[Case] = field(default_factory=list)
+    tried: Tried
+
+    @property
+    def cases(self) -> list[Case]:
+        """Its layers."""
+        return self.tried.cases
+
+    @property
+    def failed(self) -> Case | None:
+        """The layer that speaks against it: one that was tampered with, else the first that is not right."""
+        bad = [case for case in self.cases if case.status not in (PASSED, STOPPED)]
+        return next((case for case in bad if case.status == "tampered"), bad[0] if bad else None)
 
     @property
     def status(self) -> str:
-        """Passed, or the first layer's status that is not."""
-        return next((case.status for case in self.cases if not case.passed), "passed")
+        """Passed, or the failed layer's status."""
+        return PASSED if self.failed is None else self.failed.status
 
     @property
     def reason(self) -> str:
-        """The first failing layer's reason."""
-        return next((case.reason for case in self.cases if not case.passed), "")
+        """The failed layer's reason."""
+        return "" if self.failed is None else self.failed.reason
 
     def as_data(self) -> dict[str, Any]:
         """For the record."""
         data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
-        data["layers"] = [case.as_data() for case in self.cases]
-        medians = [layer["seconds"]["median"] for layer in data["layers"] if "seconds" in layer]
-        if self.status == "passed" and len(medians) == len(self.net.layers):
-            data["seconds"] = sum(medians)
+        data["layers"] = layers = [case.as_data() for case in self.cases]
+        if self.status == PASSED and all("seconds" in layer for layer in layers):
+            data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
+            if all(layer["floor_seconds"] is not None for layer in layers):
+                data["floor_seconds"] = sum(layer["floor_seconds"] for layer in layers)
+        data["accuracy"] = [labels.as_data() for labels in self.tried.labels]
         return data
 
 
@@ -69,6 +86,10 @@ class Grader:
     architecture: str = ""
     #: The device, in words, for the record.
     device: str = "cpu"
+    #: The numbers of the GPUs that nobody uses; None on the CPU.
+    free: queue.SimpleQueue[int] | None = None
+    #: How many GPUs there are.
+    devices: int = 0
 
     def grade(self, submission: Submission) -> dict[str, Any]:
         """The submission's record; raises HarnessError where this machine cannot."""
@@ -80,36 +101,62 @@ class Grader:
         try:
             if submission.why:
                 raise EndedError("unsupported", submission.why)
-            if submission.source is None:
+            if submission.kernel:
+                self._run_on_a_device(record, python_side.program(submission.kernel), source)
+            elif submission.source is None:
                 name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[submission.context]
                 raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")
-            if submission.python:
-                raise EndedError("unsupported", "kernels in Python are not graded yet: give a .h, .cuh or .cu file")
-            with tempfile.TemporaryDirectory(prefix="ece408-build-") as name:
-                built = build.build(
-                    submission.source, submission.context, Path(name), self.bench.tools, self.bench.spec.limits,
-                    self.architecture,
-                )  # fmt: skip
-                record["compiler"] = compiler_notes(built.notes)
-                self._run(record, built.library, source)
+            else:
+                with tempfile.TemporaryDirectory(prefix="ece408-build-") as name:
+                    program, notes = self._program(submission, Path(name))
+                    record["compiler"] = compiler_notes(notes)
+                    self._run_on_a_device(record, program, source)
         except EndedError as ended:
             record["status"], record["reason"] = ended.status, ended.reason
         record["started"], record["seconds_in_all"] = started, time.time() - started
         return record
 
-    def _run(self, record: dict[str, Any], library: Path, source: str) -> None:
+    def _program(self, submission: Submission, folder: Path) -> tuple[Program, str]:
+        """What the worker is, made in the folder, and what the compiler said."""
+        source, tools, limits = submission.source, self.bench.tools, self.bench.spec.limits
+        assert source is not None
+        if submission.python:
+            folder.chmod(0o755)
+            build.copy(source, folder)
+            return python_side.program(str(folder / source.name), folder), ""
+        built = build.build(source, submission.context, folder, tools, limits, self.architecture)
+        runner = tools.gpu_runner if self.bench.gpu else tools.runner
+        seen = (tools.folder, built.library.parent)
+        return Program((str(runner), str(built.library)), seen, folder=f"{folder}/src/"), built.notes
+
+    def _run_on_a_device(self, record: dict[str, Any], program: Program, source: str) -> None:
+        with self._on_a_device() as grader:
+            grader._run(record, program, source)
+
+    @contextmanager
+    def _on_a_device(self) -> Iterator[Grader]:
+        """This grader on a device that it has to itself."""
+        if self.free is None:
+            yield self
+            return
+        number = self.free.get()
+        try:
+            yield replace(self, bench=replace(self.bench, device=number))
+        finally:
+            self.free.put(number)
+
+    def _run(self, record: dict[str, Any], program: Program, source: str) -> None:
         spec = self.bench.spec
-        results = self._demanded(library) if spec.demanding else self._by_itself(library, source)
-        passed = [one for one in results if one.status == "passed"]
-        cases = [case for one in results for case in one.cases]
+        results = self._demanded(program) if spec.demanding else self._by_itself(program, source)
+        passed = [one for one in results if one.status == PASSED]
         record["networks"] = [one.as_data() for one in results]
         record["images"] = sorted({one.images for one in results})
-        record["printed"] = next((case.printed for case in cases if case.printed), "")
-        first = cases[0]
+        record["printed"] = next((one.tried.printed for one in results if one.tried.printed), "")
+        first = results[0].tried
         record["containment"] = {"had": sorted(set(first.had)), "lacks": sorted(set(first.lacks))}
         failed = next((one for one in results if one.status in _FINAL), None)
         if spec.demanding or failed is not None:
-            failed = failed or next((one for one in results if one.status != "passed"), None)
+            failed = failed or next((one for one in results if one.status != PASSED), None)
             good = failed is None
         else:
             meant = meant_for(source)
@@ -122,55 +169,51 @@ class Grader:
             )
             record["reason"] = _praise(results, passed)
             record["can_do"] = {"networks": [one.net.name for one in passed]}
-            record["can_do"]["images"] = self._probe(library, passed)
+            record["can_do"]["images"] = self._probe(program, passed)
             record["seconds"] = {one.net.name: one.as_data().get("seconds") for one in passed}
         elif failed is not None:
             record["status"], record["reason"] = failed.status, f"{failed.net.name}: {failed.reason}"
         worst = [case.as_data().get("worst") for case in (passed[0].cases if good else failed.cases if failed else [])]
         record["worst"] = max((one for one in worst if one), key=_error, default=None)
 
-    def _demanded(self, library: Path) -> list[NetResult]:
+    def _demanded(self, program: Program) -> list[NetResult]:
         """Every network with every number of images that the grader's file names."""
         spec = self.bench.spec
         nets = spec.nets or NETS
         return [
-            self._net(library, net, images, spec.limits.run_seconds)
+            self._net(program, net, images, spec.limits.run_seconds)
             for net in nets
             for images in (spec.images or (self._images(net),))
         ]
 
-    def _by_itself(self, library: Path, source: str) -> list[NetResult]:
+    def _by_itself(self, program: Program, source: str) -> list[NetResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
         pointed = pointed_to(source)
         order = pointed + [net for net in NETS if net not in pointed]
         results: list[NetResult] = []
         seconds = self.bench.spec.limits.run_seconds
         for net in order:
-            done = bool(pointed) and any(one.status == "passed" for one in results)
-            results.append(self._net(library, net, self._images(net), seconds, BRIEF if done else FULL))
+            done = bool(pointed) and any(one.status == PASSED for one in results)
+            results.append(self._net(program, net, self._images(net), seconds, BRIEF if done else FULL))
             status = results[-1].status
             if status in _FINAL:
                 return results
             if status == "timed_out":
                 seconds = min(seconds, _SHORT_SECONDS)
-        if any(one.status == "passed" for one in results):
+        if any(one.status == PASSED for one in results):
             return results
         # It can do none with as many images as it was given: does it hold a number of its own?
         for images in sorted(_BATCHES & numbers(source)):
             for net in order:
-                if images == self._images(net) or any(one.status == "passed" for one in results):
+                if images == self._images(net) or any(one.status == PASSED for one in results):
                     continue
                 large = self.context == "cpu" and images > _SMALL
-                results.append(self._net(library, net, images, seconds, BRIEF if large else FULL))
+                results.append(self._net(program, net, images, seconds, BRIEF if large else FULL))
         return results
 
-    def _net(self, library: Path, net: Net, images: int, seconds: float, purposes: Plan = FULL) -> NetResult:
-        result = NetResult(net, images)
-        for problem in net.problems(images):
-            result.cases.append(try_case(self.bench, library, problem, seconds, purposes))
-            if not result.cases[-1].passed:
-                break
-        return result
+    def _net(self, program: Program, net: Net, images: int, seconds: float, plan: Plan = FULL) -> NetResult:
+        pictures = trained(net) if plan == FULL and images <= MOST and self.bench.spec.accuracy else ()
+        return NetResult(net, images, try_network(self.bench, program, net.problems(images), seconds, plan, pictures))
 
     def _images(self, net: Net) -> int:
         if self.context == "gpu":
@@ -178,14 +221,14 @@ class Grader:
         one = sum(problem.flops for problem in net.problems(1))
         return max(1, min(ALL_IMAGES, int(_CPU_FLOPS / one)))
 
-    def _probe(self, library: Path, passed: Sequence[NetResult]) -> dict[str, list[int]]:
+    def _probe(self, program: Program, passed: Sequence[NetResult]) -> dict[str, list[int]]:
         """The batch sizes that it can do, of each network that it passed."""
         can = {}
         for one in passed:
             can[one.net.name] = {one.images}
             for size in self.bench.spec.probe:
                 small = self.context == "gpu" or size <= one.images
-                if small and self._net(library, one.net, size, _SHORT_SECONDS, PROBE).status == "passed":
+                if small and self._net(program, one.net, size, _SHORT_SECONDS, PROBE).status == PASSED:
                     can[one.net.name].add(size)
         return {name: sorted(sizes) for name, sizes in can.items()}
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from types import TracebackType
 
 import numpy as np
 
+from ece408_op.kernels import reference
 from ece408_op.problem import ConvProblem
 
 from . import judge
 from .buffers import GUARD, Buffers
 
-#: Written before a timed run, so that no cache holds the buffers: more than the last level of any processor here.
+#: Written before a timed run, so that no cache holds the buffers: more than most processors' last level.
 _FLUSH_BYTES = 64 << 20
+#: Bytes of float64 windows that one step of an exact convolution takes.
+_EXACT_BYTES = 64 << 20
+#: What the thermometer digests: some milliseconds on one core.
+_FIXED = bytes(4 << 20)
 
 
 class HostSide:
     """The CPU's side of a case. Of every output there is a copy, which is what is judged."""
 
-    gpu = False
     guard = GUARD
+    device_name = "cpu"
+    #: Cores change their clocks by themselves, and other programs run: half as long again is no disturbance.
+    most_drift = 1.5
 
-    def __init__(self, problem: ConvProblem) -> None:
+    def __init__(self, problem: ConvProblem, device: int = 0) -> None:
         self.problem = problem
         self._buffers = Buffers(problem)
         self._flush = np.zeros(_FLUSH_BYTES // 8, np.int64)
@@ -48,22 +56,37 @@ class HostSide:
         """How the runner is told where x, w and y are."""
         return tuple(map(str, self.descriptors))
 
-    def load(self, kind: str, rng: np.random.Generator, fill: float = 0.0) -> None:
-        """Fresh inputs of that kind, and every element of y set to ``fill``."""
+    def load(self, kind: str, rng: np.random.Generator) -> None:
+        """Fresh inputs of that kind."""
         self._x, self._w = judge.draw(self.problem, kind, rng)
-        self._put(fill)
 
     def load_nearly_the_same(self, rng: np.random.Generator) -> None:
-        """The inputs of the run before, but for an element here and there in every image; y zero."""
+        """The inputs of the run before, but for an element here and there in every image."""
         flat = self._x.reshape(self.problem.batch, -1)
         count = max(1, flat.shape[1] // 512)
         places = rng.integers(0, flat.shape[1], (self.problem.batch, count))
         np.put_along_axis(flat, places, rng.random(places.shape, np.float32) * 2 - 1, axis=1)
-        self._put(0.0)
 
-    def flush(self) -> None:
-        """Push the buffers out of the processor's caches."""
-        self._flush += 1
+    def load_given(self, x: np.ndarray, w: np.ndarray) -> None:
+        """These inputs."""
+        self._x, self._w = np.array(x, np.float32), np.array(w, np.float32)
+
+    def present(self, fill: float, flush: bool) -> None:
+        """Put the inputs before the worker, and ``fill`` into all of y; push them out of the processor's caches."""
+        self._buffers.x.array[...] = self._x
+        self._buffers.w.array[...] = self._w
+        self._buffers.y.array.fill(fill)
+        if flush:
+            self._flush += 1
+
+    def thermometer(self) -> float:
+        """Seconds of a fixed computation."""
+        start = time.perf_counter()
+        hashlib.blake2b(_FIXED).digest()
+        return time.perf_counter() - start
+
+    def clocks(self) -> None:
+        """There is no portable way to ask."""
 
     def snapshot(self) -> None:
         """Copy the output."""
@@ -94,7 +117,11 @@ class HostSide:
         """What became of the pattern in the copied output."""
         return judge.traces(self._y, self._x, self._w)
 
-    def _put(self, fill: float) -> None:
-        self._buffers.x.array[...] = self._x
-        self._buffers.w.array[...] = self._w
-        self._buffers.y.array.fill(fill)
+    def output(self) -> np.ndarray:
+        """The copied output."""
+        return self._y
+
+    def exact(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """The convolution in float64."""
+        step = max(1, _EXACT_BYTES // (8 * self.problem.products * self.problem.output_height**2))
+        return np.concatenate([reference.convolve(x[i : i + step], w) for i in range(0, len(x), step)])

@@ -38,6 +38,8 @@ class Limits:
     """Bytes, seconds and numbers; 0 is no limit."""
 
     memory: int = 0
+    #: Address space that holds no memory.
+    reserved: int = 0
     cpu_seconds: int = 0
     file_bytes: int = 64 << 20
     tmp_bytes: int = 64 << 20
@@ -176,30 +178,36 @@ def start(
     cwd: str = "/tmp",
     filtered: bool = True,
     user: bool = True,
-    gpu: bool = False,
+    device: int | None = None,
     slot: int = 0,
+    hidden: bool = True,
 ) -> Inside:
     """Start the command; ``root`` is an empty folder, ``seen`` and ``written`` the paths that it may read and write.
 
+    ``device`` is the number of the GPU that it uses; without ``hidden`` Python's packages are seen.
     Raises HarnessError where the keeper cannot be started.
     """
+    gpu = device is not None
     ours, theirs = socket.socketpair()
-    words = [f"root={root}", f"control={theirs.fileno()}", f"cwd={cwd}", f"filter={int(filtered)}"]
+    words = [f"root={root}", f"control={theirs.fileno()}", f"cwd={cwd}", f"filter={int(filtered)}", f"gpu={int(gpu)}"]
+    words.append(f"soft={int(gpu or not hidden)}")
     words += [f"fsize={limits.file_bytes}", f"tmp={limits.tmp_bytes}", f"cpu={limits.cpu_seconds}"]
     cgroup = _cgroup(limits)
     if cgroup is not None:
         words.append(f"cgroup={cgroup}")
     elif not gpu:  # an address space limit keeps CUDA from starting
-        words.append(f"as={limits.memory}")
+        words.append(f"as={limits.memory + limits.reserved}")
     seen = (*seen, *(_DRIVER if gpu else ()))
     if user and os.geteuid() == 0:
         words += [f"uid={_UID + slot}", f"nproc={limits.processes}"]
     words += [f"bind={path}" for path in (*_SEEN, *map(str, seen))] + [f"write={path}" for path in written]
-    words += [f"hide={path}" for path in _hidden()]
+    words += [f"hide={path}" for path in (_hidden() if hidden else ())]
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_ALL": "C"}
-    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"):
+    for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH"):
         if name in os.environ:
             environment[name] = os.environ[name]
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
     try:
         process = subprocess.Popen(
             [str(tools.jail), *words, "--", *command],
@@ -221,6 +229,12 @@ def start(
     if cgroup is None:
         inside.lacks.append("cgroup: no writable cgroup v2 with memory and pids; " + _MEMORY[gpu])
     return inside
+
+
+def _visible(device: int) -> str:
+    """What the GPU of that number here is called where it is to be the only one."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return names[device].strip() if device < len(names) else str(device)
 
 
 def _remove(cgroup: Path) -> None:

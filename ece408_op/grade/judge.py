@@ -87,28 +87,29 @@ def draw(problem: ConvProblem, kind: str, rng: np.random.Generator) -> tuple[np.
 
 @dataclass(frozen=True)
 class Traces:
-    """What became of the elements of an output that held PATTERN: counts."""
+    """What became of the elements of an output that held PATTERN: counts.
+
+    ``skipped`` were left as they were though their sum is not zero, ``still`` are those whose sum is zero: writing
+    nothing and adding zero look alike there.
+    """
 
     written: int
     accumulated: int
-    left: int
+    skipped: int
+    still: int
     other: int
-
-    @property
-    def never_written(self) -> int:
-        """Elements left as they were by a file that does not accumulate."""
-        return self.left if self.written >= self.accumulated else 0
 
 
 def traces(y: np.ndarray, x: np.ndarray, w: np.ndarray) -> Traces:
     """Look for elements never written; x and w are whole, so that each sum is an integer."""
-    counts = np.zeros(4, np.int64)
+    counts = np.zeros(5, np.int64)
     step = max(1, (32 << 20) // max(1, 8 * w[0].size * y[0, 0].size))
     for first in range(0, len(y), step):
         part = y[first : first + step]
         expected = reference.convolve(x[first : first + step], w)
-        left = part == np.float32(PATTERN)
+        left, zero = part == np.float32(PATTERN), np.abs(expected) < NEAR
         written = np.abs(part - expected) < NEAR
         accumulated = ~left & (np.abs(part - expected - PATTERN) < NEAR)
-        counts += [written.sum(), accumulated.sum(), left.sum(), (~(left | written | accumulated)).sum()]
+        kinds = (written, accumulated, left & ~zero, left & zero, ~(left | written | accumulated))
+        counts += [int(kind.sum()) for kind in kinds]
     return Traces(*map(int, counts))

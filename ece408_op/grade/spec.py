@@ -54,6 +54,8 @@ class Spec:
     runs: int = 0
     #: Does half precision pass?
     half: bool = True
+    #: Is the accuracy of the course's trained networks measured?
+    accuracy: bool = True
     #: Batch sizes that are tried beside, in one run each, to say what a file can do.
     probe: tuple[int, ...] = (1, 10, 100)
     #: Where the inputs come from: nothing that a submission can know.
@@ -83,7 +85,7 @@ def load(path: Path | None) -> Spec:
 
 def parse(table: Mapping[str, Any], where: str) -> Spec:
     """The spec in a table; raises SpecError."""
-    known = {"networks", "network", "images", "runs", "half", "probe", "seed", "limits", "ranking"}
+    known = {"networks", "network", "images", "runs", "half", "accuracy", "probe", "seed", "limits", "ranking"}
     _only(table, known, where)
     spec = Spec()
     nets = [_named(name, where) for name in _list(table, "networks", str, where)]
@@ -98,10 +100,10 @@ def parse(table: Mapping[str, Any], where: str) -> Spec:
         spec = replace(spec, runs=_number(table["runs"], int, 1, f"{where}: runs"))
     if "seed" in table:
         spec = replace(spec, seed=_number(table["seed"], int, 0, f"{where}: seed"))
-    if "half" in table:
-        if not isinstance(table["half"], bool):
-            raise SpecError(f"{where}: half: expected true or false, got {table['half']!r}")
-        spec = replace(spec, half=table["half"])
+    for key in ("half", "accuracy"):
+        if not isinstance(table.get(key, True), bool):
+            raise SpecError(f"{where}: {key}: expected true or false, got {table[key]!r}")
+    spec = replace(spec, half=table.get("half", spec.half), accuracy=table.get("accuracy", spec.accuracy))
     return replace(
         spec,
         limits=_section(LimitsSpec(), table.get("limits", {}), f"{where}: limits"),

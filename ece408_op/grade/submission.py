@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ece408_op import dispatch
+
+from . import python_side
 from .errors import SpecError
 
 CPU_SUFFIXES = (".h", ".hpp", ".cpp", ".cc")
@@ -24,6 +27,8 @@ class Submission:
     context: str
     #: Why it cannot be graded here, where that is known before it is looked at.
     why: str = ""
+    #: The name of the kernel, where it is one of this package's own.
+    kernel: str = ""
 
     @property
     def python(self) -> bool:
@@ -34,13 +39,15 @@ class Submission:
 def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
     """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
 
-    Raises SpecError where a path does not exist or holds no submission.
+    A path that is none may be the name of a kernel of this package. Raises SpecError where a path is neither, or
+    holds no submission.
     """
     found: dict[Path, Submission] = {}
     for path in paths:
-        if not path.exists():
-            raise SpecError(f"{path}: expected a file or a folder, found nothing")
-        here = _within(path, context, gpu_here)
+        if not path.exists() and str(path) not in dispatch.names():
+            known = ", ".join(dispatch.names())
+            raise SpecError(f"{path}: expected a file, a folder or a kernel's name ({known}), found nothing")
+        here = _within(path, context, gpu_here) if path.exists() else [_own(str(path))]
         if not here:
             raise SpecError(f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none")
         for one in here:
@@ -50,7 +57,7 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
 
 def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
     if path.is_file():
-        return [_of_file(path, context)]
+        return [_own(name) for name in python_side.names_in(path)] or [_of_file(path, context)]
     if _is_one(path):
         return [_of_folder(path, context, gpu_here)]
     found = []
@@ -64,12 +71,18 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> li
     return found
 
 
+def _own(name: str) -> Submission:
+    return Submission(Path(name), None, dispatch.find(name).device, kernel=name)
+
+
 def _is_one(folder: Path) -> bool:
     return (folder / "ece408_src").is_dir() or any((folder / name).is_file() for name in _NAMES)
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
     own = "gpu" if path.suffix in GPU_SUFFIXES else "cpu" if path.suffix in CPU_SUFFIXES else None
+    if path.suffix == PYTHON_SUFFIX:
+        own = python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
     if own is not None and context not in (None, own):
         return Submission(path, None, str(context), f"{path.name} is for --context {own}, not {context}")
     return Submission(path, path, own or context or "cpu")

@@ -17,7 +17,10 @@ from ece408_op.problem import ConvProblem
 
 from . import jail
 from .buffers import GUARD
+from .errors import HarnessError
 
+#: A GPU's first context in a process may take so long, in seconds, beside the limit for loading.
+_BEGIN_SECONDS = 60.0
 #: A printed text is kept up to so many bytes from its beginning.
 KEPT_BYTES = 1 << 16
 
@@ -32,29 +35,44 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """Seconds of one call of forward: by the parent's clock, and as the worker has it."""
+    """Seconds of one call of forward: by the parent's clock, and as the worker has it; CUDA's error left unread."""
 
     seconds: float
     claimed: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker is: a command, the folders that it sees, and whether Python's packages are hidden from it."""
+
+    command: tuple[str, ...]
+    seen: tuple[Path, ...]
+    hidden: bool = True
+    #: A folder of the harness's own that means nothing to the author of a submission.
+    folder: str = ""
+
+    def shown(self, text: str) -> str:
+        """A message without that folder."""
+        return text.replace(self.folder, "") if self.folder else text
 
 
 class Worker:
-    """A process that holds one submission and one problem's buffers. It is stopped except during a call."""
+    """A process that holds one submission and the buffers of its layers. It is stopped except during a call."""
 
     def __init__(
         self,
         tools: jail.Tools,
-        library: Path,
-        problem: ConvProblem,
-        handles: Sequence[str],
+        program: Program,
+        problems: Sequence[ConvProblem],
+        handles: Sequence[Sequence[str]],
         folder: Path,
         limits: jail.Limits,
         *,
         descriptors: Sequence[int] = (),
-        seen: Sequence[Path] = (),
-        gpu: bool = False,
         guard: int = GUARD,
         slot: int = 0,
+        device: int | None = None,
     ) -> None:
         root = folder / "root"
         root.mkdir(exist_ok=True)
@@ -62,9 +80,9 @@ class Worker:
         self._replies, replies = os.pipe()
         self._text, self._fault = b"", ""
         self.printed = folder / "printed.txt"
-        size = (problem.batch, problem.channels, problem.height, problem.width, problem.filters, problem.kernel)
-        runner = tools.gpu_runner if gpu else tools.runner
-        command = [str(runner), str(library), str(commands), str(replies), *map(str, size), *handles, str(guard)]
+        command = [*program.command, str(commands), str(replies), str(guard)]
+        for p, places in zip(problems, handles):
+            command += map(str, (p.batch, p.channels, p.height, p.width, p.filters, p.kernel, *places))
         try:
             with open(self.printed, "ab") as printed:
                 self.inside = jail.start(
@@ -74,10 +92,11 @@ class Worker:
                     limits=limits,
                     stdout=printed,
                     stderr=printed,
-                    seen=(tools.folder, library.parent, *seen),
+                    seen=program.seen,
                     descriptors=(commands, replies, *descriptors),
-                    gpu=gpu,
                     slot=slot,
+                    device=device,
+                    hidden=program.hidden,
                 )
         finally:
             os.close(commands)
@@ -96,27 +115,34 @@ class Worker:
     def open(self, seconds: float) -> None:
         """Wait until the submission is loaded, its static constructors run, and stop the worker.
 
-        Raises EndedError where that fails or takes longer than so many seconds.
+        Raises EndedError where that fails or takes longer than so many seconds, HarnessError where the runner itself
+        cannot begin: nothing of the submission has run by then.
         """
         deadline = time.monotonic() + seconds
-        for expected in ("open", "ready"):
-            line = self._line(deadline, "loading it")
-            if line.startswith("unloadable"):
-                raise EndedError("compile_error", f"the compiled file cannot be loaded: {line.partition(' ')[2]}")
-            if line.startswith("lost"):
-                raise EndedError("crashed", f"the worker could not begin: {line.partition(' ')[2]}")
-            if line != expected:
-                raise EndedError("tampered", f"a message came that the runner does not send while loading: {line!r}")
+        try:
+            line = self._line(deadline + _BEGIN_SECONDS, "beginning")
+        except EndedError as ended:
+            raise HarnessError(f"expected the worker to begin, but {ended.reason}: {kept(self.printed)}") from None
+        if line != "open":
+            raise HarnessError(f"expected the worker to begin, got {line}")
+        line = self._line(deadline, "loading it")
+        if line.startswith("unloadable"):
+            raise EndedError("compile_error", f"it cannot be loaded: {line.partition(' ')[2]}")
+        if line != "ready":
+            raise EndedError("tampered", f"a message came that the runner does not send while loading: {line!r}")
         self._stop()
 
-    def call(self, seconds: float, empty: bool = False) -> Call:
-        """Let the worker run for one call, and stop it; raises EndedError where it does not come back in time."""
+    def call(self, layer: int, seconds: float, empty: bool = False) -> Call:
+        """Let the worker run for one call on that layer, and stop it; an empty one does nothing there.
+
+        Raises EndedError where it does not come back in time.
+        """
         self._nothing_waits()
         nonce = secrets.token_hex(8)
         start = time.perf_counter()
         self.inside.go()
         try:
-            os.write(self._commands, f"{'empty' if empty else 'run'} {nonce}\n".encode())
+            os.write(self._commands, f"{f'empty {nonce}' if empty else f'run {nonce} {layer}'}\n".encode())
         except BrokenPipeError:
             raise self._reason_of_end("between two calls") from None
         line = self._line(time.monotonic() + seconds, "a call of forward")
@@ -124,20 +150,22 @@ class Worker:
         word, _, rest = line.partition(" ")
         if word == "failed":
             raise EndedError("crashed", f"forward threw: {rest}")
+        if word == "refused":
+            raise EndedError("unsupported", f"it says that it does not take this layer: {rest}")
         if word == "cuda":
             raise _cuda_ended(rest)
-        match = re.fullmatch(rf"done {nonce} (\d+)", line)
+        match = re.fullmatch(rf"done {nonce} (\d+)(?: (-|[A-Za-z]{{4,80}}))?", line)
         if match is None:
             raise EndedError("tampered", f"a message came that the runner does not send: {line[:80]!r}")
         self._stop()
         self._nothing_waits()
-        return Call(took, int(match.group(1)) / 1e9)
+        return Call(took, int(match.group(1)) / 1e9, (match.group(2) or "-").replace("-", ""))
 
     def idle(self, pause: float, seconds: float) -> None:
         """Let the worker run with nothing to do, so that work left behind comes to light; seconds bounds its answer."""
         self.inside.go()
         time.sleep(pause)
-        self.call(seconds, empty=True)
+        self.call(0, seconds, empty=True)
 
     def _stop(self) -> None:
         if not self.inside.stop():

@@ -58,6 +58,24 @@ __device__ void exact(const float* x, const float* w, u64 at, int C, int H, int 
   *size = a;
 }
 
+// All outputs, exact but for one rounding.
+extern "C" __global__ void convolve(float* y, const float* x, const float* w, u64 n, int C, int H, int W, int M, int K) {
+  EACH(at, n) {
+    double sum, size;
+    exact(x, w, at, C, H, W, M, K, &sum, &size);
+    y[at] = (float)sum;
+  }
+}
+
+// A fixed computation, bound by the multiprocessors' clock alone; from any start it ends at 2.
+extern "C" __global__ void thermometer(float* to, int rounds) {
+  EACH(i, gridDim.x * (u64)blockDim.x) {
+    float value = (float)(i % 7);
+    for (int r = 0; r < rounds; ++r) value = value * 0.5f + 1.0f;
+    to[i] = value;
+  }
+}
+
 // share: the error as a share of the float32 bound; scaled: as a share of the sum of |x||w|.
 extern "C" __global__ void judge(const float* y, const float* x, const float* w, u64 n, int C, int H, int W, int M,
                                  int K, double bound, double least, float* share, float* scaled) {
@@ -71,18 +89,18 @@ extern "C" __global__ void judge(const float* y, const float* x, const float* w,
   }
 }
 
-// counts: written, accumulated, left as it was, other.
+// counts: written, accumulated, left as it was though the sum is not zero, left where it is, other.
 extern "C" __global__ void traces(const float* y, const float* x, const float* w, u64 n, int C, int H, int W, int M,
                                   int K, float pattern, double near, u64* counts) {
-  u64 own[4] = {0, 0, 0, 0};
+  u64 own[5] = {0, 0, 0, 0, 0};
   EACH(at, n) {
     double sum, size;
     exact(x, w, at, C, H, W, M, K, &sum, &size);
-    if (y[at] == pattern) ++own[2];
+    if (y[at] == pattern) ++own[fabs(sum) < near ? 3 : 2];
     else if (fabs(y[at] - sum) < near) ++own[0];
     else if (fabs(y[at] - sum - pattern) < near) ++own[1];
-    else ++own[3];
+    else ++own[4];
   }
-  for (int k = 0; k < 4; ++k)
+  for (int k = 0; k < 5; ++k)
     if (own[k]) atomicAdd(counts + k, own[k]);
 }

@@ -1,12 +1,14 @@
 // The worker: maps the parent's buffers, loads one submission, and calls its forward when told to.
 //
-//   runner LIBRARY IN OUT B C H W M K X W Y GUARD
+//   runner LIBRARY IN OUT GUARD {B C H W M K X W Y}...
 //
-// X, W and Y are descriptors on the CPU, CUDA IPC handles in hexadecimal on the GPU; GUARD is the bytes around each.
+// Nine words for each layer. X, W and Y are descriptors on the CPU, CUDA IPC handles in hexadecimal on the GPU;
+// GUARD is the bytes around each.
 //
-// Commands and replies are lines over two pipes. "run NONCE" calls forward and is answered "done NONCE NANOSECONDS",
-// or "failed TEXT" where forward threw; "empty NONCE" is answered at once. Nothing here is believed by the parent,
-// since a submission can write to any memory of this process: the parent has its own clock and checks the output.
+// Commands and replies are lines over two pipes. "run NONCE LAYER" calls forward and is answered "done NONCE
+// NANOSECONDS NOTE", or "failed TEXT" where forward threw; "empty NONCE" is answered at once. NOTE is the CUDA error
+// that forward left unread, or "-". Nothing here is believed by the parent, since a submission can write to any
+// memory of this process: the parent has its own clock and checks the output.
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
@@ -21,6 +23,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <vector>
 
 #ifdef ECE408_GRADE_GPU
 #include <cuda_runtime.h>
@@ -30,18 +33,13 @@ struct ece408_grade_call {
   float *y, *x, *w;
   unsigned y_shape[4], x_shape[4], w_shape[4];
   void* stream;
+  const char* note;
 };
 
 namespace {
 
 int out = -1;
 char spare_stack[1 << 16];
-
-struct Region {
-  char name;
-  char* begin;
-  size_t bytes;
-} regions[3];
 
 void reply(const std::string& line) {
   std::string text = line + "\n";
@@ -54,24 +52,17 @@ void reply(const std::string& line) {
   }
 }
 
-// A fault is reported as a place in one of the buffers, where it is near one, and then taken as it came.
-void fault(int number, siginfo_t* info, void*) {
-  const char* at = static_cast<const char*>(info->si_addr);
-  char text[128];
+#ifdef ECE408_GRADE_GPU
+// On a GPU the buffers are no memory of the host's.
+void fault(int number, siginfo_t*, void*) {
+  char text[64];
   int n = snprintf(text, sizeof text, "fault %d elsewhere 0 0\n", number);
-  for (const Region& r : regions) {
-    const ptrdiff_t slack = 1 << 24;
-    ptrdiff_t offset = at - r.begin;
-    if (r.begin && offset > -slack && offset < (ptrdiff_t)r.bytes + slack)
-      n = snprintf(text, sizeof text, "fault %d %c %td %zu\n", number, r.name, offset / 4, r.bytes / 4);
-  }
   ssize_t done = write(out, text, n);
   (void)done;
   signal(number, SIG_DFL);
 }
 
-#ifdef ECE408_GRADE_GPU
-float* open_buffer(char name, const char* handle, size_t bytes, int slot, size_t guard) {
+float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
   cudaIpcMemHandle_t raw;
   for (size_t i = 0; i < sizeof raw; ++i) {
     unsigned value = 0;
@@ -84,12 +75,34 @@ float* open_buffer(char name, const char* handle, size_t bytes, int slot, size_t
     reply(std::string("lost opening the parent's buffer: ") + cudaGetErrorString(error));
     _exit(4);
   }
-  regions[slot] = {name, static_cast<char*>(base) + guard, bytes};
-  return reinterpret_cast<float*>(regions[slot].begin);
+  return reinterpret_cast<float*>(static_cast<char*>(base) + guard);
 }
 #else
+struct Region {
+  char name;
+  char* begin;
+  size_t bytes;
+};
+std::vector<Region> regions;
+
+// A fault is reported as a place in one of the buffers, where it is near one, and then taken as it came.
+void fault(int number, siginfo_t* info, void*) {
+  const char* at = static_cast<const char*>(info->si_addr);
+  char text[128];
+  int n = snprintf(text, sizeof text, "fault %d elsewhere 0 0\n", number);
+  for (const Region& r : regions) {
+    const ptrdiff_t slack = 1 << 24;
+    ptrdiff_t offset = at - r.begin;
+    if (offset > -slack && offset < (ptrdiff_t)r.bytes + slack)
+      n = snprintf(text, sizeof text, "fault %d %c %td %zu\n", number, r.name, offset / 4, r.bytes / 4);
+  }
+  ssize_t done = write(out, text, n);
+  (void)done;
+  signal(number, SIG_DFL);
+}
+
 // Where the pages around the data cannot be touched; the data ends where they begin, within 64 bytes.
-float* open_buffer(char name, const char* fd_text, size_t bytes, int slot, size_t guard) {
+float* open_buffer(char name, const char* fd_text, size_t bytes, size_t guard) {
   int fd = atoi(fd_text);
   struct stat info;
   fstat(fd, &info);
@@ -102,8 +115,8 @@ float* open_buffer(char name, const char* fd_text, size_t bytes, int slot, size_
     _exit(4);
   }
   close(fd);
-  regions[slot] = {name, base + guard + mapped - (bytes + 63) / 64 * 64, bytes};
-  return reinterpret_cast<float*>(regions[slot].begin);
+  regions.push_back({name, base + guard + mapped - (bytes + 63) / 64 * 64, bytes});
+  return reinterpret_cast<float*>(regions.back().begin);
 }
 #endif
 
@@ -122,14 +135,14 @@ std::string one_line(std::string text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 14) return 2;
+  const int first = 5, words = 9;
+  if (argc <= first || (argc - first) % words) return 2;
   const char* library = argv[1];
   FILE* commands = fdopen(atoi(argv[2]), "r");
   out = atoi(argv[3]);
-  unsigned B = atoi(argv[4]), C = atoi(argv[5]), H = atoi(argv[6]), W = atoi(argv[7]), M = atoi(argv[8]),
-           K = atoi(argv[9]);
-  size_t guard = strtoull(argv[13], nullptr, 10);
-  ece408_grade_call call = {nullptr, nullptr, nullptr, {B, M, H - K + 1, W - K + 1}, {B, C, H, W}, {M, C, K, K}, nullptr};
+  size_t guard = strtoull(argv[4], nullptr, 10);
+  signal(SIGXFSZ, SIG_IGN);  // what is printed beyond the limit is lost, and that is all
+  void* used = nullptr;
 #ifdef ECE408_GRADE_GPU
   cudaStream_t stream;
   cudaError_t error = cudaStreamCreate(&stream);
@@ -137,11 +150,18 @@ int main(int argc, char** argv) {
     reply(std::string("lost starting the GPU: ") + cudaGetErrorString(error));
     return 4;
   }
-  call.stream = stream;
+  used = stream;
 #endif
-  call.x = open_buffer('x', argv[10], 4ull * B * C * H * W, 0, guard);
-  call.w = open_buffer('w', argv[11], 4ull * M * C * K * K, 1, guard);
-  call.y = open_buffer('y', argv[12], 4ull * B * M * (H - K + 1) * (W - K + 1), 2, guard);
+  std::vector<ece408_grade_call> calls;
+  for (char** at = argv + first; *at; at += words) {
+    unsigned B = atoi(at[0]), C = atoi(at[1]), H = atoi(at[2]), W = atoi(at[3]), M = atoi(at[4]), K = atoi(at[5]);
+    unsigned OH = H - K + 1, OW = W - K + 1;
+    ece408_grade_call call = {nullptr, nullptr, nullptr, {B, M, OH, OW}, {B, C, H, W}, {M, C, K, K}, used, nullptr};
+    call.x = open_buffer('x', at[6], 4ull * B * C * H * W, guard);
+    call.w = open_buffer('w', at[7], 4ull * M * C * K * K, guard);
+    call.y = open_buffer('y', at[8], 4ull * B * M * OH * OW, guard);
+    calls.push_back(call);
+  }
 
   stack_t stack = {};
   stack.ss_sp = spare_stack;
@@ -150,7 +170,6 @@ int main(int argc, char** argv) {
   struct sigaction action = {};
   action.sa_sigaction = fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  signal(SIGXFSZ, SIG_IGN);  // what is printed beyond the limit is lost, and that is all
   sigaction(SIGSEGV, &action, nullptr);
   sigaction(SIGBUS, &action, nullptr);
   reply("open");
@@ -160,24 +179,26 @@ int main(int argc, char** argv) {
     reply("unloadable " + one_line(dlerror()));
     return 4;
   }
-  auto forward = reinterpret_cast<void (*)(const ece408_grade_call*)>(dlsym(loaded, "ece408_grade_forward"));
+  auto forward = reinterpret_cast<void (*)(ece408_grade_call*)>(dlsym(loaded, "ece408_grade_forward"));
   if (!forward) {
     reply("unloadable it lacks ece408_grade_forward");
     return 4;
   }
   reply("ready");
 
-  char line[64], nonce[40];
+  char line[80], nonce[40];
+  unsigned layer = 0;
   while (fgets(line, sizeof line, commands)) {
     if (sscanf(line, "empty %39s", nonce) == 1) {
 #ifdef ECE408_GRADE_GPU
       cudaDeviceSynchronize();
 #endif
       reply(std::string("done ") + nonce + " 0");
-    } else if (sscanf(line, "run %39s", nonce) == 1) {
+    } else if (sscanf(line, "run %39s %u", nonce, &layer) == 2 && layer < calls.size()) {
+      calls[layer].note = nullptr;
       try {
         long long start = nanoseconds();
-        forward(&call);
+        forward(&calls[layer]);
 #ifdef ECE408_GRADE_GPU
         cudaError_t late = cudaDeviceSynchronize();
         if (late == cudaSuccess) late = cudaGetLastError();
@@ -187,7 +208,8 @@ int main(int argc, char** argv) {
         }
 #endif
         long long took = nanoseconds() - start;
-        reply(std::string("done ") + nonce + " " + std::to_string(took));
+        reply(std::string("done ") + nonce + " " + std::to_string(took) + " " +
+              (calls[layer].note ? calls[layer].note : "-"));
       } catch (const std::exception& error) {
         reply("failed " + one_line(error.what()));
       } catch (...) {

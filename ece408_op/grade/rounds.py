@@ -1,0 +1,254 @@
+"""A network tried by one worker: its layers called in the course's order, round after round, each call checked.
+
+One process does all layers, as the course's did, since files keep counters and buffers between calls. In each round
+every layer is called once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from ece408_op.problem import ConvProblem
+
+from . import jail
+from .buffers import GUARD
+from .case import AGAIN, FULL, MARKED, PASSED, PICTURES, STOPPED, TIMED, Case, Plan, Run
+from .health import Thermometer
+from .host_side import HostSide
+from .judge import PATTERN, REAL, WHOLE, WRONG, Judged
+from .pictures import CourseNet, Labels
+from .spec import Spec
+from .worker import Call, EndedError, Program, Worker, kept
+
+#: Seconds for which a worker is watched after a call.
+_PAUSE = 0.01
+#: Empty calls that wake the processes on the way to the worker.
+_PINGS = 5
+#: Disturbed rounds are repeated up to so many times in all.
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every try needs: the tools, the grader's file, and how a problem's buffers are made."""
+
+    tools: jail.Tools
+    spec: Spec
+    side: Callable[[ConvProblem, int], Any] = HostSide
+    slot: int = 0
+    #: The number of the GPU.
+    device: int = 0
+    #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
+    runs: int = 3
+    gpu: bool = False
+    #: The least seconds that the device of a number needs for a problem, or None.
+    floor: Callable[[ConvProblem, int], float | None] = lambda problem, device: None
+    thermometer: Thermometer = field(default_factory=Thermometer)
+
+
+@dataclass
+class Tried:
+    """What came of a network: of each layer, of its accuracy, and what the worker printed and was contained by."""
+
+    cases: list[Case]
+    labels: list[Labels] = field(default_factory=list)
+    printed: str = ""
+    had: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+
+
+def try_network(
+    bench: Bench,
+    program: Program,
+    problems: Sequence[ConvProblem],
+    seconds: float,
+    plan: Plan = FULL,
+    nets: Sequence[CourseNet] = (),
+) -> Tried:
+    """Call the program's forward on the layers, in order and for these purposes, no call longer than so many seconds.
+
+    ``nets`` are trained networks of these layers, whose accuracy is measured.
+    """
+    tried = Tried([Case(problem) for problem in problems])
+    limits = bench.spec.limits
+    inside = jail.Limits(
+        memory=limits.memory_bytes + sum(problem.bytes for problem in problems),
+        reserved=3 * 2 * GUARD * len(problems),
+        cpu_seconds=int(seconds * 64 * len(problems)) + 60,
+        file_bytes=limits.output_bytes,
+        tmp_bytes=limits.disk_bytes,
+        processes=limits.processes,
+    )
+    with tempfile.TemporaryDirectory(prefix="ece408-case-") as name, ExitStack() as stack:
+        folder = Path(name)
+        folder.chmod(0o755)
+        sides = [stack.enter_context(bench.side(problem, bench.device)) for problem in problems]
+        worker = stack.enter_context(
+            Worker(
+                *(bench.tools, program, problems, [side.handles for side in sides], folder, inside),
+                descriptors=[number for side in sides for number in side.descriptors],
+                guard=sides[0].guard,
+                slot=bench.slot,
+                device=bench.device if bench.gpu else None,
+            )
+        )
+        trial = _Trial(bench, tried, sides, worker, seconds)
+        try:
+            worker.open(limits.load_seconds)
+            trial.run(plan, nets)
+        except EndedError as ended:
+            trial.ended(ended, program)
+        tried.had, tried.lacks = worker.inside.had, worker.inside.lacks
+        tried.printed = kept(worker.printed)
+    return tried
+
+
+class _Trial:
+    """The rounds of one worker."""
+
+    def __init__(self, bench: Bench, tried: Tried, sides: list[Any], worker: Worker, seconds: float) -> None:
+        self.bench, self.tried, self.sides, self.worker, self.seconds = bench, tried, sides, worker, seconds
+        self._layer = 0
+        self._round = 0
+        #: Digests of right outputs, of each layer.
+        self._right: list[set[str]] = [set() for _ in sides]
+
+    def run(self, plan: Plan, nets: Sequence[CourseNet]) -> None:
+        """All rounds of the plan, and the verdicts; raises EndedError where the worker may not go on."""
+        cases, spec = self.tried.cases, self.bench.spec
+        for case in cases:
+            case.overhead = self._ping()
+            case.floor = self.bench.floor(case.problem, self.bench.device)
+        for purpose in plan:
+            if any(self._hopeless(case) for case in cases):
+                break
+            if purpose == TIMED:
+                self._timed((spec.runs or self.bench.runs) if plan == FULL else 1)
+            elif purpose == PICTURES:
+                for net in nets:
+                    self._pictures(net)
+            else:
+                self._all_layers(purpose)
+        for case in cases:
+            case.settle(spec.half)
+
+    def ended(self, ended: EndedError, program: Program) -> None:
+        """The worker is no more: the layer it was at bears the reason."""
+        cases = self.tried.cases
+        reason = program.shown(ended.reason)
+        for case in cases:
+            if any(run.judged.verdict == WRONG for run in case.runs):
+                case.settle(self.bench.spec.half)
+            if case.status == PASSED:
+                case.end(STOPPED, "")
+        if ended.status == "tampered" or all(case.status == STOPPED for case in cases):
+            cases[self._layer].end(ended.status, f"{reason} ({cases[self._layer].problem})")
+
+    def _timed(self, runs: int) -> None:
+        done, spare = 0, _REPEATS
+        while done < runs:
+            disturbed = self._all_layers(TIMED)
+            if any(self._hopeless(case) for case in self.tried.cases):
+                return
+            if disturbed and spare:
+                spare -= 1
+            else:
+                done += 1
+
+    def _all_layers(self, purpose: str) -> bool:
+        """Call each layer once; whether one of them was disturbed."""
+        self._round += 1
+        disturbed = False
+        for layer, (case, side) in enumerate(zip(self.tried.cases, self.sides)):
+            self._layer, problem = layer, case.problem
+            rng = np.random.default_rng([self.bench.spec.seed, *problem.x_shape, *problem.w_shape, self._round])
+            kind = REAL if purpose in (TIMED, AGAIN) else WHOLE
+            if purpose == AGAIN:
+                side.load_nearly_the_same(rng)
+            else:
+                side.load(kind, rng)
+            if purpose == MARKED:
+                self._call(side, PATTERN)
+                self._marked(case, side)
+                continue
+            run = self._timed_run(kind, side) if purpose == TIMED else self._run(purpose, kind, side)
+            case.runs.append(run)
+            disturbed |= run.disturbed
+            mark = side.fingerprint()
+            if run.judged.verdict != WRONG:
+                self._right[layer].add(mark)
+            elif mark in self._right[layer]:
+                text = "it gave the output of an earlier run again, though its inputs were others"
+                raise EndedError("tampered", text)
+        return disturbed
+
+    def _run(self, purpose: str, kind: str, side: Any) -> Run:
+        call = self._call(side)
+        return Run(purpose, call.seconds, call.claimed, side.judged(kind), note=call.note)
+
+    def _timed_run(self, kind: str, side: Any) -> Run:
+        thermometer = self.bench.thermometer
+        before = thermometer.steady(side)
+        clocks = side.clocks()
+        call = self._call(side, timed=True)
+        after = thermometer.read(side)
+        disturbed = thermometer.disturbed(side, before, after)
+        readings = (before, after)
+        return Run(TIMED, call.seconds, call.claimed, side.judged(kind), readings, clocks, disturbed, call.note)
+
+    def _ping(self) -> float:
+        """The clock around a call that does nothing, when every process on the way has just run."""
+        return statistics.median(self.worker.call(0, 10.0, empty=True).seconds for _ in range(_PINGS))
+
+    def _call(self, side: Any, fill: float = 0.0, timed: bool = False) -> Call:
+        if timed:
+            # Processes long stopped take half a millisecond to come back, and the inputs must not be there meanwhile.
+            self._ping()
+        side.present(fill, flush=timed)
+        call = self.worker.call(self._layer, self.seconds)
+        side.snapshot()
+        self.worker.idle(_PAUSE, self.seconds)
+        if side.changed_late():
+            raise EndedError("tampered", "the output changed after forward had returned: work was left behind")
+        if side.touched():
+            raise EndedError("out_of_bounds", "it wrote beside its arrays, next to a first or last element")
+        if side.inputs_changed():
+            raise EndedError("tampered", "it changed its input, which is const")
+        return call
+
+    @staticmethod
+    def _marked(case: Case, side: Any) -> None:
+        """After a run whose output held a pattern: elements not written, though they were in the run before."""
+        found = side.traces()
+        case.accumulates = found.accumulated > found.written
+        if found.skipped and case.runs and case.runs[-1].judged.verdict != WRONG:
+            raise EndedError("unstable", f"a further run left {found.skipped} elements unwritten that one had written")
+
+    def _pictures(self, net: CourseNet) -> None:
+        """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
+        x = net.images(len(self.sides[0].output()))
+        exact = x
+        for layer, side in enumerate(self.sides):
+            self._layer, w = layer, net.filters[layer]
+            side.load_given(x, w)
+            call = self._call(side)
+            judged: Judged = side.judged(REAL)
+            self.tried.cases[layer].runs.append(Run(PICTURES, call.seconds, call.claimed, judged, note=call.note))
+            y, true = side.output(), side.exact(exact, w)
+            if layer + 1 < len(self.sides):
+                x, exact = net.between(y), net.between(true)
+        self.tried.labels.append(net.compare(net.labels(y), net.labels(true)))
+
+    @staticmethod
+    def _hopeless(case: Case) -> bool:
+        """Was it wrong on both kinds of data? Then no further run can change the verdict."""
+        purposes = {run.purpose for run in case.runs}
+        return TIMED in purposes and all(run.judged.verdict == WRONG for run in case.runs)
