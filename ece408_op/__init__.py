@@ -26,6 +26,7 @@ from .call_record import OpTime, clear_op_times, op_times  # noqa: E402
 if TYPE_CHECKING:
     from .builder import New
     from .graph import load_checkpoint, replace_convolution, save_checkpoint
+    from .network.door import gpu_network
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "New",
     "OpTime",
     "clear_op_times",
+    "gpu_network",
     "load_checkpoint",
     "op_times",
     "replace_convolution",
@@ -42,6 +44,7 @@ __all__ = [
 #: What needs MXNet is imported when it is first asked for.
 _NEEDS_MXNET = {
     "New": "builder",
+    "gpu_network": "network.door",
     "load_checkpoint": "graph",
     "replace_convolution": "graph",
     "save_checkpoint": "graph",

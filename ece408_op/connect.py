@@ -8,12 +8,14 @@ import sys
 import mxnet as mx
 
 from . import mxnet_errors, operator, plain_layout
+from .network import operator as network
 
 
 def connect() -> None:
-    """Register ``New``, bring its errors' reasons to callers, keep its inputs plain, and end cleanly."""
+    """Register the operators, bring their errors' reasons to callers, keep their inputs plain, and end cleanly."""
     mxnet_errors.install()
     operator.register()
+    network.register()
     plain_layout.install()
     atexit.register(_finish_pending)
 

@@ -97,7 +97,7 @@ def _reason_of(message: str) -> Exception | None:
 def _with_reason(error: Exception, reason: Exception) -> Exception:
     """The MXNetError to raise: an error of our own tree as well, and with our words."""
     combined = type(f"MXNet{type(reason).__name__}", (type(reason), type(error)), {"__module__": __name__})
-    explained: Exception = combined(f"operator New: {reason}")
+    explained: Exception = combined(f"in a Custom operator: {reason}")
     explained.__cause__ = reason
     return explained
 

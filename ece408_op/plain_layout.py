@@ -10,7 +10,10 @@ temporary alive; two other ways do not, and each has its cure:
   that keeps the shape stands in front of each input, since its output is always in plain order.
   A hybridised graph with the operator inside a loop also gives up its static allocation.
 
-Only calls and graphs with ``New`` in them are touched.
+The node that stands for a whole network (``NETWORK``) is cured alike, but for its inputs that are the graph's own,
+images and parameters: those are put into plain order in place before the call, since a reshape would copy them.
+
+Only calls and graphs with such operators in them are touched.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from . import bridge
 from .errors import ProblemError
 
 OP_TYPE = "New"
+NETWORK = "ece408_network"
+_OP_TYPES = (OP_TYPE, NETWORK)
 
 #: Set on an operator inside a control-flow subgraph whose inputs have the reshape in front.
 CURED = "__plain_inputs__"
@@ -65,7 +70,7 @@ def _replace(package: str, name: str, new: Any) -> None:
 def _settling(custom: Any) -> Any:
     @functools.wraps(custom)
     def wrapped(*data: Any, **kwargs: Any) -> Any:
-        if kwargs.get("op_type") == OP_TYPE:
+        if kwargs.get("op_type") in _OP_TYPES:
             out = kwargs.get("out")
             outputs = out if isinstance(out, (list, tuple)) else (out,)
             for array in (*data, *outputs):
@@ -101,12 +106,14 @@ def _plain_cached_op(cached_op: Any) -> Any:
     class CachedOp(cached_op):  # type: ignore[misc]
         """MXNet's CachedOp; graphs with New in them get plain inputs."""
 
-        __slots__ = ()
+        __slots__ = ("_settled",)
 
         def __init__(self, sym: Any, flags: Any = ()) -> None:
             text = sym.tojson()
-            graph = json.loads(text) if f'"{OP_TYPE}"' in text else {"nodes": []}
-            if any(map(_is_new, graph["nodes"])):
+            known = any(f'"{op_type}"' in text for op_type in _OP_TYPES)
+            graph = json.loads(text) if known else {"nodes": []}
+            self._settled = _network_inputs(graph, sym) if known else ()
+            if any(map(_is_ours, graph["nodes"])):
                 _insert_reshapes(graph)
                 plain = mx.sym.load_json(json.dumps(graph))
                 sym = plain.as_np_ndarray() if isinstance(sym, mx.sym.np._Symbol) else plain
@@ -115,11 +122,32 @@ def _plain_cached_op(cached_op: Any) -> Any:
                 flags = [(key, value) for key, value in flags if key not in ("static_alloc", "static_shape")]
             super().__init__(sym, flags)
 
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            for position in self._settled:
+                if args[position].context.device_type != "gpu":
+                    bridge.settle(args[position])
+            return super().__call__(*args, **kwargs)
+
     return CachedOp
 
 
 def _is_new(node: dict[str, Any]) -> bool:
     return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == OP_TYPE
+
+
+def _is_network(node: dict[str, Any]) -> bool:
+    return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == NETWORK
+
+
+def _is_ours(node: dict[str, Any]) -> bool:
+    return _is_new(node) or _is_network(node)
+
+
+def _network_inputs(graph: dict[str, Any], sym: Any) -> tuple[int, ...]:
+    """Which of the graph's inputs, by position, go straight into a whole network."""
+    nodes = graph["nodes"]
+    sources = {nodes[source]["name"] for node in nodes if _is_network(node) for source, *_ in node["inputs"]}
+    return tuple(position for position, name in enumerate(sym.list_inputs()) if name in sources)
 
 
 def _has_new_inside(node: dict[str, Any]) -> bool:
@@ -128,13 +156,18 @@ def _has_new_inside(node: dict[str, Any]) -> bool:
 
 
 def _insert_reshapes(graph: dict[str, Any]) -> None:
-    """A reshape in front of each input of each New; the graph stays in topological order."""
+    """A reshape in front of each input of each New, and of what a network is given by other nodes.
+
+    The graph stays in topological order.
+    """
     nodes: list[dict[str, Any]] = []
     moved: list[int] = []  # where the node of each old index stands now
     for node in graph["nodes"]:
         inputs = [[moved[source], *rest] for source, *rest in node["inputs"]]
-        if _is_new(node):
+        if _is_ours(node):
             for position, entry in enumerate(inputs):
+                if _is_network(node) and nodes[entry[0]]["op"] == "null":
+                    continue
                 name = f"{node['name']}_plain{position}"
                 nodes.append({"op": "Reshape", "name": name, "attrs": {"shape": str(_SAME_SHAPE)}, "inputs": [entry]})
                 inputs[position] = [len(nodes) - 1, 0, 0]

@@ -111,6 +111,7 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
     assert fields["License-Expression"] == "MIT"
     assert set(fields.get_all("Provides-Extra")) == {
         "cpu",
+        "cudnn",
         "cu117",
         "cuda12",
         "cuda13",

@@ -1,0 +1,283 @@
+"""A network on one GPU: its parameters there, and for each batch size a plan and memory.
+
+Parameters are float32 arrays of MXNet's, which may change between calls. MXNet says nothing about that, so every
+call compares them, bit by bit, with a copy of what was sent: the threads do it while the GPU computes
+the last images, and where something differs it is sent and the call is computed again. Calls on one GPU take turns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import call_record, cuda, host_context
+from ..errors import DeviceError
+from ..host_context import SLOT_BYTES, Gpu
+from ..launch import ceil_div
+from ..problem import ITEM_BYTES
+from ..staging import Slot
+from .fuse import fused
+from .gpu import Chooser, timing
+from .graph import parse
+from .kinds import Shape, size
+from .pipeline import RING, Pipeline, Round, rounds_of
+from .plan import infer, plan, splits
+from .run import Program
+
+#: Bytes of data and outputs of a round, and rounds at most: enough to overlap, few enough to launch.
+ROUND_BYTES, MOST_ROUNDS = 4 << 20, 8
+#: The share of the GPU's free memory that a plan may take.
+_SHARE = 0.8
+#: Below this many bytes the caller copies alone.
+_WORTH_THREADS = 1 << 20
+_COMPARED_BYTES = 4 << 20
+_KEPT_PLANS, _KEPT_ENGINES = 3, 4
+_TO_DEVICE, _TO_HOST = 1, 2
+
+
+class _Plan:
+    """A program for so many images, with its memory: the block, and rings of data and output buffers."""
+
+    def __init__(self, engine: Engine, images: int | None, shapes: dict[str, Shape]) -> None:
+        cp = cuda.cupy()
+        network = engine.network
+        every = infer(network, {n: s if images is None else (images, *s[1:]) for n, s in shapes.items()})
+        self.program = Program(network, every, engine.chooser.step)
+        self.block = cp.cuda.alloc(max(1, self.program.plan.bytes))
+        self.data = [[cp.zeros(every[v.value], np.float32) for v in network.data] for _ in range(RING)]
+        self.outputs = [[cp.empty(every[v], np.float32) for _, v in network.outputs] for _ in range(RING)]
+
+    def view(self, offset: int, shape: Shape) -> Any:
+        """The array of that shape in the block."""
+        return cuda.cupy().ndarray(shape, np.float32, self.block + offset)
+
+
+class Engine:
+    """One network on one GPU; see the file's head."""
+
+    def __init__(self, text: str, impl: str, precision: str, number: int) -> None:
+        self.network = fused(parse(text))
+        self.gpu: Gpu = host_context.gpu(number)
+        with self.gpu.device, self.gpu.stream:
+            self.chooser = Chooser(impl, precision, number, cuda.chip(number))
+        self._sent: list[np.ndarray] = []
+        self._there: dict[int, Any] = {}
+        self._plans: OrderedDict[tuple[Shape, ...], tuple[int, _Plan]] = OrderedDict()
+
+    def run(self, data: Sequence[np.ndarray], parameters: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
+
+        Outputs share no memory with the others. Returns when they are filled. Raises DeviceError where the GPU fails or
+        has no room for one image.
+        """
+        with self.gpu.turn, self.gpu.device, cuda.reported("network"):
+            known = bool(self._there) or not parameters
+            if not known:
+                self._send(parameters)
+            try:
+                images, held = self._planned([array.shape for array in data])
+                differ = self._flow(images, held, data, outputs, parameters if known else ())
+                if differ:
+                    self._send(parameters)
+                    self._flow(images, held, data, outputs, ())
+            finally:
+                self.gpu.settle()
+            self._record(held, data)
+
+    def compute(self, data: Sequence[Any], parameters: Sequence[np.ndarray] = ()) -> list[Any]:
+        """The outputs of data that is on the GPU already, CuPy arrays, all images at once on the current stream.
+
+        parameters: sent first where they are given. The outputs are the network's own memory until the next call.
+        """
+        with self.gpu.turn, self.gpu.device:
+            if parameters:
+                self._send(parameters)
+            _, held = self._planned([array.shape for array in data], at_once=True)
+            return held.program.run(self._given(data), held.view)
+
+    def _given(self, data: Sequence[Any]) -> dict[int, Any]:
+        return {**self._there, **{v.value: array for v, array in zip(self.network.data, data)}}
+
+    def _send(self, parameters: Sequence[np.ndarray]) -> None:
+        """Send all parameters, and keep a copy of what was sent."""
+        cp = cuda.cupy()
+        with self.gpu.stream:
+            self._sent = [array.copy() for array in parameters]
+            self._there = {v.value: cp.asarray(array) for v, array in zip(self.network.parameters, self._sent)}
+            for _, held in self._plans.values():
+                held.program.prepare(self._there)
+        cuda.wait("network", self.gpu.stream)
+
+    def _planned(self, shapes: Sequence[Shape], at_once: bool = False) -> tuple[int, _Plan]:
+        """The images of a round, and the plan for them; made at the first call with such data."""
+        key = (*shapes, (int(at_once),))
+        if key in self._plans:
+            self._plans.move_to_end(key)
+            return self._plans[key]
+        named = {v.name: shape for v, shape in zip(self.network.data, shapes)}
+        while len(self._plans) >= _KEPT_PLANS:
+            self._plans.popitem(last=False)
+        images = shapes[0][0] if at_once else self._images(named)
+        while True:
+            try:
+                found = images, self._made(images, named)
+                break
+            except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.cupy().cuda.runtime.CUDARuntimeError) as error:
+                self._plans.clear()
+                cuda.cupy().get_default_memory_pool().free_all_blocks()
+                if images == 1 or at_once or not splits(self.network, named):
+                    raise DeviceError(
+                        f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "
+                        f"network, got {error}; end what else uses the GPU, or take smaller images"
+                    ) from error
+                images = ceil_div(images, 2)
+        self._plans[key] = found
+        return found
+
+    def _images(self, shapes: dict[str, Shape]) -> int:
+        """How many images a round has: so that copies overlap computing, and that its memory fits."""
+        batch = next(iter(shapes.values()))[0]
+        if not splits(self.network, shapes):
+            return batch
+        every = infer(self.network, {name: (1, *shape[1:]) for name, shape in shapes.items()})
+        moved = [v.value for v in self.network.data] + [v for _, v in self.network.outputs]
+        image = ITEM_BYTES * sum(size(every[value]) for value in moved)
+        count = min(MOST_ROUNDS, max(1, batch * image // ROUND_BYTES))
+        images = ceil_div(batch, count)
+        room = _SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
+        while images > 1:
+            there = infer(self.network, {name: (images, *shape[1:]) for name, shape in shapes.items()})
+            if plan(self.network, there).bytes + RING * image * images <= room:
+                break
+            images = ceil_div(images, 2)
+        return images
+
+    def _made(self, images: int, shapes: dict[str, Shape]) -> _Plan:
+        """A plan, its kernels compiled and run once: a first run is not to be timed."""
+        batch = next(iter(shapes.values()))[0]
+        with self.gpu.stream:
+            held = _Plan(self, None if images == batch else images, shapes)
+            held.program.prepare(self._there)
+            held.program.run(self._given(held.data[0]), held.view)
+        cuda.wait("network", self.gpu.stream)
+        for node, step in zip(self.network.nodes, held.program.steps):
+            timing(node, step, held.program.plan.shapes[node.inputs[0]])
+        return held
+
+    def _flow(
+        self,
+        images: int,
+        held: _Plan,
+        data: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        compared: Sequence[np.ndarray],
+    ) -> bool:
+        """Compute all rounds; whether some of the parameters compared differ from those that were sent."""
+        differ = threading.Event()
+        checks = [
+            lambda piece=piece: None if _same(*piece) else differ.set()  # type: ignore[misc]
+            for pair in zip(compared, self._sent)
+            for piece in _pieces(*pair)
+        ]
+        copied = sum(array.nbytes for array in (*data, *outputs, *compared))
+        threads = self.gpu.threads if copied >= _WORTH_THREADS else 1
+        rounds = rounds_of(len(data[0]), images) if images < len(data[0]) else [Round(0, 1, 0, 0)]
+        if len(rounds) == 1:
+            data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
+        most = SLOT_BYTES // ITEM_BYTES
+        Pipeline(_Work(self, held), rounds, data, outputs, most, checks).run(threads)
+        return differ.is_set()
+
+    def _record(self, held: _Plan, data: Sequence[np.ndarray]) -> None:
+        """Add the convolutions' times to the record of calls."""
+        for node, step in zip(self.network.nodes, held.program.steps):
+            shape = held.program.plan.shapes[node.inputs[0]]
+            record = timing(node, step, (len(data[0]), *shape[1:]))
+            if record is not None:
+                call_record.record(record)
+
+
+class _Work:
+    """The device as the pipeline asks for it."""
+
+    def __init__(self, engine: Engine, held: _Plan) -> None:
+        self._engine, self._held, self._gpu = engine, held, engine.gpu
+
+    def take(self) -> Slot:
+        return self._gpu.slots.get()
+
+    def give(self, slot: Slot) -> None:
+        self._gpu.slots.put(slot)
+
+    def bring(self, slot: Slot, number: int, ring: int, start: int, count: int, after: Any) -> None:
+        there = self._held.data[ring][number].data.ptr + ITEM_BYTES * start
+        self._copy(slot, there, slot.address, count, _TO_DEVICE, after)
+
+    def fetch(self, slot: Slot, number: int, ring: int, start: int, count: int, after: Any) -> None:
+        there = self._held.outputs[ring][number].data.ptr + ITEM_BYTES * start
+        self._copy(slot, slot.address, there, count, _TO_HOST, after)
+
+    def compute(self, this: Round) -> Any:
+        gpu, held = self._gpu, self._held
+        with gpu.device, gpu.stream, gpu.gate.held(gpu.stream, held.data[0][0]):
+            for source, target in zip(
+                held.program.run(self._engine._given(held.data[this.ring]), held.view), held.outputs[this.ring]
+            ):
+                target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
+            return gpu.stream.record()
+
+    def _copy(self, slot: Slot, target: int, source: int, count: int, direction: int, after: Any) -> None:
+        if after is not None:
+            slot.handle.wait_event(after)
+        self._gpu.cuda.runtime.memcpyAsync(target, source, ITEM_BYTES * count, direction, slot.handle.ptr)
+        slot.handle.synchronize()
+
+
+@cache
+def _memcmp() -> Any:
+    function = ctypes.CDLL(None).memcmp
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    return function
+
+
+def _pieces(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int, int]]:
+    """Addresses in both arrays, and bytes from there on."""
+    return [
+        (a.ctypes.data + first, b.ctypes.data + first, min(_COMPARED_BYTES, a.nbytes - first))
+        for first in range(0, a.nbytes, _COMPARED_BYTES)
+    ]
+
+
+def _same(a: int, b: int, count: int) -> bool:
+    # Bits, so that a NaN is equal to itself; ctypes lets go of the interpreter's lock meanwhile.
+    return not _memcmp()(a, b, count)
+
+
+_engines: OrderedDict[tuple[str, str, str, int], Engine] = OrderedDict()
+_lock = threading.Lock()
+
+
+def engine(text: str, impl: str, precision: str, number: int) -> Engine:
+    """The engine of that graph and those options; a few are kept, so that a graph bound again finds its own.
+
+    Raises DeviceError where there is no GPU of that number, and GraphError as parse.
+    """
+    key = (text, impl, precision, number)
+    with _lock:
+        if key not in _engines:
+            while len(_engines) >= _KEPT_ENGINES:
+                _engines.popitem(last=False)
+            _engines[key] = Engine(*key)
+        _engines.move_to_end(key)
+        return _engines[key]
+
+
+# Run after the package's wait for pending calls, as host_context's.
+atexit.register(_engines.clear)

@@ -1,0 +1,262 @@
+"""What computes a node on the GPU: chosen once for each batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Optional
+
+from .. import call_record, cuda, dispatch
+from ..errors import UnsupportedError
+from ..kernel import CudaKernel
+from ..launch import Chip
+from ..problem import ITEM_BYTES, ConvProblem
+from . import cudnn, passes
+from .dense import Connected, GpuArrays, Split, blas, worth_splitting
+from .graph import Node
+from .kinds import Shape, size
+from .layers import BATCH_NORM, CONVOLUTION, FULLY_CONNECTED, NEW, Convolution
+from .pooling import POOLING
+from .run import Plain, Step
+from .shaping import LOG_SOFTMAX, SOFTMAX, SOFTMAX_OUTPUT
+
+CUDNN = "cudnn"
+
+#: Layers of so many products for an output pixel and channel, and fewer, our kernels win on with a border copied on.
+_BORDER_CHANNELS = 16
+
+Make = Callable[["Chooser", Node, Sequence[Shape], Shape], Optional[Step]]
+
+
+class Chooser:
+    """Makes the steps of a network's nodes on one GPU, which is the current one."""
+
+    def __init__(self, impl: str, precision: str, device: int, chip: Chip) -> None:
+        self.impl, self.precision, self.device, self.chip = impl, precision, device, chip
+        if impl == CUDNN:
+            cudnn.library()
+        self.arrays = GpuArrays(device)
+
+    def step(self, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
+        """The step of a node, given the shapes of what it reads and of its output."""
+        make = _MAKERS.get(node.kind.names[0])
+        step = None if make is None or not size(output) else make(self, node, inputs, output)
+        return step or Plain(self.arrays, node)
+
+
+class _Convolution:
+    """A convolution and, in one pass after it, its bias and activation.
+
+    intervals: the events around each run's convolution alone, until they are asked for.
+    """
+
+    def __init__(self, node: Node, output: Shape, run: Callable[..., None], name: str, scratch: int) -> None:
+        self._run, self.name, self.scratch = run, name, scratch
+        self._bias = node.settings.bias
+        self._shift: Any = None
+        self._after = None
+        if self._bias or node.activation:
+            inner = output[2] * output[3]
+            self._after = passes.affine(output[1], inner, size(output), False, node.activation)
+        self._filters = output[1]
+        self.intervals: list[tuple[Any, Any]] = []
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Zeros in the place of a bias where only an activation follows."""
+        if self._after is not None and not self._bias:
+            self._shift = cuda.cupy().zeros(self._filters, "f")
+
+    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
+        """Fill the output."""
+        event = cuda.cupy().cuda.Event
+        start, end = event(), event()
+        start.record()
+        self._run(inputs[0], inputs[1], out, scratch)
+        end.record()
+        self.intervals.append((start, end))
+        if self._after is not None:
+            shift = inputs[2] if self._bias else self._shift
+            self._after.run(x=out, scale=shift, shift=shift, y=out)
+
+
+def problem_of(settings: Convolution, x: Shape, pad: tuple[int, int] = (0, 0)) -> ConvProblem | None:
+    """The layer as our kernels know it, of data with a border already on; None where it is none of theirs."""
+    plain = settings.stride == (1, 1) and settings.dilate == (1, 1) and settings.groups == 1 and settings.pad == pad
+    if not plain or settings.kernel[0] != settings.kernel[1]:
+        return None
+    return ConvProblem(x[0], x[1], x[2] + 2 * pad[0], x[3] + 2 * pad[1], settings.filters, settings.kernel[0])
+
+
+def _ours(chooser: Chooser, problem: ConvProblem | None, impl: str) -> CudaKernel | None:
+    if problem is None or chooser.impl == CUDNN:
+        return None
+    try:
+        kernel = dispatch.select(problem, "gpu", impl, chooser.precision, chooser.chip)
+    except UnsupportedError:
+        if impl != dispatch.AUTO:
+            raise
+        return None
+    return kernel if isinstance(kernel, CudaKernel) else None
+
+
+def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step | None:
+    settings, x = node.settings, inputs[0]
+    impl = settings.impl if _is_gpu(settings.impl) else dispatch.AUTO
+    problem = problem_of(settings, x)
+    kernel = None if settings.kernel == (1, 1) and impl == dispatch.AUTO else _ours(chooser, problem, impl)
+    if kernel is not None and problem is not None:
+        return _Convolution(node, output, _kernel_run(kernel, problem), kernel.name, 0)
+    if chooser.impl == CUDNN:
+        return _cudnn(chooser, node, inputs, output)
+    if settings.kernel == settings.stride == (1, 1) and settings.pad == (0, 0) and settings.groups == 1:
+        return _Convolution(node, output, _pointwise(chooser, x, output), "cublas", 0)
+    bordered = problem_of(settings, x, settings.pad)
+    if not cudnn.is_there() or x[1] <= _BORDER_CHANNELS:
+        kernel = _ours(chooser, bordered, impl)
+        if kernel is not None and bordered is not None:
+            border = passes.border(settings.pad, x)
+            count = size(bordered.x_shape) * ITEM_BYTES
+            return _Convolution(node, output, _bordered_run(kernel, bordered, border), kernel.name, count)
+    return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
+
+
+@lru_cache(maxsize=64)
+def _is_gpu(impl: str) -> bool:
+    return impl in dispatch.names("gpu")
+
+
+def _kernel_run(kernel: CudaKernel, problem: ConvProblem) -> Callable[..., None]:
+    return lambda x, w, out, scratch: kernel.run(problem, x, w, out)
+
+
+def _bordered_run(kernel: CudaKernel, problem: ConvProblem, border: passes.Pass) -> Callable[..., None]:
+    def run(x: Any, w: Any, out: Any, scratch: Any) -> None:
+        whole = scratch[: size(problem.x_shape)].reshape(problem.x_shape)
+        border.run(x=x, y=whole)
+        kernel.run(problem, whole, w, out)
+
+    return run
+
+
+def _cudnn(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
+    planned = cudnn.CudnnConvolution(node.settings, inputs[0], inputs[1], output, chooser.device)
+    return _Convolution(node, output, planned.run, CUDNN, planned.scratch)
+
+
+def _pointwise(chooser: Chooser, x: Shape, y: Shape) -> Callable[..., None]:
+    """A 1 x 1 convolution: for each image, filters (M, C) times pixels (C, H W)."""
+    library, pixels = blas(chooser.device), y[2] * y[3]
+
+    def run(x_array: Any, w: Any, out: Any, scratch: Any) -> None:
+        library.multiply(
+            w.data.ptr,
+            x_array.data.ptr,
+            out.data.ptr,
+            (y[1], pixels, x[1]),
+            (x[1], pixels),
+            (0, x[1] * pixels, y[1] * pixels),
+            y[0],
+            transposed=False,
+        )
+
+    return run
+
+
+def _connected(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
+    products = inputs[1][1]
+    rows = size(output) // output[-1]
+    way = Split if chooser.impl != CUDNN and worth_splitting(rows, output[-1], products) else Connected
+    return way(node.settings, rows, products, node.activation, chooser.device)
+
+
+class _Pass:
+    """A node that is one launch."""
+
+    scratch = 0
+
+    def __init__(self, launch: passes.Pass) -> None:
+        self._launch = launch
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Nothing depends on parameters alone."""
+
+    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
+        """Fill the output."""
+        self._launch.run(x=inputs[0], y=out)
+
+
+class _Norm:
+    """BatchNorm: a factor and a number for each channel, worked out when the parameters come."""
+
+    scratch = 0
+
+    def __init__(self, node: Node, launch: passes.Pass, plain: Plain) -> None:
+        self._settings, self._launch, self._plain = node.settings, launch, plain
+        self._factors: tuple[Any, Any] | None = None
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Scale and shift of each channel."""
+        known = all(array is not None for array in inputs[1:])
+        self._factors = self._settings.factors(cuda.cupy(), inputs[1:]) if known else None
+
+    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
+        """Fill the output."""
+        if self._factors is None:
+            self._plain.run(inputs, out, scratch)
+        else:
+            self._launch.run(x=inputs[0], scale=self._factors[0], shift=self._factors[1], y=out)
+
+
+def _norm(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
+    axis = node.settings.axis % len(output)
+    launch = passes.affine(output[axis], size(output[axis + 1 :]), size(output), True, node.activation)
+    return _Norm(node, launch, Plain(chooser.arrays, node))
+
+
+def _pool(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step | None:
+    if max(node.settings.fitted(inputs[0]).kernel) > _LARGEST_WINDOW:
+        return None
+    return _Pass(passes.pool(node.settings, inputs[0], output, node.activation))
+
+
+#: Windows that the pooling's loops, which are unrolled, are compiled for.
+_LARGEST_WINDOW = 16
+
+
+def _softmax(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step | None:
+    settings, temperature = node.settings, 1.0
+    if node.kind is SOFTMAX_OUTPUT:
+        length = size(output[1:]) if settings == "batch" else output[-1]
+        last = settings != "channels" or len(output) == 2
+    else:
+        length, temperature = output[-1], settings.temperature
+        last = settings.axis % len(output) == len(output) - 1
+    if not last:
+        return None
+    return _Pass(passes.softmax(size(output) // length, length, temperature, node.kind is LOG_SOFTMAX))
+
+
+_MAKERS: dict[str, Make] = {
+    CONVOLUTION.names[0]: _convolution,
+    NEW.names[0]: _convolution,
+    FULLY_CONNECTED.names[0]: _connected,
+    BATCH_NORM.names[0]: _norm,
+    POOLING.names[0]: _pool,
+    SOFTMAX.names[0]: _softmax,
+    LOG_SOFTMAX.names[0]: _softmax,
+    SOFTMAX_OUTPUT.names[0]: _softmax,
+}
+
+
+def timing(node: Node, step: Step, x: Shape) -> call_record.OpTime | None:
+    """What the runs of a convolution since the last asking took, all being over; x: the shape of all their data.
+
+    None for other nodes, and for layers that the record has no words for.
+    """
+    if not isinstance(step, _Convolution):
+        return None
+    elapsed = cuda.cupy().cuda.get_elapsed_time
+    seconds = sum(elapsed(start, end) for start, end in step.intervals) / 1000
+    step.intervals.clear()
+    problem = problem_of(node.settings, x)
+    return None if problem is None else call_record.OpTime(node.name, problem, step.name, "gpu", seconds)

@@ -1,0 +1,226 @@
+"""The layers with weights: Convolution and New, FullyConnected, BatchNorm.
+
+B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows and columns of a filter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..launch import ceil_div
+from .kinds import Arrays, Kind, Shape, agree, rank, same, size
+from .settings import Refused, Settings
+
+#: Bytes of columns that one step of the convolution unrolls at most, unless one image takes more.
+COLUMN_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Settings of Convolution; ``New`` has stride 1, no padding, one group and no bias."""
+
+    kernel: tuple[int, int]
+    filters: int
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilate: tuple[int, int] = (1, 1)
+    groups: int = 1
+    bias: bool = False
+    #: The operator's name or kernel that the layer asks for by itself.
+    impl: str = "auto"
+
+    def output(self, axis: int, length: int) -> int:
+        """Rows (axis 0) or columns (1) of the output, of so many of the input."""
+        reach = self.dilate[axis] * (self.kernel[axis] - 1) + 1
+        return (length + 2 * self.pad[axis] - reach) // self.stride[axis] + 1
+
+
+def _read_convolution(settings: Settings) -> Convolution:
+    settings.only("layout", "NCHW")
+    found = Convolution(
+        kernel=settings.pair("kernel"),
+        filters=settings.integer("num_filter"),
+        stride=settings.pair("stride", 1),
+        pad=settings.pair("pad", 0),
+        dilate=settings.pair("dilate", 1),
+        groups=settings.integer("num_group", 1),
+        bias=not settings.flag("no_bias", False),
+    )
+    if min(*found.kernel, *found.stride, *found.dilate, found.filters, found.groups) < 1 or min(found.pad) < 0:
+        raise Refused(f"expected positive sizes, got {found}")
+    return found
+
+
+def _read_new(settings: Settings) -> Convolution:
+    settings.text("op_type", "New")
+    settings.text("device", "gpu")
+    settings.only("precision", "float32")
+    return Convolution(settings.pair("kernel"), settings.integer("num_filter"), impl=settings.text("impl", "auto"))
+
+
+def _infer_convolution(settings: Convolution, shapes: Sequence[Shape]) -> Shape:
+    x = shapes[0]
+    rank("data", 4, x)
+    if x[1] % settings.groups or settings.filters % settings.groups:
+        raise Refused(f"num_group: expected a divisor of {x[1]} channels and {settings.filters} filters")
+    agree("weight", (settings.filters, x[1] // settings.groups, *settings.kernel), shapes[1])
+    if settings.bias:
+        agree("bias", (settings.filters,), shapes[2])
+    rows, columns = settings.output(0, x[2]), settings.output(1, x[3])
+    if rows < 1 or columns < 1:
+        raise Refused(f"kernel: expected at most the image's {x[2]} x {x[3]} with its padding, got {settings.kernel}")
+    return x[0], settings.filters, rows, columns
+
+
+def padded(arrays: Arrays, x: Any, pad: tuple[int, int], fill: float) -> Any:
+    """x (B, C, H, W) with a border: (B, C, H + 2 pad, W + 2 pad)."""
+    if pad == (0, 0):
+        return x
+    (top, left), (rows, columns) = pad, x.shape[2:]
+    whole = arrays.xp.full((*x.shape[:2], rows + 2 * top, columns + 2 * left), fill, np.float32)
+    whole[:, :, top : top + rows, left : left + columns] = x
+    return whole
+
+
+def convolve(arrays: Arrays, settings: Convolution, inputs: Sequence[Any], out: Any) -> None:
+    """Unroll the windows into columns, some images at a time, and multiply: correct for every Convolution."""
+    x, w = inputs[:2]
+    groups, (rows, columns) = settings.groups, out.shape[2:]
+    products = w[0].size
+    image = 4 * groups * products * rows * columns
+    step = max(1, COLUMN_BYTES // image)
+    w = w.reshape(1, groups, settings.filters // groups, products)
+    for first in range(0, len(x), step):
+        part = padded(arrays, x[first : first + step], settings.pad, 0)
+        b, c, h, wide = part.strides
+        # (b, G, C / G, K, L, OH, OW): every window, without a copy.
+        shape = (len(part), groups, x.shape[1] // groups, *settings.kernel, rows, columns)
+        (dh, dw), (sh, sw) = settings.dilate, settings.stride
+        strides = (b, c * shape[2], c, h * dh, wide * dw, h * sh, wide * sw)
+        windows = arrays.xp.lib.stride_tricks.as_strided(part, shape, strides)
+        unrolled = windows.reshape(len(part), groups, products, rows * columns)
+        target = out[first : first + step].reshape(len(part), groups, settings.filters // groups, rows * columns)
+        for group in range(groups) if groups > 1 and len(part) == 1 else ():
+            arrays.matmul(w[:, group], unrolled[:, group], target[:, group])
+        if groups == 1:
+            arrays.matmul(w[:, 0], unrolled[:, 0], target[:, 0])
+        elif len(part) > 1:
+            wide_w = arrays.xp.ascontiguousarray(arrays.xp.broadcast_to(w[0], (len(part), *w.shape[1:])))
+            flat = (len(part) * groups,)
+            arrays.matmul(
+                wide_w.reshape(flat + w.shape[2:]),
+                unrolled.reshape(flat + unrolled.shape[2:]),
+                target.reshape(flat + target.shape[2:]),
+            )
+    if settings.bias:
+        arrays.xp.add(out, inputs[2].reshape(1, -1, 1, 1), out=out)
+
+
+@dataclass(frozen=True)
+class FullyConnected:
+    """Settings of FullyConnected: flatten (all but the first axis), or the last axis alone."""
+
+    hidden: int
+    bias: bool
+    flatten: bool
+
+
+def _read_connected(settings: Settings) -> FullyConnected:
+    bias = not settings.flag("no_bias", False)
+    return FullyConnected(settings.integer("num_hidden"), bias, settings.flag("flatten", True))
+
+
+def _infer_connected(settings: FullyConnected, shapes: Sequence[Shape]) -> Shape:
+    x = shapes[0]
+    if not x:
+        raise Refused("data: expected at least one dimension, got shape ()")
+    before = x[:1] if settings.flatten else x[:-1]
+    agree("weight", (settings.hidden, size(x[1:]) if settings.flatten else x[-1]), shapes[1])
+    if settings.bias:
+        agree("bias", (settings.hidden,), shapes[2])
+    return (*before, settings.hidden)
+
+
+def _connect(arrays: Arrays, settings: FullyConnected, inputs: Sequence[Any], out: Any) -> None:
+    x, w = inputs[:2]
+    transposed = arrays.xp.ascontiguousarray(w.T)
+    arrays.matmul(x.reshape(1, -1, w.shape[1]), transposed[None], out.reshape(1, -1, settings.hidden))
+    if settings.bias:
+        arrays.xp.add(out, inputs[2], out=out)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Settings of BatchNorm at inference: y = gamma (x - mean) / sqrt(variance + eps) + beta along an axis."""
+
+    eps: float
+    fixed: bool
+    axis: int
+
+    def factors(self, xp: Any, parameters: Sequence[Any]) -> tuple[Any, Any]:
+        """Scale and shift of each channel, from gamma, beta, mean and variance: float32, computed in float64."""
+        gamma, beta, mean, variance = (array.astype(np.float64) for array in parameters)
+        scale = 1 / xp.sqrt(variance + self.eps)
+        if not self.fixed:
+            scale = scale * gamma
+        return scale.astype(np.float32), (beta - mean * scale).astype(np.float32)
+
+
+def _read_norm(settings: Settings) -> BatchNorm:
+    settings.number("momentum", 0.9)
+    settings.flag("use_global_stats", False)
+    settings.only("output_mean_var", "False")
+    return BatchNorm(settings.number("eps", 1e-3), settings.flag("fix_gamma", True), settings.integer("axis", 1))
+
+
+def _infer_norm(settings: BatchNorm, shapes: Sequence[Shape]) -> Shape:
+    x = shapes[0]
+    if not -len(x) <= settings.axis < len(x):
+        raise Refused(f"axis: expected one of {len(x)} dimensions, got {settings.axis}")
+    for name, shape in zip(("gamma", "beta", "moving_mean", "moving_var"), shapes[1:]):
+        agree(name, (x[settings.axis],), shape)
+    return x
+
+
+def _normalise(arrays: Arrays, settings: BatchNorm, inputs: Sequence[Any], out: Any) -> None:
+    x = inputs[0]
+    along = [1] * x.ndim
+    along[settings.axis] = -1
+    scale, shift = (factor.reshape(along) for factor in settings.factors(arrays.xp, inputs[1:]))
+    arrays.xp.multiply(x, scale, out=out)
+    arrays.xp.add(out, shift, out=out)
+
+
+def pieces(total: int, most: int) -> list[tuple[int, int]]:
+    """Cut 0 to total into the fewest equal parts of at most so many: (first, last + 1)."""
+    count = max(1, ceil_div(total, most))
+    step = ceil_div(total, count)
+    return [(first, min(total, first + step)) for first in range(0, total, step)]
+
+
+_WEIGHTED = ("data", "weight", "bias")
+
+
+def _with_bias(settings: Any) -> int:
+    return 3 if settings.bias else 2
+
+
+CONVOLUTION = Kind(("Convolution",), _WEIGHTED, _read_convolution, _infer_convolution, convolve, count=_with_bias)
+NEW = Kind(("New",), _WEIGHTED[:2], _read_new, _infer_convolution, convolve)
+FULLY_CONNECTED = Kind(("FullyConnected",), _WEIGHTED, _read_connected, _infer_connected, _connect, count=_with_bias)
+BATCH_NORM = Kind(
+    ("BatchNorm",),
+    ("data", "gamma", "beta", "moving_mean", "moving_var"),
+    _read_norm,
+    _infer_norm,
+    _normalise,
+    inplace=True,
+    auxiliary=("moving_mean", "moving_var"),
+)
+
+LAYERS = (CONVOLUTION, NEW, FULLY_CONNECTED, BATCH_NORM)
+__all__ = ("LAYERS", "BatchNorm", "Convolution", "FullyConnected", "convolve", "padded", "same")

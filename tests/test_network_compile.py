@@ -1,0 +1,52 @@
+"""The passes and the split product compile for every architecture, without a GPU, and spill nothing."""
+
+from __future__ import annotations
+
+import re
+
+import nvrtc
+import pytest
+from cuda_layers import ARCHITECTURES
+
+from ece408_op.network import dense, passes
+from ece408_op.network.layers import FullyConnected
+from ece408_op.network.pooling import Pooling
+
+pytestmark = pytest.mark.skipif(
+    bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
+)
+
+
+def programs(monkeypatch):
+    monkeypatch.setattr(dense, "blas", lambda device: None)
+    course = Pooling("max", (2, 2), (2, 2), (0, 0), False, False, True)
+    other = Pooling("avg", (3, 2), (2, 1), (1, 1), True, False, False)
+    split = dense.Split(FullyConnected(500, True, True), 10000, 7200, "tanh", 0)
+    return [
+        passes.pool(course, (10, 50, 24, 24), (10, 50, 12, 12), "tanh").program,
+        passes.pool(other, (10, 5, 25, 24), (10, 5, 13, 25), None).program,
+        passes.affine(50, 144, 10 * 50 * 144, True, "relu").program,
+        passes.affine(50, 1, 1 << 32, False, "softrelu").program,
+        passes.affine(5, 3, 150, False, "sigmoid").program,
+        passes.affine(5, 3, 150, False, "softsign").program,
+        passes.border((1, 2), (2, 3, 4, 5)).program,
+        passes.softmax(100, 10, 1.0, False).program,
+        passes.softmax(100, 1000, 2.0, True).program,
+        split.programs[0],
+        split.programs[-1],
+    ]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_compiles_and_spills_nothing(architecture, monkeypatch):
+    for program in programs(monkeypatch):
+        (report, *_) = [r for n, r in nvrtc.compile_text(program.text, architecture).items() if n == program.name]
+        assert (report.stack_bytes, report.spill_bytes) == (0, 0), (program.name, report)
+
+
+def test_launches_name_the_kernels_parameters(monkeypatch):
+    """As many arguments as the .cu file's function has parameters."""
+    for program in programs(monkeypatch):
+        (launch,) = program.plan.steps(1)
+        (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.text)
+        assert len(launch.args) == len(parameters.split(",")), launch.entry
