@@ -37,7 +37,7 @@ from ece408_op.problem import ConvProblem
 from .direct_code import build
 from .direct_plan import Plan, make_plan
 
-#: Bytes of output that a thread fills before it asks for more work.
+#: Bytes of output that a thread fills before it asks for more work; fewer towards the end.
 CHUNK_BYTES = 4 << 20
 
 #: Outputs from this size on are written past the caches, which could not keep them anyway.
@@ -47,7 +47,7 @@ STREAMED_BYTES = 32 << 20
 @compiled_once
 def _compiled(plan: Plan, target: Cpu, streamed: bool) -> Any:
     module = build(plan, target, streamed)
-    return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 2, target)
+    return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, target)
 
 
 def pack(plan: Plan, w: np.ndarray) -> np.ndarray:
@@ -83,12 +83,11 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     memory.advise_huge_pages(out)
     packed = pack(plan, w)
     counter = np.zeros(1, np.int64)
-    image_bytes = out.nbytes // problem.batch
-    chunk = max(1, min(CHUNK_BYTES // image_bytes, -(-problem.batch // (4 * threads))))
+    most = max(1, CHUNK_BYTES // (out.nbytes // problem.batch))
 
     def work(part: int) -> None:
         arrays = (x, packed, out, memory.aligned(plan.scratch), counter)
-        conv(*(array.ctypes.data for array in arrays), problem.batch, chunk)
+        conv(*(array.ctypes.data for array in arrays), problem.batch, most, 2 * threads)
 
     share(work, threads, threads)
 

@@ -126,21 +126,31 @@ def _each(b: ir.IRBuilder, pieces: tuple[tuple[int, int], ...]) -> Iterator[tupl
 
 
 def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
-    """The module of one layer, with a function ``conv``(x, w, y, scratch, counter, images, chunk).
+    """The module of one layer, with a function ``conv``(x, w, y, scratch, counter, images, most, parts).
 
-    It takes ``chunk`` images at a time from the counter that all threads share, until all are taken. ``streamed``
-    writes y past the caches: y must begin at a cache line then, and plan.whole_lines hold.
+    It takes images from the counter that all threads share, until all are taken: a ``parts``-th of those that are
+    left, but at most ``most`` and at least one. ``streamed`` writes y past the caches: y must begin at a cache line
+    then, and plan.whole_lines hold.
     """
     module = ir.Module("direct")
     shift = _shift(module, plan)
     compute = _compute(module, plan, target, streamed)
-    pointers, numbers = ("x", "w", "y", "scratch"), ("images", "chunk")
+    pointers, numbers = ("x", "w", "y", "scratch"), ("images", "most", "parts")
     arguments = {**dict.fromkeys(pointers, F32_PTR), "counter": I64_PTR, **dict.fromkeys(numbers, I64)}
-    b, (x, w, y, scratch, counter, images, chunk) = new_function(module, "conv", arguments)
+    b, (x, w, y, scratch, counter, images, most, parts) = new_function(module, "conv", arguments)
     begin, each, take, ready, finish = (
         b.append_basic_block(word) for word in ("begin", "each", "take", "ready", "finish")
     )
-    first = b.atomic_rmw("add", counter, chunk, "monotonic")
+
+    def take_some() -> tuple[Any, Any]:
+        """The first image taken, and the one after the last; as in guided self-scheduling."""
+        left = b.sub(images, b.load_atomic(counter, "monotonic", align=8))
+        some = _at_most(b, b.sdiv(left, parts), most)
+        some = b.select(b.icmp_signed("<", some, const(1)), const(1), some)
+        taken = b.atomic_rmw("add", counter, some, "monotonic")
+        return taken, _at_most(b, b.add(taken, some), images)
+
+    first, first_end = take_some()
     b.cbranch(b.icmp_signed("<", first, images), begin, finish)
     b.position_at_end(finish)
     if streamed:
@@ -150,7 +160,7 @@ def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
     b.position_at_end(begin)
     unit = _unit(b, plan, x, y, first, const(0))
     b.call(shift, [unit.x, scratch, const(0), unit.channels])
-    start = [first, _at_most(b, b.add(first, chunk), images), scratch, element(b, scratch, plan.copies)]
+    start = [first, first_end, scratch, element(b, scratch, plan.copies)]
     b.branch(each)
 
     b.position_at_end(each)
@@ -161,8 +171,7 @@ def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
     b.cbranch(b.icmp_signed("<", following, end), ready, take)
 
     b.position_at_end(take)
-    taken = b.atomic_rmw("add", counter, chunk, "monotonic")
-    taken_end = _at_most(b, b.add(taken, chunk), images)
+    taken, taken_end = take_some()
     b.branch(ready)
 
     b.position_at_end(ready)
