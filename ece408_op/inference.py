@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from .graph import load_checkpoint, replace_convolution
 from .models import files, shapes
+from .network.door import gpu_network
 from .plain_layout import OP_TYPE
 
 #: Images that are compared layer by layer in one step, to keep the layers' outputs small.
@@ -58,6 +59,11 @@ def built_in(network: files.Network) -> Loaded:
     graph = shapes.with_convolutions(files.read_graph(network.symbol))
     _, arg_params, aux_params = load_checkpoint(network.prefix, network.epoch)
     return Loaded(shapes.load_symbol(graph, network.symbol), arg_params, aux_params)
+
+
+def on_gpu(network: Loaded, impl: str) -> Loaded:
+    """The same network as one node that runs on the GPU and is bound on mx.cpu(): see gpu_network."""
+    return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl))
 
 
 def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:

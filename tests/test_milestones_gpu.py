@@ -10,6 +10,7 @@ from test_milestones import HEAD, run
 
 from ece408_op import bridge, dispatch
 from ece408_op.kernels import KERNELS
+from ece408_op.network import cudnn
 
 mx = pytest.importorskip("mxnet")
 
@@ -51,9 +52,9 @@ def test_without_a_gpu_one_sentence_and_exit_code_3(script, context):
     assert done.stderr.startswith(f"{script}: ")
 
 
-@pytest.mark.skipif(DEVICE is None, reason="MXNet's own kernels run on this machine's GPU")
+@pytest.mark.skipif(DEVICE is None or HOST is None, reason="this machine has a GPU")
 @pytest.mark.parametrize("script", ["m1.py", "m3.py", "m4.py"])
-def test_where_mxnet_cannot_use_the_gpu_one_sentence_and_exit_code_3(script):
+def test_where_no_network_can_use_a_gpu_one_sentence_and_exit_code_3(script):
     done = run(script, 10, "--context", "gpu")
     assert (done.returncode, done.stdout) == (3, "")
     assert len(done.stderr.strip().splitlines()) == 1
@@ -77,6 +78,34 @@ def test_the_courses_lines_from_the_gpu(host, script, kernel, model, tmp_path):
     assert {call["device"] for call in calls} == {"gpu"}
     if kernel is not None:
         assert {call["implementation"] for call in calls} == {kernel}
+
+
+@gpu
+@pytest.mark.skipif(DEVICE is None, reason="MXNet's own kernels run on this machine's GPU")
+@pytest.mark.parametrize(("script", "kernel"), [("m1.py", "cudnn"), ("m3.py", "naive"), ("m4.py", None)])
+@pytest.mark.parametrize("model", ["baseline", "ece408-2018sp"])
+def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kernel, model, tmp_path):
+    if kernel == "cudnn" and not cudnn.is_there():
+        pytest.skip("cuDNN or nvidia-cudnn-frontend is not installed")
+    verify = [] if script == "m1.py" else ["--verify"]
+    done = run(script, model, 100, "--context", "gpu", *verify, "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "ece408_op.gpu_network runs on it" in done.stderr
+    layers = 2 if "2018" in model else 1
+    lines = (
+        r"EvalMetric: {'accuracy': [0-9.]+}\n"
+        if script == "m1.py"
+        else r"Op Time: \d+\.\d{6}\n" * layers
+        + r"Correctness: [0-9.]+ Model: \S+\n"
+        + r"Largest difference from MXNet's Convolution: \S+\nAgreeing predictions: 100 of 100\n"
+    )
+    assert re.fullmatch(re.escape(HEAD) + lines, done.stdout), done.stdout
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["context"] == "gpu_network"
+    assert len(results["op_times"]) == layers
+    assert all(call["device"] == "gpu" and call["seconds"] > 0 for call in results["op_times"])
+    if kernel is not None:
+        assert {call["implementation"] for call in results["op_times"]} == {kernel}
 
 
 @gpu
