@@ -17,6 +17,8 @@ arithmetic leaves; the rows of the unit after that, and the lines of y where the
 memory. Weights are packed [block][c][p][q][filter]: a tap's lie side by side. Outputs are written once, past the
 caches where planes are whole cache lines and the output is large.
 
+Where an image takes several units, layers whose filters fill vectors go another way: see direct_filters.py.
+
 Measured on one core of a Zen 5 (AVX-512), share of the FMA peak: 2018sp-2 went from 0.76 to 0.94 with 1386 images
 whose rows were all shifted between units before; without any shifting it was 0.97.
 """
@@ -34,7 +36,9 @@ from ece408_op.llvm import Cpu, compile_function, compiled_once, cpu
 from ece408_op.parallel import share
 from ece408_op.problem import ConvProblem
 
+from . import direct_filters
 from .direct_code import build
+from .direct_filters import FilterPlan, make_filter_plan
 from .direct_plan import Plan, make_plan
 
 #: Bytes of output that a thread fills before it asks for more work; fewer towards the end.
@@ -45,12 +49,12 @@ STREAMED_BYTES = 32 << 20
 
 
 @compiled_once
-def _compiled(plan: Plan, target: Cpu, streamed: bool) -> Any:
-    module = build(plan, target, streamed)
+def _compiled(plan: Plan | FilterPlan, target: Cpu, streamed: bool) -> Any:
+    module = build(plan, target, streamed) if isinstance(plan, Plan) else direct_filters.build(plan, target)
     return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, target)
 
 
-def pack(plan: Plan, w: np.ndarray) -> np.ndarray:
+def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
     """The weights, shape (M, C, K, K), block by block as [block][c][p][q][filter], flat."""
     packed = np.empty(w.size, np.float32)
     flat = w.reshape(plan.layer.filters, plan.layer.products)
@@ -64,10 +68,15 @@ def pack(plan: Plan, w: np.ndarray) -> np.ndarray:
     return packed
 
 
-def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan, Any]:
+def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan | FilterPlan, Any]:
     """The layer's plan, and the compiled function for outputs of that size and alignment."""
     target = cpu()
-    plan = make_plan(problem.with_batch(1), target.lanes, target.registers, memory.second_level_bytes())
+    layer = problem.with_batch(1)
+    plan = make_plan(layer, target.lanes, target.registers, memory.second_level_bytes())
+    if plan.units > 1:  # one unit's tiles are as quick, or quicker
+        filter_plan = make_filter_plan(layer, target.lanes, target.registers)
+        if filter_plan is not None:
+            return filter_plan, _compiled(filter_plan, target, False)
     streamed = plan.whole_lines and out.nbytes >= STREAMED_BYTES and out.ctypes.data % memory.LINE == 0
     return plan, _compiled(plan, target, streamed)
 

@@ -15,7 +15,6 @@ from llvmlite import ir
 from ece408_op.llvm import (
     F32_PTR,
     I64,
-    I64_PTR,
     Cpu,
     const,
     element,
@@ -25,13 +24,9 @@ from ece408_op.llvm import (
     streamed_stores_done,
 )
 
-from .direct_plan import Plan
+from .direct_images import at_most, new_conv, taken_images
+from .direct_plan import Pieces, Plan
 from .direct_tile import shift_rows, tile
-
-
-def _at_most(b: ir.IRBuilder, value: Any, limit: Any) -> Any:
-    limit = const(limit) if isinstance(limit, int) else limit
-    return b.select(b.icmp_signed("<", value, limit), value, limit)
 
 
 def _shift(module: ir.Module, plan: Plan) -> ir.Function:
@@ -66,7 +61,7 @@ def _unit(b: ir.IRBuilder, plan: Plan, x: Any, y: Any, image: Any, number: Any) 
     layer = plan.layer
     (size, many), passes = plan.passes[0], plan.pass_count
     band, turn = b.udiv(number, const(passes)), b.urem(number, const(passes))
-    row = _at_most(b, offset(b, (band, plan.rows)), layer.output_height - plan.rows)
+    row = at_most(b, offset(b, (band, plan.rows)), layer.output_height - plan.rows)
     smaller = b.icmp_signed(">=", turn, const(many))  # by one channel each
     channels = b.select(smaller, const(plan.passes[-1][0]), const(size))
     done = b.sub(offset(b, (turn, size)), b.select(smaller, b.sub(turn, const(many)), const(0)))
@@ -91,18 +86,18 @@ def _compute(module: ir.Module, plan: Plan, target: Cpu, streamed: bool) -> ir.F
     b, (w, y, shifted, source, later, to, channels, done, ahead) = new_function(
         module, "compute", arguments, internal=True
     )
-    for filters, number, block in _each(b, plan.blocks):
+    for filters, number, block in each_piece(b, plan.blocks):
         weights = element(b, w, offset(b, (number, layer.products), (done, layer.kernel**2 * filters)))
         outputs = element(b, y, offset(b, (number, plane)))
-        for vectors, covered, count in _each(b, plan.tiles):
+        for vectors, covered, count in each_piece(b, plan.tiles):
             pixel = offset(b, (covered, lanes))
-            last = _at_most(b, b.add(pixel, const((vectors - 1) * lanes)), max(plan.pixels - lanes, 0))
+            last = at_most(b, b.add(pixel, const((vectors - 1) * lanes)), max(plan.pixels - lanes, 0))
             following = b.add(pixel, const(vectors * lanes))
             inside = b.icmp_signed("<", following, const(plan.pixels))
             following = b.select(inside, following, const(filters * plane))
             row = offset(b, (block, plan.tile_count * plan.ahead), (count, plan.ahead))
             any_left = b.icmp_signed("<", row, const(plan.shifted_rows))
-            row = _at_most(b, row, plan.shifted_rows - plan.ahead)
+            row = at_most(b, row, plan.shifted_rows - plan.ahead)
             places = [
                 *(element(b, shifted, place) for place in (pixel, last)),
                 weights,
@@ -115,7 +110,7 @@ def _compute(module: ir.Module, plan: Plan, target: Cpu, streamed: bool) -> ir.F
     return b.function
 
 
-def _each(b: ir.IRBuilder, pieces: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, Any, Any]]:
+def each_piece(b: ir.IRBuilder, pieces: Pieces) -> Iterator[tuple[int, Any, Any]]:
     """Each (size, count) pair as a loop: a piece's size, what the pieces before it cover, and how many they are."""
     covered = number = 0
     for size, count in pieces:
@@ -126,76 +121,41 @@ def _each(b: ir.IRBuilder, pieces: tuple[tuple[int, int], ...]) -> Iterator[tupl
 
 
 def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
-    """The module of one layer, with a function ``conv``(x, w, y, scratch, counter, images, most, parts).
+    """The module of one layer, with the function ``conv`` of direct_images.
 
-    It takes images from the counter that all threads share, until all are taken: a ``parts``-th of those that are
-    left, but at most ``most`` and at least one. ``streamed`` writes y past the caches: y must begin at a cache line
-    then, and plan.whole_lines hold.
+    ``streamed`` writes y past the caches: y must begin at a cache line then, and plan.whole_lines hold.
     """
     module = ir.Module("direct")
     shift = _shift(module, plan)
     compute = _compute(module, plan, target, streamed)
-    pointers, numbers = ("x", "w", "y", "scratch"), ("images", "most", "parts")
-    arguments = {**dict.fromkeys(pointers, F32_PTR), "counter": I64_PTR, **dict.fromkeys(numbers, I64)}
-    b, (x, w, y, scratch, counter, images, most, parts) = new_function(module, "conv", arguments)
-    begin, each, take, ready, finish = (
-        b.append_basic_block(word) for word in ("begin", "each", "take", "ready", "finish")
-    )
+    conv = new_conv(module)
+    b = conv.b
 
-    def take_some() -> tuple[Any, Any]:
-        """The first image taken, and the one after the last; as in guided self-scheduling."""
-        left = b.sub(images, b.load_atomic(counter, "monotonic", align=8))
-        some = _at_most(b, b.sdiv(left, parts), most)
-        some = b.select(b.icmp_signed("<", some, const(1)), const(1), some)
-        taken = b.atomic_rmw("add", counter, some, "monotonic")
-        return taken, _at_most(b, b.add(taken, some), images)
+    def unit_of(image: Any, number: Any) -> _Unit:
+        return _unit(b, plan, conv.x, conv.y, image, number)
 
-    first, first_end = take_some()
-    b.cbranch(b.icmp_signed("<", first, images), begin, finish)
-    b.position_at_end(finish)
+    def before(first: Any) -> list[Any]:
+        unit = unit_of(first, const(0))
+        b.call(shift, [unit.x, conv.scratch, const(0), unit.channels])
+        return [conv.scratch, element(b, conv.scratch, plan.copies)]
+
+    with taken_images(conv, before) as each:
+        with for_range(b, plan.units, each.values) as loop:
+            unit = unit_of(each.image, loop.index)
+            number = b.add(loop.index, const(1))
+            last = b.icmp_signed("==", number, const(plan.units))
+            after = unit_of(b.select(last, each.following, each.image), b.select(last, const(0), number))
+            # Where a thread goes on with other images than the next, what is asked for early is not what it needs.
+            later = b.add(loop.index, const(2))
+            later_image = b.add(each.image, b.udiv(later, const(plan.units)))
+            later = unit_of(later_image, b.urem(later, const(plan.units)))
+            shifted, to = loop.values
+            ahead = b.select(b.or_(b.not_(last), each.goes_on), after.channels, const(0))
+            b.call(compute, [conv.w, unit.y, shifted, after.x, later.x, to, unit.channels, unit.done, ahead])
+            b.call(shift, [after.x, to, unit.channels, ahead])  # of a channel more than this unit has
+            loop.values = [to, shifted]
+        each.values = loop.values
     if streamed:
         streamed_stores_done(b)
     b.ret_void()
-
-    b.position_at_end(begin)
-    unit = _unit(b, plan, x, y, first, const(0))
-    b.call(shift, [unit.x, scratch, const(0), unit.channels])
-    start = [first, first_end, scratch, element(b, scratch, plan.copies)]
-    b.branch(each)
-
-    b.position_at_end(each)
-    image, end, here, other = (b.phi(value.type) for value in start)
-    for phi, value in zip((image, end, here, other), start):
-        phi.add_incoming(value, begin)
-    following = b.add(image, const(1))
-    b.cbranch(b.icmp_signed("<", following, end), ready, take)
-
-    b.position_at_end(take)
-    taken, taken_end = take_some()
-    b.branch(ready)
-
-    b.position_at_end(ready)
-    next_image, next_end = b.phi(I64), b.phi(I64)
-    for phi, values in ((next_image, (following, taken)), (next_end, (end, taken_end))):
-        for value, block in zip(values, (each, take)):
-            phi.add_incoming(value, block)
-    goes_on = b.icmp_signed("<", next_image, images)
-    with for_range(b, plan.units, [here, other]) as loop:
-        unit = _unit(b, plan, x, y, image, loop.index)
-        number = b.add(loop.index, const(1))
-        last = b.icmp_signed("==", number, const(plan.units))
-        after = _unit(b, plan, x, y, b.select(last, next_image, image), b.select(last, const(0), number))
-        # Where a thread goes on with other images than the next, what is asked for early is not what it needs.
-        later = b.add(loop.index, const(2))
-        later_image = b.add(image, b.udiv(later, const(plan.units)))
-        later = _unit(b, plan, x, y, later_image, b.urem(later, const(plan.units)))
-        shifted, to = loop.values
-        exists = b.or_(b.not_(last), goes_on)
-        ahead = b.select(exists, after.channels, const(0))
-        b.call(compute, [w, unit.y, shifted, after.x, later.x, to, unit.channels, unit.done, ahead])
-        b.call(shift, [after.x, to, unit.channels, ahead])  # of a channel more than this unit has
-        loop.values = [to, shifted]
-    for phi, value in zip((image, end, here, other), (next_image, next_end, *loop.values)):
-        phi.add_incoming(value, b.block)
-    b.cbranch(goes_on, each, finish)
     return module

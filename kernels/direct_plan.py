@@ -24,6 +24,9 @@ SPARE = 2
 #: Cycles to move a vector between the first and the second-level cache.
 ACCESS = 4
 
+#: (size, count) pairs: how something is cut.
+Pieces = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -36,9 +39,9 @@ class Plan:
 
     layer: ConvProblem
     lanes: int
-    blocks: tuple[tuple[int, int], ...]
-    tiles: tuple[tuple[int, int], ...]
-    passes: tuple[tuple[int, int], ...]
+    blocks: Pieces
+    tiles: Pieces
+    passes: Pieces
     rows: int
     bands: int
 
@@ -104,14 +107,14 @@ class Plan:
         return self.single and plane % LINE_FLOATS == 0 and self.pixels % LINE_FLOATS == 0
 
 
-def share_out(total: int, largest: int) -> tuple[tuple[int, int], ...]:
+def share_out(total: int, largest: int) -> Pieces:
     """``total`` in the fewest pieces of at most ``largest``, sizes as even as can be: (size, count) pairs."""
     pieces = -(-total // largest)
     size, larger = divmod(total, pieces)
     return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)
 
 
-def _last_two_together(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def _last_two_together(tiles: Pieces) -> Pieces:
     """The tiles, but that the last is not of one vector, if there is another. It may spill: it is one of many."""
     size, count = tiles[-1]
     if size > 1 or sum(many for _, many in tiles) == 1:
@@ -121,7 +124,7 @@ def _last_two_together(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, i
     return (*before, *([(last, many - 1)] if many > 1 else []), (last + 1, 1))
 
 
-def _cycles(taps: int, blocks: tuple[tuple[int, int], ...], tiles: tuple[tuple[int, int], ...]) -> float:
+def _cycles(taps: int, blocks: Pieces, tiles: Pieces) -> float:
     total = 0.0
     for filters, many in blocks:
         for vectors, times in tiles:

@@ -60,7 +60,7 @@ def tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, stre
         pixels = [b.load(at(here, last, v, q * plan.shift_stride), align=4) for v in range(vectors)]
         result = []
         for f in range(filters):
-            weight = _all_lanes(b, b.load(element(b, weights, q * filters + f), align=4), lanes)
+            weight = all_lanes(b, b.load(element(b, weights, q * filters + f), align=4), lanes)
             result += [fma(b, target, pixels[v], weight, sums[f * vectors + v]) for v in range(vectors)]
         return result
 
@@ -113,7 +113,8 @@ def _sums_so_far(b: ir.IRBuilder, done: Any, zeros: list[Any], outputs: list[Any
     return sums
 
 
-def _all_lanes(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
+def all_lanes(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
+    """A vector with one number in all lanes."""
     vector = ir.VectorType(F32, lanes)
     one = b.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
     mask = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)

@@ -66,6 +66,8 @@ SHAPES = {
     "rows in bands": (1, 2, 150, 200, 3, 7),
     "passes and a few vectors": (2, 300, 12, 13, 5, 9),
     "wide": (1, 2, 5, 700, 3, 3),
+    "filters in lanes": (3, 16, 40, 61, 32, 8),
+    "blocks of filters in lanes": (2, 33, 41, 43, 112, 3),
 }
 
 
@@ -167,8 +169,9 @@ def guarded(shape, at_end):
     array[...] = 1
     return array
 
+# Units of two sizes, bands, and filters in lanes among them.
 SIZES = [(2, 1, 28, 28, 5, 5), (1, 3, 7, 4, 2, 2), (2, 2, 20, 33, 3, 3), (1, 1, 1, 1, 1, 1), (1, 2, 9, 18, 4, 9)]
-for sizes in [*SIZES, (1, 15, 30, 77, 4, 8), (1, 2, 150, 200, 3, 7)]:  # and units of two sizes, and bands
+for sizes in [*SIZES, (1, 15, 30, 77, 4, 8), (1, 2, 150, 200, 3, 7), (1, 16, 40, 61, 32, 8)]:
     problem = ConvProblem(*sizes)
     for kernel in KERNELS:
         if kernel.device == "cpu":
