@@ -14,6 +14,12 @@ CALLS_SENTENCE = (
     "A CUDA API call is work on the host: its time is the calling thread's, waiting for the GPU included, so a call "
     "that only starts a kernel is short and one that waits for it is long."
 )
+#: What this package launches beside the convolution, by its kernel's name.
+GATE = "gate"
+GATE_SENTENCE = (
+    "gate is this package's own kernel: where the operator copies to a GPU and back, it holds the stream until all of "
+    "a round's work is queued, so that Op Time has no waiting for the host in it. It computes nothing."
+)
 OPERATORS_SENTENCE = (
     "An operator is a piece of MXNet's graph or engine on a thread of the host; New is the whole forward, copies to "
     "a GPU and, at a layer's first call, compiling included, where Op Time is the computation alone."
@@ -28,7 +34,9 @@ def as_text(profile: Profile) -> str:
     parts = []
     gpu, calls, operators = gpu_rows(profile), call_rows(profile), operator_rows(profile)
     if gpu:
-        parts.append(_section("GPU activities", gpu, "kernels and copies", GPU_SENTENCE))
+        gate = any(row.name == GATE for row in gpu)
+        sentence = f"{GPU_SENTENCE}\n{GATE_SENTENCE}" if gate else GPU_SENTENCE
+        parts.append(_section("GPU activities", gpu, "kernels and copies", sentence))
     if calls:
         parts.append(_section("CUDA API calls", calls, "CUDA API calls", CALLS_SENTENCE))
     if gpu:

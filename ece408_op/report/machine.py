@@ -1,0 +1,119 @@
+"""What this machine is and can do, as data: python -m ece408_op.report.machine --json FILE."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ece408_op import bridge, cuda, floors, mxnet_import
+from ece408_op.bench.report import machine as cpu_facts
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DeviceError
+
+from .counters import PROFILER
+from .jobs import COUNTERS, DEVICE, GPU
+
+_PACKAGES = (
+    "ece408-op",
+    "numpy",
+    "mxnet",
+    "mxnet-cu117",
+    "cupy-cuda11x",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cupti-python",
+    "llvmlite",
+)
+
+
+def facts() -> dict[str, Any]:
+    """The machine: ``identity`` names it, ``cannot`` has the reason for each need that it does not meet."""
+    mxnet_import.load()
+    cpu = cpu_facts(len(os.sched_getaffinity(0)))
+    cannot = {GPU: bridge.gpu_problem("host"), DEVICE: bridge.gpu_problem("device")}
+    gpu = None if cannot[GPU] else _gpu()
+    cannot[COUNTERS] = cannot[GPU]
+    if gpu is not None and shutil.which(PROFILER) is None:
+        cannot[COUNTERS] = f"expected {PROFILER}, NVIDIA's Nsight Compute, on PATH, found none"
+    return {
+        "identity": [cpu["cpu"], f"{cpu['cores']} cores", gpu["name"] if gpu else "no GPU"],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": cpu,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": gpu,
+        "versions": {"python": platform.python_version(), **_versions()},
+        "cannot": cannot,
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    chip, runtime = cuda.chip(0), cuda.cupy().cuda.runtime
+    major, minor, _ = _digits(runtime.driverGetVersion())
+    ceilings = floors.measure()
+    return {
+        "name": chip.name,
+        "capability": ".".join(map(str, chip.capability)),
+        "multiprocessors": chip.multiprocessors,
+        "memory_bytes": runtime.memGetInfo()[1],
+        "driver": _driver(),
+        "driver_cuda": f"{major}.{minor}",
+        "nvrtc": ".".join(map(str, cuda.cupy().cuda.nvrtc.getVersion())),
+        "ceilings": asdict(ceilings),
+    }
+
+
+def _digits(number: int) -> tuple[int, int, int]:
+    """13000 is CUDA 13.0."""
+    return number // 1000, number % 1000 // 10, number % 10
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    words = path.read_text(encoding="utf-8").splitlines()[0].split() if path.is_file() else []
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    # MXNet may lie in a folder without its metadata.
+    if not any(name.startswith("mxnet") for name in found):
+        found["mxnet"] = mxnet_import.load().__version__
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m ece408_op.report.machine", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write there instead of printing")
+    options = parser.parse_args(arguments)
+    try:
+        words = json.dumps(facts(), indent=1)
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        return 3
+    if options.json is None:
+        print(words)
+    else:
+        with replacing(options.json) as file:
+            file.write(words.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

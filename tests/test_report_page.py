@@ -1,0 +1,257 @@
+"""The report's page and Markdown: every figure comes from a run, what was not run is listed, names are escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ece408_op.report import document, jobs, published, render, runner, speed
+from ece408_op.report.jobs import MACHINE, Asked, Job
+from ece408_op.report.runs import Runs
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+LAYER = "1 x 28 x 28, 50 of 5 x 5"
+FACTS = {
+    "identity": ["a CPU"],
+    "date": "2026-11-21",
+    "system": "Linux",
+    "cpu": {"cpu": "<b>CPU</b>", "cores": 2, "threads": 2, "simd": "avx2"},
+    "memory_bytes": 24e9,
+    "gpu": {
+        "name": "a GPU",
+        "capability": "9.0",
+        "multiprocessors": 132,
+        "memory_bytes": 150e9,
+        "driver": "580.1",
+        "driver_cuda": "13.0",
+        "nvrtc": "13.0",
+        "ceilings": {"bytes_per_second": 4.5e12, "flops_per_second": 6.7e13},
+    },
+    "versions": {"numpy": "2.5"},
+    "cannot": {},
+}
+
+
+def asked(**changed) -> Asked:
+    given = {
+        "networks": ["ece408-high"],
+        "sizes": [10_000, 100],
+        "milestones": ["m1", "m2", "m3", "m4"],
+        "cpu_kernels": ["direct", "loops"],
+        "gpu_kernels": ["naive", "strip"],
+    }
+    return Asked(**{**given, **changed})
+
+
+def keep(folder: Path, name: str, result) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(name, (), shown=f"python {name}")
+    runner.write(folder / f"{name}.json", {**runner._run(job, runner.DONE, ""), "result": result})
+
+
+def milestone(seconds: list[float], kernel: str = "direct", **more):
+    calls = [{"seconds": value, "implementation": kernel} for value in seconds]
+    time = {"user": 3.25, "system": 0.5, "real": 2.75}
+    return {"accuracy": 0.9153, "op_times": calls, "time": time, "profile": None, **more}
+
+
+def row(kernel: str, seconds: float | None, precision: str = "float32", **more):
+    launch = {"entry": kernel, "count": 2, "grid": [9, 1, 1], "block": [32, 8, 1], "registers": 40}
+    launch |= {"static_shared": 1000, "dynamic_shared": 2000, "local": 0, "constant": 0, "occupancy": 0.75}
+    made = {"kernel": kernel, "precision": precision, "right": True, "reason": "", "launches": [launch], **more}
+    return made if seconds is None else {**made, "seconds": seconds}
+
+
+def kernels_run(*rows):
+    problem = {"batch": 10_000, "channels": 1, "height": 28, "width": 28, "filters": 50, "kernel": 5}
+    sizes = {"flops": 14_400_000_000, "bytes": 1_183_365_000, "floor_seconds": 2.63e-4}
+    return {"layers": [{"layer": "new0", "problem": problem, **sizes, "rows": list(rows)}]}
+
+
+def keep_some(runs: Path) -> Path:
+    """Runs of one network, whose figures the tests know; some of what was asked for is missing."""
+    keep(runs, MACHINE, FACTS)
+    keep(runs, "m1-ece408-high-10000", milestone([]))
+    keep(runs, "m2-ece408-high-10000-direct", milestone([0.0281]))
+    keep(runs, "m2-ece408-high-10000-loops", milestone([0.414], "loops"))
+    keep(runs, "m3-ece408-high-10000", milestone([0.0067], "naive"))
+    keep(runs, "m4-ece408-high-10000", milestone([0.000384], "strip"))
+    rows = [row("strip", 4e-4), row("naive", 0.0067), row("naive_global_sum", 0.041), row("half", 3e-4, "fp16")]
+    rows += [row("odd", None, right=False), {"kernel": "window", "precision": "float32", "reason": "too large"}]
+    keep(runs, "kernels-1x28x28x50x5-10000", kernels_run(*rows))
+    counted = {"kernel": "strip", "launches": 2, "read": 31e6, "written": 1.1e9, "cache": 1.8e9, "occupancy": 0.5}
+    keep(runs, "counters-1x28x28x50x5-10000", {"rows": [counted]})
+    return runs
+
+
+@pytest.fixture
+def kept(tmp_path) -> Path:
+    return keep_some(tmp_path / "runs")
+
+
+def tables(sections) -> dict[str, document.Table]:
+    found = {}
+    for section in sections:
+        found.update({block.caption: block for block in section.blocks if isinstance(block, document.Table)})
+        found.update(tables(section.sections))
+    return found
+
+
+def rows_of(sections, caption: str) -> list[list[str]]:
+    (table,) = (table for title, table in tables(sections).items() if title.startswith(caption))
+    return [list(row) for row in table.rows]
+
+
+def test_figures_are_those_of_the_runs(kept) -> None:
+    sections = render.contents(jobs.plan(asked()), asked(), kept)
+    assert rows_of(sections, "Accuracy and Op Time") == [["ece408-high", "0.9153", "28.1 ms", "6.70 ms", "384 us"]]
+    assert rows_of(sections, "Accuracy and run time") == [
+        ["ece408-high", "10000", "CPU", "0.9153", "3.25", "0.50", "2.75"]
+    ]
+    (against,) = rows_of(sections, "Op Times, CPU against GPU")
+    assert against[3:] == ["28.1 ms", "6.70 ms", "384 us", "strip", "4.19 x", "73.2 x", "17.4 x"]
+    times = {name: cells for name, _, *cells in rows_of(sections, "Time of each kernel, 10000")}
+    assert times == {
+        "strip": ["400 us (16.8 x)"],
+        "naive": ["6.70 ms (1.00 x)"],
+        "naive_global_sum": ["41.0 ms (0.163 x)"],
+        "half": ["300 us (22.3 x)"],
+        "odd": ["wrong"],
+        "window": ["not supported"],
+    }
+
+
+def test_what_an_optimisation_changed(kept) -> None:
+    sections = render.contents(jobs.plan(asked()), asked(), kept)
+    changes = {name: cells for name, *cells in rows_of(sections, f"{LAYER}, 10000 images")}
+    assert changes["strip"] == [
+        *["400 us", "2", "256", "40", "3.00 KB", "0 B", "75 %", "50 %"],
+        *["31.0 MB", "1.10 GB", "1.80 GB"],
+    ]
+    assert changes["naive"][-4:] == [document.NONE] * 4
+
+
+def test_ladders_and_published_figures_are_ratios_on_one_machine_each(kept) -> None:
+    sections = render.contents(jobs.plan(asked()), asked(), kept)
+    ladder = {cells[0]: cells[1:] for cells in rows_of(sections, f"The ladder of {published.TEAM_003}")}
+    assert ladder["from the first to the last kernel"] == [
+        *["2.87 s", "76.8 ms", "37.3 x"],
+        *["naive_global_sum to the fastest float32 kernel", "41.0 ms", "400 us", "102 x"],
+    ]
+    # No run of that kernel: no figure of ours.
+    assert ladder["1024 threads in a row instead of 32 x 32"][-3:] == ["6.70 ms", document.NONE, document.NONE]
+    theirs = {tuple(cells[:3]): cells[3:] for cells in rows_of(sections, "Op Times; ours are sums")}
+    assert theirs[published.TEAM_003, "ece408-high, 10000", "CPU"] == [
+        *["12.2 s", "0.235 x", "414 ms", "loops", "0.0990 x"],
+    ]
+    assert theirs[published.TEAM_004, "ece408-high, 10000", "GPU"][1] == "no naive kernel published"
+    # 2018's networks were not asked for.
+    assert theirs[published.TEAM_002, "ece408-2018sp, 100", "CPU"][2] == document.NONE
+
+
+def test_the_ladders_kernels_are_in_the_list() -> None:
+    from ece408_op import dispatch
+
+    named = {
+        name for ladder in published.LADDERS for step in ladder.steps for name in (step.ours_before, step.ours_after)
+    }
+    named |= {entry.ours for entry in published.OP_TIMES if entry.device == "gpu"}
+    assert named - {published.FASTEST} <= set(dispatch.names("gpu"))
+    assert {entry.ours for entry in published.OP_TIMES if entry.device == "cpu"} <= set(dispatch.names("cpu"))
+    assert speed.BASELINE in dispatch.names("gpu")
+
+
+def test_without_runs_there_are_no_figures_but_the_published_ones(tmp_path) -> None:
+    plan = jobs.plan(asked())
+    sections = render.contents(plan, asked(), tmp_path)
+    for section in sections:
+        if not section.title.startswith(("Published", "What was not run", "Milestones 3")):
+            assert tables([section]) == {}
+    for ladder in published.LADDERS:
+        for cells in rows_of(sections, f"The ladder of {ladder.report}"):
+            assert cells[-3:] == [document.NONE] * 3
+    for cells in rows_of(sections, "Op Times; ours"):
+        assert (cells[5], cells[7]) == (document.NONE, document.NONE)
+    ((reason, count, commands),) = rows_of(sections, "Runs without a result")
+    assert "not run" in reason
+    assert int(count) == len(plan)
+    assert commands.split("; ") == [job.shown for job in plan]
+
+
+def test_what_could_not_run_is_listed_with_its_reason(kept) -> None:
+    job = next(job for job in jobs.plan(asked()) if job.name == "m1-ece408-high-100-gpu")
+    runner.write(kept / f"{job.name}.json", runner._run(job, runner.CANNOT, "no\nGPU here"))
+    listed = {reason: commands for reason, _, commands in rows_of(_contents(kept), "Runs without a result")}
+    assert listed["no GPU here"] == "python m1.py ece408-high 100 --context gpu"
+
+
+def _contents(kept: Path):
+    return render.contents(jobs.plan(asked()), asked(), kept)
+
+
+def test_page_and_markdown_have_the_same_and_need_nothing_else(kept, tmp_path) -> None:
+    paths = render.write(jobs.plan(asked()), asked(), kept, tmp_path)
+    assert [path.name for path in paths] == ["index.html", "report.md"]
+    page, markdown = (path.read_text() for path in paths)
+    for table in tables(_contents(kept)).values():
+        for cells in table.rows:
+            assert "| " + " | ".join(map(render._cell, cells)) + " |" in markdown
+    assert "&lt;b&gt;CPU&lt;/b&gt;" in page
+    assert "<b>CPU" not in page
+    assert "<b>CPU" not in markdown
+    # Addresses in the page are anchors, and the names of SVG's namespaces.
+    assert set(re.findall(r'(?:src|href)="([^"#]*)"', page)) == {"data:,"}
+    assert re.findall(r"url\((?!#)", page) == []
+    assert set(re.findall(r'https?://[^"\s]+', page)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+    for name in re.findall(r"\]\((figures/[^)]+)\)", markdown):
+        assert (tmp_path / name).read_text().startswith("<svg")
+    assert page.count("<svg") == 2  # a roofline and the layer's bars
+
+
+def test_a_name_with_markup_stays_text(kept) -> None:
+    run = json.loads((kept / "machine.json").read_text())
+    run["result"]["versions"] = {"<script>alert(1)</script>": "1 | 2"}
+    (kept / "machine.json").write_text(json.dumps(run))
+    sections = _contents(kept)
+    assert "<script>alert" not in render.page(sections, "page.html.j2")
+    assert "&lt;script>alert(1)&lt;/script> | 1 \\| 2 |" in render.page(sections, "report.md.j2")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (1.5, "1.50 s"),
+        (0.0999, "99.9 ms"),
+        (99.96e-3, "100 ms"),
+        (2.5e-5, "25.0 us"),
+        (3e-9, "3.00 ns"),
+        (123.4, "123 s"),
+    ],
+)
+def test_times_have_three_digits(value, words) -> None:
+    assert document.seconds(value) == words
+
+
+def test_figures_are_told_from_words() -> None:
+    for cell in ("–", "12", "0.9153", "4.47 %", "25.2 ms + 64.4 ms", "384 us (17.5 x)", "1.13 GB", "not supported"):
+        assert document.is_figure(cell)
+    for cell in ("naive", "m3", "1 x 28 x 28", "2026-11-21", "no naive kernel published", "avx512"):
+        assert not document.is_figure(cell)
+
+
+def test_a_row_of_another_length_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a table: expected 2 cells, got 1"):
+        document.Table("a table", ["a", "b"], [["1"]])
+
+
+def test_runs_of_others_in_the_folder_are_not_looked_at(kept) -> None:
+    runs = Runs(jobs.plan(asked(sizes=[100])), kept)
+    assert runs.result("m1-ece408-high-10000") is None
