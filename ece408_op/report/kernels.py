@@ -34,6 +34,11 @@ _WARP = 32
 #: Timed calls: up to so many while together they take less than the budget, and a few in any case.
 _REPEATS, _FEWEST_REPEATS, _BUDGET_MILLISECONDS = 10, 3, 300.0
 
+#: How the times were taken: it is kept with them.
+METHOD = (
+    "the median of up to ten calls between events, after one that isn't timed, each held back until all of it is queued"
+)
+
 
 def measure(network: files.Network, size: int, kernels: Sequence[CudaKernel], data: str | None) -> dict[str, Any]:
     """The layers of a network, each with a row for every kernel; raises DeviceError where there is no GPU."""
@@ -50,6 +55,7 @@ def measure(network: files.Network, size: int, kernels: Sequence[CudaKernel], da
         found.append(
             {
                 "layer": layer.name,
+                "method": METHOD,
                 "problem": asdict(problem),
                 "flops": problem.flops,
                 "bytes": problem.bytes,
