@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import jail
+from . import jail, sources
 from .spec import LimitsSpec
 from .worker import EndedError
 
-#: What of a submission's folder is copied beside its source, at most.
-_COPIED_BYTES = 8 << 20
-_COPIED_SUFFIXES = (".h", ".hpp", ".cuh", ".cu", ".cpp", ".cc", ".inl", ".inc")
+#: MXNet was built so.
+_MACHINE = ("-msse3",) if platform.machine() == "x86_64" else ()
+_CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
+#: Headers of MXNet's that one file may name beyond those that there are.
+_MOST_STUBS = 20
 #: Lines of the compiler's errors that are shown.
 _SHOWN = 12
 #: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too.
@@ -44,7 +47,8 @@ def build(
     folder.chmod(0o755)
     inner = folder / "src"
     inner.mkdir()
-    copy(source, inner)
+    sources.copy(source, inner)
+    code = sources.text(inner)
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     unit.write_text(f'#include "{source.name}"\n#include <ece408_grade/after.h>\n', encoding="utf-8")
     target = folder / "out"
@@ -54,18 +58,20 @@ def build(
     for attempt in _ATTEMPTS if context == "gpu" else _ATTEMPTS[:2]:
         if "-rdc=true" in attempt and not any("separate compilation" in text for text in texts):
             continue
-        command = _command(context, unit, inner, tools.headers, attempt, architecture)
-        code, text = _compile(command, folder, target, tools, limits)
-        if code == "exit 0":
+        ended, text = _with_stubs(_command(context, unit, inner, tools.headers, attempt, architecture, code),
+                                  folder, target, tools, limits)  # fmt: skip
+        if ended == "exit 0":
             _reject_replaced(target / "submission.so")
             return Built(target / "submission.so", text)
-        if code.startswith("signal"):
-            raise EndedError("compile_error", f"the compiler was ended ({code}): memory or output over its limit")
+        if ended.startswith("signal"):
+            raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
         texts.append(text)
     # The first attempt's errors, unless they are about the language's version.
     first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
-    if re.search(r"\btexture\s*<|\btex[123]D\w*\s*\(|cudaBindTexture", _code(inner)) and "texture" in first:
+    if re.search(r"\btexture\s*<|\btex[123]D\w*\s*\(|cudaBindTexture", code) and "texture" in first:
         raise EndedError("unsupported", "it uses texture<> references, which CUDA has no longer had since CUDA 12")
+    if _CUBLAS.search(code) and "cublas" in first.lower() and _cublas() is None:
+        raise EndedError("unsupported", "it calls cuBLAS, which the CUDA toolkit of this machine lacks")
     raise EndedError("compile_error", errors(first, folder, tools))
 
 
@@ -81,27 +87,53 @@ def errors(text: str, folder: Path, tools: jail.Tools) -> str:
 
 
 def _command(
-    context: str, unit: Path, inner: Path, headers: Path, options: tuple[str, ...], architecture: str
-) -> list[str]:
+    context: str, unit: Path, inner: Path, headers: Path, options: tuple[str, ...], architecture: str,
+    code: str,
+) -> list[str]:  # fmt: skip
     target = unit.parent / "out" / "submission.so"
+    last = _last(headers, unit.parent / "stubs")
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
     if context == "cpu":
         return [
             *(jail.compiler("g++"), *options, "-O3", "-w", "-fPIC", "-shared", "-fopenmp", "-Wl,-z,defs"),
-            *(*common, *_last(headers), "-o", str(target), str(unit), "-ldl"),
+            *(*_MACHINE, *common, *last, "-o", str(target), str(unit), "-ldl"),
         ]
     nvcc = jail.compiler("nvcc")
     return [
         *(nvcc, *options, "-O3", "-w", "-shared", "-cudart", "static", "-arch", architecture),
-        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", *_last(headers))), "-Xptxas", "-v"),
-        *("-Xlinker", "-z,defs,--exclude-libs,ALL", *common, "-o", str(target), str(unit)),
+        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", *last)), "-Xptxas", "-v"),
+        *("-Xlinker", "-z,defs,--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
     ]
 
 
-def _last(headers: Path) -> tuple[str, ...]:
+def _last(headers: Path, stubs: Path) -> tuple[str, ...]:
     """Where headers are looked for that are nowhere else; from ``beside`` a path that begins with .. is found."""
     fallback = headers / "fallback"
-    return ("-idirafter", str(fallback), "-idirafter", str(fallback / "beside"))
+    folders = (fallback, fallback / "beside", *sources.stub_folders(stubs))
+    return tuple(word for folder in folders for word in ("-idirafter", str(folder)))
+
+
+def _linked(code: str) -> list[str]:
+    """The libraries of the toolkit that the code calls; MXNet brought cuBLAS along."""
+    library = _cublas() if _CUBLAS.search(code) else None
+    return [] if library is None else ["-lcublas", "-Xlinker", f"-rpath,{library.parent}"]
+
+
+def _cublas() -> Path | None:
+    toolkit = Path(jail.compiler("nvcc")).resolve().parent.parent
+    places = (home / "lib64" / "libcublas.so" for home in (toolkit, Path("/usr/local/cuda")))
+    return next((place for place in places if place.exists()), None)
+
+
+def _with_stubs(
+    command: list[str], folder: Path, target: Path, tools: jail.Tools, limits: LimitsSpec
+) -> tuple[str, str]:
+    """Compile, with an empty header for each of MXNet's that is missing."""
+    for _ in range(_MOST_STUBS):
+        ended, text = _compile(command, folder, target, tools, limits)
+        if ended == "exit 0" or not sources.lend_missing(text, folder / "stubs"):
+            break
+    return ended, text
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: jail.Tools, limits: LimitsSpec) -> tuple[str, str]:
@@ -130,22 +162,6 @@ def _compile(command: list[str], folder: Path, target: Path, tools: jail.Tools, 
     if not on_time:
         raise EndedError("timed_out", f"compiling took longer than its limit of {limits.build_seconds:g} s")
     return code, log.read_text(encoding="utf-8", errors="replace")[:1_000_000]
-
-
-def copy(source: Path, to: Path) -> None:
-    """The source and the sources beside it, without links, up to a size."""
-    left = _COPIED_BYTES
-    beside = [path for path in sorted(source.parent.iterdir()) if path.suffix in _COPIED_SUFFIXES and path != source]
-    for path in [source, *beside[:200]]:
-        if (path.is_symlink() and path != source) or not path.is_file() or path.stat().st_size > left:
-            continue
-        left -= path.stat().st_size
-        shutil.copyfile(path, to / path.name)
-        (to / path.name).chmod(0o644)
-
-
-def _code(inner: Path) -> str:
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in inner.iterdir())
 
 
 def _reject_replaced(library: Path) -> None:

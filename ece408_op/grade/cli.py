@@ -18,7 +18,7 @@ from ece408_op.errors import DeviceError
 
 from . import jail, klass, reports, spec, submission
 from .errors import SpecError
-from .gpu_side import GpuSide
+from .gpu_side import GpuSide, check, floor_seconds
 from .grading import Grader
 from .log import Log, Record
 from .rounds import Bench
@@ -86,7 +86,7 @@ def gpu_grader(tools: jail.Tools, rules: spec.Spec) -> Grader:
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in alike:
         free.put(number)
-    bench = Bench(tools, rules, side=GpuSide, runs=_GPU_RUNS, gpu=True)
+    bench = Bench(tools, rules, side=GpuSide, runs=_GPU_RUNS, gpu=True, floor=floor_seconds, check=check)
     return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name, free, len(alike))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op import cuda
+from ece408_op import cuda, floors
 from ece408_op.check import Comparison
 from ece408_op.kernel import float32_bound
 from ece408_op.kernels import reference
@@ -211,6 +211,16 @@ class GpuSide:
     def _sizes(self) -> tuple[np.int32, ...]:
         p = self.problem
         return tuple(np.int32(size) for size in (p.channels, p.height, p.width, p.filters, p.kernel))
+
+
+@cache
+def _ceilings(device: int) -> floors.Ceilings:
+    return floors.measure(device)
+
+
+def floor_seconds(problem: ConvProblem, device: int) -> float:
+    """The least time that the GPU of that number could take: see ``ece408_op.floors``."""
+    return _ceilings(device).floor_seconds(problem)
 
 
 def check(device: int) -> int:

@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import build, python_side
+from . import build, hints, python_side, sources
 from .case import BRIEF, FULL, PASSED, PROBE, STOPPED, Case, Plan
 from .networks import NETS, Net, meant_for, numbers, pointed_to
 from .pictures import MOST, trained
@@ -109,7 +109,7 @@ class Grader:
             else:
                 with tempfile.TemporaryDirectory(prefix="ece408-build-") as name:
                     program, notes = self._program(submission, Path(name))
-                    record["compiler"] = compiler_notes(notes)
+                    record["compiler"] = [asdict(one) for one in hints.kernels(notes)]
                     self._run_on_a_device(record, program, source)
         except EndedError as ended:
             record["status"], record["reason"] = ended.status, ended.reason
@@ -122,7 +122,7 @@ class Grader:
         assert source is not None
         if submission.python:
             folder.chmod(0o755)
-            build.copy(source, folder)
+            sources.copy(source, folder)
             return python_side.program(str(folder / source.name), folder), ""
         built = build.build(source, submission.context, folder, tools, limits, self.architecture)
         runner = tools.gpu_runner if self.bench.gpu else tools.runner
@@ -131,7 +131,12 @@ class Grader:
 
     def _run_on_a_device(self, record: dict[str, Any], program: Program, source: str) -> None:
         with self._on_a_device() as grader:
-            grader._run(record, program, source)
+            bench = grader.bench
+            try:
+                grader._run(record, program, source)
+            finally:
+                if bench.check is not None:
+                    record["device_afterwards"] = {"well": True, "free_bytes": bench.check(bench.device)}
 
     @contextmanager
     def _on_a_device(self) -> Iterator[Grader]:
@@ -237,11 +242,6 @@ def fingerprint(source: str) -> str:
     """A digest of the code without comments and white space: equal for copies."""
     code = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
     return hashlib.blake2b(re.sub(r"\s+", "", code).encode(), digest_size=16).hexdigest()
-
-
-def compiler_notes(text: str) -> list[str]:
-    """Registers and spills as ptxas reports them."""
-    return [line.strip() for line in text.splitlines() if "registers" in line or "spill" in line][:20]
 
 
 def read(path: Path | None) -> str:

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     def reply(text: str) -> None:
         os.write(out, (" ".join(text.split())[:1000] + "\n").encode())
 
+    from ece408_op.errors import UnsupportedError
     from ece408_op.problem import ConvProblem
 
     words = [layers[at : at + _WORDS] for at in range(0, len(layers), _WORDS)]
@@ -68,6 +69,8 @@ def main(arguments: list[str]) -> int:
                 start = time.monotonic_ns()
                 run(problem, *arrays[int(rest[0])])
                 reply(f"done {nonce} {time.monotonic_ns() - start} -")
+            except UnsupportedError as error:
+                reply(f"refused {error}")
             except Exception as error:
                 reply(f"failed {_told(error, what)}")
     return 0

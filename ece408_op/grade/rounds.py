@@ -49,8 +49,10 @@ class Bench:
     #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
     runs: int = 3
     gpu: bool = False
-    #: The least seconds that the device of a number needs for a problem, or None.
-    floor: Callable[[ConvProblem, int], float | None] = lambda problem, device: None
+    #: The least seconds that the device of a number needs for a problem.
+    floor: Callable[[ConvProblem, int], float] | None = None
+    #: Raises HarnessError where the device of a number is no longer well; returns its free bytes.
+    check: Callable[[int], int] | None = None
     thermometer: Thermometer = field(default_factory=Thermometer)
 
 
@@ -106,6 +108,9 @@ def try_network(
             trial.run(plan, nets)
         except EndedError as ended:
             trial.ended(ended, program)
+        except MemoryError as error:
+            text = f"the grader found no room for itself beside what the file had taken: {error}"
+            trial.ended(EndedError("crashed", text), program)
         tried.had, tried.lacks = worker.inside.had, worker.inside.lacks
         tried.printed = kept(worker.printed)
     return tried
@@ -126,7 +131,7 @@ class _Trial:
         cases, spec = self.tried.cases, self.bench.spec
         for case in cases:
             case.overhead = self._ping()
-            case.floor = self.bench.floor(case.problem, self.bench.device)
+            case.floor = self.bench.floor(case.problem, self.bench.device) if self.bench.floor else None
         for purpose in plan:
             if any(self._hopeless(case) for case in cases):
                 break

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from . import hints
+
 #: Status to a sentence.
 MEANINGS = {
     "passed": "Every output of every run was right.",
@@ -40,10 +42,15 @@ def text(record: Mapping[str, Any], best: Mapping[str, float] | None = None) -> 
             lines.append(f"  layer {layer['layer']}: {layer['status']}{_time(layer)}")
         if "seconds" in network:
             lines.append(f"  sum of the layers: {1e3 * network['seconds']:.3f} ms{_behind(network, best)}")
+        for one in network.get("accuracy", []):
+            lines.append(
+                f"  {one['model']}: {100 * one['accuracy']:.2f} % of {one['images']} images right ({one['source']}), "
+                f"{100 * one['agreement']:.2f} % labelled as by exact convolutions"
+            )
     if record.get("can_do"):
         lines += ["", f"Batch sizes tried and done: {record['can_do']['images']}"]
     if record.get("compiler"):
-        lines += ["", "From the compiler:", *(f"  {line}" for line in record["compiler"])]
+        lines += ["", "From the compiler:", *(f"  {line}" for line in hints.lines(record["compiler"]))]
     if record.get("duplicates"):
         lines += ["", f"The same code as: {', '.join(record['duplicates'])}"]
     if record.get("printed"):
@@ -64,12 +71,15 @@ def _time(layer: Mapping[str, Any]) -> str:
     if "seconds" not in layer:
         return ""
     seconds = layer["seconds"]
+    disturbed = sum(run.get("disturbed", False) for run in layer["runs"])
     return (
         f", {1e3 * seconds['median']:.3f} ms "
-        f"(fastest {1e3 * seconds['fastest']:.3f}, slowest {1e3 * seconds['slowest']:.3f})"
+        f"(of {seconds['count']} runs, {1e3 * seconds['fastest']:.3f} to {1e3 * seconds['slowest']:.3f}; "
+        f"first call {1e3 * layer['first_call_seconds']:.3f}{f'; {disturbed} disturbed' if disturbed else ''})"
     )
 
 
 def _behind(network: Mapping[str, Any], best: Mapping[str, float] | None) -> str:
-    first = (best or {}).get(network["network"])
-    return f", {network['seconds'] / first:.2f} times the fastest of the class" if first else ""
+    first, floor = (best or {}).get(network["network"]), network.get("floor_seconds")
+    text = f", {network['seconds'] / first:.2f} times the fastest of the class" if first else ""
+    return text + (f", {network['seconds'] / floor:.2f} times the least that this device could take" if floor else "")

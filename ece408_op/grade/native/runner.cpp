@@ -202,6 +202,11 @@ int main(int argc, char** argv) {
 #ifdef ECE408_GRADE_GPU
         cudaError_t late = cudaDeviceSynchronize();
         if (late == cudaSuccess) late = cudaGetLastError();
+        // Whoever resets the device takes the buffers away too.
+        cudaPointerAttributes mapped;
+        if (late == cudaSuccess && (cudaPointerGetAttributes(&mapped, calls[layer].y) != cudaSuccess ||
+                                    mapped.type != cudaMemoryTypeDevice))
+          late = cudaErrorContextIsDestroyed;
         if (late != cudaSuccess) {
           reply(std::string("cuda ") + cudaGetErrorName(late) + " " + cudaGetErrorString(late));
           continue;

@@ -6,6 +6,31 @@
 inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
 inline cudaError_t cudaThreadExit() { return cudaDeviceReset(); }
 
+// Memory had its place named by a device's number.
+inline cudaError_t cudaMemPrefetchAsync(const void* at, size_t bytes, int device, cudaStream_t stream = 0) {
+  cudaMemLocation place = {device == cudaCpuDeviceId ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice, device};
+  return cudaMemPrefetchAsync(at, bytes, place, 0, stream);
+}
+inline cudaError_t cudaMemAdvise(const void* at, size_t bytes, cudaMemoryAdvise advice, int device) {
+  cudaMemLocation place = {device == cudaCpuDeviceId ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice, device};
+  return cudaMemAdvise(at, bytes, advice, place);
+}
+
+// What a device's properties have lost.
+struct ece408_grade_properties : cudaDeviceProp {
+  int clockRate, memoryClockRate, deviceOverlap, kernelExecTimeoutEnabled, computeMode;
+};
+inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int device) {
+  cudaError_t error = cudaGetDeviceProperties(static_cast<cudaDeviceProp*>(to), device);
+  cudaDeviceGetAttribute(&to->clockRate, cudaDevAttrClockRate, device);
+  cudaDeviceGetAttribute(&to->memoryClockRate, cudaDevAttrMemoryClockRate, device);
+  cudaDeviceGetAttribute(&to->deviceOverlap, cudaDevAttrGpuOverlap, device);
+  cudaDeviceGetAttribute(&to->kernelExecTimeoutEnabled, cudaDevAttrKernelExecTimeout, device);
+  cudaDeviceGetAttribute(&to->computeMode, cudaDevAttrComputeMode, device);
+  return error;
+}
+#define cudaDeviceProp ece408_grade_properties
+
 // Since Volta a shuffle or a vote names its lanes; before, it meant the whole warp. Functions where
 // they can be: NVIDIA's own library has classes called __any and __all.
 #define ECE408_GRADE_WARP_ 0xffffffffu

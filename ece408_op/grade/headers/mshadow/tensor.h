@@ -53,6 +53,11 @@ struct gpu {
   static const int kDevMask = 1 << 1;
 };
 
+namespace cuda {
+const int kMemUnitBits = 5, kMemUnit = 1 << kMemUnitBits, kMaxThreadsPerBlock = 1024, kMaxGridNum = 65535;
+const int kBaseThreadBits = 8, kBaseThreadNum = 1 << kBaseThreadBits, kBaseGridNum = 1024, kMaxGridDim = 65535;
+}  // namespace cuda
+
 template <int dimension>
 struct Shape {
   static const int kDimension = dimension;

@@ -1,0 +1,85 @@
+"""Which files belong to a submission: its source, what that includes beside it, and MXNet's headers that it names."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+#: Bytes and files of one submission, at most.
+_MOST_BYTES = 8 << 20
+_MOST_FILES = 200
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE)
+_MISSING = re.compile(r"fatal error: (\S+): No such file or directory|could not open source file \"([^\"]+)\"")
+#: What was found in MXNet's own tree, where the course's file lay: its headers, and those beside its operators.
+_OF_MXNET = re.compile(r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+")
+#: How far up such a path may begin.
+_LEVELS = 4
+
+
+def copy(source: Path, to: Path) -> None:
+    """Copy the source and, at their places, the files of its folder that it includes or, in Python, names.
+
+    Without links, and up to a size; neighbours that nobody includes stay behind: in a class they are others' work.
+    """
+    root, waiting, done, left = source.parent, [source.name], set[str](), _MOST_BYTES
+    while waiting and len(done) < _MOST_FILES:
+        name = waiting.pop()
+        path = root / name
+        if name in done or not path.is_file() or (path.is_symlink() and path != source):
+            continue
+        content = path.read_bytes()
+        left -= len(content)
+        if left < 0:
+            return
+        done.add(name)
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to / name)
+        (to / name).chmod(0o644)
+        waiting += _named(root, content) if source.suffix == ".py" else _within(root, path.parent, content)
+
+
+def text(folder: Path) -> str:
+    """All that was copied, as one text."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+
+
+def lend_missing(errors: str, stubs: Path) -> bool:
+    """Give an empty header for the first missing one that MXNet's tree had; whether there was one to give."""
+    found = _MISSING.search(errors)
+    name = (found.group(1) or found.group(2)) if found else ""
+    if not _OF_MXNET.match(name):
+        return False
+    rest = re.sub(r"^(\./|\.\./)+", "", name)
+    target = stubs / rest
+    if ".." in Path(rest).parts or Path(rest).is_absolute() or target.exists():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("#include <mxnet/base.h>\n", encoding="utf-8")
+    return True
+
+
+def stub_folders(stubs: Path) -> list[Path]:
+    """Folders to look in, made where they are not: from the n-th, a path that begins with n ``../`` leads home."""
+    folders = [stubs.joinpath(*["down"] * level) for level in range(_LEVELS)]
+    folders[-1].mkdir(parents=True, exist_ok=True)
+    return folders
+
+
+def _named(root: Path, content: bytes) -> list[str]:
+    """The names of the files in the root that a Python file's text holds: kernels' sources lie beside it."""
+    return [path.name for path in root.iterdir() if path.is_file() and path.name.encode() in content]
+
+
+def _within(root: Path, folder: Path, content: bytes) -> list[str]:
+    """The names, from the root, of what a file in that folder includes by quotes and that lies within the root."""
+    names = []
+    for raw in _INCLUDE.findall(content):
+        path = Path(folder / raw.decode("utf-8", errors="replace"))
+        try:
+            names.append(str(path.resolve().relative_to(root.resolve())))
+        except (ValueError, OSError):
+            continue
+    return names
