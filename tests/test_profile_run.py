@@ -94,3 +94,22 @@ def test_without_cupti_one_sentence_says_what_to_install(monkeypatch) -> None:
 )
 def test_symbols_are_written_as_in_the_source(symbol, name) -> None:
     assert gpu.demangled(symbol) == name
+
+
+def test_a_driver_without_cupti_is_told_of_once_and_the_rest_is_recorded() -> None:
+    code = """
+from ece408_op.profile import gpu, session
+gpu.has_driver = lambda: True
+def absent(name):
+    raise ImportError(name)
+gpu.import_module = absent
+watched = session.Session(on_gpu=True)
+import mxnet as mx
+mx.nd.dot(mx.nd.ones((9, 9)), mx.nd.ones((9, 9))).wait_to_read()
+watched.finish()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    (sentence,) = [line for line in done.stderr.splitlines() if "GPU profile" in line]
+    assert "profile13" in sentence
+    assert sentence in done.stdout
+    assert " dot\n" in done.stdout

@@ -115,8 +115,11 @@ def test_figures_fit_and_their_words_can_be_read(browser, page, width) -> None:
 def test_printed_the_folded_tables_are_there_and_nothing_is_cut(browser, page) -> None:
     view, _ = opened(browser, page, 700, "dark")
     view.emulate_media(media="print")
-    folded = "document.querySelector('details table').getBoundingClientRect().height"
-    assert view.evaluate(folded) > 20
+    shown = "document.querySelector('details table').checkVisibility()"
+    assert view.evaluate(shown)
+    view.emulate_media(media="screen")
+    assert not view.evaluate(shown)
+    view.emulate_media(media="print")
     assert view.evaluate("document.documentElement.scrollWidth") <= 700
     assert view.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     view.close()

@@ -255,3 +255,12 @@ def test_a_row_of_another_length_is_an_error() -> None:
 def test_runs_of_others_in_the_folder_are_not_looked_at(kept) -> None:
     runs = Runs(jobs.plan(asked(sizes=[100])), kept)
     assert runs.result("m1-ece408-high-10000") is None
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch) -> None:
+    def absent(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(render, "import_module", absent)
+    with pytest.raises(render.DeviceError, match=r"expected jinja2 .*pip install 'ece408-op\[report\]'"):
+        render.check()
