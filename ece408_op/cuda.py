@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DeviceError
-from .launch import SHARED_BYTES, Chip, CopyToConstant, Plan, Step
+from .launch import SHARED_BYTES, Chip, CopyToConstant, Launch, Plan, Step
 from .mxnet_import import load_libraries
 
 #: The run-time compiler, which CuPy looks up by name: a machine with only a driver has it from a wheel.
@@ -178,6 +178,38 @@ def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any
                 binary.last_use = main.record()
         else:
             _run(binary, plan, batch, values, main)
+
+
+def bound(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[], None]:
+    """What ``execute`` does on these arrays and the current stream, to be done again and again: worked out once.
+
+    Launches then cost a few microseconds each. The arrays must outlive the call. Programs whose calls share something,
+    memory for constants or scratch, or several streams, are executed as they are.
+    """
+    plan, device = program.plan, arrays["x"].device
+    rounds = plan.rounds(batch)
+    steps = {images: plan.steps(images) for images in {images for _, images in rounds}}
+    launches = [step for some in (plan.before, *steps.values()) for step in some]
+    if plan.scratch or plan.lanes != 1 or any(isinstance(step, CopyToConstant) for step in launches):
+        return lambda: execute(program, batch, arrays, None)
+    with device, reported(program.name):
+        binary = compiled(program, device.id)
+    values = {key: np.uint64(array.data.ptr) for key, array in arrays.items()}
+    ready = []
+    for step, this in [(step, values) for step in plan.before] + [
+        (step, {**values, "first": np.int64(first), "images": np.int32(images)})
+        for first, images in rounds
+        for step in steps[images]
+    ]:
+        assert isinstance(step, Launch), "judged above"
+        args = tuple(this[argument] if isinstance(argument, str) else argument for argument in step.args)
+        ready.append((binary.function(step.entry, step.shared), step.grid, step.block, args, step.shared))
+
+    def launch() -> None:
+        for function, grid, block, args, shared in ready:
+            function(grid, block, args, shared_mem=shared)
+
+    return launch
 
 
 def _run(binary: Binary, plan: Plan, batch: int, values: Mapping[str, Any], main: Any) -> None:

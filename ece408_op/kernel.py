@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Optional, Protocol, Union
+from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 from . import cuda
 from .errors import ProblemError, UnsupportedError
@@ -61,6 +61,17 @@ class RunCpu(Protocol):
         """Fill out on so many threads."""
 
 
+class TanhPool(NamedTuple):
+    """A CPU kernel with tanh and 2 x 2 maxima behind it.
+
+    ``run(problem, x, w, out, threads, full)`` fills out, shape (B, M, (OH + full) // 2, (OW + full) // 2); the rest is
+    as in CpuKernel, and ``prepare(problem, full)`` compiles.
+    """
+
+    run: Callable[[ConvProblem, Any, Any, Any, int, bool], None]
+    prepare: Callable[[ConvProblem, bool], None]
+
+
 @dataclass(frozen=True)
 class CpuKernel:
     """A convolution on NumPy arrays.
@@ -68,7 +79,7 @@ class CpuKernel:
     ``run(problem, x, w, out, threads)`` fills out, shape (B, M, OH, OW), from x, shape (B, C, H, W),
     and w, shape (M, C, K, K); all are C-contiguous float32, aligned to 4 bytes, and B is at least 1.
     It is called from several threads at once. ``prepare(problem, out)`` does beforehand what a layer
-    needs once: it compiles.
+    needs once: it compiles. ``tanh_pool`` is the same with what often follows, where the kernel can.
     """
 
     name: str
@@ -78,6 +89,7 @@ class CpuKernel:
     reasons: Reasons = supports_all
     device: str = "cpu"
     precision: str = "float32"
+    tanh_pool: Optional[TanhPool] = None
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
         """Every reason why this kernel cannot take the problem; empty when it can."""
@@ -132,6 +144,20 @@ class CudaKernel:
         default the current one of that GPU. Raises ProblemError for other arrays, UnsupportedError with every
         reason, and DeviceError where compiling or launching fails.
         """
+        self._check(problem, x, w, out)
+        if problem.batch:
+            cuda.execute(self._program(problem, x, w, out), problem.batch, {"x": x, "w": w, "y": out}, stream)
+
+    def bind(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
+        """``run`` on these arrays, B at least 1, and CuPy's current stream, again and again: see ``cuda.bound``."""
+        self._check(problem, x, w, out)
+        return cuda.bound(self._program(problem, x, w, out), problem.batch, {"x": x, "w": w, "y": out})
+
+    def _program(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> cuda.Program:
+        aligned = cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr)
+        return _prepared(self, problem, cuda.chip(x.device.id), aligned)
+
+    def _check(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> None:
         arrays = {"x": x, "w": w, "y": out}
         shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
         for key, array in arrays.items():
@@ -142,10 +168,6 @@ class CudaKernel:
                 )
             if array.device.id != x.device.id:
                 raise ProblemError(f"{self.name}: expected x, w and y on one GPU, got {x.device} and {array.device}")
-        if problem.batch == 0:
-            return
-        aligned = cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr)
-        cuda.execute(_prepared(self, problem, cuda.chip(x.device.id), aligned), problem.batch, arrays, stream)
 
 
 Kernel = Union[CpuKernel, CudaKernel]
@@ -175,6 +197,7 @@ __all__: tuple[str, ...] = (
     "Kernel",
     "Reasons",
     "RunCpu",
+    "TanhPool",
     "float32_bound",
     "reduced_bound",
     "supports_all",

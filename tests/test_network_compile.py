@@ -8,7 +8,7 @@ import nvrtc
 import pytest
 from cuda_layers import ARCHITECTURES
 
-from ece408_op.network import dense, passes
+from ece408_op.network import dense, passes, split
 from ece408_op.network.layers import FullyConnected
 from ece408_op.network.pooling import Pooling
 
@@ -21,7 +21,6 @@ def programs(monkeypatch):
     monkeypatch.setattr(dense, "blas", lambda device: None)
     course = Pooling("max", (2, 2), (2, 2), (0, 0), False, False, True)
     other = Pooling("avg", (3, 2), (2, 1), (1, 1), True, False, False)
-    split = dense.Split(FullyConnected(500, True, True), 10000, 7200, "tanh", 0)
     return [
         passes.pool(course, (10, 50, 24, 24), (10, 50, 12, 12), "tanh").program,
         passes.pool(other, (10, 5, 25, 24), (10, 5, 13, 25), None).program,
@@ -32,9 +31,14 @@ def programs(monkeypatch):
         passes.border((1, 2), (2, 3, 4, 5)).program,
         passes.softmax(100, 10, 1.0, False).program,
         passes.softmax(100, 1000, 2.0, True).program,
-        split.programs[0],
-        split.programs[-1],
     ]
+
+
+def hopper(monkeypatch):
+    monkeypatch.setattr(dense, "blas", lambda device: None)
+    sizes = ((500, 7200, "tanh"), (65, 1030, None), (160, 17496, "relu"))
+    layers = [split.Split(FullyConnected(n, act != "relu", True), 10000, k, act, 0) for n, k, act in sizes]
+    return [program for layer in layers for program in layer.programs]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -44,9 +48,18 @@ def test_it_compiles_and_spills_nothing(architecture, monkeypatch):
         assert (report.stack_bytes, report.spill_bytes) == (0, 0), (program.name, report)
 
 
+def test_the_split_product_compiles_for_hopper(monkeypatch):
+    for program in hopper(monkeypatch):
+        (report,) = nvrtc.compile_text(program.text, 90, program.options).values()
+        assert (report.stack_bytes, report.spill_bytes) == (0, 0), (program.name, report)
+        (launch,) = program.plan.steps(1)
+        assert launch.shared <= 227 * 1024
+        assert report.registers * launch.block[0] <= 65536
+
+
 def test_launches_name_the_kernels_parameters(monkeypatch):
     """As many arguments as the .cu file's function has parameters."""
-    for program in programs(monkeypatch):
+    for program in (*programs(monkeypatch), *hopper(monkeypatch)):
         (launch,) = program.plan.steps(1)
         (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.text)
         assert len(launch.args) == len(parameters.split(",")), launch.entry

@@ -9,5 +9,6 @@ operators.py     the table of operators, one record each; settings.py reads thei
 fuse.py          activations joined to what feeds them, and moved behind a maximum
 plan.py          shapes, and where each value lies in memory
 run.py           the plan at work on arrays of any library
-gpu.py           what computes a node on the GPU: our kernels, cuBLAS (dense.py), cuDNN (cudnn.py)
+gpu.py           what computes a node on the GPU: our kernels (passes.py, split.py), cuBLAS (dense.py),
+                     cuDNN (cudnn.py)
 """

@@ -5,6 +5,7 @@ float32 throughout: engines that use tensor cores would round the factors to TF3
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -78,12 +79,17 @@ class CudnnConvolution:
         self._graph = graph
         self.scratch: int = graph.get_workspace_size()
 
-    def run(self, x: Any, w: Any, out: Any, scratch: Any) -> None:
-        """Put the convolution on the current stream."""
-        package = library()
-        package.set_stream(handle=self._handle, stream=cuda.cupy().cuda.get_current_stream().ptr)
+    def bind(self, x: Any, w: Any, out: Any, scratch: Any) -> Callable[[], None]:
+        """What puts the convolution on the current stream."""
+        package, current = library(), cuda.cupy().cuda.get_current_stream
         pointers = {self._x: x.data.ptr, self._w: w.data.ptr, self._y: out.data.ptr}
-        self._graph.execute(pointers, 0 if scratch is None else scratch.data.ptr, handle=self._handle)
+        beside = 0 if scratch is None else scratch.data.ptr
+
+        def fill() -> None:
+            package.set_stream(handle=self._handle, stream=current().ptr)
+            self._graph.execute(pointers, beside, handle=self._handle)
+
+        return fill
 
 
 def _strides(shape: Shape) -> list[int]:

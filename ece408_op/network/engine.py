@@ -11,7 +11,7 @@ import atexit
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -37,9 +37,13 @@ ROUND_BYTES, MOST_ROUNDS = 4 << 20, 8
 _SHARE = 0.8
 #: Below this many bytes the caller copies alone.
 _WORTH_THREADS = 1 << 20
-_COMPARED_BYTES = 4 << 20
+_LEAST_PIECE, _COMPARED_BYTES = 1 << 20, 4 << 20
 _KEPT_PLANS, _KEPT_ENGINES = 3, 4
 _TO_DEVICE, _TO_HOST = 1, 2
+
+
+#: What computes the network, in order, and its outputs.
+_Bound = tuple[list[Callable[[], None]], list[Any]]
 
 
 class _Plan:
@@ -53,6 +57,24 @@ class _Plan:
         self.block = cp.cuda.alloc(max(1, self.program.plan.bytes))
         self.data = [[cp.zeros(every[v.value], np.float32) for v in network.data] for _ in range(RING)]
         self.outputs = [[cp.empty(every[v], np.float32) for _, v in network.outputs] for _ in range(RING)]
+        self._bound: dict[tuple[int, ...], _Bound] = {}
+
+    def prepare(self, parameters: dict[int, Any]) -> None:
+        """Take new parameters, by value number."""
+        self.program.prepare(parameters)
+        self._bound.clear()
+
+    def run(self, given: dict[int, Any], data: Sequence[Any]) -> list[Any]:
+        """Put the network's work on the current stream; its outputs, which the next run overwrites."""
+        key = tuple(array.data.ptr for array in data)
+        if key not in self._bound:
+            if len(self._bound) > RING:
+                self._bound.clear()
+            self._bound[key] = self.program.bind(given, self.view)
+        calls, outputs = self._bound[key]
+        for call in calls:
+            call()
+        return outputs
 
     def view(self, offset: int, shape: Shape) -> Any:
         """The array of that shape in the block."""
@@ -100,7 +122,7 @@ class Engine:
             if parameters:
                 self._send(parameters)
             _, held = self._planned([array.shape for array in data], at_once=True)
-            return held.program.run(self._given(data), held.view)
+            return held.run(self._given(data), data)
 
     def _given(self, data: Sequence[Any]) -> dict[int, Any]:
         return {**self._there, **{v.value: array for v, array in zip(self.network.data, data)}}
@@ -112,7 +134,7 @@ class Engine:
             self._sent = [array.copy() for array in parameters]
             self._there = {v.value: cp.asarray(array) for v, array in zip(self.network.parameters, self._sent)}
             for _, held in self._plans.values():
-                held.program.prepare(self._there)
+                held.prepare(self._there)
         cuda.wait("network", self.gpu.stream)
 
     def _planned(self, shapes: Sequence[Shape], at_once: bool = False) -> tuple[int, _Plan]:
@@ -164,8 +186,8 @@ class Engine:
         batch = next(iter(shapes.values()))[0]
         with self.gpu.stream:
             held = _Plan(self, None if images == batch else images, shapes)
-            held.program.prepare(self._there)
-            held.program.run(self._given(held.data[0]), held.view)
+            held.prepare(self._there)
+            held.run(self._given(held.data[0]), held.data[0])
         cuda.wait("network", self.gpu.stream)
         for node, step in zip(self.network.nodes, held.program.steps):
             timing(node, step, held.program.plan.shapes[node.inputs[0]])
@@ -191,7 +213,9 @@ class Engine:
         rounds = rounds_of(len(data[0]), images) if images < len(data[0]) else [Round(0, 1, 0, 0)]
         if len(rounds) == 1:
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        most = SLOT_BYTES // ITEM_BYTES
+        # Pieces small enough that all threads have one of each round.
+        share = rounds[0].images * sum(array[0].nbytes for array in data) // threads
+        most = min(SLOT_BYTES, max(_LEAST_PIECE, share)) // ITEM_BYTES
         Pipeline(_Work(self, held), rounds, data, outputs, most, checks).run(threads)
         return differ.is_set()
 
@@ -227,9 +251,8 @@ class _Work:
     def compute(self, this: Round) -> Any:
         gpu, held = self._gpu, self._held
         with gpu.device, gpu.stream, gpu.gate.held(gpu.stream, held.data[0][0]):
-            for source, target in zip(
-                held.program.run(self._engine._given(held.data[this.ring]), held.view), held.outputs[this.ring]
-            ):
+            data = held.data[this.ring]
+            for source, target in zip(held.run(self._engine._given(data), data), held.outputs[this.ring]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
 

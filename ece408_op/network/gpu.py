@@ -12,19 +12,22 @@ from ..kernel import CudaKernel
 from ..launch import Chip
 from ..problem import ITEM_BYTES, ConvProblem
 from . import cudnn, passes
-from .dense import Connected, GpuArrays, Split, blas, worth_splitting
+from .dense import Connected, GpuArrays, blas
 from .graph import Node
 from .kinds import Shape, size
 from .layers import BATCH_NORM, CONVOLUTION, FULLY_CONNECTED, NEW, Convolution
 from .pooling import POOLING
 from .run import Plain, Step
 from .shaping import LOG_SOFTMAX, SOFTMAX, SOFTMAX_OUTPUT
+from .split import Split, worth_splitting
 
 CUDNN = "cudnn"
 
 #: Layers of so many products for an output pixel and channel, and fewer, our kernels win on with a border copied on.
 _BORDER_CHANNELS = 16
 
+#: From x, w, output and scratch to what convolves them.
+Bind = Callable[[Any, Any, Any, Any], Callable[[], None]]
 Make = Callable[["Chooser", Node, Sequence[Shape], Shape], Optional[Step]]
 
 
@@ -50,8 +53,8 @@ class _Convolution:
     intervals: the events around each run's convolution alone, until they are asked for.
     """
 
-    def __init__(self, node: Node, output: Shape, run: Callable[..., None], name: str, scratch: int) -> None:
-        self._run, self.name, self.scratch = run, name, scratch
+    def __init__(self, node: Node, output: Shape, make: Bind, name: str, scratch: int) -> None:
+        self._make, self.name, self.scratch = make, name, scratch
         self._bias = node.settings.bias
         self._shift: Any = None
         self._after = None
@@ -66,17 +69,24 @@ class _Convolution:
         if self._after is not None and not self._bias:
             self._shift = cuda.cupy().zeros(self._filters, "f")
 
-    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
-        """Fill the output."""
-        event = cuda.cupy().cuda.Event
-        start, end = event(), event()
-        start.record()
-        self._run(inputs[0], inputs[1], out, scratch)
-        end.record()
-        self.intervals.append((start, end))
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Callable[[], None]:
+        """The convolution between two events, and what follows it."""
+        convolve, after = self._make(inputs[0], inputs[1], out, scratch), None
         if self._after is not None:
             shift = inputs[2] if self._bias else self._shift
-            self._after.run(x=out, scale=shift, shift=shift, y=out)
+            after = self._after.bind(x=out, scale=shift, shift=shift, y=out)
+        event = cuda.cupy().cuda.Event
+
+        def fill() -> None:
+            start, end = event(), event()
+            start.record()
+            convolve()
+            end.record()
+            self.intervals.append((start, end))
+            if after is not None:
+                after()
+
+        return fill
 
 
 def problem_of(settings: Convolution, x: Shape, pad: tuple[int, int] = (0, 0)) -> ConvProblem | None:
@@ -105,7 +115,7 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
     problem = problem_of(settings, x)
     kernel = None if settings.kernel == (1, 1) and impl == dispatch.AUTO else _ours(chooser, problem, impl)
     if kernel is not None and problem is not None:
-        return _Convolution(node, output, _kernel_run(kernel, problem), kernel.name, 0)
+        return _Convolution(node, output, _kernel(kernel, problem), kernel.name, 0)
     if chooser.impl == CUDNN:
         return _cudnn(chooser, node, inputs, output)
     if settings.kernel == settings.stride == (1, 1) and settings.pad == (0, 0) and settings.groups == 1:
@@ -116,7 +126,7 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
         if kernel is not None and bordered is not None:
             border = passes.border(settings.pad, x)
             count = size(bordered.x_shape) * ITEM_BYTES
-            return _Convolution(node, output, _bordered_run(kernel, bordered, border), kernel.name, count)
+            return _Convolution(node, output, _bordered(kernel, bordered, border), kernel.name, count)
     return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
 
 
@@ -125,47 +135,45 @@ def _is_gpu(impl: str) -> bool:
     return impl in dispatch.names("gpu")
 
 
-def _kernel_run(kernel: CudaKernel, problem: ConvProblem) -> Callable[..., None]:
-    return lambda x, w, out, scratch: kernel.run(problem, x, w, out)
+def _kernel(kernel: CudaKernel, problem: ConvProblem) -> Bind:
+    return lambda x, w, out, scratch: kernel.bind(problem, x, w, out)
 
 
-def _bordered_run(kernel: CudaKernel, problem: ConvProblem, border: passes.Pass) -> Callable[..., None]:
-    def run(x: Any, w: Any, out: Any, scratch: Any) -> None:
+def _bordered(kernel: CudaKernel, problem: ConvProblem, border: passes.Pass) -> Bind:
+    def bind(x: Any, w: Any, out: Any, scratch: Any) -> Callable[[], None]:
         whole = scratch[: size(problem.x_shape)].reshape(problem.x_shape)
-        border.run(x=x, y=whole)
-        kernel.run(problem, whole, w, out)
+        calls = border.bind(x=x, y=whole), kernel.bind(problem, whole, w, out)
 
-    return run
+        def fill() -> None:
+            for call in calls:
+                call()
+
+        return fill
+
+    return bind
 
 
 def _cudnn(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
     planned = cudnn.CudnnConvolution(node.settings, inputs[0], inputs[1], output, chooser.device)
-    return _Convolution(node, output, planned.run, CUDNN, planned.scratch)
+    return _Convolution(node, output, planned.bind, CUDNN, planned.scratch)
 
 
-def _pointwise(chooser: Chooser, x: Shape, y: Shape) -> Callable[..., None]:
+def _pointwise(chooser: Chooser, x: Shape, y: Shape) -> Bind:
     """A 1 x 1 convolution: for each image, filters (M, C) times pixels (C, H W)."""
     library, pixels = blas(chooser.device), y[2] * y[3]
 
-    def run(x_array: Any, w: Any, out: Any, scratch: Any) -> None:
-        library.multiply(
-            w.data.ptr,
-            x_array.data.ptr,
-            out.data.ptr,
-            (y[1], pixels, x[1]),
-            (x[1], pixels),
-            (0, x[1] * pixels, y[1] * pixels),
-            y[0],
-            transposed=False,
-        )
+    def bind(x_array: Any, w: Any, out: Any, scratch: Any) -> Callable[[], None]:
+        sizes, strides = (y[1], pixels, x[1]), (0, x[1] * pixels, y[1] * pixels)
+        addresses = w.data.ptr, x_array.data.ptr, out.data.ptr
+        return lambda: library.multiply(*addresses, sizes, (x[1], pixels), strides, y[0], transposed=False)
 
-    return run
+    return bind
 
 
 def _connected(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
     products = inputs[1][1]
     rows = size(output) // output[-1]
-    way = Split if chooser.impl != CUDNN and worth_splitting(rows, output[-1], products) else Connected
+    way = Split if chooser.impl != CUDNN and worth_splitting(rows, output[-1], products, chooser.chip) else Connected
     return way(node.settings, rows, products, node.activation, chooser.device)
 
 
@@ -180,9 +188,9 @@ class _Pass:
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Nothing depends on parameters alone."""
 
-    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
-        """Fill the output."""
-        self._launch.run(x=inputs[0], y=out)
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Callable[[], None]:
+        """The launch on these arrays."""
+        return self._launch.bind(x=inputs[0], y=out)
 
 
 class _Norm:
@@ -199,12 +207,11 @@ class _Norm:
         known = all(array is not None for array in inputs[1:])
         self._factors = self._settings.factors(cuda.cupy(), inputs[1:]) if known else None
 
-    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
-        """Fill the output."""
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Callable[[], None]:
+        """The launch on these arrays, or the record's own function where parameters are computed."""
         if self._factors is None:
-            self._plain.run(inputs, out, scratch)
-        else:
-            self._launch.run(x=inputs[0], scale=self._factors[0], shift=self._factors[1], y=out)
+            return self._plain.bind(inputs, out, scratch)
+        return self._launch.bind(x=inputs[0], scale=self._factors[0], shift=self._factors[1], y=out)
 
 
 def _norm(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,9 @@ class Pass:
         plan = Plan(defines={}, images=1, steps=lambda images: (launch,))
         self.program = cuda.Program(entry, text_of("passes.cu", defines, activation), (), plan)
 
-    def run(self, **arrays: Any) -> None:
-        """Put the launch on the current stream."""
-        cuda.execute(self.program, 1, arrays, None)
+    def bind(self, **arrays: Any) -> Callable[[], None]:
+        """What puts the launch on the current stream."""
+        return cuda.bound(self.program, 1, arrays)
 
 
 def pool(settings: Pooling, x: Shape, y: Shape, activation: str | None) -> Pass:

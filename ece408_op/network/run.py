@@ -39,8 +39,11 @@ class Step(Protocol):
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Work out what depends on parameters alone; the inputs that are no parameters are None."""
 
-    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
-        """Fill the output; ``scratch`` is the memory beside as a flat float32 array, None where there is none."""
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Callable[[], None]:
+        """What fills the output from these arrays, again and again, and what was prepared last.
+
+        scratch: the memory beside as a flat float32 array, None where there is none.
+        """
 
 
 class Plain:
@@ -54,11 +57,15 @@ class Plain:
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Nothing depends on parameters alone."""
 
-    def run(self, inputs: Sequence[Any], out: Any, scratch: Any) -> None:
-        """Fill the output."""
-        self._node.kind.compute(self._arrays, self._node.settings, inputs, out)
-        if self._node.activation:
-            ACTIVATIONS[self._node.activation](self._arrays, out, out)
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Callable[[], None]:
+        """The record's function, on these arrays."""
+
+        def fill() -> None:
+            self._node.kind.compute(self._arrays, self._node.settings, inputs, out)
+            if self._node.activation:
+                ACTIVATIONS[self._node.activation](self._arrays, out, out)
+
+        return fill
 
 
 class Program:
@@ -83,11 +90,13 @@ class Program:
         for step, reads in zip(self.steps, self._reads):
             step.prepare([parameters.get(value) for value in reads])
 
-    def run(self, given: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> list[Any]:
-        """Compute the outputs from the data and parameters, by value number.
+    def bind(
+        self, given: Mapping[int, Any], view: Callable[[int, Shape], Any]
+    ) -> tuple[list[Callable[[], None]], list[Any]]:
+        """What computes the network, to be called in order, and its outputs.
 
-        view: the float32 array of a shape at an offset, in bytes, of the block of ``plan.bytes`` bytes, which the
-        network works in. The outputs lie in it too, until the next run.
+        given: data and parameters by value number. view: the float32 array of a shape at an offset, in bytes, of the
+        block of ``plan.bytes`` bytes, which the network works in. The outputs lie in it too, until the next run.
         """
         values: dict[int, Any] = {}
 
@@ -99,13 +108,14 @@ class Program:
                 )
             return values[number]
 
+        calls = []
         for position, (node, step, reads) in enumerate(zip(self.network.nodes, self.steps, self._reads)):
             if node.kind.view and node.activation is None:
                 continue
             block = self.plan.scratch.get(position)
             scratch = None if block is None else view(block.offset, (ceil_div(step.scratch, ITEM_BYTES),))
-            step.run([value_of(value) for value in reads], value_of(node.output), scratch)
-        return [value_of(value) for _, value in self.network.outputs]
+            calls.append(step.bind([value_of(value) for value in reads], value_of(node.output), scratch))
+        return calls, [value_of(value) for _, value in self.network.outputs]
 
 
 def compute(network: Network, shapes: Mapping[int, Shape], given: Mapping[int, np.ndarray]) -> list[np.ndarray]:
@@ -122,5 +132,8 @@ def compute(network: Network, shapes: Mapping[int, Shape], given: Mapping[int, n
         start = offset // ITEM_BYTES
         return block[start : start + size(shape)].reshape(shape)
 
+    calls, outputs = program.bind(given, view)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        return [output.copy() for output in program.run(given, view)]
+        for call in calls:
+            call()
+    return [output.copy() for output in outputs]
