@@ -51,7 +51,7 @@ def asked(**changed) -> Asked:
 def keep(folder: Path, name: str, result) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(name, (), shown=f"python {name}")
-    runner.write(folder / f"{name}.json", {**runner._run(job, runner.DONE, ""), "result": result})
+    runner.write(folder / f"{name}.json", runner.record(job, runner.DONE, result=result))
 
 
 def milestone(seconds: list[float], kernel: str = "direct", **more):
@@ -185,7 +185,7 @@ def test_without_runs_there_are_no_figures_but_the_published_ones(tmp_path) -> N
 
 def test_what_could_not_run_is_listed_with_its_reason(kept) -> None:
     job = next(job for job in jobs.plan(asked()) if job.name == "m1-ece408-high-100-gpu")
-    runner.write(kept / f"{job.name}.json", runner._run(job, runner.CANNOT, "no\nGPU here"))
+    runner.write(kept / f"{job.name}.json", runner.record(job, runner.CANNOT, "no\nGPU here"))
     listed = {reason: commands for reason, _, commands in rows_of(_contents(kept), "Runs without a result")}
     assert listed["no GPU here"] == "python m1.py ece408-high 100 --context gpu"
 
@@ -200,7 +200,7 @@ def test_page_and_markdown_have_the_same_and_need_nothing_else(kept, tmp_path) -
     page, markdown = (path.read_text() for path in paths)
     for table in tables(_contents(kept)).values():
         for cells in table.rows:
-            assert "| " + " | ".join(map(render._cell, cells)) + " |" in markdown
+            assert "| " + " | ".join(map(render.cell, cells)) + " |" in markdown
     assert "&lt;b&gt;CPU&lt;/b&gt;" in page
     assert "<b>CPU" not in page
     assert "<b>CPU" not in markdown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ece408_op.models import shapes
 
@@ -58,15 +59,17 @@ def plan(asked: Asked) -> list[Job]:
     return jobs
 
 
-def layers(network: str) -> list[Layer]:
+@cache
+def layers(network: str) -> tuple[Layer, ...]:
     """(C, H, W, M, K) of a network's convolutions, in order."""
-    return [(*layer.x[1:], layer.w[0], layer.w[2]) for layer in shapes.info(network).convolutions]  # type: ignore[misc]
+    found = shapes.info(network).convolutions
+    return tuple((layer.x[1], layer.x[2], layer.x[3], layer.w[0], layer.w[2]) for layer in found)
 
 
 def first_with_its_layers(networks: Sequence[str]) -> dict[str, str]:
     """For each network the first one whose convolutions have the same shapes: kernels are timed on that one alone."""
     seen: dict[tuple[Layer, ...], str] = {}
-    return {network: seen.setdefault(tuple(layers(network)), network) for network in networks}
+    return {network: seen.setdefault(layers(network), network) for network in networks if layers(network)}
 
 
 def _milestones(asked: Asked, network: str, size: int) -> Iterator[Job]:

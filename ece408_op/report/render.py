@@ -70,7 +70,7 @@ def page(sections: Sequence[Section], template: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(kind=lambda block: type(block).__name__, cell=_cell)
+    environment.filters.update(kind=lambda block: type(block).__name__, cell=cell)
     # The figures are this program's own SVG; names in them come from the list of kernels.
     environment.filters["svg"] = import_module("markupsafe").Markup
     return str(environment.get_template(template).render(title=TITLE, sections=sections, figures=FIGURES))
@@ -95,7 +95,7 @@ def _drop_empty(section: Section) -> None:
         section.blocks.append(document.Text("No run gave a figure for this; see the end."))
 
 
-def _cell(words: Any) -> str:
+def cell(words: Any) -> str:
     """A cell of a Markdown table."""
     return str(words).replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 

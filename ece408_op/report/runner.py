@@ -49,7 +49,7 @@ def make(jobs: Sequence[Job], folder: Path, limit: float) -> None:
             if kept is not None and kept["status"] == DONE and kept["command"] == job.shown:
                 continue
             reason = machine["cannot"].get(job.needs)
-            run = start(job, limit) if reason is None else _run(job, CANNOT, reason)
+            run = start(job, limit) if reason is None else record(job, CANNOT, reason)
             write(folder / f"{job.name}.json", run)
 
 
@@ -72,17 +72,17 @@ def start(job: Job, limit: float) -> Run:
             _, words = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             _end(process)
-            return _run(job, FAILED, f"stopped after {limit:g} s", time.perf_counter() - began)
+            return record(job, FAILED, f"stopped after {limit:g} s", time.perf_counter() - began)
         except BaseException:
             _end(process)
             raise
         seconds = time.perf_counter() - began
         last = words.strip()[-_LAST:] or f"exit code {process.returncode}"
         if process.returncode == _EXIT_CANNOT:
-            return _run(job, CANNOT, last.splitlines()[-1], seconds)
+            return record(job, CANNOT, last.splitlines()[-1], seconds)
         if process.returncode or not result.is_file():
-            return _run(job, FAILED, last, seconds)
-        return _run(job, DONE, "", seconds, json.loads(result.read_text(encoding="utf-8")))
+            return record(job, FAILED, last, seconds)
+        return record(job, DONE, "", seconds, json.loads(result.read_text(encoding="utf-8")))
 
 
 def read(path: Path) -> Run | None:
@@ -120,7 +120,8 @@ def _machine(job: Job, folder: Path, limit: float) -> dict[str, Any]:
     return found
 
 
-def _run(job: Job, status: str, reason: str, seconds: float = 0.0, result: Any = None) -> Run:
+def record(job: Job, status: str, reason: str = "", seconds: float = 0.0, result: Any = None) -> Run:
+    """A run as it is kept; seconds: what it took, the start of Python included."""
     return {
         "version": VERSION,
         "name": job.name,
