@@ -10,9 +10,13 @@ from typing import Any
 from . import dispatch
 from .errors import ProblemError
 
-KNOWN = ("kernel", "num_filter", "impl", "device", "precision")
+KNOWN = ("kernel", "num_filter", "impl", "device", "precision", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = ("float32",)
+#: What is done to the convolution in the same pass: tanh of the largest of 2 x 2, two apart, as MXNet's Pooling with
+#: the convention "valid" or "full" has them.
+FULL = "tanh_pool_full"
+FUSES = ("tanh_pool", FULL)
 
 #: The attribute that carries the layer's name to the operator, which MXNet itself does not tell it.
 LAYER = "__layer__"
@@ -22,7 +26,8 @@ LAYER = "__layer__"
 class Attributes:
     """kernel: rows and columns of a filter; num_filter: filters; impl: a kernel's name or "auto";
 
-    device: "cpu", "gpu", or None for where the arrays live; layer: the layer's name, or None.
+    device: "cpu", "gpu", or None for where the arrays live; layer: the layer's name, or None; fuse: what else is
+    done, of FUSES, or None.
     """
 
     kernel: int
@@ -31,6 +36,12 @@ class Attributes:
     device: str | None = None
     precision: str = "float32"
     layer: str | None = None
+    fuse: str | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether maxima at odd edges count."""
+        return self.fuse == FULL
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Attributes:
@@ -47,19 +58,25 @@ class Attributes:
         for name in ("kernel", "num_filter"):
             if given.get(name) is None:
                 raise ProblemError(f"{name}: expected a value, got none; New needs kernel=(K, K) and num_filter=M")
+        device = _one_of("device", given["device"], DEVICES) if _is_given(given.get("device")) else None
+        fuse = _one_of("fuse", given["fuse"], FUSES) if _is_given(given.get("fuse")) else None
+        if fuse and device == "gpu":
+            raise ProblemError("fuse: expected device cpu, where there is such a kernel, got gpu")
         return cls(
             kernel=_kernel(given["kernel"]),
             num_filter=_num_filter(given["num_filter"]),
             impl=_one_of("impl", given.get("impl", dispatch.AUTO), (dispatch.AUTO, *dispatch.names())),
-            device=_one_of("device", given["device"], DEVICES) if _is_given(given.get("device")) else None,
+            device=device,
             precision=_one_of("precision", given.get("precision", "float32"), PRECISIONS),
             layer=given.get(LAYER),
+            fuse=fuse,
         )
 
     def as_text(self) -> dict[str, str]:
         """The attributes as MXNet keeps them, those with their default value left out."""
         text = {"kernel": f"({self.kernel}, {self.kernel})", "num_filter": str(self.num_filter)}
-        optional = {"impl": self.impl, "device": self.device, "precision": self.precision, LAYER: self.layer}
+        optional = {"impl": self.impl, "device": self.device, "precision": self.precision, "fuse": self.fuse}
+        optional[LAYER] = self.layer
         defaults = {"impl": dispatch.AUTO, "precision": "float32"}
         return {**text, **{key: value for key, value in optional.items() if value not in (None, defaults.get(key))}}
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Union
 import mxnet as mx
 import numpy as np
 
-from . import graph_json, graph_nodes, graph_params, graph_replace
+from . import graph_fuse, graph_json, graph_nodes, graph_params, graph_replace
 from .attributes import Attributes
 from .data.atomic import replacing
-from .errors import GraphError
+from .errors import GraphError, ProblemError
 from .plain_layout import CURED
 
 Arrays = dict[str, Any]
@@ -46,22 +46,32 @@ class Replaced(NamedTuple):
 
 
 def load_checkpoint(
-    prefix: Prefix, epoch: int, *, impl: str = "auto", device: str | None = None, precision: str = "float32"
+    prefix: Prefix,
+    epoch: int,
+    *,
+    impl: str = "auto",
+    device: str | None = None,
+    precision: str = "float32",
+    fuse: bool = False,
 ) -> tuple[Any, Arrays, Arrays]:
     """The network in PREFIX-symbol.json and PREFIX-EPOCH.params: (symbol, arg_params, aux_params).
 
     As mx.model.load_checkpoint, and original files with ``New`` nodes in them too, in any spelling
     that MXNet ever wrote. impl, device, precision: for every ``New``, as in ``ece408_op.New``; where
-    left at their defaults, what the file says holds. The arrays are on mx.cpu(), of the file's types.
+    left at their defaults, what the file says holds. fuse: a ``New``, the tanh of it and the 2 x 2 maxima
+    of that become one node, called as the last of them, where nothing else reads what is between; on
+    the CPU only. The arrays are on mx.cpu(), of the file's types.
 
     Raises GraphError, naming file and node, for a file that is missing, broken or damaged or whose
     weights do not fit the symbol, and ProblemError for an impl, device or precision that is unknown.
     """
-    options = _options(impl, device, precision)
+    options = _options(impl, device, precision, fuse)
     symbol_file, params_file = _files(prefix, epoch)
     where = str(symbol_file)
     graph = graph_json.parse(_text(symbol_file), where)
     graph_nodes.to_custom(graph, where, options.as_text(), CURED)
+    if fuse:
+        graph = graph_fuse.fused(graph)
     symbol = _symbol(graph, where)
     arg_params, aux_params = _load_params(params_file)
     shapes = {name: array.shape for name, array in arg_params.items()}
@@ -103,6 +113,7 @@ def replace_convolution(
     impl: str = "auto",
     device: str | None = None,
     precision: str = "float32",
+    fuse: bool = False,
 ) -> Replaced:
     """The same network with ``New`` in the place of every Convolution that it supports.
 
@@ -111,12 +122,13 @@ def replace_convolution(
     that is there. A weight that only replaced nodes use is renamed with the first of them
     (new0_weight) and arg_params, a new dictionary, has its value by that name; a weight that something
     else uses too, or that is an output, keeps its name. Nothing else changes, the caller's objects
-    neither. impl, device, precision: for the new nodes, as in ``ece408_op.New``.
+    neither. impl, device, precision: for the new nodes, as in ``ece408_op.New``. fuse: as in load_checkpoint, for every
+    ``New``.
 
     Raises GraphError where a weight's shape is not its layer's or the symbol has no JSON, and
     ProblemError for an impl, device or precision that is unknown.
     """
-    options = _options(impl, device, precision).attributes
+    options = _options(impl, device, precision, fuse).attributes
     graph = _graph(symbol)
     internals = symbol.get_internals()
     taken = {*internals.list_outputs(), *(arg_params or {})}
@@ -124,7 +136,7 @@ def replace_convolution(
     graph_nodes.check_weights(graph, shapes, _SYMBOL, required=False)
     result = graph_replace.replace(graph, options, _types(internals), taken)
     params = None if arg_params is None else {result.weights.get(k, k): v for k, v in arg_params.items()}
-    new = _symbol(graph, _SYMBOL)
+    new = _symbol(graph_fuse.fused(graph) if fuse else graph, _SYMBOL)
     if isinstance(symbol, mx.sym.np._Symbol):
         new = new.as_np_ndarray()
     return Replaced(new, params, result.replaced, result.left)
@@ -138,8 +150,10 @@ class _Options(NamedTuple):
         return {key: text[key] for key in ("impl", "device", "precision") if key in text}
 
 
-def _options(impl: str, device: str | None, precision: str) -> _Options:
+def _options(impl: str, device: str | None, precision: str, fuse: bool) -> _Options:
     some = {"kernel": (1, 1), "num_filter": 1}
+    if fuse and device == "gpu":
+        raise ProblemError("fuse: expected device cpu, where there is such a kernel, got gpu")
     return _Options(Attributes.parse({**some, "impl": impl, "device": device, "precision": precision}))
 
 

@@ -18,7 +18,7 @@ CUSTOM = "Custom"
 Shapes = Mapping[str, tuple[int, ...]]
 
 #: What MXNet copies from an operator to the variables that it makes for its inputs, beyond the original's.
-_INHERITED = ("op_type", "impl", "device", "precision", LAYER)
+_INHERITED = ("op_type", "impl", "device", "precision", "fuse", LAYER)
 
 
 def is_new(node: Node) -> bool:
@@ -69,12 +69,15 @@ def to_custom(graph: Graph, where: str, options: Mapping[str, str], cured: str) 
 def to_original(graph: Graph, where: str) -> None:
     """Turn every ``Custom`` node of type ``New`` into the original's, in place.
 
-    Of its attributes kernel, num_filter and MXNet's own stay, which the original's reader takes.
+    Of its attributes kernel, num_filter and MXNet's own stay, which the original's reader takes. Raises GraphError
+    for one that does more than convolve.
     """
     for node, parent, label, _ in places(graph, where):
         if not is_new(node):
             continue
         attributes = attributes_of(node, label).as_text()
+        if "fuse" in attributes:
+            raise GraphError(f"{label}: expected {NEW} as original files have it, got fuse {attributes['fuse']!r}")
         own = {key: value for key, value in node["attrs"].items() if is_mxnets_own(key) and key != LAYER}
         node["op"] = NEW
         node["attrs"] = {**own, "kernel": attributes["kernel"], "num_filter": attributes["num_filter"]}

@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from tqdm import tqdm
 
+from .attributes import FULL
 from .graph import load_checkpoint, replace_convolution
 from .models import files, shapes
 from .network.door import gpu_network
@@ -45,12 +46,14 @@ class Verification:
         return self.agreeing == self.compared and bool(np.isfinite(self.largest_difference))
 
 
-def with_operator(network: files.Network, impl: str, device: str, precision: str = "float32") -> Loaded:
-    """The network with every convolution that the operator supports computed by ``New``."""
+def with_operator(
+    network: files.Network, impl: str, device: str, precision: str = "float32", fuse: bool = False
+) -> Loaded:
+    """The network with every convolution that the operator supports computed by ``New``; fuse: see load_checkpoint."""
     symbol, arg_params, aux_params = load_checkpoint(
         network.prefix, network.epoch, impl=impl, device=device, precision=precision
     )
-    replaced = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision)
+    replaced = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision, fuse=fuse)
     return Loaded(replaced.symbol, replaced.arg_params or {}, aux_params)
 
 
@@ -125,11 +128,15 @@ def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
 
 
 def _differences(symbol: Any) -> Any:
-    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input."""
+    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input, with what is fused to both."""
     found = []
     for layer in layers(symbol):
         kernel, filters = layer.attributes["kernel"], layer.attributes["num_filter"]
         own = mx.sym.Convolution(layer.data, layer.weight, kernel=kernel, num_filter=filters, no_bias=True)
+        if "fuse" in layer.attributes:
+            convention = "full" if layer.attributes["fuse"] == FULL else "valid"
+            own = mx.sym.Activation(own, act_type="tanh")
+            own = mx.sym.Pooling(own, kernel=(2, 2), stride=(2, 2), pool_type="max", pooling_convention=convention)
         found.append(mx.sym.max(mx.sym.abs(layer.output - own)))
     return mx.sym.Group(found)
 

@@ -89,7 +89,7 @@ class CpuKernel:
     reasons: Reasons = supports_all
     device: str = "cpu"
     precision: str = "float32"
-    tanh_pool: Optional[TanhPool] = None
+    tanh_pool: TanhPool | None = None
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
         """Every reason why this kernel cannot take the problem; empty when it can."""

@@ -110,7 +110,11 @@ def _parser(milestone: Milestone) -> argparse.ArgumentParser:
         parser.add_argument(
             "--verify", action="store_true", help="compare every layer and prediction with MXNet's Convolution"
         )
-    if milestone.device != "cpu":
+    if milestone.device == "cpu":
+        parser.add_argument(
+            "--fuse", action="store_true", help="compute a convolution, its tanh and 2 x 2 maxima of that in one"
+        )
+    else:
         parser.add_argument(
             "--context",
             choices=["cpu", "gpu"],
@@ -164,7 +168,8 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     every = milestone.device is not None and options.kernel == ALL
     loaded = plain
     if milestone.device is not None:
-        loaded = inference.with_operator(network, dispatch.AUTO if every else options.kernel, milestone.device)
+        impl, fuse = dispatch.AUTO if every else options.kernel, getattr(options, "fuse", False)
+        loaded = inference.with_operator(network, impl, milestone.device, fuse=fuse)
     running = inference.on_gpu(loaded, CUDNN if milestone.device is None else dispatch.AUTO) if whole else loaded
     print(" done", flush=True)
 

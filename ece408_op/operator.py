@@ -57,7 +57,7 @@ class NewProp(mx.operator.CustomOpProp):
                     f"kernel: expected at most the image's {size} {name}, got ({attributes.kernel}, "
                     f"{attributes.kernel}) for data of shape {_text(data)}; use a smaller kernel or larger images"
                 )
-            output.append(_UNKNOWN if size == _UNKNOWN else size - attributes.kernel + 1)
+            output.append(_UNKNOWN if size == _UNKNOWN else _output_size(size, name, attributes))
         return [data, weight], [output], []
 
     @mxnet_errors.keeps_reason(asynchronous=False)
@@ -83,6 +83,8 @@ class NewProp(mx.operator.CustomOpProp):
             )
         if device == "cpu" and home == "gpu":
             raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
+        if attributes.fuse and device == "gpu":
+            raise DeviceError("fuse: expected arrays on the CPU, where there is such a kernel, got the GPU")
         chip = bridge.chip_of(ctx.device_id if home == "gpu" else 0) if device == "gpu" else None
         return NewOp(attributes, home, chip)
 
@@ -118,6 +120,8 @@ class NewOp(mx.operator.CustomOp):
         x, w, y = map(bridge.cpu_view, arrays)
         if isinstance(kernel, CudaKernel):
             return host_context.convolve(kernel, problem, x, w, y, add)
+        if self._attributes.fuse:
+            return cpu_context.tanh_pool(kernel, problem, x, w, y, self._attributes.full, add)
         return cpu_context.convolve(kernel, problem, x, w, y, add)
 
     @mxnet_errors.keeps_reason(asynchronous=True)
@@ -136,6 +140,16 @@ class NewOp(mx.operator.CustomOp):
 def register() -> None:
     """Make ``New`` known to MXNet; once a process."""
     mx.operator.register("New")(NewProp)
+
+
+def _output_size(size: int, name: str, attributes: Attributes) -> int:
+    """Rows or columns of the output, for so many of the image."""
+    convolved = size - attributes.kernel + 1
+    if not attributes.fuse:
+        return convolved
+    if convolved < 2 and not attributes.full:
+        raise ProblemError(f"fuse: expected at least 2 {name} of the convolution to take maxima of, got {convolved}")
+    return (convolved + attributes.full) // 2
 
 
 def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -> tuple[list[int], list[int]]:

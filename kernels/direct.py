@@ -31,15 +31,15 @@ from typing import Any
 import numpy as np
 
 from ece408_op import memory
-from ece408_op.kernel import CpuKernel
+from ece408_op.kernel import CpuKernel, TanhPool
 from ece408_op.llvm import Cpu, compile_function, compiled_once, cpu
 from ece408_op.parallel import share
 from ece408_op.problem import ConvProblem
 
-from . import direct_filters
-from .direct_code import build
+from . import direct_code, direct_filters
 from .direct_filters import FilterPlan, make_filter_plan
 from .direct_plan import Plan, make_plan
+from .tanh_pool import Pooling
 
 #: Bytes of output that a thread fills before it asks for more work; fewer towards the end.
 CHUNK_BYTES = 4 << 20
@@ -49,8 +49,11 @@ STREAMED_BYTES = 32 << 20
 
 
 @compiled_once
-def _compiled(plan: Plan | FilterPlan, target: Cpu, streamed: bool) -> Any:
-    module = build(plan, target, streamed) if isinstance(plan, Plan) else direct_filters.build(plan, target)
+def _compiled(plan: Plan | FilterPlan, target: Cpu, streamed: bool, pooling: Pooling | None = None) -> Any:
+    if isinstance(plan, Plan):
+        module = direct_code.build(plan, target, streamed, pooling)
+    else:
+        module = direct_filters.build(plan, target, pooling)
     return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, target)
 
 
@@ -68,17 +71,26 @@ def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
     return packed
 
 
+def _plan(problem: ConvProblem, target: Cpu) -> Plan | FilterPlan:
+    layer = problem.with_batch(1)
+    plan = make_plan(layer, target.lanes, target.registers, memory.second_level_bytes())
+    if plan.units == 1:  # its tiles are as quick as those with filters in the lanes, or quicker
+        return plan
+    return make_filter_plan(layer, target.lanes, target.registers) or plan
+
+
 def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan | FilterPlan, Any]:
     """The layer's plan, and the compiled function for outputs of that size and alignment."""
     target = cpu()
-    layer = problem.with_batch(1)
-    plan = make_plan(layer, target.lanes, target.registers, memory.second_level_bytes())
-    if plan.units > 1:  # one unit's tiles are as quick, or quicker
-        filter_plan = make_filter_plan(layer, target.lanes, target.registers)
-        if filter_plan is not None:
-            return filter_plan, _compiled(filter_plan, target, False)
-    streamed = plan.whole_lines and out.nbytes >= STREAMED_BYTES and out.ctypes.data % memory.LINE == 0
-    return plan, _compiled(plan, target, streamed)
+    plan = _plan(problem, target)
+    large = out.nbytes >= STREAMED_BYTES and out.ctypes.data % memory.LINE == 0
+    return plan, _compiled(plan, target, large and isinstance(plan, Plan) and plan.whole_lines)
+
+
+def _pooled_layer(problem: ConvProblem, full: bool) -> tuple[Plan | FilterPlan, Pooling, Any]:
+    target = cpu()
+    plan, pooling = _plan(problem, target), Pooling(problem.with_batch(1), full)
+    return plan, pooling, _compiled(plan, target, False, pooling)
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
@@ -86,19 +98,47 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
     _layer(problem, out)
 
 
+def prepare_tanh_pool(problem: ConvProblem, full: bool) -> None:
+    """The same for run_tanh_pool."""
+    _pooled_layer(problem, full)
+
+
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill out, shape (B, M, OH, OW): the images are shared out among the threads, some megabytes at a time."""
     plan, conv = _layer(problem, out)
+    _share(plan, conv, (x, w, out), plan.scratch, threads)
+
+
+def run_tanh_pool(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int, full: bool
+) -> None:
+    """Fill out, shape (B, M, rows, columns), with the tanh of the largest of each 2 x 2 outputs, two apart.
+
+    ``full``: at an odd edge, of those that are there; otherwise an odd last row or column is left out.
+    """
+    plan, pooling, conv = _pooled_layer(problem, full)
+    _share(plan, conv, (x, w, out), plan.scratch + pooling.scratch(cpu().lanes), threads)
+
+
+def _share(plan: Plan | FilterPlan, conv: Any, arrays: tuple[np.ndarray, ...], scratch: int, threads: int) -> None:
+    x, w, out = arrays
+    batch = x.shape[0]
     memory.advise_huge_pages(out)
     packed = pack(plan, w)
     counter = np.zeros(1, np.int64)
-    most = max(1, CHUNK_BYTES // (out.nbytes // problem.batch))
+    most = max(1, CHUNK_BYTES // (out.nbytes // batch))
 
     def work(part: int) -> None:
-        arrays = (x, packed, out, memory.aligned(plan.scratch), counter)
-        conv(*(array.ctypes.data for array in arrays), problem.batch, most, 2 * threads)
+        held = (x, packed, out, memory.aligned(scratch), counter)
+        conv(*(array.ctypes.data for array in held), batch, most, 2 * threads)
 
     share(work, threads, threads)
 
 
-KERNEL = CpuKernel("direct", "tiles of filters x pixels in registers, compiled for the layer", run, prepare)
+KERNEL = CpuKernel(
+    "direct",
+    "tiles of filters x pixels in registers, compiled for the layer",
+    run,
+    prepare,
+    tanh_pool=TanhPool(run_tanh_pool, prepare_tanh_pool),
+)

@@ -25,8 +25,10 @@ from ece408_op.llvm import (
 )
 
 from .direct_images import at_most, new_conv, taken_images
+from .direct_outputs import Outputs
 from .direct_plan import Pieces, Plan
 from .direct_tile import shift_rows, tile
+from .tanh_pool import Pooling
 
 
 def _shift(module: ir.Module, plan: Plan) -> ir.Function:
@@ -56,8 +58,8 @@ class _Unit(NamedTuple):
     done: Any
 
 
-def _unit(b: ir.IRBuilder, plan: Plan, x: Any, y: Any, image: Any, number: Any) -> _Unit:
-    """Unit ``number`` of an image."""
+def _unit(b: ir.IRBuilder, plan: Plan, x: Any, y: Any, number: Any) -> _Unit:
+    """Unit ``number`` of an image, which ``x`` and ``y`` are at the start of."""
     layer = plan.layer
     (size, many), passes = plan.passes[0], plan.pass_count
     band, turn = b.udiv(number, const(passes)), b.urem(number, const(passes))
@@ -65,9 +67,8 @@ def _unit(b: ir.IRBuilder, plan: Plan, x: Any, y: Any, image: Any, number: Any) 
     smaller = b.icmp_signed(">=", turn, const(many))  # by one channel each
     channels = b.select(smaller, const(plan.passes[-1][0]), const(size))
     done = b.sub(offset(b, (turn, size)), b.select(smaller, b.sub(turn, const(many)), const(0)))
-    pixels = offset(b, (image, math.prod(layer.x_shape[1:])), (done, layer.height * layer.width), (row, layer.width))
-    outputs = offset(b, (image, math.prod(layer.y_shape[1:])), (row, layer.output_width))
-    return _Unit(element(b, x, pixels), element(b, y, outputs), channels, done)
+    pixels = offset(b, (done, layer.height * layer.width), (row, layer.width))
+    return _Unit(element(b, x, pixels), element(b, y, offset(b, (row, layer.output_width))), channels, done)
 
 
 def _compute(module: ir.Module, plan: Plan, target: Cpu, streamed: bool) -> ir.Function:
@@ -120,19 +121,23 @@ def each_piece(b: ir.IRBuilder, pieces: Pieces) -> Iterator[tuple[int, Any, Any]
         number += count
 
 
-def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
+def build(plan: Plan, target: Cpu, streamed: bool, pooling: Pooling | None = None) -> ir.Module:
     """The module of one layer, with the function ``conv`` of direct_images.
 
-    ``streamed`` writes y past the caches: y must begin at a cache line then, and plan.whole_lines hold.
+    ``streamed`` writes y past the caches: y must begin at a cache line then, and plan.whole_lines hold. With
+    ``pooling``, y gets the tanh of the maxima; an image's convolution stays behind the plan's own scratch.
     """
     module = ir.Module("direct")
     shift = _shift(module, plan)
     compute = _compute(module, plan, target, streamed)
+    outputs = Outputs(module, plan.layer, target, pooling, plan.scratch)
     conv = new_conv(module)
     b = conv.b
+    x_size = math.prod(plan.layer.x_shape[1:])
 
-    def unit_of(image: Any, number: Any) -> _Unit:
-        return _unit(b, plan, conv.x, conv.y, image, number)
+    def unit_of(image: Any, number: Any, y: Any = None) -> _Unit:
+        x = element(b, conv.x, offset(b, (image, x_size)))
+        return _unit(b, plan, x, conv.y if y is None else y, number)
 
     def before(first: Any) -> list[Any]:
         unit = unit_of(first, const(0))
@@ -140,8 +145,9 @@ def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
         return [conv.scratch, element(b, conv.scratch, plan.copies)]
 
     with taken_images(conv, before) as each:
+        y = outputs.of(conv, each.image)
         with for_range(b, plan.units, each.values) as loop:
-            unit = unit_of(each.image, loop.index)
+            unit = unit_of(each.image, loop.index, y)
             number = b.add(loop.index, const(1))
             last = b.icmp_signed("==", number, const(plan.units))
             after = unit_of(b.select(last, each.following, each.image), b.select(last, const(0), number))
@@ -155,6 +161,7 @@ def build(plan: Plan, target: Cpu, streamed: bool) -> ir.Module:
             b.call(shift, [after.x, to, unit.channels, ahead])  # of a channel more than this unit has
             loop.values = [to, shifted]
         each.values = loop.values
+        outputs.done(conv, each.image)
     if streamed:
         streamed_stores_done(b)
     b.ret_void()

@@ -39,8 +39,10 @@ from ece408_op.problem import ConvProblem
 
 from .direct_code import each_piece
 from .direct_images import at_most, new_conv, taken_images
+from .direct_outputs import Outputs
 from .direct_plan import LINE_FLOATS, SPARE, Pieces, share_out
 from .direct_tile import all_lanes
+from .tanh_pool import Pooling
 
 #: Bytes of sums that are kept [pixel][filter], to stay in the first-level cache or near it.
 STAGE_BYTES = 64 * 1024
@@ -66,8 +68,8 @@ class FilterPlan:
 
     @property
     def scratch(self) -> int:
-        """Floats of scratch for a thread: the sums of the rows at a time."""
-        return self.pixels * self.layer.filters
+        """Floats of scratch for a thread: the sums of the rows at a time; whole cache lines."""
+        return -(-self.pixels * self.layer.filters // LINE_FLOATS) * LINE_FLOATS
 
 
 @cache
@@ -233,19 +235,25 @@ def _rows(module: ir.Module, plan: FilterPlan, target: Cpu) -> ir.Function:
     return b.function
 
 
-def build(plan: FilterPlan, target: Cpu) -> ir.Module:
-    """The module of one layer, with the function ``conv`` of direct_images."""
+def build(plan: FilterPlan, target: Cpu, pooling: Pooling | None = None) -> ir.Module:
+    """The module of one layer, with the function ``conv`` of direct_images; ``pooling`` as in direct_code."""
     layer = plan.layer
     module = ir.Module("direct")
     rows = _rows(module, plan, target)
+    outputs = Outputs(module, layer, target, pooling, plan.scratch)
     conv = new_conv(module)
     b = conv.b
-    x_size, y_size = (math.prod(shape[1:]) for shape in (layer.x_shape, layer.y_shape))
-    with taken_images(conv, lambda first: []) as each, for_range(b, -(-layer.output_height // plan.rows)) as band:
-        row = at_most(b, offset(b, (band.index, plan.rows)), layer.output_height - plan.rows)
-        pixels = offset(b, (each.image, x_size), (row, layer.width))
-        outputs = offset(b, (each.image, y_size), (row, layer.output_width))
-        later = element(b, conv.x, offset(b, (each.following, x_size)))
-        b.call(rows, [element(b, conv.x, pixels), conv.w, element(b, conv.y, outputs), conv.scratch, later, band.index])
+    x_size = math.prod(layer.x_shape[1:])
+    with taken_images(conv, lambda first: []) as each:
+        x, later = (element(b, conv.x, offset(b, (image, x_size))) for image in (each.image, each.following))
+        y = outputs.of(conv, each.image)
+        with for_range(b, -(-layer.output_height // plan.rows)) as band:
+            row = at_most(b, offset(b, (band.index, plan.rows)), layer.output_height - plan.rows)
+            x_row, y_row = (
+                element(b, x, offset(b, (row, layer.width))),
+                element(b, y, offset(b, (row, layer.output_width))),
+            )
+            b.call(rows, [x_row, conv.w, y_row, conv.scratch, later, band.index])
+        outputs.done(conv, each.image)
     b.ret_void()
     return module

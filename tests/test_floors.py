@@ -17,7 +17,7 @@ FLOORS = {
     2: "kernels",
     3: "dispatch check bench sweep call_record bridge plain_layout",
     4: "attributes builder connect cpu_context device_context host_context mxnet_errors operator "
-    "graph graph_json graph_nodes graph_params graph_replace models inference grade profile network report",
+    "graph graph_fuse graph_json graph_nodes graph_params graph_replace models inference grade profile network report",
     5: "bench_contexts bench_network kernel_table milestones __init__",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

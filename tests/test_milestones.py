@@ -57,6 +57,12 @@ def test_m1_and_m2_print_the_courses_lines_and_agree(model, tmp_path):
     assert second["verification"]["agreeing"] == second["size"] == 60
 
 
+def test_fused_layers_give_the_same_predictions():
+    done = run("m2.py", "ece408-2018sp", 60, "--fuse", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 60 of 60" in done.stdout
+
+
 def test_one_number_alone_is_the_size():
     done = run("m2.py", 7, "--impl", "loops")
     assert done.returncode == 0, done.stderr
