@@ -82,7 +82,10 @@ def keep_some(runs: Path) -> Path:
     keep(runs, "m3-ece408-high-10000", milestone([0.0067], "naive"))
     keep(runs, "m4-ece408-high-10000", milestone([0.000384], "strip"))
     rows = [row("strip", 4e-4), row("naive", 0.0067), row("naive_global_sum", 0.041), row("half", 3e-4, "fp16")]
-    rows += [row("odd", None, right=False), {"kernel": "window", "precision": "float32", "reason": "too large"}]
+    rows += [
+        row("odd", None, right=False, reason="worst element [0, 0, 0, 0]"),
+        {"kernel": "window", "precision": "float32", "reason": "too large"},
+    ]
     keep(runs, "kernels-1x28x28x50x5-10000", kernels_run(*rows))
     counted = {"kernel": "strip", "launches": 2, "read": 31e6, "written": 1.1e9, "cache": 1.8e9, "occupancy": 0.5}
     keep(runs, "counters-1x28x28x50x5-10000", {"rows": [counted]})
@@ -124,6 +127,10 @@ def test_figures_are_those_of_the_runs(kept) -> None:
         "odd": ["wrong"],
         "window": ["not supported"],
     }
+    for template in ("page.html.j2", "report.md.j2"):
+        words = render.page(sections, template)
+        assert f"odd, {LAYER}: worst element [0, 0, 0, 0]" in words
+        assert f"window, {LAYER}: too large" in words
 
 
 def test_what_an_optimisation_changed(kept) -> None:

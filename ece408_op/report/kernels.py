@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from ece408_op import bridge, cuda, dispatch, floors, host_context, inference, mxnet_import
 from ece408_op.check import compare
 from ece408_op.data import load_test
@@ -73,8 +75,7 @@ def _on_gpu(array: Any) -> Any:
 
 
 def _rows(kernels: Sequence[CudaKernel], problem: ConvProblem, x: Any, w: Any) -> list[dict[str, Any]]:
-    cupy = cuda.cupy()
-    out = cupy.empty(problem.y_shape, "f")
+    out = cuda.cupy().empty(problem.y_shape, "f")
     rows = []
     for kernel in kernels:
         row: dict[str, Any] = {"kernel": kernel.name, "summary": kernel.summary, "precision": kernel.precision}
@@ -83,15 +84,24 @@ def _rows(kernels: Sequence[CudaKernel], problem: ConvProblem, x: Any, w: Any) -
         if reasons:
             row["reason"] = "; ".join(reasons)
             continue
-        out.fill(cupy.nan)
-        kernel.run(problem, x, w, out)
-        places = sorted({0, problem.batch // 2, problem.batch - 1})
-        check = compare(out[places].get(), x[places].get(), w.get(), kernel)
-        row.update(right=check.passed, error=check.scaled, reason="" if check.passed else str(check))
-        if check.passed:
-            row["seconds"] = _seconds(kernel, problem, (x, w, out))
-        row["launches"] = _launches(kernel, problem, cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr))
+        try:
+            _measure(row, kernel, problem, (x, w, out))
+        except DeviceError as error:
+            row.update(right=False, reason=str(error))
     return rows
+
+
+def _measure(row: dict[str, Any], kernel: CudaKernel, problem: ConvProblem, arrays: tuple[Any, Any, Any]) -> None:
+    """Put into the row whether the kernel is right, what it launches and, of a right one, its time."""
+    x, w, out = arrays
+    out.fill(np.nan)
+    kernel.run(problem, x, w, out)
+    places = sorted({0, problem.batch // 2, problem.batch - 1})
+    check = compare(out[places].get(), x[places].get(), w.get(), kernel)
+    row.update(right=check.passed, error=check.scaled, reason="" if check.passed else str(check))
+    row["launches"] = _launches(kernel, problem, cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr))
+    if check.passed:
+        row["seconds"] = _seconds(kernel, problem, arrays)
 
 
 def _seconds(kernel: CudaKernel, problem: ConvProblem, arrays: tuple[Any, Any, Any]) -> float:

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from . import plots
-from .document import NONE, Block, Section, Table, Text, amount, over, percent, ratio, seconds
+from .document import NONE, Block, Items, Section, Table, Text, amount, over, percent, ratio, seconds
 from .jobs import Asked, Layer, layers
 from .milestones import layer_text, op_times, program, with_profiles
 from .published import LADDERS, Ladder
@@ -110,6 +110,15 @@ def _kernels(runs: Runs, asked: Asked, distinct: list[Layer]) -> Section:
         found = {layer: runs.gpu_rows(layer, size) for layer in distinct}
         if any(found.values()):
             section.blocks.append(_kernel_table(found, size))
+    without = {
+        f"{row['kernel']}, {layer_text(layer)}: {' '.join(row['reason'].split())}": None
+        for size in asked.sizes
+        for layer in distinct
+        for row in runs.gpu_rows(layer, size)
+        if "seconds" not in row
+    }
+    if without:
+        section.blocks += [Text("Without a time:"), Items(list(without))]
     size = max(asked.sizes)
     measured = {layer: layer_run for layer in distinct for layer_run in [runs.gpu_layer(layer, size)] if layer_run}
     facts = runs.machine
