@@ -57,7 +57,7 @@ def keep(folder: Path, name: str, result) -> None:
 def milestone(seconds: list[float], kernel: str = "direct", **more):
     calls = [{"seconds": value, "implementation": kernel} for value in seconds]
     time = {"user": 3.25, "system": 0.5, "real": 2.75}
-    return {"accuracy": 0.9153, "op_times": calls, "time": time, "profile": None, **more}
+    return {"accuracy": 0.9153, "source": "sample", "op_times": calls, "time": time, "profile": None, **more}
 
 
 def row(kernel: str, seconds: float | None, precision: str = "float32", **more):
@@ -128,6 +128,7 @@ def test_figures_are_those_of_the_runs(kept) -> None:
         "window": ["not supported"],
     }
     for template in ("page.html.j2", "report.md.j2"):
+        assert "the generated sample set" in render.page(sections, template)
         words = render.page(sections, template)
         assert f"odd, {LAYER}: worst element [0, 0, 0, 0]" in words
         assert f"window, {LAYER}: too large" in words

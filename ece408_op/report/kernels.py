@@ -44,6 +44,7 @@ METHOD = (
 
 def measure(network: files.Network, size: int, kernels: Sequence[CudaKernel], data: str | None) -> dict[str, Any]:
     """The layers of a network, each with a row for every kernel; raises DeviceError where there is no GPU."""
+    cuda.chip(0)
     mx = mxnet_import.load()
     images, _, _ = load_test(shapes.info(network).image[1], size, data)
     loaded = inference.with_operator(network, dispatch.AUTO, "gpu")

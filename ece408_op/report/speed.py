@@ -14,6 +14,12 @@ from .runs import Runs
 
 BASELINE = "naive"
 
+#: What a run calls its images.
+SOURCES = {
+    "fashion-mnist": "Images: the test set of Fashion-MNIST.",
+    "sample": "Images: the generated sample set, since Fashion-MNIST was not at hand. Accuracies are not comparable.",
+}
+
 
 def milestones34(runs: Runs, asked: Asked) -> Section:
     """Milestones 3 and 4: the operator on the GPU."""
@@ -36,15 +42,19 @@ def summary(runs: Runs, asked: Asked) -> Section:
     """The few figures that most people look for."""
     size = max(asked.sizes)
     rows = []
+    sources = set()
     for network in asked.networks:
         results = {script: runs.milestone(script, network, size) for script in ("m1", "m3", "m4")}
         results["m2"] = runs.milestone("m2", network, size, asked.cpu_kernels[0]) if asked.cpu_kernels else None
         known = [found for script in ("m4", "m3", "m2", "m1") for found in [results[script]] if found is not None]
+        sources |= {found["source"] for found in known}
         if known:
             times = [op_times(found) if found else NONE for found in (results["m2"], results["m3"], results["m4"])]
             rows.append([network, f"{known[0]['accuracy']:.4f}", *times])
     head = ["network", "accuracy", "CPU, m2", "GPU, first kernel, m3", "GPU, fastest kernel, m4"]
-    return Section("In short", [Table(f"Accuracy and Op Time of each layer, {size} images", head, rows)])
+    section = Section("In short", [Table(f"Accuracy and Op Time of each layer, {size} images", head, rows)])
+    section.blocks += [Text(SOURCES.get(source, f"Images: {source}.")) for source in sorted(sources)]
+    return section
 
 
 def _cpu_against_gpu(runs: Runs, asked: Asked) -> Table:
