@@ -5,7 +5,7 @@
 Prints a table to stdout, median milliseconds for all images in one call, float32 (TF32 off):
 images on the GPU already, ours by impl auto and cudnn, PyTorch eager and by torch.compile; and from and to
 ordinary memory of the computer: ours an executor of MXNet's, PyTorch eager from pageable and from pinned memory.
-Predictions of all images are compared with those of MXNet's own operators on the CPU.
+Predictions of all images are compared with those of MXNet's own operators on the CPU. Gluon's resnet18_v1 follows.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from .models import files, shapes
 TIMED, COMPARED = ("ece408-high", "ece408-2018sp", "ece408-2018fa"), ("baseline", "ece408-low")
 
 
+#: Images of Gluon's resnet18_v1.
+RESNET_IMAGES = 256
+
+
 def median(call: Callable[[], Any], finish: Callable[[], Any], repeats: int) -> float:
     """The median milliseconds from the call's beginning until ``finish`` has waited for its end; three warm up."""
     times = []
@@ -46,6 +50,11 @@ def median(call: Callable[[], Any], finish: Callable[[], Any], repeats: int) -> 
     return statistics.median(times)
 
 
+def _wait() -> None:
+    """Wait for CuPy's current stream, which is PyTorch's too: the default one."""
+    cuda.wait("the network", cuda.cupy().cuda.get_current_stream())
+
+
 class _Ours:
     """A network by gpu_network, bound by MXNet; and its engine, for images that are on the GPU."""
 
@@ -56,7 +65,7 @@ class _Ours:
         from .network.engine import engine
 
         symbol, params, states = gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl)
-        labels = {n: mx.nd.zeros(len(images)) for n in symbol.list_arguments() if n not in (*params, "data")}
+        labels = {n: mx.nd.zeros(len(images)) for n in symbol.list_arguments() if n not in {*params, "data"}}
         given = {n: array.astype("float32") for n, array in params.items()}
         self.executor = symbol.bind(
             mx.cpu(), {"data": mx.nd.array(images), **labels, **given}, aux_states=states, grad_req="null"
@@ -69,6 +78,11 @@ class _Ours:
         (output,) = self.executor.forward(is_train=False)
         output.wait_to_read()
         return output
+
+    def layers(self, images: Any) -> dict[str, float]:
+        """Median milliseconds of each node by itself, images on the GPU; an activation is its node's."""
+        calls = self.engine.calls([images])
+        return {name: cuda.median_milliseconds(call, name) for name, call in calls.items()}
 
     def there(self, images: Any) -> Any:
         """From images on the GPU to scores there; nothing is waited for."""
@@ -90,26 +104,53 @@ def torch_network(network: Any) -> Any:
 
     class Network(torch.nn.Module):
         def forward(self, x: Any) -> Any:
+            values = {**weights, parsed.data[0].value: x}
             for node in parsed.nodes:
-                kind, settings = node.kind.names[0], node.settings
-                given = [weights[value] for value in node.inputs[1:] if value in weights]
-                if kind in ("Convolution", "New"):
-                    x = torch.nn.functional.conv2d(x, *given)
-                elif kind == "FullyConnected":
-                    x = torch.nn.functional.linear(x, *given)
-                elif kind == "Activation":
-                    x = getattr(torch, settings)(x)
-                elif kind == "Pooling":
-                    x = torch.nn.functional.max_pool2d(x, settings.kernel, settings.stride)
-                elif kind == "Flatten":
-                    x = x.flatten(1)
-                elif kind == "SoftmaxOutput":
-                    x = x.softmax(1)
-                else:
-                    raise AssertionError(kind)
-            return x
+                given = [values[value] for value in node.inputs if value in values]
+                values[node.output] = _torch_node(torch, node, *given)
+            return values[parsed.outputs[0][1]]
 
     return Network()
+
+
+def _torch_node(torch: Any, node: Any, x: Any, *more: Any) -> Any:
+    kind, settings, nn = node.kind.names[0], node.settings, torch.nn.functional
+    if kind in ("Convolution", "New"):
+        return nn.conv2d(x, *more, stride=settings.stride, padding=settings.pad, groups=settings.groups)
+    if kind == "BatchNorm":
+        gamma, beta, mean, variance = more
+        return nn.batch_norm(x, mean, variance, None if settings.fixed else gamma, beta, eps=settings.eps)
+    if kind == "FullyConnected":
+        return nn.linear(x.flatten(1), *more)
+    if kind == "Activation":
+        return getattr(torch, settings)(x)
+    if kind == "Pooling" and settings.whole:
+        return x.mean((2, 3), keepdim=True)
+    if kind == "Pooling":
+        return nn.max_pool2d(x, settings.kernel, settings.stride, settings.pad)
+    if kind == "elemwise_add":
+        return x + more[0]
+    return x.softmax(1) if kind == "SoftmaxOutput" else x.flatten(1)
+
+
+def resnet(images: int, repeats: int, compiled: bool) -> dict[str, Any]:
+    """The row of Gluon's resnet18_v1 with seeded random weights, on random images of 224 x 224."""
+    import mxnet as mx
+
+    from . import inference
+
+    mx.random.seed(11)
+    block = mx.gluon.model_zoo.vision.resnet18_v1()
+    block.initialize(mx.init.Xavier(magnitude=2))
+    x = np.random.RandomState(5).uniform(-1, 1, (images, 3, 224, 224)).astype(np.float32)
+    block(mx.nd.array(x[:1])).wait_to_read()
+    symbol = block(mx.sym.Variable("data"))
+    params = {name: parameter.data() for name, parameter in block.collect_params().items()}
+    states = {name: params[name] for name in symbol.list_auxiliary_states()}
+    arguments = {name: params[name] for name in symbol.list_arguments() if name != "data"}
+    network = inference.Loaded(symbol, arguments, states)
+    expected = inference.predict(network, x, mx.cpu())
+    return _row(f"resnet18_v1, {images} images", network, x, expected, repeats, compiled)
 
 
 def measure(name: str, count: int, repeats: int, compiled: bool, folder: str | None) -> dict[str, Any]:
@@ -122,17 +163,22 @@ def measure(name: str, count: int, repeats: int, compiled: bool, folder: str | N
     images, _, _ = load_test(shapes.info(found).image[1], count, folder)
     network = inference.built_in(found)
     expected = inference.predict(network, images, mx.cpu())
-    cp = cuda.cupy()
-    here = cp.asarray(images)
+    return _row(name, network, images, expected, repeats if name in TIMED else 0, compiled)
+
+
+def _row(name: str, network: Any, images: np.ndarray, expected: np.ndarray, repeats: int, compiled: bool) -> Any:
+    here = cuda.cupy().asarray(images)
     row: dict[str, Any] = {"network": name}
     for impl in ("auto", "cudnn"):
         ours = _Ours(network, images, impl)
         row[f"agreeing, {impl}"] = int((ours.forward().asnumpy().argmax(axis=1) == expected).sum())
-        if name in TIMED:
-            row[f"gpu, {impl}"] = median(lambda ours=ours: ours.there(here), cp.cuda.Device().synchronize, repeats)  # type: ignore[misc]
+        if repeats:
+            row[f"gpu, {impl}"] = median(lambda ours=ours: ours.there(here), _wait, repeats)  # type: ignore[misc]
             row[f"memory, {impl}"] = median(ours.forward, lambda: None, repeats)
+        if repeats and impl == "auto":
+            row["layers"] = ours.layers(here)
         del ours
-    if name in TIMED:
+    if repeats:
         row.update(_torch(network, images, repeats, compiled))
     return row
 
@@ -147,7 +193,7 @@ def _torch(network: Any, images: np.ndarray, repeats: int, compiled: bool) -> di
     model = torch_network(network)
     pageable = torch.from_numpy(images)
     here, pinned = pageable.cuda(), pageable.pin_memory()
-    wait, nothing = torch.cuda.synchronize, (lambda: None)
+    wait, nothing = _wait, (lambda: None)
     row = {}
     with torch.inference_mode():
         row["gpu, eager"] = median(lambda: model(here), wait, repeats)
@@ -162,7 +208,7 @@ def _torch(network: Any, images: np.ndarray, repeats: int, compiled: bool) -> di
 
 def as_table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "layers"]
     lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     for row in rows:
         cells = [f"{v:.2f}" if isinstance(v, float) else str(v) for v in (row.get(key, "") for key in columns)]
@@ -189,6 +235,7 @@ def main() -> int:
             measure(name, options.images, options.repeats, not options.no_compile, options.data)
             for name in (*TIMED, *COMPARED)
         ]
+        rows.append(resnet(RESNET_IMAGES, options.repeats, not options.no_compile))
     except DeviceError as error:
         print(f"bench_network: {error}", file=sys.stderr)
         return 3
@@ -199,6 +246,10 @@ def main() -> int:
         f"milliseconds, median of {options.repeats}\n"
     )
     print(as_table(rows))
+    for row in rows:
+        if "layers" in row:
+            print(f"\n{row['network']}, impl auto, milliseconds of each layer by itself:", end=" ")
+            print(", ".join(f"{name} {time:.3f}" for name, time in row["layers"].items()))
     if options.json is not None:
         with replacing(options.json) as file:
             file.write((json.dumps(rows, indent=2) + "\n").encode())

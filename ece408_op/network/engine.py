@@ -32,12 +32,13 @@ from .plan import infer, plan, splits
 from .run import Program
 
 #: Bytes of data and outputs of a round, and rounds at most: enough to overlap, few enough to launch.
-ROUND_BYTES, MOST_ROUNDS = 4 << 20, 8
+ROUND_BYTES, MOST_ROUNDS = 12 << 20, 4
+#: Threads that copy at most, and the bytes that are worth one more: they hand the interpreter's lock to each other,
+#: and to the one that launches, at each call of CUDA. docs/gpu/network.md has what others took.
+_THREADS, _THREAD_BYTES = 8, 8 << 20
 #: The share of the GPU's free memory that a plan may take.
 _SHARE = 0.8
-#: Below this many bytes the caller copies alone.
-_WORTH_THREADS = 1 << 20
-_LEAST_PIECE, _COMPARED_BYTES = 1 << 20, 4 << 20
+_LEAST_PIECE, _COMPARED_BYTES = 2 << 20, 4 << 20
 _KEPT_PLANS, _KEPT_ENGINES = 3, 4
 _TO_DEVICE, _TO_HOST = 1, 2
 
@@ -109,8 +110,9 @@ class Engine:
                 if differ:
                     self._send(parameters)
                     self._flow(images, held, data, outputs, ())
-            finally:
+            except BaseException:
                 self.gpu.settle()
+                raise
             self._record(held, data)
 
     def compute(self, data: Sequence[Any], parameters: Sequence[np.ndarray] = ()) -> list[Any]:
@@ -123,6 +125,14 @@ class Engine:
                 self._send(parameters)
             _, held = self._planned([array.shape for array in data], at_once=True)
             return held.run(self._given(data), data)
+
+    def calls(self, data: Sequence[Any]) -> dict[str, Callable[[], None]]:
+        """What computes each node by name, on data that is on the GPU already: for measuring one by one."""
+        with self.gpu.turn, self.gpu.device:
+            _, held = self._planned([array.shape for array in data], at_once=True)
+            calls, _ = held.program.bind(self._given(data), held.view)
+            names = [node.name for node in self.network.nodes if not node.kind.view or node.activation]
+            return dict(zip(names, calls))
 
     def _given(self, data: Sequence[Any]) -> dict[int, Any]:
         return {**self._there, **{v.value: array for v, array in zip(self.network.data, data)}}
@@ -209,11 +219,11 @@ class Engine:
             for piece in _pieces(*pair)
         ]
         copied = sum(array.nbytes for array in (*data, *outputs, *compared))
-        threads = self.gpu.threads if copied >= _WORTH_THREADS else 1
+        threads = max(1, min(self.gpu.threads, _THREADS, copied // _THREAD_BYTES))
         rounds = rounds_of(len(data[0]), images) if images < len(data[0]) else [Round(0, 1, 0, 0)]
         if len(rounds) == 1:
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # Pieces small enough that all threads have one of each round.
+        # All threads have a piece of each round.
         share = rounds[0].images * sum(array[0].nbytes for array in data) // threads
         most = min(SLOT_BYTES, max(_LEAST_PIECE, share)) // ITEM_BYTES
         Pipeline(_Work(self, held), rounds, data, outputs, most, checks).run(threads)

@@ -155,20 +155,21 @@ product(const unsigned char *__restrict__ x, const unsigned char *__restrict__ w
         // 16 products are 32 bytes of a row.
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int k = 0; k < 4; k++) multiply(sums, a_high + 2 * k, b_high + 2 * k, k > 0);
-        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) total[i] += sums[i];
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
         for (int k = 0; k < 4; k++) {
             multiply(sums, a_high + 2 * k, b_low + 2 * k, k > 0);
             multiply(sums, a_low + 2 * k, b_high + 2 * k, 1);
         }
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+        // The large products go on top of the small ones: one rounding of the total for both.
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) sums[i] *= 1.f / 2048.f;
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int k = 0; k < 4; k++) multiply(sums, a_high + 2 * k, b_high + 2 * k, 1);
+        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(empty + stage)) : "memory");
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) total[i] = fmaf(sums[i], 1.f / 2048.f, total[i]);
+        for (int i = 0; i < SUMS; i++) total[i] += sums[i];
     }
     const int top = row_tile * ROWS + group * 64 + warp * 16 + lane / 4, left = column_tile * T + lane % 4 * 2;
 #pragma unroll
