@@ -35,12 +35,16 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def needs_gpu() -> None:
     try:
         cuda.chip()
     except DeviceError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    needs_gpu()
     folder = tmp_path_factory.mktemp("grade")
     groups = {"large": SPEC.format(runs=5, images=10000), "small": SPEC.format(runs=3, images=300)}
     groups.update({stem: f'networks = ["{net}"]\n' for stem, net in TIED.items()})
@@ -69,6 +73,7 @@ def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
 
 
 def test_kernels_in_python(tmp_path: Path) -> None:
+    needs_gpu()
     (tmp_path / "spec.toml").write_text(SPEC.format(runs=2, images=100))
     paths = ["naive", "register_tiled", str(HERE / "python" / "on_the_gpu.py")]
     where = ["--context", "gpu", "--spec", str(tmp_path / "spec.toml"), "--json", str(tmp_path / "out.json")]

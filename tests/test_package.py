@@ -115,6 +115,8 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
         "cu117",
         "cuda12",
         "cuda13",
+        "dask",
+        "nvml",
         "profile12",
         "profile13",
         "report",

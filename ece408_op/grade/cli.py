@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,15 +15,11 @@ from ece408_op import cuda
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 
-from . import jail, klass, reports, spec, submission
+from . import graders, jail, klass, reports, scheduler, spec, submission
 from .errors import SpecError
-from .gpu_side import GpuSide, check, floor_seconds
-from .grading import Grader
 from .log import Log, Record
-from .rounds import Bench
 
 VERSION = 1
-_GPU_RUNS = 8
 #: Submissions that are compiled while others run on the GPUs.
 _COMPILING = max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
@@ -34,10 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         rules = spec.load(arguments.spec)
-        found = submission.find(arguments.path, arguments.context, gpu_here=_gpu_here)
-        if {one.context for one in found} != {"gpu"}:
-            found = _without_gpu(found)
-        records = _grade(found, rules, arguments)
+        records = _on_workers(arguments, rules) if arguments.scheduler else _here(arguments, rules)
     except SpecError as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 2
@@ -55,20 +47,36 @@ def line(record: Record) -> str:
     return f"{record['status']}{precision}: {record['path']}: {record['reason']}"
 
 
-def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argparse.Namespace) -> list[Record]:
+def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
+    found = submission.find(arguments.path, arguments.context, gpu_here=scheduler.gpu_here)
+    if {one.context for one in found} != {"gpu"}:
+        found = _without_gpu(found)
+    contexts = {one.context for one in found if not one.why}
+    with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
+        tools = jail.build_tools(Path(name), gpu="gpu" in contexts)
+        those = dict.fromkeys(("cpu", "gpu"), graders.for_cpu(tools, rules))
+        if "gpu" in contexts:
+            those["gpu"] = graders.for_gpus(tools, rules)
+        # One submission has a GPU to itself; others are compiled meanwhile.
+        jobs = arguments.jobs if "gpu" not in contexts else those["gpu"].devices + _COMPILING
+        return _written(found, klass.here(those.__getitem__, jobs), arguments, rules)
+
+
+def _on_workers(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
+    with scheduler.connect(arguments.scheduler) as client:
+        found = submission.find(arguments.path, arguments.context, gpu_here=lambda: scheduler.gpu_there(client))
+        return _written(found, scheduler.on_workers(client, rules), arguments, rules)
+
+
+def _written(
+    found: list[submission.Submission], run: klass.Runner, arguments: argparse.Namespace, rules: spec.Spec
+) -> list[Record]:
+    """Grade all, and write what was asked for."""
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    contexts = {one.context for one in found if not one.why}
-    with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
-        tools = jail.build_tools(Path(name), gpu="gpu" in contexts)
-        graders = dict.fromkeys(("cpu", "gpu"), Grader(Bench(tools, rules), "cpu"))
-        if "gpu" in contexts:
-            graders["gpu"] = gpu_grader(tools, rules)
-        # One submission has a GPU to itself; others are compiled meanwhile.
-        jobs = arguments.jobs if "gpu" not in contexts else graders["gpu"].devices + _COMPILING
-        records = klass.grade_all(found, graders.__getitem__, jobs, log)
+    records = klass.grade_all(found, run, log)
     if log:
         with replacing(arguments.json) as file:
             file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
@@ -77,17 +85,6 @@ def _grade(found: list[submission.Submission], rules: spec.Spec, arguments: argp
     if log:
         log.close(remove=True)
     return records
-
-
-def gpu_grader(tools: jail.Tools, rules: spec.Spec) -> Grader:
-    """The grader for this machine's GPUs of the first one's kind; raises DeviceError where there is none."""
-    chip = cuda.chip()
-    alike = [number for number in range(cuda.device_count()) if cuda.chip(number) == chip]
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in alike:
-        free.put(number)
-    bench = Bench(tools, rules, side=GpuSide, runs=_GPU_RUNS, gpu=True, floor=floor_seconds, check=check)
-    return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name, free, len(alike))
 
 
 def _without_gpu(found: list[submission.Submission]) -> list[submission.Submission]:
@@ -100,19 +97,13 @@ def _without_gpu(found: list[submission.Submission]) -> list[submission.Submissi
     return found
 
 
-def _gpu_here() -> bool:
-    try:
-        return cuda.device_count() > 0
-    except DeviceError:
-        return False
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ece408-grade", description="Compile, run and check course submissions.")
     parser.add_argument("path", nargs="+", type=Path, help="a submission's folder or file, or a folder of many")
     parser.add_argument("--context", choices=("cpu", "gpu"), help="grade new-forward.h (cpu) or new-forward.cuh (gpu)")
     parser.add_argument("--spec", type=Path, help="the grader's file, TOML")
     parser.add_argument("--json", type=Path, help="write the records there")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="grade on the workers of Dask's scheduler there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     parser.add_argument(
         "--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help="submissions at a time (default: the cores)"

@@ -71,11 +71,14 @@ class HostSide:
         """These inputs."""
         self._x, self._w = np.array(x, np.float32), np.array(w, np.float32)
 
-    def present(self, fill: float, flush: bool) -> None:
-        """Put the inputs before the worker, and ``fill`` into all of y; push them out of the processor's caches."""
+    def clear(self, fill: float) -> None:
+        """Set every element of y to ``fill``."""
+        self._buffers.y.array.fill(fill)
+
+    def present(self, flush: bool) -> None:
+        """Put the inputs before the worker, and push all out of the processor's caches."""
         self._buffers.x.array[...] = self._x
         self._buffers.w.array[...] = self._w
-        self._buffers.y.array.fill(fill)
         if flush:
             self._flush += 1
 

@@ -27,6 +27,8 @@ _SEEN = (
 )
 #: What a program on the GPU needs to see beside.
 _DRIVER = tuple(map(Path, [*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced"]))
+#: On a GPU a call may take less time than a sleeping process to wake up: the keeper stays awake between two commands.
+_SPIN_MILLISECONDS = 5
 #: What is left of a memory limit without a cgroup, on the CPU and on the GPU.
 _MEMORY = {False: "memory is limited by address space", True: "the worker's memory has no limit"}
 #: The user that submissions run as where the harness was started as root: one that nobody is.
@@ -190,7 +192,7 @@ def start(
     gpu = device is not None
     ours, theirs = socket.socketpair()
     words = [f"root={root}", f"control={theirs.fileno()}", f"cwd={cwd}", f"filter={int(filtered)}", f"gpu={int(gpu)}"]
-    words.append(f"soft={int(gpu or not hidden)}")
+    words += [f"soft={int(gpu or not hidden)}", f"spin={_SPIN_MILLISECONDS if gpu else 0}"]
     words += [f"fsize={limits.file_bytes}", f"tmp={limits.tmp_bytes}", f"cpu={limits.cpu_seconds}"]
     cgroup = _cgroup(limits)
     if cgroup is not None:

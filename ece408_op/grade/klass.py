@@ -7,7 +7,7 @@ import os
 import queue
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Callable
@@ -18,16 +18,29 @@ from .grading import Grader, read
 from .log import Log, Record
 from .submission import Submission
 
+#: Grades submissions, by key, and gives each record as it is there.
+Runner = Callable[[dict[str, Submission]], Iterator[tuple[str, Record]]]
 
-def grade_all(
-    found: Sequence[Submission], grader_for: Callable[[str], Grader], jobs: int, log: Log | None = None
-) -> list[Record]:
-    """The records of all, in the order given; those in the log are not graded again.
 
-    So many are graded at a time; ``grader_for(context)`` gives the grader. Raises what a grader raises.
-    """
+def grade_all(found: Sequence[Submission], run: Runner, log: Log | None = None) -> list[Record]:
+    """The records of all, in the order given; those in the log are not graded again. Raises what ``run`` raises."""
     keys = [key(one) for one in found]
     done: dict[str, Record] = dict(log.done) if log else {}
+    waiting = {name: one for name, one in zip(keys, found) if name not in done}
+    quiet = len(found) < 2 or not sys.stderr.isatty()
+    with tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet) as bar:
+        for name, record in run(waiting):
+            done[name] = record
+            if log:
+                log.add(name, record)
+            bar.update()
+    records = [done[name] for name in keys]
+    point_out_duplicates(records)
+    return records
+
+
+def here(grader_for: Callable[[str], Grader], jobs: int) -> Runner:
+    """Grades on this machine, so many at a time; ``grader_for(context)`` gives the grader."""
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(jobs):
         slots.put(slot)
@@ -40,30 +53,23 @@ def grade_all(
         finally:
             slots.put(slot)
 
-    waiting = {name: one for name, one in zip(keys, found) if name not in done}
-    quiet = len(found) < 2 or not sys.stderr.isatty()
-    bar = tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet)
-    with bar, ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(grade, one): name for name, one in waiting.items()}
-        try:
-            for future in as_completed(futures):
-                name = futures[future]
-                done[name] = future.result()
-                if log:
-                    log.add(name, done[name])
-                bar.update()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    records = [done[name] for name in keys]
-    point_out_duplicates(records)
-    return records
+    def run(waiting: dict[str, Submission]) -> Iterator[tuple[str, Record]]:
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = {pool.submit(grade, one): name for name, one in waiting.items()}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    return run
 
 
 def key(one: Submission) -> str:
     """What a submission is known by in the log: its path, its context and its source's text."""
     digest = hashlib.blake2b(read(one.source).encode(), digest_size=16).hexdigest()
-    return f"{one.context}:{digest}:{os.path.abspath(one.path)}"
+    return f"{one.context}:{digest}:{one.kernel or os.path.abspath(one.path)}"
 
 
 def point_out_duplicates(records: Sequence[Record]) -> None:

@@ -214,10 +214,11 @@ class _Trial:
         return statistics.median(self.worker.call(0, 10.0, empty=True).seconds for _ in range(_PINGS))
 
     def _call(self, side: Any, fill: float = 0.0, timed: bool = False) -> Call:
+        side.clear(fill)
         if timed:
-            # Processes long stopped take half a millisecond to come back, and the inputs must not be there meanwhile.
+            # Processes long asleep take half a millisecond to come back, and the inputs must not be there meanwhile.
             self._ping()
-        side.present(fill, flush=timed)
+        side.present(flush=timed)
         call = self.worker.call(self._layer, self.seconds)
         side.snapshot()
         self.worker.idle(_PAUSE, self.seconds)

@@ -21,6 +21,8 @@ from .errors import HarnessError
 
 #: A GPU's first context in a process may take so long, in seconds, beside the limit for loading.
 _BEGIN_SECONDS = 60.0
+#: How long the parent waits for a GPU's reply without going to sleep.
+_SPIN_SECONDS = 0.1
 #: A printed text is kept up to so many bytes from its beginning.
 KEPT_BYTES = 1 << 16
 
@@ -79,6 +81,7 @@ class Worker:
         commands, self._commands = os.pipe()
         self._replies, replies = os.pipe()
         self._text, self._fault = b"", ""
+        self._spin = 0.0 if device is None else _SPIN_SECONDS
         self.printed = folder / "printed.txt"
         command = [*program.command, str(commands), str(replies), str(guard)]
         for p, places in zip(problems, handles):
@@ -185,7 +188,7 @@ class Worker:
         while True:
             while b"\n" not in self._text:
                 left = deadline - time.monotonic()
-                if left <= 0 or not select.select([self._replies], [], [], left)[0]:
+                if left <= 0 or not (self._here_soon() or select.select([self._replies], [], [], left)[0]):
                     raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
                 data = os.read(self._replies, 4096)
                 if not data:
@@ -196,6 +199,14 @@ class Worker:
             if not line.startswith("fault"):
                 return line
             self._fault = line
+
+    def _here_soon(self) -> bool:
+        """Look for a reply without going to sleep, for as long as a call on a GPU may take."""
+        end = time.monotonic() + self._spin
+        while time.monotonic() < end:
+            if select.select([self._replies], [], [], 0)[0]:
+                return True
+        return False
 
     def _reason_of_end(self, doing: str) -> EndedError:
         if not self.inside.wait_for("ended", 5.0):

@@ -8,6 +8,7 @@
 //   cwd=PATH  uid=N  as=BYTES  data=BYTES  fsize=BYTES  nproc=N  cpu=SECONDS  (limits; 0 or absent: none)
 //   cgroup=PATH  a folder of cgroup v2 to enter         filter=1    forbid processes and sockets (seccomp)
 //   soft=1       forbidden calls are refused, not fatal     gpu=1  what CUDA needs: the IPC namespace, /dev/shm
+//   spin=MS      so long after a command the keeper looks for the next one without going to sleep
 //   control=FD   commands in and reports out, one line each, over a socket
 //
 // The keeper, process 1 of the new process namespace, alone holds the control socket. It reports "had NAME" and
@@ -20,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/audit.h>
@@ -56,7 +58,7 @@ void lacks(const char* name, const char* what = nullptr) {
 struct Settings {
   std::string root, cwd, cgroup;
   std::vector<std::string> binds, writes, hides;
-  long uid = 0, filter = 0, soft = 0, gpu = 0;
+  long uid = 0, filter = 0, soft = 0, gpu = 0, spin = 0;
   long long as = 0, data = 0, fsize = 0, nproc = 0, cpu = 0, tmp = 64 << 20;
   char** program = nullptr;
 };
@@ -76,6 +78,7 @@ Settings parse(char** at) {
     else if (key == "uid") s.uid = atol(value.c_str());
     else if (key == "filter") s.filter = atol(value.c_str());
     else if (key == "soft") s.soft = atol(value.c_str());
+    else if (key == "spin") s.spin = atol(value.c_str());
     else if (key == "gpu") s.gpu = atol(value.c_str());
     else if (key == "as") s.as = atoll(value.c_str());
     else if (key == "data") s.data = atoll(value.c_str());
@@ -267,12 +270,20 @@ void signal_all(pid_t worker, bool alone, int number) {
   else kill(-worker, number);
 }
 
-int keep(pid_t worker, bool alone, int signals) {
+long long milliseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+int keep(pid_t worker, bool alone, int signals, long spin) {
   int ended = -1;
+  long long awake_until = 0;
   char line[64];
   pollfd wait_for[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
   while (ended < 0) {
-    if (poll(wait_for, 2, -1) < 0) continue;
+    int ready = poll(wait_for, 2, milliseconds() < awake_until ? 0 : -1);
+    if (ready <= 0) continue;
     if (wait_for[1].revents) {
       signalfd_siginfo info;
       ssize_t got = read(signals, &info, sizeof info);
@@ -284,6 +295,7 @@ int keep(pid_t worker, bool alone, int signals) {
     if (ended >= 0) break;
     if (wait_for[0].revents) {
       ssize_t n = read(control, line, sizeof line - 1);
+      if (spin > 0) awake_until = milliseconds() + spin;
       if (n <= 0) {
         signal_all(worker, alone, SIGKILL);
         wait_for[0].fd = -1;
@@ -333,7 +345,7 @@ int guard(const Settings& s, bool mounts, bool alone) {
   // Only this process keeps the control socket's end and sees no data of the worker.
   for (int fd = 0; fd < 64; ++fd)
     if (fd != control && fd != signals) close(fd);
-  return keep(worker, alone, signals);
+  return keep(worker, alone, signals, s.spin);
 }
 
 }  // namespace

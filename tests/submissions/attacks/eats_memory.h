@@ -1,4 +1,4 @@
-// expected: wrong or crashed
+// expected: wrong or crashed or timed_out
 #ifndef MXNET_OPERATOR_NEW_FORWARD_H_
 #define MXNET_OPERATOR_NEW_FORWARD_H_
 

@@ -8,6 +8,7 @@
 #include "legacy_cuda.h"
 #endif
 
+#ifndef ECE408_GRADE_OWN_FORWARD
 namespace mxnet {
 namespace op {
 template <typename xpu, typename DType>
@@ -15,6 +16,7 @@ void forward(mshadow::Tensor<xpu, 4, DType>& y, const mshadow::Tensor<xpu, 4, DT
              const mshadow::Tensor<xpu, 4, DType>& w);
 }  // namespace op
 }  // namespace mxnet
+#endif
 
 // The three tensors of one call, as the runner passes them.
 struct ece408_grade_call {
