@@ -71,7 +71,7 @@ def _convention(node: Node) -> str | None:
 def _without(graph: Graph, replaced: Mapping[int, Node], dropped: set[int]) -> Graph:
     """The graph with some nodes replaced and others, which nothing reads any more, left out."""
     moved: dict[int, int] = {}
-    nodes = []
+    nodes: list[Node] = []
     for index, node in enumerate(graph["nodes"]):
         if index not in dropped:
             moved[index] = len(nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +72,23 @@ def on_gpu(network: Loaded, impl: str) -> Loaded:
 
 def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
     """The class of each image: images (N, C, H, W) float32 in one batch on an MXNet context, classes (N,)."""
-    labels = _label_shapes(network, images.shape)
+    forward = bound(network, images.shape, context)
+    return forward(mx.nd.array(images, ctx=context)).asnumpy().argmax(axis=1)
+
+
+def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
+    """The network, bound by a Module for images of that shape: from an NDArray of them to that of its first output."""
+    labels = _label_shapes(network, images)
     module = mx.mod.Module(network.symbol, label_names=list(labels), context=context)
-    module.bind([("data", images.shape)], list(labels.items()) or None, for_training=False)
+    module.bind([("data", images)], list(labels.items()) or None, for_training=False)
     module.set_params(network.arg_params, network.aux_params)
     blank = [mx.nd.zeros(shape, ctx=context) for shape in labels.values()]
-    module.forward(mx.io.DataBatch([mx.nd.array(images, ctx=context)], blank), is_train=False)
-    return module.get_outputs()[0].asnumpy().argmax(axis=1)
+
+    def forward(data: Any) -> Any:
+        module.forward(mx.io.DataBatch([data], blank), is_train=False)
+        return module.get_outputs()[0]
+
+    return forward
 
 
 def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:

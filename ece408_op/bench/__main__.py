@@ -44,11 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.networks and options.context == "gpu":
+        parser.error("--networks: expected --context cpu; python -m ece408_op.bench_network has the GPU")
     if options.context == "cpu" and options.precision != "float32":
         parser.error("--precision: expected float32 on the CPU; --context gpu has the others")
     # MXNet reads it when it is imported, and uses half of the cores without it.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
+        if options.networks:
+            return _run_networks(options)
         layers = {word: parse(word, options.images) for word in options.layers}
         if options.random:
             layers = random_layers(options.random, options.seed, options.ranges)
@@ -77,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--layers", nargs="+", default=list(LAYERS), metavar="LAYER", help="names, or CxHxWxMxK (the five)"
+    )
+    parser.add_argument(
+        "--networks", action="store_true", help="whole networks on the CPU instead, beside MXNet's by both its settings"
     )
     parser.add_argument("--random", type=_positive, metavar="N", help="N random layers of about that size instead")
     parser.add_argument("--ranges", default=RANGES, metavar="WORD", help=f"what these are drawn from ({RANGES})")
@@ -124,6 +131,20 @@ def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
     if options.plots:
         title = f"{report.machine(options.threads)['cpu']}, {options.threads} threads"
         _tell(plots.draw(report.points(results), ceilings, options.plots, title))
+    return OK if all(result.passed for result in results) else FAILED
+
+
+def _run_networks(options: argparse.Namespace) -> int:
+    from ece408_op import mxnet_import
+
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet tells of each graph that it fuses otherwise
+    mxnet_import.load()
+
+    from . import networks, report
+
+    results = networks.measure(options.images, options.repeats or _CPU_REPEATS)
+    print(networks.table(results))
+    _write(networks.as_data(results, report.machine(options.threads), report.versions()), options.json)
     return OK if all(result.passed for result in results) else FAILED
 
 
