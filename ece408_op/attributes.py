@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from . import dispatch
@@ -49,6 +50,12 @@ class Attributes:
 
         Names in double underscores are MXNet's own and are left alone.
         """
+        if all(isinstance(value, str) for value in given.values()):  # MXNet's text, the same again and again
+            return _parsed(tuple(given.items()))
+        return cls._judged(given)
+
+    @classmethod
+    def _judged(cls, given: Mapping[str, Any]) -> Attributes:
         unknown = [name for name in given if name not in KNOWN and not _is_mxnets_own(name)]
         if unknown:
             raise ProblemError(
@@ -79,6 +86,11 @@ class Attributes:
         optional[LAYER] = self.layer
         defaults = {"impl": dispatch.AUTO, "precision": "float32"}
         return {**text, **{key: value for key, value in optional.items() if value not in (None, defaults.get(key))}}
+
+
+@lru_cache(maxsize=256)
+def _parsed(given: tuple[tuple[str, str], ...]) -> Attributes:
+    return Attributes._judged(dict(given))
 
 
 def _is_mxnets_own(name: str) -> bool:

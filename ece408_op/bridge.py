@@ -7,6 +7,7 @@ the outputs are ours; anywhere else an array must be waited for before its memor
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ def cpu_view(array: Any) -> np.ndarray:
     shape = array.shape
     if 0 in shape:
         return np.empty(shape, np.float32)
-    pointer = _data_pointer(array)
-    return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), shape)
+    address = _data_pointer(array).value
+    assert address is not None, "an array that is not empty has memory"
+    return np.ndarray(shape, np.float32, (ctypes.c_float * math.prod(shape)).from_address(address))
 
 
 def gpu_view(array: Any) -> Any:

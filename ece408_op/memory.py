@@ -20,8 +20,13 @@ _WORTH = 4 << 20
 def aligned(count: int) -> np.ndarray:
     """An uninitialised float32 array of ``count`` elements that begins at a cache line."""
     raw = np.empty(count * 4 + LINE, np.uint8)
-    skip = -raw.ctypes.data % LINE
+    skip = -address(raw) % LINE
     return raw[skip : skip + count * 4].view(np.float32)
+
+
+def address(array: np.ndarray) -> int:
+    """Where an array begins; quicker than ``array.ctypes.data``, which makes objects that nobody needs here."""
+    return int(array.__array_interface__["data"][0])
 
 
 @cache

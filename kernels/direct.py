@@ -26,6 +26,7 @@ whose rows were all shifted between units before; without any shifting it was 0.
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
     return packed
 
 
+@lru_cache(maxsize=1024)
 def _plan(problem: ConvProblem, target: Cpu) -> Plan | FilterPlan:
     layer = problem.with_batch(1)
     plan = make_plan(layer, target.lanes, target.registers, memory.second_level_bytes())
@@ -83,7 +85,7 @@ def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan | FilterPlan, An
     """The layer's plan, and the compiled function for outputs of that size and alignment."""
     target = cpu()
     plan = _plan(problem, target)
-    large = out.nbytes >= STREAMED_BYTES and out.ctypes.data % memory.LINE == 0
+    large = out.nbytes >= STREAMED_BYTES and memory.address(out) % memory.LINE == 0
     return plan, _compiled(plan, target, large and isinstance(plan, Plan) and plan.whole_lines)
 
 
@@ -130,7 +132,7 @@ def _share(plan: Plan | FilterPlan, conv: Any, arrays: tuple[np.ndarray, ...], s
 
     def work(part: int) -> None:
         held = (x, packed, out, memory.aligned(scratch), counter)
-        conv(*(array.ctypes.data for array in held), batch, most, 2 * threads)
+        conv(*map(memory.address, held), batch, most, 2 * threads)
 
     share(work, threads, threads)
 
