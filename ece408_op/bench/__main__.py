@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # MXNet reads it when it is imported, and uses half of the cores without it.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
+        if options.one_image:
+            return _run_one_image(options)
         if options.networks:
             return _run_networks(options)
         layers = {word: parse(word, options.images) for word in options.layers}
@@ -84,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--networks", action="store_true", help="whole networks on the CPU instead, beside MXNet's by both its settings"
+    )
+    parser.add_argument(
+        "--one-image", action="store_true", help="one image's call instead, beside a Custom operator that does nothing"
     )
     parser.add_argument("--random", type=_positive, metavar="N", help="N random layers of about that size instead")
     parser.add_argument("--ranges", default=RANGES, metavar="WORD", help=f"what these are drawn from ({RANGES})")
@@ -132,6 +138,20 @@ def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
         title = f"{report.machine(options.threads)['cpu']}, {options.threads} threads"
         _tell(plots.draw(report.points(results), ceilings, options.plots, title))
     return OK if all(result.passed for result in results) else FAILED
+
+
+def _run_one_image(options: argparse.Namespace) -> int:
+    from ece408_op import mxnet_import
+
+    mxnet_import.load()
+
+    from . import one_image, report
+
+    result = one_image.measure(options.context, calls=2000, processes=3)
+    print(one_image.table(result, options.context))
+    data = {"one_image": asdict(result), "machine": report.machine(options.threads), "versions": report.versions()}
+    _write(data, options.json)
+    return OK
 
 
 def _run_networks(options: argparse.Namespace) -> int:

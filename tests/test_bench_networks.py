@@ -1,0 +1,39 @@
+"""The benchmark of whole networks and of one image, on the CPU: it measures what it says, and checks it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("mxnet")
+
+from ece408_op.bench import networks, one_image
+from ece408_op.bench.__main__ import main
+
+
+def test_each_network_is_timed_by_each_setting(tmp_path, capsys):
+    assert main(["--networks", "--images", "30", "--repeats", "1", "--json", str(tmp_path / "n.json")]) == 0
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0].strip() for row in rows] == [name for name in networks.NETWORKS for _ in networks.CONTESTANTS]
+    assert all(row[-1].strip() == "30 of 30" for row in rows)
+    data = json.loads((tmp_path / "n.json").read_text())["networks"]
+    assert all(len(result["steady"]) == 1 < result["images"] for result in data)
+
+
+def test_a_wrong_prediction_is_seen():
+    assert not networks.NetworkTiming("x", "y", 30, 1.0, [1.0], 29).passed
+
+
+def test_one_image_and_a_first_call():
+    result = one_image.measure("cpu", calls=20, processes=1)
+    assert result.operator.count == result.nothing.count == 20
+    assert len(result.first_calls) == 1
+    text = one_image.table(result, "cpu")
+    assert f"| difference | {result.extra:.0f} |" in text
+
+
+def test_networks_on_the_gpu_are_another_command(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--networks", "--context", "gpu"])
+    assert "bench_network" in capsys.readouterr().err
