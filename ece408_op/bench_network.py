@@ -96,7 +96,8 @@ def torch_network(network: Any) -> Any:
     from .network.door import gpu_network
     from .network.graph import parse
 
-    symbol, params, _ = gpu_network(network.symbol, network.arg_params)
+    symbol, params, states = gpu_network(network.symbol, network.arg_params, network.aux_params)
+    params = {**params, **states}
     (attributes,) = symbol.attr_dict().values()
     parsed = parse(attributes["graph"])
     names = {v.value: v.name for v in parsed.parameters}
@@ -231,11 +232,10 @@ def main() -> int:
     try:
         chip = cuda.chip()
         mx = mxnet_import.load()
-        rows = [
+        rows = [resnet(RESNET_IMAGES, options.repeats, not options.no_compile)] + [
             measure(name, options.images, options.repeats, not options.no_compile, options.data)
             for name in (*TIMED, *COMPARED)
         ]
-        rows.append(resnet(RESNET_IMAGES, options.repeats, not options.no_compile))
     except DeviceError as error:
         print(f"bench_network: {error}", file=sys.stderr)
         return 3

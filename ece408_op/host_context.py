@@ -21,7 +21,7 @@ from . import cuda
 from .call_record import Timing
 from .errors import DeviceError
 from .kernel import CudaKernel
-from .launch import Launch, Plan, ceil_div
+from .launch import Plan, ceil_div
 from .memory import advise_huge_pages
 from .parallel import share
 from .problem import ITEM_BYTES, ConvProblem
@@ -252,15 +252,18 @@ class _Gate:
         self._flag = np.frombuffer(memory, np.int64, 1)
         self._flag[0] = 0
         self._number = 0
+        self._kernel: Any = None
 
     @contextmanager
     def held(self, stream: Any, array: Any) -> Iterator[None]:
-        """Hold the stream, on the device of the CuPy array, until the block ends; one block at a time."""
+        """Hold the stream, on the current device, the CuPy array's, until the block ends; one block at a time."""
+        if self._kernel is None:
+            plan = Plan(defines={}, images=1, steps=lambda images: ())
+            self._kernel = cuda.compiled(cuda.Program("gate", _GATE, (), plan), array.device.id).function("gate", 0)
         self._number += 1
         args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_HOLD_NANOSECONDS))
-        launch = Launch("gate", (1, 1, 1), (1, 1, 1), args)
-        plan = Plan(defines={}, images=1, steps=lambda images: (launch,))
-        cuda.execute(cuda.Program("gate", _GATE, (), plan), 1, {"x": array}, stream)
+        with stream:
+            self._kernel((1, 1, 1), (1, 1, 1), args)
         try:
             yield
         finally:

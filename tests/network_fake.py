@@ -124,7 +124,7 @@ class Chooser:
     made = 0
 
     def __init__(self, impl, precision, device, chip):
-        self._arrays = NumpyArrays()
+        self._arrays, self.hold = NumpyArrays(), None
 
     def step(self, node, inputs, output):
         Chooser.made += 1

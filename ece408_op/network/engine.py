@@ -106,14 +106,19 @@ class Engine:
                 self._send(parameters)
             try:
                 images, held = self._planned([array.shape for array in data])
+                self.chooser.hold = lambda: self.gpu.gate.held(self.gpu.stream, held.data[0][0])
                 differ = self._flow(images, held, data, outputs, parameters if known else ())
                 if differ:
+                    self._timings(held, data)
                     self._send(parameters)
                     self._flow(images, held, data, outputs, ())
             except BaseException:
                 self.gpu.settle()
                 raise
-            self._record(held, data)
+            finally:
+                self.chooser.hold = None
+            for record in self._timings(held, data):
+                call_record.record(record)
 
     def compute(self, data: Sequence[Any], parameters: Sequence[np.ndarray] = ()) -> list[Any]:
         """The outputs of data that is on the GPU already, CuPy arrays, all images at once on the current stream.
@@ -199,8 +204,6 @@ class Engine:
             held.prepare(self._there)
             held.run(self._given(held.data[0]), held.data[0])
         cuda.wait("network", self.gpu.stream)
-        for node, step in zip(self.network.nodes, held.program.steps):
-            timing(node, step, held.program.plan.shapes[node.inputs[0]])
         return held
 
     def _flow(
@@ -229,13 +232,14 @@ class Engine:
         Pipeline(_Work(self, held), rounds, data, outputs, most, checks).run(threads)
         return differ.is_set()
 
-    def _record(self, held: _Plan, data: Sequence[np.ndarray]) -> None:
-        """Add the convolutions' times to the record of calls."""
-        for node, step in zip(self.network.nodes, held.program.steps):
-            shape = held.program.plan.shapes[node.inputs[0]]
-            record = timing(node, step, (len(data[0]), *shape[1:]))
-            if record is not None:
-                call_record.record(record)
+    def _timings(self, held: _Plan, data: Sequence[np.ndarray]) -> list[call_record.OpTime]:
+        """What the convolutions took since they were last asked."""
+        shapes = [held.program.plan.shapes[node.inputs[0]] for node in self.network.nodes]
+        found = [
+            timing(node, step, (len(data[0]), *shape[1:]))
+            for node, step, shape in zip(self.network.nodes, held.program.steps, shapes)
+        ]
+        return [record for record in found if record is not None]
 
 
 class _Work:
@@ -260,7 +264,7 @@ class _Work:
 
     def compute(self, this: Round) -> Any:
         gpu, held = self._gpu, self._held
-        with gpu.device, gpu.stream, gpu.gate.held(gpu.stream, held.data[0][0]):
+        with gpu.device, gpu.stream:
             data = held.data[this.ring]
             for source, target in zip(held.run(self._engine._given(data), data), held.outputs[this.ring]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -39,6 +40,8 @@ class Chooser:
         if impl == CUDNN:
             cudnn.library()
         self.arrays = GpuArrays(device)
+        #: Holds the current stream while a block queues work on it, where convolutions are to be timed.
+        self.hold: Callable[[], AbstractContextManager[None]] | None = None
 
     def step(self, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
         """The step of a node, given the shapes of what it reads and of its output."""
@@ -50,10 +53,11 @@ class Chooser:
 class _Convolution:
     """A convolution and, in one pass after it, its bias and activation.
 
-    intervals: the events around each run's convolution alone, until they are asked for.
+    intervals: the events around each timed run's convolution alone, until they are asked for.
     """
 
-    def __init__(self, node: Node, output: Shape, make: Bind, name: str, scratch: int) -> None:
+    def __init__(self, chooser: Chooser, node: Node, output: Shape, make: Bind, name: str, scratch: int) -> None:
+        self._chooser = chooser
         self._make, self.name, self.scratch = make, name, scratch
         self._bias = node.settings.bias
         self._shift: Any = None
@@ -78,11 +82,17 @@ class _Convolution:
         event = cuda.cupy().cuda.Event
 
         def fill() -> None:
-            start, end = event(), event()
-            start.record()
-            convolve()
-            end.record()
-            self.intervals.append((start, end))
+            hold = self._chooser.hold
+            if hold is None:
+                convolve()
+            else:
+                # Held for these three alone: what comes next is queued while they run.
+                start, end = event(), event()
+                with hold():
+                    start.record()
+                    convolve()
+                    end.record()
+                self.intervals.append((start, end))
             if after is not None:
                 after()
 
@@ -115,18 +125,18 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
     problem = problem_of(settings, x)
     kernel = None if settings.kernel == (1, 1) and impl == dispatch.AUTO else _ours(chooser, problem, impl)
     if kernel is not None and problem is not None:
-        return _Convolution(node, output, _kernel(kernel, problem), kernel.name, 0)
+        return _Convolution(chooser, node, output, _kernel(kernel, problem), kernel.name, 0)
     if chooser.impl == CUDNN:
         return _cudnn(chooser, node, inputs, output)
     if settings.kernel == settings.stride == (1, 1) and settings.pad == (0, 0) and settings.groups == 1:
-        return _Convolution(node, output, _pointwise(chooser, x, output), "cublas", 0)
+        return _Convolution(chooser, node, output, _pointwise(chooser, x, output), "cublas", 0)
     bordered = problem_of(settings, x, settings.pad)
     if not cudnn.is_there() or x[1] <= _BORDER_CHANNELS:
         kernel = _ours(chooser, bordered, impl)
         if kernel is not None and bordered is not None:
             border = passes.border(settings.pad, x)
             count = size(bordered.x_shape) * ITEM_BYTES
-            return _Convolution(node, output, _bordered(kernel, bordered, border), kernel.name, count)
+            return _Convolution(chooser, node, output, _bordered(kernel, bordered, border), kernel.name, count)
     return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
 
 
@@ -155,7 +165,7 @@ def _bordered(kernel: CudaKernel, problem: ConvProblem, border: passes.Pass) -> 
 
 def _cudnn(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step:
     planned = cudnn.CudnnConvolution(node.settings, inputs[0], inputs[1], output, chooser.device)
-    return _Convolution(node, output, planned.bind, CUDNN, planned.scratch)
+    return _Convolution(chooser, node, output, planned.bind, CUDNN, planned.scratch)
 
 
 def _pointwise(chooser: Chooser, x: Shape, y: Shape) -> Bind:
