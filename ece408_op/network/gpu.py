@@ -107,11 +107,11 @@ def problem_of(settings: Convolution, x: Shape, pad: tuple[int, int] = (0, 0)) -
     return ConvProblem(x[0], x[1], x[2] + 2 * pad[0], x[3] + 2 * pad[1], settings.filters, settings.kernel[0])
 
 
-def _ours(chooser: Chooser, problem: ConvProblem | None, impl: str) -> CudaKernel | None:
+def _ours(chooser: Chooser, problem: ConvProblem | None, impl: str, precision: str) -> CudaKernel | None:
     if problem is None or chooser.impl == CUDNN:
         return None
     try:
-        kernel = dispatch.select(problem, "gpu", impl, chooser.precision, chooser.chip)
+        kernel = dispatch.select(problem, "gpu", impl, precision, chooser.chip)
     except UnsupportedError:
         if impl != dispatch.AUTO:
             raise
@@ -122,8 +122,9 @@ def _ours(chooser: Chooser, problem: ConvProblem | None, impl: str) -> CudaKerne
 def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step | None:
     settings, x = node.settings, inputs[0]
     impl = settings.impl if _is_gpu(settings.impl) else dispatch.AUTO
+    precision = chooser.precision if settings.precision == "float32" else settings.precision
     problem = problem_of(settings, x)
-    kernel = None if settings.kernel == (1, 1) and impl == dispatch.AUTO else _ours(chooser, problem, impl)
+    kernel = None if settings.kernel == (1, 1) and impl == dispatch.AUTO else _ours(chooser, problem, impl, precision)
     if kernel is not None and problem is not None:
         return _Convolution(chooser, node, output, _kernel(kernel, problem), kernel.name, 0)
     if chooser.impl == CUDNN:
@@ -132,7 +133,7 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
         return _Convolution(chooser, node, output, _pointwise(chooser, x, output), "cublas", 0)
     bordered = problem_of(settings, x, settings.pad)
     if not cudnn.is_there() or x[1] <= _BORDER_CHANNELS:
-        kernel = _ours(chooser, bordered, impl)
+        kernel = _ours(chooser, bordered, impl, precision)
         if kernel is not None and bordered is not None:
             border = passes.border(settings.pad, x)
             count = size(bordered.x_shape) * ITEM_BYTES

@@ -30,8 +30,9 @@ class Convolution:
     dilate: tuple[int, int] = (1, 1)
     groups: int = 1
     bias: bool = False
-    #: The operator's name or kernel that the layer asks for by itself.
+    #: The kernel and precision that the layer asks for by itself.
     impl: str = "auto"
+    precision: str = "float32"
 
     def output(self, axis: int, length: int) -> int:
         """Rows (axis 0) or columns (1) of the output, of so many of the input."""
@@ -58,8 +59,12 @@ def _read_convolution(settings: Settings) -> Convolution:
 def _read_new(settings: Settings) -> Convolution:
     settings.text("op_type", "New")
     settings.text("device", "gpu")
-    settings.only("precision", "float32")
-    return Convolution(settings.pair("kernel"), settings.integer("num_filter"), impl=settings.text("impl", "auto"))
+    return Convolution(
+        settings.pair("kernel"),
+        settings.integer("num_filter"),
+        impl=settings.text("impl", "auto"),
+        precision=settings.text("precision", "float32"),
+    )
 
 
 def _infer_convolution(settings: Convolution, shapes: Sequence[Shape]) -> Shape:
