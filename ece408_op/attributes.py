@@ -13,7 +13,7 @@ from .errors import ProblemError
 
 KNOWN = ("kernel", "num_filter", "impl", "device", "precision", "fuse")
 DEVICES = ("cpu", "gpu")
-PRECISIONS = ("float32",)
+PRECISIONS = tuple(dispatch.SERVES)
 #: What is done to the convolution in the same pass: tanh of the largest of 2 x 2, two apart, as MXNet's Pooling with
 #: the convention "valid" or "full" has them.
 FULL = "tanh_pool_full"

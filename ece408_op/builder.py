@@ -28,10 +28,11 @@ def New(  # noqa: N802 (the operator's name in MXNet)
 
     data, weight: NDArrays or Symbols, both of one kind; a Symbol's weight may be left out, MXNet then
     makes a variable named after the layer. kernel: (K, K). num_filter: M. impl: a kernel's name or
-    "auto". device: "cpu", "gpu", or None for where the arrays live. fuse: "tanh_pool" for the tanh of the largest of
-    2 x 2 outputs, two apart, (B, M, (H-K+1) // 2, (W-K+1) // 2), on the CPU only; "tanh_pool_full" rounds up: MXNet's
-    Activation and Pooling with the convention "valid" or "full". name: the layer's name, which the
-    record of calls shows. out: an NDArray to fill.
+    "auto". device: "cpu", "gpu", or None for where the arrays live. precision: "float32", or "tf32" or "fp16" where
+    rounding the factors of products to 11 bits will do: the fastest kernel that is at least so precise.
+    fuse: "tanh_pool" for the tanh of the largest of 2 x 2 outputs, two apart, (B, M, (H-K+1) // 2, (W-K+1) // 2), on
+    the CPU only; "tanh_pool_full" rounds up: MXNet's Activation and Pooling with the convention "valid" or "full".
+    name: the layer's name, which the record of calls shows. out: an NDArray to fill.
 
     Raises ProblemError at once for arguments that do not fit together.
     """

@@ -1,7 +1,7 @@
 """Which GPU kernel is fastest for a layer: a small table of measured times, read from data.
 
-``choices.json`` has, for each chip that ``python -m ece408_op.sweep`` was run on, the median time of every float32
-kernel on some layers. A layer that was not measured is taken to be like the nearest that was.
+``choices.json`` has, for each chip that ``python -m ece408_op.sweep`` was run on, the median time of every kernel on
+some layers. A layer that was not measured is taken to be like the nearest that was.
 """
 
 from __future__ import annotations

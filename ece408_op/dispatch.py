@@ -15,6 +15,9 @@ from .problem import ConvProblem
 #: The name that stands for the fastest kernel that takes the problem.
 AUTO = "auto"
 
+#: What serves a precision that was asked for: it, then what is more precise.
+SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16", "tf32", "float32")}
+
 #: Operations for which a thread is worth waking: some 20 microseconds of the fastest kernel, about what waking takes.
 _THREAD_FLOPS = 4_000_000
 
@@ -48,7 +51,9 @@ def select(
     """The kernel for a problem: the one named, or by default the fastest known that takes it.
 
     "auto" is the first of the list on the CPU; on a GPU, whose figures are ``chip``, the one that the
-    recorded table has as the fastest. Raises UnsupportedError with every reason of every kernel tried.
+    recorded table has as the fastest. precision: "float32", or "tf32" or "fp16" where factors may be rounded to
+    11 bits, in fp16's range alone for the latter; what is more precise may serve too, less precise never does.
+    Raises UnsupportedError with every reason of every kernel tried.
     """
     tried = []
     for kernel in _candidates(problem, device, impl, precision, chip):
@@ -67,7 +72,9 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
     """Kernels to try, the best first."""
     if impl != AUTO:
         return [find(impl)]
-    fitting = [kernel for kernel in KERNELS if (kernel.device, kernel.precision) == (device, precision)]
+    ranks = SERVES[precision]
+    fitting = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
+    fitting.sort(key=lambda kernel: ranks.index(kernel.precision))
     order = choices.preference(problem, chip) if chip is not None else []
     measured = [kernel for name in order for kernel in fitting if kernel.name == name]
     return measured + [kernel for kernel in fitting if kernel not in measured]

@@ -65,9 +65,9 @@ def built_in(network: files.Network) -> Loaded:
     return Loaded(shapes.load_symbol(graph, network.symbol), arg_params, aux_params)
 
 
-def on_gpu(network: Loaded, impl: str) -> Loaded:
+def on_gpu(network: Loaded, impl: str, precision: str = "float32") -> Loaded:
     """The same network as one node that runs on the GPU and is bound on mx.cpu(): see gpu_network."""
-    return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl))
+    return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl, precision=precision))
 
 
 def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:

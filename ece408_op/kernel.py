@@ -120,13 +120,20 @@ class CudaKernel:
     #: Options for NVRTC beside the language's version.
     options: tuple[str, ...] = ()
     device: str = "gpu"
+    #: Whether chips of that capability alone can run it.
+    exact: bool = False
+
+    def runs_on(self, chip: Chip) -> bool:
+        """Whether the chip is of a capability that the source is for."""
+        return chip.capability == self.capability if self.exact else chip.capability >= self.capability
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Every reason why this kernel cannot take the problem, on that chip where one is given; empty when it can."""
         reasons = list(self.reasons(problem, chip))
-        if chip is not None and chip.capability < self.capability:
+        if chip is not None and not self.runs_on(chip):
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
-            reasons.append(f"compute capability: at least {need}, got {got} ({chip.name})")
+            least = "" if self.exact else "at least "
+            reasons.append(f"compute capability: {least}{need}, got {got} ({chip.name})")
         return reasons
 
     def error_bound(self, problem: ConvProblem) -> float:

@@ -115,6 +115,13 @@ def _parser(milestone: Milestone) -> argparse.ArgumentParser:
             "--fuse", action="store_true", help="compute a convolution, its tanh and 2 x 2 maxima of that in one"
         )
     else:
+        if milestone.device is not None:
+            parser.add_argument(
+                "--precision",
+                choices=tuple(dispatch.SERVES),
+                default="float32",
+                help="the least that the auto kernel's products may have (default: float32)",
+            )
         parser.add_argument(
             "--context",
             choices=["cpu", "gpu"],
@@ -166,11 +173,14 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     print("Loading model...", end="", flush=True)
     plain = inference.built_in(network)
     every = milestone.device is not None and options.kernel == ALL
-    loaded = plain
+    loaded, precision = plain, getattr(options, "precision", "float32")
     if milestone.device is not None:
         impl, fuse = dispatch.AUTO if every else options.kernel, getattr(options, "fuse", False)
-        loaded = inference.with_operator(network, impl, milestone.device, fuse=fuse)
-    running = inference.on_gpu(loaded, CUDNN if milestone.device is None else dispatch.AUTO) if whole else loaded
+        # Where the whole network is one node, that node has the precision.
+        loaded = inference.with_operator(network, impl, milestone.device, "float32" if whole else precision, fuse)
+    running = loaded
+    if whole:
+        running = inference.on_gpu(loaded, CUDNN if milestone.device is None else dispatch.AUTO, precision)
     print(" done", flush=True)
 
     results: dict[str, Any] = {

@@ -7,14 +7,30 @@ from __future__ import annotations
 
 from ece408_op.kernel import Kernel
 
-from . import direct, fused_gemm, im2col, im2col_gemm, loops, naive, register_tiled, shared, strip, tensor_core, window
+from . import (
+    direct,
+    fused_gemm,
+    im2col,
+    im2col_gemm,
+    loops,
+    naive,
+    register_tiled,
+    shared,
+    split,
+    strip,
+    tensor_core,
+    window,
+)
 
 KERNELS: tuple[Kernel, ...] = (
     direct.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,
+    split.COLUMNS,
+    split.TEAMS,
     window.KERNEL,
     strip.KERNEL,
+    split.WARPS,
     register_tiled.REGISTER_TILED,
     shared.UNROLLED,
     shared.CONSTANT,
@@ -27,6 +43,9 @@ KERNELS: tuple[Kernel, ...] = (
     naive.BLOCK1024,
     naive.IMAGE_BLOCK,
     naive.GLOBAL_SUM,
+    split.ROUNDED_COLUMNS,
+    split.ROUNDED_TEAMS,
+    split.ROUNDED,
     register_tiled.HALF,
     tensor_core.FP16,
     tensor_core.TF32,

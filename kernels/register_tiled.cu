@@ -16,7 +16,11 @@
 // The index arithmetic of a window element is a sum of two tables: where the pixel's window starts, kept
 // in registers, and where product k lies in a window, computed once a step by DEPTH threads.
 //
-// `half` puts other definitions of stored_t and its functions in front of this text.
+// `half` puts other definitions of stored_t and its functions in front of this text, `split` those of denormals.cuh.
+
+#ifndef MULTIPLY_ADD
+#define MULTIPLY_ADD fmaf
+#endif
 
 #ifndef STORED
 #define STORED
@@ -45,19 +49,19 @@ constexpr int LOADS = BLOCK_N / BLOCK_THREADS;  // pixels of a row that one thre
 constexpr int WEIGHTS = DEPTH * BLOCK_M, WEIGHT_LOADS = (WEIGHTS + BLOCK_THREADS - 1) / BLOCK_THREADS;
 constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCK_THREADS == 128 ? 4 : 1)
-register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
-               int images) {
+// Block number `block` of the product for so many images.
+__device__ __forceinline__ void register_tile(const float *__restrict__ x, const float *__restrict__ w,
+                                              float *__restrict__ y, long long first, int images, unsigned block) {
     __shared__ __align__(16) stored_t pixels[2][DEPTH][BLOCK_N];
     __shared__ __align__(16) stored_t filters[2][DEPTH][8 * WARPS_M];  // 8 a warp, the last 8 - FILTERS unused
     __shared__ index_t offset[2][DEPTH];                               // of product k in a window; -1 beyond the last
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
-    const int m0 = blockIdx.x % GROUPS * BLOCK_M;
+    const int m0 = block % GROUPS * BLOCK_M;
 
     // The block's first pixel: pixel r0 of image b0. From there on indices fit index_t.
-    const long long n0 = blockIdx.x / GROUPS * (long long)BLOCK_N;
+    const long long n0 = block / GROUPS * (long long)BLOCK_N;
     const long long b0 = n0 / PIXELS;
     const index_t r0 = n0 % PIXELS;
     const long long left = images * (long long)PIXELS - n0;
@@ -133,7 +137,7 @@ register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *
 #pragma unroll
             for (int f = 0; f < FILTERS; f++)
 #pragma unroll
-                for (int u = 0; u < 8; u++) sum[f][u] += a[f] * b[u];
+                for (int u = 0; u < 8; u++) sum[f][u] = MULTIPLY_ADD(a[f], b[u], sum[f][u]);
         }
         if (step + 1 < STEPS) write_shared(step + 1);
         fill_offsets(step + 2);  // over those of this step, which were read a barrier ago
@@ -152,4 +156,10 @@ register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *
             if (m < M) out[m * PIXELS] = sum[f][u];
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCK_THREADS == 128 ? 4 : 1)
+register_tiled(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
+               int images) {
+    register_tile(x, w, y, first, images, blockIdx.x);
 }

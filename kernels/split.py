@@ -1,0 +1,206 @@
+"""Float32-class products on tensor cores: every operand is split into two 16-bit floats, or rounded to one.
+
+Three kernels in each precision share how inputs and filters are split (``split_load.cu``, ``split_weights.cu``) and
+how images that cannot be split are computed anew (``split_repair.cu``); they differ in how they multiply.
+
+The error, as a share of sum |x||w|. With u = 2^-11, a rounding to a 16-bit float, and values scaled by powers of two
+so that the largest of a tile lies in [2^14, 2^15):
+
+- A value v >= 2^-14 is high + low / 2^11 + rest. high errs by at most u v; what it leaves is exact, is scaled by
+  2^11 and rounded to low, which errs by u of it, or, below the normal numbers, by 2^-25 in low's scale, 2^-36 in v's.
+  Both are at most 2^-22 v. Tiles with a smaller value are not split, so |rest| <= 2^-22 v for every value.
+- The product low low is left out: u^2 = 2^-22. So the three products make at most (3 + 2^-9) 2^-22 of |x||w|.
+- Tensor cores cut the terms of a sum off at the largest one's last bit (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh,
+  Numerical behavior of NVIDIA tensor cores, 2021): at most 2^-22 for each product added, as in ``tensor_core``. The
+  sums of high low and low high are 2^-10 of the main one, and add as much less.
+- One rounding joins the sums, one adds both of the small ones, one undoes the scale: less than 2^-22 together.
+
+Rounded to one 16-bit float, both factors err by u: as precise as tf32, whose numbers keep as many bits, in the whole
+range of float32, which 16-bit floats do not have.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from ece408_op.kernel import CudaKernel, reduced_bound
+from ece408_op.launch import Chip, Launch, Plan, ceil_div, layer_defines
+from ece408_op.problem import ConvProblem
+
+from . import register_tiled
+from .split_shapes import TEAM_REGISTERS, best_tile
+from .split_taps import NO_TAP
+from .split_tile import Tile
+
+_FOLDER = Path(__file__).parent
+#: Blocks of the repairing kernel on a multiprocessor, and threads of a block that splits filters.
+_REPAIR_BLOCKS = 2
+_FILTER_THREADS = 256
+#: A tile has no more images.
+_MOST_IMAGES = 16
+#: Images of one launch: their marks take 8 bytes each.
+_MOST_A_ROUND = 1 << 24
+#: Rounding to a 16-bit float; what a product adds to the error of a tensor core's sum.
+_EPS, _EPS_SUM = 2.0**-11, 2.0**-22
+_SOURCES = {"warps": "split.cu", "columns": "split_columns.cu", "teams": "split_wgmma.cu"}
+#: Chips whose figures nobody gave: the first with the instructions.
+_ANY = {"warps": Chip("any", (8, 0), 1, 99 * 1024), "columns": Chip("any", (8, 0), 1, 99 * 1024)}
+_HOPPER = Chip("any", (9, 0), 1, 227 * 1024)
+
+
+def split_bound(problem: ConvProblem) -> float:
+    """The largest |y - exact| as a share of sum |x||w|: see above."""
+    n = problem.products * _EPS_SUM * (1 + 2.0**-9)
+    return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22
+
+
+def _layer(problem: ConvProblem) -> ConvProblem:
+    """The problem with as many images as a tile may have: one tile, one binary, for every batch."""
+    return problem.with_batch(_MOST_IMAGES)
+
+
+def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    reasons = []
+    if way == "columns":
+        pixels = problem.output_height * problem.output_width
+        if problem.channels != 1:
+            reasons.append(f"channels: expected 1, got {problem.channels}")
+        if problem.output_width % 2 or pixels % 4:
+            reasons.append(
+                "output map: expected an even width and a multiple of 4 elements, got "
+                f"{problem.output_height} x {problem.output_width}"
+            )
+    known = chip or _ANY.get(way, _HOPPER)
+    if not reasons and best_tile(way, _layer(problem), known, 4, parts) is None:
+        reasons.append(f"shared memory of a block: no tile of the layer fits {known.shared_bytes} bytes")
+    return reasons
+
+
+def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    tile = best_tile(way, _layer(problem), chip, aligned, parts)
+    assert tile is not None, "a problem that _reasons takes"
+    return plan_of(tile, problem, chip, aligned)
+
+
+def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    """The launches for a tile: the filters are split, the images multiplied, those that cannot be split repaired."""
+    columns = tile.column_tiles(problem)
+    blocks = tile.padded_tiles(problem) if tile.teams else columns
+    repair = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
+    (repairing,) = [step for step in repair.steps(1) if isinstance(step, Launch)]
+
+    def steps(images: int) -> tuple[Launch, ...]:
+        items = ceil_div(images, tile.images) * tile.tiles_an_image(problem)
+        held = max(1, chip.multiprocessors // tile.filter_blocks)
+        grid = (min(items, held) * tile.filter_blocks, 1, 1)
+        arguments = ("x", "y", "filters", "columns", "marks", "first", "images")
+        again = ("x", "w", "y", "columns", "marks", "first", "images")
+        # The filters are split for every round anew, which as a rule is the only one: the list is emptied with them.
+        return (
+            Launch(
+                "split_weights", (blocks, 1, 1), (_FILTER_THREADS, 1, 1), ("w", "filters", "columns", "marks", "images")
+            ),
+            Launch("split", grid, (tile.threads, 1, 1), arguments, tile.shared_bytes(problem)),
+            Launch("split_repair", (_REPAIR_BLOCKS * chip.multiprocessors, 1, 1), repairing.block, again),
+        )
+
+    images = max(1, min(problem.batch, _MOST_A_ROUND))
+    # A count and a list of images, and a mark for each.
+    scratch = {"filters": tile.filter_bytes(problem), "columns": 4 * 9 * columns, "marks": 4 * (1 + 2 * images)}
+    wide = max(layer_defines(problem, tile.images + 1)["WIDE"], repair.defines["WIDE"])
+    defines = {**repair.defines, **_defines(tile, problem), "WIDE": wide}
+    return Plan(defines, images, steps, scratch=scratch)
+
+
+def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
+    defines: dict[str, int | str] = {
+        "PARTS": tile.parts,
+        "WGMMA": int(tile.teams > 0),
+        "FOLDED": int(tile.folded),
+        "R": tile.rows,
+        "RA": tile.sets,
+        "IMG": tile.images,
+        "TR": tile.super_rows,
+        "TW": tile.columns,
+        "S": tile.stride,
+        "PL": tile.plane,
+        "KSTEPS": tile.steps,
+        "NT": tile.tiles,
+        "GB": tile.groups(problem),
+        "NC": tile.warps,
+        "NP": tile.loaders,
+        "W_SHARED": int(tile.shared_weights),
+        "DIRECT": int(tile.direct),
+        "PAIR_ROWS": int(tile.row_steps == 0 and not tile.folded),
+        "XV": tile.vector,
+        "OUT_FLOATS": tile.out_floats,
+        "TAP_LIST": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in tile.taps),
+    }
+    if tile.teams:
+        high = _wgmma("MMA_HIGH", 8 * tile.tiles * tile.parts)
+        low = _wgmma("MMA_LOW", 8 * tile.tiles) if tile.parts == 2 else {"MMA_LOW(d, a, b)": ""}
+        team, loader = TEAM_REGISTERS[tile.teams]
+        rest = tile.steps - problem.kernel * tile.row_steps
+        registers: dict[str, int | str] = {"TEAM_REGISTERS": team, "LOADER_REGISTERS": loader}
+        return {**defines, **registers, "KR": tile.row_steps, "KREST": rest, **high, **low}
+    defines["MT"] = tile.pixels
+    if tile.folded:
+        return {**defines, "YV": tile.y_vector, "AFFINE": int(_affine(tile)), "HALF_LIST": _halves(tile)}
+    return {**defines, "KEEP_A": int(tile.keep_a), "QUADS": int(tile.quads)}
+
+
+def _wgmma(name: str, columns: int) -> dict[str, str]:
+    """The instruction of so many columns as a macro: sums d, pixels a, filters b."""
+    sums = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    pixels = ", ".join(f"%{i}" for i in range(sums, sums + 4))
+    shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
+    outputs = ", ".join(f'"+f"((d)[{i}])' for i in range(sums))
+    inputs = ", ".join(f'"r"((a)[{i}])' for i in range(4))
+    text = f"{shape} {{{registers}}}, {{{pixels}}}, %{sums + 4}, 1, 1, 1, 0;"
+    return {f"{name}(d, a, b)": f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))'}
+
+
+def _places(tile: Tile) -> list[int]:
+    return [plane * tile.plane + row * tile.stride + column for plane, row, column in tile.taps]
+
+
+def _affine(tile: Tile) -> bool:
+    """Whether the four words of every half of a step lie alike; a half of no words does."""
+    places = _places(tile)
+    real = [i for i in range(0, len(places), 4) if set(tile.taps[i : i + 4]) != {NO_TAP}]
+    halves = [[place - places[i] for place in places[i : i + 4]] for i in real]
+    return all(half == halves[0] for half in halves)
+
+
+def _halves(tile: Tile) -> str:
+    """Where the first word of every half of a step lies, in bytes."""
+    places = _places(tile)
+    return ", ".join(str(0 if tile.taps[i] == NO_TAP else 4 * places[i]) for i in range(0, len(places), 4))
+
+
+def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
+    files = ("layer.cuh", "denormals.cuh", "register_tiled.cu", "split_weights.cu", "split_load.cu")
+    teams = way == "teams"
+    return CudaKernel(
+        name,
+        summary,
+        tuple(_FOLDER / file for file in (*files, _SOURCES[way], "split_repair.cu")),
+        partial(_plan, way, parts),
+        partial(_reasons, way, parts),
+        split_bound if parts == 2 else reduced_bound(_EPS, _EPS_SUM),
+        capability=(9, 0) if teams else (8, 0),
+        precision="float32" if parts == 2 else "tf32",
+        # wgmma is an instruction of that one architecture.
+        options=("--gpu-architecture=sm_90a",) if teams else (),
+        exact=teams,
+    )
+
+
+COLUMNS = _kernel("split_columns", "columns", 2, "split operands on tensor cores, one channel, no staging of outputs")
+TEAMS = _kernel("split_teams", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
+WARPS = _kernel("split", "warps", 2, "split operands on tensor cores by mma.sync")
+ROUNDED_COLUMNS = _kernel("rounded_columns", "columns", 1, "split_columns with the high parts alone")
+ROUNDED_TEAMS = _kernel("rounded_teams", "teams", 1, "split_teams with the high parts alone")
+ROUNDED = _kernel("rounded", "warps", 1, "split with the high parts alone")

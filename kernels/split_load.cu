@@ -1,0 +1,297 @@
+// split_load: how a tile's input comes to lie in shared memory, split into two 16-bit floats, for split.cu.
+//
+// NP warps do this for one half of the planes while the others multiply the other half. They look at a tile's values
+// twice: for the largest and the smallest, which give the scale e and say whether the tile can be split at all, then
+// to split them. DIRECT 0 copies them to shared memory meanwhile, DIRECT 1 reads them twice, from the cache.
+//
+// A word of a plane holds two products of one input pixel: those of two channels; of an odd last channel, of two
+// neighbouring rows (PAIR_ROWS) or columns. FOLDED: columns 2 i and 2 i + 1 of one channel, for every i.
+
+constexpr int SUPER_ROWS = FOLDED ? 1 : R * RA;                // output rows of one position
+constexpr int ALONG = FOLDED ? 2 : 1;                          // output columns of one position, and inputs of a word
+constexpr int COLUMNS = R * M, NTILES = (COLUMNS + 7) / 8, NGROUPS = GB;  // of a block
+constexpr int MBLOCKS = ((NTILES + NT - 1) / NT + GB - 1) / GB;   // blocks that share the filters
+constexpr int PLANES = (C + 1) / 2;
+constexpr int TILES_X = (OW + ALONG * TW - 1) / (ALONG * TW), SUPER = (OH + SUPER_ROWS - 1) / SUPER_ROWS;
+constexpr int TILES_Y = (SUPER + TR - 1) / TR;
+constexpr int WT = TILES_X == 1 ? W : TW + K - 1;              // input columns of a tile
+constexpr int ROWS = SUPER_ROWS * TR + K - 1;                  // rows of a plane
+constexpr int RAW_ROWS = ROWS < H ? ROWS : H;                  // input rows of a tile
+constexpr int RAW_IMAGE = C * RAW_ROWS * WT;
+constexpr int RAW = DIRECT ? 0 : IMG * RAW_IMAGE;              // floats of a copied tile
+constexpr int IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
+constexpr int POSITIONS = IMG * TR * TW;
+constexpr int COMPUTE = 32 * NC, LOADERS = 32 * NP, ALL = COMPUTE + LOADERS;
+constexpr int WORDS = 2 * PARTS;                               // of B for two words of products
+constexpr int FILTER_WORDS = KSTEPS * NGROUPS * NT * 32 * WORDS;
+
+template <int ID, int COUNT>
+__device__ __forceinline__ void meet() {
+    asm volatile("barrier.cta.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
+}
+__device__ __forceinline__ void meet(int id, int count) {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+__device__ __forceinline__ void pass(int id) {
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "n"(ALL) : "memory");
+}
+constexpr int LINE = (WT + ALONG - 1) / ALONG;                  // words of a plane's row
+constexpr int LOADED = 1, FULL = 2, EMPTY = 4, HANDED = 6;  // barriers: of loaders, halves of the planes, stores
+
+// A tile: its first image and how many there are, its first output row and column.
+struct Item {
+    int image, images, row, column;
+    __device__ Item(int item, int all) {
+        const int tile = item % (TILES_X * TILES_Y);
+        image = item / (TILES_X * TILES_Y) * IMG;
+        images = min(IMG, all - image);
+        row = tile / TILES_X * (SUPER_ROWS * TR);
+        column = tile % TILES_X * TW;
+    }
+    __device__ int rows() const { return RAW_ROWS == H ? H : min(RAW_ROWS, H - row); }
+    __device__ int columns() const { return TILES_X == 1 ? W : min(WT, W - column); }
+};
+
+struct Shared {
+    unsigned *filters, *planes;
+    int2 *taps;
+    float *raw, *out;
+    int *exponents, *e;
+    unsigned *found;
+
+    __device__ explicit Shared(unsigned char *at) {
+        const auto take = [&](int bytes) {
+            unsigned char *const mine = at;
+            at += (bytes + 127) / 128 * 128;
+            return static_cast<void *>(mine);
+        };
+        filters = static_cast<unsigned *>(take(W_SHARED ? 4 * FILTER_WORDS : 0));
+        raw = static_cast<float *>(take(4 * RAW));
+        planes = static_cast<unsigned *>(take(4 * (2 * STAGE)));
+        taps = static_cast<int2 *>(take(KSTEPS * 4 * 8));
+        out = static_cast<float *>(take(OUT_FLOATS * 4));
+        exponents = static_cast<int *>(take(MBLOCKS * GB * NT * 8 * 4));
+        e = static_cast<int *>(take(16));
+        found = static_cast<unsigned *>(take(2 * NP * 4));
+    }
+};
+
+// Where a tile's input is read from: floats from one row, channel and image to the next.
+constexpr bool WHOLE = TILES_X == 1 && RAW_ROWS == H;           // all of one or several images
+constexpr int ROW = DIRECT ? W : WT;
+constexpr index_t CHANNEL = DIRECT ? index_t(H) * W : index_t(RAW_ROWS) * WT;
+constexpr index_t INPUTS = DIRECT ? IMAGE : index_t(RAW_IMAGE);
+
+template <int V>
+__device__ __forceinline__ void copy(float *to, const float *from) {
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if (V == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(4 * V) : "memory");
+}
+
+// Input rows of a tile to shared memory, as they are.
+__device__ __forceinline__ void load(float *raw, const float *x, const Item &item, int thread) {
+    if (DIRECT) return;
+    const float *const from = image_of(x, item.image, IMAGE) + index_t(item.row) * W + item.column;
+    if (WHOLE) {
+        for (int i = thread * XV; i < item.images * RAW_IMAGE; i += LOADERS * XV) copy<XV>(raw + i, from + i);
+    } else if (TILES_X == 1) {
+        const int length = item.rows() * W;
+        for (int c = 0; c < C; c++)
+            for (int i = thread * XV; i < length; i += LOADERS * XV)
+                copy<XV>(raw + c * (RAW_ROWS * W) + i, from + c * (index_t(H) * W) + i);
+    } else {
+        const int columns = item.columns(), rows = item.rows();
+        for (int run = thread / 32; run < C * rows; run += NP) {
+            const int c = run / rows, row = run - c * rows;
+            for (int i = thread % 32; i < columns; i += 32)
+                copy<1>(raw + (c * RAW_ROWS + row) * WT + i, from + (c * index_t(H) + row) * W + i);
+        }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// The largest and the smallest magnitude but zero among the tile's inputs, as bits; the smallest one less.
+__device__ __forceinline__ void extremes(const float *from, const Item &item, int thread, unsigned &most,
+                                         unsigned &least) {
+    most = 0, least = ~0u;
+    const auto look = [&](float value) {
+        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
+        most = max(most, bits), least = min(least, bits - 1);
+    };
+    if (WHOLE && RAW_IMAGE % 4 == 0 && (XV == 4 || !DIRECT)) {
+        const int length = item.images * (RAW_IMAGE / 4);
+#pragma unroll 4
+        for (int i = thread; i < length; i += LOADERS) {
+            const float4 v = reinterpret_cast<const float4 *>(from)[i];
+            look(v.x), look(v.y), look(v.z), look(v.w);
+        }
+    } else if (WHOLE) {
+        const int length = item.images * RAW_IMAGE;
+#pragma unroll 8
+        for (int i = thread; i < length; i += LOADERS) look(from[i]);
+    } else if (TILES_X == 1) {
+        const int length = item.rows() * W;
+        for (int c = 0; c < C; c++)
+#pragma unroll 8
+            for (int i = thread; i < length; i += LOADERS) look(from[c * CHANNEL + i]);
+    } else {
+        const int columns = item.columns(), rows = item.rows();
+        for (int run = thread / 32; run < C * rows; run += NP)
+            for (int i = thread % 32; i < columns; i += 32)
+                look(from[run / rows * CHANNEL + run % rows * index_t(ROW) + i]);
+    }
+    most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
+}
+
+// Two values as a word of the planes, high and low.
+__device__ __forceinline__ void put(unsigned *to, float first, float second, bool real) {
+    const unsigned high = to_halves(first, second), low = PARTS == 2 ? to_rest(first, second, high) : 0;
+    if (real) {
+        *to = high;
+        if (PARTS == 2) to[LOW] = low;
+    }
+}
+
+constexpr int MOST_KEPT = WGMMA ? 14 : 24;
+
+// Whole rows: every thread has the same places in every plane, and keeps them. Of one channel, the images' planes lie
+// in a row like one.
+constexpr bool MERGED = C == 1 && WHOLE && ROWS == H && PL == ROWS * S;
+constexpr int PLANE_LINES = MERGED ? IMG * ROWS : ROWS, PLANE_WORDS = PLANE_LINES * LINE;
+constexpr int EACH = (PLANE_WORDS + LOADERS - 1) / LOADERS;
+constexpr bool KEPT = (TILES_X == 1 || (!DIRECT && C % 2 == 0)) && EACH <= MOST_KEPT && (ALONG == 1 || W % 2 == 0);
+constexpr int PLACES = KEPT ? EACH : 1;
+
+__device__ __forceinline__ void find_places(int (&places)[PLACES], int thread) {
+#pragma unroll
+    for (int k = 0; k < PLACES; k++) {
+        const int word = thread + k * LOADERS;
+        places[k] = word / LINE * S + word % LINE;
+    }
+}
+
+// Every word of the tile's planes, zeros where the image has ended. Several words are read before the first is
+// written: between two reads that wait for memory there must be no write.
+__device__ __forceinline__ void convert(unsigned *planes, const float *from, const Item &item, float scale,
+                                        const int (&places)[PLACES], int thread) {
+    const int rows = item.rows(), columns = item.columns();
+    if (KEPT) {
+        const int real = (MERGED ? item.images * ROWS : rows) * LINE;
+        constexpr int AT_ONCE = EACH % 8 == 0 || EACH > 16 ? 8 : EACH > 8 ? (EACH + 1) / 2 : EACH;
+#pragma unroll 1
+        for (int plane = 0; plane < (MERGED ? 1 : item.images * PLANES); plane++) {
+            const int image = PLANES == 1 ? plane : IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
+            const float *const at = from + image * INPUTS + 2 * pair * CHANNEL;
+            unsigned *const to = planes + image * IMAGE_WORDS + pair * PL;
+            const bool alone = C % 2 && pair == C / 2;
+            const index_t other = alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL;
+            const int both = alone ? (PAIR_ROWS ? real - LINE : ALONG == 2 ? real : real - 1) : real;
+#pragma unroll
+            for (int first = 0; first < EACH; first += AT_ONCE) {
+                float a[AT_ONCE], b[AT_ONCE];
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    const int word = thread + (first + k) * LOADERS;
+                    a[k] = first + k < EACH && word < real ? at[ALONG * word] : 0.0f;
+                    b[k] = first + k < EACH && word < both ? at[ALONG * word + other] : 0.0f;
+                }
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++)
+                    if (first + k < EACH)
+                        put(to + places[first + k < EACH ? first + k : 0], a[k] * scale, b[k] * scale,
+                            thread + (first + k) * LOADERS < PLANE_WORDS);
+            }
+        }
+        return;
+    }
+    const int lines = item.images * (PLANES * ROWS);
+    // A thread's words lie LOADERS apart, counted along the lines: it goes on by so many lines and columns.
+    constexpr int DOWN = LOADERS / LINE, ACROSS = LOADERS % LINE, AT_ONCE = 8;
+    int line = thread / LINE, column = thread % LINE;
+    while (line < lines) {
+        float a[AT_ONCE], b[AT_ONCE];
+        int to[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const bool real = line < lines;
+            const int plane = PLANES * IMG == 1 ? 0 : line / ROWS, row = line - plane * ROWS;  // planes of all images
+            const int image = IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
+            const float *const at = from + image * INPUTS + 2 * pair * CHANNEL + row * index_t(ROW) + ALONG * column;
+            const bool alone = C % 2 && pair == C / 2;
+            const bool inside = real && ((RAW_ROWS == ROWS && WHOLE) || row < rows) &&
+                                (TILES_X == 1 || ALONG * column < columns);
+            const bool both = inside && (!alone || (PAIR_ROWS ? row + 1 < rows : ALONG * column + 1 < columns));
+            a[i] = inside ? at[0] : 0.0f;
+            b[i] = both ? at[alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL] : 0.0f;
+            to[i] = real ? image * IMAGE_WORDS + pair * PL + row * S + column : -1;
+            line += DOWN, column += ACROSS;
+            if (column >= LINE) column -= LINE, line++;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) put(planes + to[i], a[i] * scale, b[i] * scale, to[i] >= 0);
+    }
+}
+
+__device__ __forceinline__ void mark(int *marks, int image, int images, int all) {
+    for (int i = image; i < image + images; i++)
+        if (atomicExch(marks + 1 + all + i, 1) == 0) marks[1 + atomicAdd(marks, 1)] = i;
+}
+
+__device__ __forceinline__ void loader(const Shared &s, const float *x, int *marks, int images, int items) {
+    const int thread = threadIdx.x - COMPUTE;
+    load(s.raw, x, Item(blockIdx.x / MBLOCKS, images), thread);
+    int places[PLACES], turn = 0, lowest = 0, highest = 0;
+    if (KEPT) find_places(places, thread);
+    for (int i = thread % 32; i < COLUMNS; i += 32)
+        lowest = min(lowest, s.exponents[i]), highest = max(highest, s.exponents[i]);
+    lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
+    const int stride = gridDim.x / MBLOCKS;
+    for (int number = blockIdx.x / MBLOCKS; number < items; number += stride, turn++) {
+        const Item item(number, images);
+        const int half = turn % 2;
+        const float *const direct = image_of(x, item.image, IMAGE) + index_t(item.row) * W + item.column;
+        const float *const from = DIRECT ? direct : s.raw;
+        if (!DIRECT) {
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+            meet<LOADED, LOADERS>();
+        }
+        unsigned most, least;
+        extremes(from, item, thread, most, least);
+        if (thread % 32 == 0) s.found[thread / 32] = most, s.found[NP + thread / 32] = least;
+        meet<LOADED, LOADERS>();
+#pragma unroll
+        for (int i = 0; i < NP; i++) most = max(most, s.found[i]), least = min(least, s.found[NP + i]);
+        const int exponent = most >> 23, e = most == 0 ? 0 : 141 - exponent;  // 2^(exponent - 127) <= largest
+        const unsigned limit = max(exponent - SPREAD, 1) << 23;               // denormal numbers count as too small
+        // 2^(e + f) must be a float32 number too, for every filter.
+        const bool far = e > MOST_SCALE || e + lowest < -126 || e + highest > 126;
+        const bool bad = most && (exponent == 255 || far || least + 1 < limit);
+        if (turn > 1) meet(EMPTY + half, ALL);
+        if (thread == 0) {
+            s.e[half] = min(e, MOST_SCALE);
+            if (bad) mark(marks, item.image, item.images, images);
+        }
+        convert(s.planes + half * STAGE, from, item, __uint_as_float((127 + min(e, MOST_SCALE)) << 23), places,
+                thread);
+        pass(FULL + half);
+        meet<LOADED, LOADERS>();
+        if (number + stride < items) load(s.raw, x, Item(number + stride, images), thread);
+    }
+    // The barriers are left as they were found: the last two halves are given back too.
+    for (int last = max(turn - 2, 0); last < turn; last++) meet(EMPTY + last % 2, ALL);
+}
+
+// What all threads do first: the filters, where taps lie in the planes, the filters' exponents to shared memory.
+__device__ __forceinline__ void prepare(const Shared &s, const unsigned *filters, const int *columns) {
+    if (W_SHARED) {
+        const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + blockIdx.x % MBLOCKS * (FILTER_WORDS / 4);
+        uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
+        for (int i = threadIdx.x; i < FILTER_WORDS / 4; i += ALL) to[i] = from[i];
+    }
+    for (int i = threadIdx.x; i < KSTEPS * 4; i += ALL) {
+        const int k = i / 4 * 8 + i % 4;
+        s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
+    }
+    for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.exponents[i] = columns[i];
+}

@@ -1,0 +1,148 @@
+"""The order of ``split``'s products, and how its planes lie in shared memory.
+
+A word holds two products of one input pixel: channels 2 p and 2 p + 1 of plane p, or, in the plane of an odd last
+channel, two neighbouring rows or columns. A step of the tensor cores takes eight words for each output pixel, lane t
+of four the words t and t + 4. Any order of the words will do, so they are put together such that the four lanes'
+reads of eight pixels each fall on different banks.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ece408_op.launch import ceil_div, round_up
+
+#: Lanes that read neighbouring pixels at a time, and shared memory's banks.
+_LANES, _BANKS = 8, 32
+#: Words looked through for one that lies in other banks than those chosen.
+_LOOKED_AT = 160
+#: With more words than this only one row length is tried: the search takes long.
+_MANY = 800
+#: A plane, its row and column: where a word lies, seen from an output pixel.
+Tap = tuple[int, int, int]
+NO_TAP: Tap = (-1, 0, 0)
+
+#: Words modulo 32 from one plane to the next that are tried.
+_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 4: (1, 2, 3, 6, 9)}
+
+
+def taps_of(channels: int, kernel: int, rows: int) -> list[Tap]:
+    """Every word that R output rows need, plane by plane; an odd last channel's hold two rows."""
+    high = kernel + rows - 1
+    taps = [(p, i, j) for p in range(channels // 2) for i in range(high) for j in range(kernel)]
+    if channels % 2:
+        taps += [(channels // 2, i, j) for i in range(0, high, 2) for j in range(kernel)]
+    return taps
+
+
+def row_taps(channels: int, kernel: int) -> list[Tap]:
+    """Every word of one filter row; an odd last channel's hold two columns."""
+    taps = [(p, 0, j) for p in range(channels // 2) for j in range(kernel)]
+    if channels % 2:
+        taps += [(channels // 2, 0, j) for j in range(0, kernel, 2)]
+    return taps
+
+
+def _apart(distance: int, step: int) -> bool:
+    """Whether eight words, step apart, share no bank with the eight so far away, unless they are the same words."""
+    if distance % step:
+        return True
+    if step == 4:
+        return distance == 0
+    return abs(distance) < step * _LANES or step * _LANES <= distance % _BANKS <= _BANKS - step * _LANES
+
+
+def ordered(taps: list[Tap], stride: int, plane: int, step: int = 1) -> tuple[tuple[Tap, ...], int]:
+    """The taps in steps of eight whose halves fall on different banks where possible; how many halves do not."""
+    left = list(taps)
+    order: list[Tap] = []
+    clashes = 0
+    while left:
+        group = [left.pop(0)]
+        places = [group[0][0] * plane + group[0][1] * stride + group[0][2]]
+        for _ in range(min(3, len(left))):
+            found = 0
+            for number, (p, i, j) in enumerate(left[:_LOOKED_AT]):
+                at = p * plane + i * stride + j
+                if all(_apart(at - place, step) for place in places):
+                    found = number
+                    break
+            else:
+                clashes += 1
+            group.append(left.pop(found))
+            places.append(group[-1][0] * plane + group[-1][1] * stride + group[-1][2])
+        order += group + [NO_TAP] * (4 - len(group))
+    return tuple(order + [NO_TAP] * (-len(order) % 8)), clashes
+
+
+def by_rows(channels: int, kernel: int, stride: int, plane: int) -> tuple[tuple[Tap, ...], int, int]:
+    """The taps row by row, in whole steps; those left over of all rows behind them; steps of a row; clashes."""
+    taps = row_taps(channels, kernel)
+    whole = len(taps) // 8
+    rest = len(taps) - 8 * whole
+    if rest and kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1:
+        whole, rest = whole + 1, 0
+    row, clashes = ordered(taps, stride, plane)
+    kept = row[: 8 * whole]
+    gone = [tap for tap in row[8 * whole :] if tap != NO_TAP]
+    order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in kept]
+    last, more = ordered([(p, i, j) for i in range(kernel) for p, _, j in gone], stride, plane)
+    return tuple(order) + last, whole, kernel * clashes + more
+
+
+@lru_cache(maxsize=256)
+def layout(
+    channels: int, kernel: int, rows: int, sets: int, columns: int, width: int, high: int, step: int = 1
+) -> tuple:
+    """S, PL, the order of the taps and KR, so that the fewest reads wait for one another. sets 0: not by rows."""
+    taps = row_taps(channels, kernel) * kernel if sets else taps_of(channels, kernel, rows)
+    super_rows = rows * max(1, sets)
+    # Where a row ends, eight neighbouring pixels go on in the next one: in the banks that follow, best of all.
+    period = {1: _LANES, 4: _BANKS}[step]
+    fitting = [s for s in range(width, width + 2 * period) if (super_rows * s - columns) % period == 0] or [width]
+    options = []
+    for stride in fitting if len(taps) < _MANY else fitting[:1]:
+        least = high * stride
+        several = channels > 2 and len(taps) < _MANY
+        for plane in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS[step] if several else (9,))}):
+            if sets:
+                order, row_steps, clashes = by_rows(channels, kernel, stride, plane)
+            else:
+                (order, clashes), row_steps = ordered(taps, stride, plane, step), 0
+            # A clash doubles the time of its read; longer rows cost room.
+            options.append((4 * clashes / len(taps) + 0.2 * plane / (high * width), stride, plane, order, row_steps))
+            if not clashes:
+                return options[-1][1:]
+    return min(options)[1:]
+
+
+def _wavefronts(order: tuple[Tap, ...], stride: int, plane: int, columns: int, step: int, down: int) -> float:
+    """Cycles of shared memory for one read, the mean over some steps and places where the positions begin."""
+    halves = [order[i : i + 4] for i in range(0, len(order), 4)]
+    total, count = 0, 0
+    for half in halves[:: ceil_div(len(halves), 8)]:
+        taps = [0 if p < 0 else p * plane + i * stride + j for p, i, j in half]
+        for start in range(0, columns, max(1, columns // 6)):
+            words: set[int] = set()
+            for lane in range(_LANES):
+                at = start // 4 * 4 + step * lane
+                base = at // columns * stride * down + at % columns
+                words.update(base + tap for tap in taps)
+            banks: dict[int, int] = {}
+            for word in words:
+                banks[word % _BANKS] = banks.get(word % _BANKS, 0) + 1
+            total += max(banks.values())
+            count += 1
+    return total / count
+
+
+@lru_cache(maxsize=256)
+def folded_layout(kernel: int, positions: int, width: int, high: int) -> tuple:
+    """S, PL and the order of the taps for words of two neighbouring columns."""
+    taps = [(0, i, j) for i in range(kernel) for j in range((kernel + 2) // 2)]
+    options = []
+    for stride in range(width, width + 34):
+        order, _ = ordered(taps, stride, 0, 2)
+        options.append((_wavefronts(order, stride, 0, positions, 2, 1) + 0.2 * stride / width, stride, order))
+    _, stride, order = min(options)
+    return stride, high * stride, order

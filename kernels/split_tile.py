@@ -1,0 +1,134 @@
+"""What a block of ``split`` has to do with: the tile, its parts, and what they take. The letters are the sources'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ece408_op.launch import ceil_div, round_up
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+
+from .split_taps import Tap
+
+#: Shared memory beside the arrays: each of nine is rounded up to 128 bytes.
+_SLACK = 1280
+#: Positions of a tile of several images: more would leave too few tiles to go round.
+_MOST_POSITIONS = 4096
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's share of a layer.
+
+    A position of it stands for ``rows`` x ``sets`` rows of outputs of one column, or, ``folded``, for ``rows``
+    neighbouring outputs of one row. Its filters are split into two 16-bit floats (``parts`` 2) or rounded to one.
+    """
+
+    parts: int  # PARTS
+    rows: int  # R: outputs that columns of filters stand for
+    sets: int  # RA: output rows that have sums of their own
+    images: int  # IMG
+    super_rows: int  # TR: lines of positions
+    columns: int  # TW: positions of a line
+    stride: int  # S
+    plane: int  # PL
+    taps: tuple[Tap, ...]  # TAPS: eight a step
+    row_steps: int  # KR: steps of one filter row; the first K KR steps are those
+    tiles: int  # NT: column tiles of a group
+    warps: int  # NC
+    vector: int  # XV
+    loaders: int = 4  # NP
+    teams: int = 0  # warps by four that multiply with wgmma; 0: warps by themselves, with mma.sync
+    pixels: int = 4  # MT: sixteens of positions of a warp
+    keep_a: bool = False  # KEEP_A
+    shared_weights: bool = True  # W_SHARED
+    direct: bool = False  # DIRECT
+    folded: bool = False  # FOLDED
+    quads: bool = False  # QUADS
+    filter_blocks: int = 1  # MBLOCKS: blocks that share the filters
+    y_vector: int = 1  # YV: floats of one store
+
+    @property
+    def steps(self) -> int:
+        """Steps of 16 products: KSTEPS."""
+        return len(self.taps) // 8
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (self.warps + self.loaders)
+
+    @property
+    def down(self) -> int:
+        """Output rows of a line of positions."""
+        return 1 if self.folded else self.rows * self.sets
+
+    @property
+    def out_floats(self) -> int:
+        """Floats for sums on their way out: OUT_FLOATS."""
+        if self.folded or self.quads:
+            return 0
+        return self.teams * 2 * 8 * self.tiles * 68 if self.teams else self.warps * 8 * (16 * self.pixels + 4)
+
+    def column_tiles(self, problem: ConvProblem) -> int:
+        """Tiles of eight columns, R columns a filter: NTILES."""
+        return ceil_div(self.rows * problem.filters, 8)
+
+    def padded_tiles(self, problem: ConvProblem) -> int:
+        """The same, in groups of NT, as many for every block."""
+        return round_up(self.column_tiles(problem), self.tiles * self.filter_blocks)
+
+    def groups(self, problem: ConvProblem) -> int:
+        """Groups of NT tiles of one block: GB."""
+        return self.padded_tiles(problem) // (self.tiles * self.filter_blocks)
+
+    def filter_bytes(self, problem: ConvProblem) -> int:
+        """Bytes of all filters, split and in the tensor cores' order."""
+        return self.steps * self.padded_tiles(problem) * 32 * 8 * self.parts
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Shared memory of a block."""
+        whole = self.columns * (self.rows if self.folded else 1) == problem.output_width
+        columns = problem.width if whole else self.columns + problem.kernel - 1
+        rows = min(problem.height, self.down * self.super_rows + problem.kernel - 1)
+        words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
+        words += 0 if self.direct else self.images * problem.channels * rows * columns
+        words += self.out_floats + 8 * self.steps + 8 * self.padded_tiles(problem)
+        filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0
+        return ITEM_BYTES * words + filters + _SLACK
+
+    def tiles_an_image(self, problem: ConvProblem) -> int:
+        """Tiles that an image is cut into; 1 where a tile is one image or several."""
+        across = ceil_div(problem.output_width, self.columns * (self.rows if self.folded else 1))
+        return ceil_div(ceil_div(problem.output_height, self.down), self.super_rows) * across
+
+
+def cuts(problem: ConvProblem, down: int) -> Iterator[tuple[int, int, int]]:
+    """IMG, TR and TW for lines of so many output rows: several images, one, bands of one, then parts of bands."""
+    lines, width = ceil_div(problem.output_height, down), problem.output_width
+    for images in (16, 12, 8, 6, 5, 4, 3, 2):
+        if images * lines * width <= _MOST_POSITIONS and images <= problem.batch:
+            yield images, lines, width
+    for parts in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64):
+        if parts <= lines:
+            yield 1, ceil_div(lines, parts), width
+    for parts in (2, 3, 4, 6, 8, 12, 16):
+        columns = ceil_div(width, parts)
+        if 8 <= columns <= 256:
+            for high in sorted({min(lines, n) for n in (4, 8, 16)}):
+                yield 1, high, columns
+    # Whole units of 64 positions.
+    for columns, high in ((64, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8), (21, 3), (21, 6)):
+        if columns < width and high <= lines:
+            yield 1, high, columns
+
+
+def copied(problem: ConvProblem, down: int, lines: int, whole: bool, aligned: int) -> int:
+    """Floats of one copy into shared memory: XV."""
+    if not whole:
+        return 1
+    image = problem.channels * problem.height * problem.width
+    starts = [problem.height * problem.width, down * lines * problem.width, problem.width]
+    if down * lines >= problem.output_height:
+        starts = [image]
+    return next(v for v in (4, 2, 1) if 4 * v <= aligned and all(n % v == 0 for n in starts))

@@ -1,0 +1,95 @@
+// split_weights: the filters as the tensor cores want them, in two 16-bit floats each. One block for 8 columns.
+//
+// Column n is filter n / R moved down (FOLDED: right) by n % R; its weights are scaled by a power of two of the filter's own and
+// lie in the order of TAPS, zeros where a tap is beyond the filter. A filter with a value below 2^-28 of its largest
+// one, or with one that is no number, cannot be split: the block then says so behind the exponents.
+//
+// The list of the images to be computed anew is emptied here too.
+
+constexpr int SPREAD = 28;       // powers of two below the largest value within which all others must lie
+constexpr int MOST_SCALE = 120;  // so that 2^120 and 2^-120 are both float32 numbers
+
+// A word of a plane, seen from an output pixel: two products.
+struct Tap {
+    short plane, row, column;  // plane < 0: none
+    __device__ int offset() const { return plane < 0 ? 0 : plane * PL + row * S + column; }
+};
+
+__constant__ const Tap TAPS[] = {TAP_LIST};
+
+// Two 16-bit floats in a word, the first in its lower half.
+__device__ __forceinline__ unsigned to_halves(float first, float second) {
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
+// What the word leaves of both values, times 2^11. Exact: of 24 bits it leaves 13.
+__device__ __forceinline__ unsigned to_rest(float first, float second, unsigned word) {
+    float a, b;
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(a), "=f"(b) : "r"(word));
+    return to_halves((first - a) * 2048.0f, (second - b) * 2048.0f);
+}
+
+// Where the words t and t + 4 of a step, columns n of a tile, lie among the filters; part 1 is low.
+__device__ __forceinline__ int filter_place(int step, int tile, int n, int t, int word, int part) {
+#if WGMMA
+    // A block's GB groups of NT tiles, high then low; a tile is two core matrices of eight columns, four words each.
+    const int group = tile / NT, block = group / GB, at = (block * KSTEPS + step) * GB + group - block * GB;
+    return ((at * PARTS + part) * NT + tile - group * NT) * 64 + word * 32 + n * 4 + t;
+#else
+    return ((step * ((R * M + 7) / 8) + tile) * 32 + n * 4 + t) * (2 * PARTS) + 2 * part + word;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *__restrict__ columns, int *marks,
+              int images) {
+    constexpr int WIDTH = R * M, TILES = (WIDTH + 7) / 8;
+    __shared__ int exponent[8], bad[8];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
+    for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) marks[1 + images + i] = 0;
+    if (tile == 0 && threadIdx.x == 0) marks[0] = 0;
+
+    const auto filter_of = [&](int n) { return min(tile * 8 + n, WIDTH - 1) / R; };
+    unsigned most = 0, least = ~0u;
+    for (int i = lane; i < PRODUCTS; i += 32) {
+        const unsigned bits = __float_as_uint(w[index_t(filter_of(warp)) * PRODUCTS + i]) & 0x7fffffff;
+        most = max(most, bits), least = min(least, bits - 1);
+    }
+    most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
+    if (lane == 0) {
+        const int top = most >> 23, f = most == 0 ? 0 : 141 - top;
+        bad[warp] = most && (top == 255 || f > MOST_SCALE || least + 1 < unsigned(max(top - SPREAD, 1)) << 23);
+        exponent[warp] = min(f, MOST_SCALE);
+        if (tile < TILES) columns[tile * 8 + warp] = min(f, MOST_SCALE);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && tile < TILES) {
+        int any = 0;
+        for (int i = 0; i < 8; i++) any |= bad[i];
+        columns[8 * TILES + tile] = any;
+    }
+
+    for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
+        const int step = i / 32, n = i % 32 / 4, t = i % 4, column = tile * 8 + n, moved = column % R;
+        const float *const filter = w + index_t(filter_of(n)) * PRODUCTS;
+        const float scale = __uint_as_float((127 + exponent[n]) << 23);
+#pragma unroll
+        for (int word = 0; word < 2; word++) {
+            const Tap tap = TAPS[step * 8 + t + 4 * word];
+            const bool alone = C % 2 && tap.plane == C / 2;
+            float value[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int c = 2 * tap.plane + (alone ? 0 : j), p = tap.row + (FOLDED ? 0 : (alone && PAIR_ROWS ? j : 0) - moved);
+                const int q = FOLDED ? 2 * tap.column + j - moved : tap.column + (alone && !PAIR_ROWS ? j : 0);
+                const bool real = tap.plane >= 0 && column < WIDTH && p >= 0 && p < K && q >= 0 && q < K;
+                value[j] = real ? filter[(c * K + p) * K + q] * scale : 0.0f;
+            }
+            const unsigned high = to_halves(value[0], value[1]);
+            filters[filter_place(step, tile, n, t, word, 0)] = high;
+            if (PARTS == 2) filters[filter_place(step, tile, n, t, word, PARTS - 1)] = to_rest(value[0], value[1], high);
+        }
+    }
+}

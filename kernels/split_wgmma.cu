@@ -1,0 +1,209 @@
+// The multiplying warps of split, in groups of four (wgmma, sm_90a): A in registers, B in shared memory.
+//
+// A group takes 64 positions. Position (i, j) stands for RA rows of outputs, RA sums; the words that it reads of input
+// row p serve the sum of row r with the filters' row p - r, so that they are read once for up to RA products. That is
+// for the first KR K steps, KR for each row of the filters; the words left over, KREST steps of them, are read for each
+// row of outputs. With one channel there is nothing to share (RA 1, KR 0), R of split_weights.cu does it instead.
+//
+// One product of 64 x 16 NT x 16 gives sum high high and sum high low side by side, one of 64 x 8 NT x 16 sum low high.
+
+constexpr int UNITS = (POSITIONS + 63) / 64 * NGROUPS, TEAMS = NC / 4;
+constexpr int SUMS = 4 * PARTS * NT, LOW_SUMS = 4 * NT;        // of a thread, for one row of outputs
+constexpr int OUT = 64 + 4;                                    // floats from one column to the next on the way out
+constexpr int ROW_STEPS = KR * (K + RA - 1), ALL_STEPS = ROW_STEPS + RA * KREST;
+constexpr int ROW_MOD = KR ? KR : 1, REST_MOD = KREST ? KREST : 1;
+constexpr bool UNROLLED = ALL_STEPS <= 64;
+constexpr int KEPT_TAPS = UNROLLED && KR > 0 && KR <= 5 ? KR : 1;
+constexpr int STEP = NGROUPS * PARTS * NT * 16;                // of the filters, from one step to the next, 16 bytes each
+
+struct Fragment {
+    unsigned a[PARTS][4];
+};
+
+__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *const (&base)[2], int2 tap, int more) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        const int at = more + part * (4 * LOW);
+        f.a[part][0] = *reinterpret_cast<const unsigned *>(base[0] + tap.x + at);
+        f.a[part][1] = *reinterpret_cast<const unsigned *>(base[1] + tap.x + at);
+        f.a[part][2] = *reinterpret_cast<const unsigned *>(base[0] + tap.y + at);
+        f.a[part][3] = *reinterpret_cast<const unsigned *>(base[1] + tap.y + at);
+    }
+}
+
+// Step number `step` of the sums of the rows from `first` up to `last`, the filters' step being `back` less for each.
+__device__ __forceinline__ void add_products(float (&sums)[RA][SUMS], float (&low)[RA][LOW_SUMS], const Fragment &f, unsigned long long b, int first,
+                                         int last, int back) {
+    fence();
+#pragma unroll
+    for (int r = 0; r < RA; r++)
+        if (RA == 1 || (first <= r && r <= last)) MMA_HIGH(sums[r], f.a[0], b - r * back);
+    if (PARTS == 2)
+#pragma unroll
+        for (int r = 0; r < RA; r++)
+            if (RA == 1 || (first <= r && r <= last)) MMA_LOW(low[r], f.a[PARTS - 1], b - r * back);
+    commit();
+}
+
+__device__ __forceinline__ void computer(const Shared &s, float *y, int images, int items) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TEAM_REGISTERS));
+    const int lane = threadIdx.x % 32, team = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
+    const int2 *const taps = s.taps + t;
+    int half_out = 0;
+    const unsigned filters = static_cast<unsigned>(__cvta_generic_to_shared(s.filters));
+    // Core matrices without a swizzle: 128 bytes apart along the products, 256 along the columns.
+    const unsigned long long described = (filters >> 4) | (128ull >> 4) << 16 | (256ull >> 4) << 32;
+    int2 kept[KEPT_TAPS];
+#pragma unroll
+    for (int j = 0; j < KEPT_TAPS; j++) kept[j] = taps[j * 4];
+    int turn = 0, mine = team;
+    const int tile0 = blockIdx.x % MBLOCKS * (GB * NT), stride = gridDim.x / MBLOCKS;
+    for (int number = blockIdx.x / MBLOCKS; number < items; number += stride, turn++) {
+        const Item item(number, images);
+        const int half = turn % 2;
+        meet(FULL + half, ALL);
+        const unsigned *const planes = s.planes + half * STAGE;
+        const int e = s.e[half];
+        // The groups take the units of all tiles in turn, so that none waits for those that have one more.
+        int unit = mine;
+#pragma unroll 1
+        for (; unit < UNITS; unit += TEAMS) {
+            const int group = unit / NGROUPS, in_block = unit % NGROUPS * NT, n0 = tile0 + in_block;
+            const unsigned char *base[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int at = min(group * 64 + warp * 16 + i * 8 + g, POSITIONS - 1), line = at / TW;
+                base[i] = reinterpret_cast<const unsigned char *>(
+                    planes + line / TR * IMAGE_WORDS + line % TR * (SUPER_ROWS * S) + at % TW);
+            }
+            const unsigned long long b = described + in_block * (PARTS * 16);
+            float sums[RA][SUMS] = {}, low[RA][LOW_SUMS] = {};
+
+            // While the products of one fragment are added, the next is there and the one after it on its way.
+            Fragment f0, f1, f2;
+            if constexpr (UNROLLED) {
+                const auto number = [&](int k) -> Fragment & { return k % 3 == 0 ? f0 : k % 3 == 1 ? f1 : f2; };
+                const auto fetch_step = [&](int k) {
+                    const int rest = k - ROW_STEPS;
+                    if (k < ROW_STEPS && KR <= 5)
+                        fetch(number(k), base, kept[k % KEPT_TAPS], k / KEPT_TAPS * (4 * S));
+                    else if (k < ROW_STEPS)
+                        fetch(number(k), base, taps[k % ROW_MOD * 4], k / ROW_MOD * (4 * S));
+                    else if (k < ALL_STEPS)
+                        fetch(number(k), base, taps[(K * KR + rest % REST_MOD) * 4], rest / REST_MOD * (4 * S));
+                };
+                fetch_step(0);
+                fetch_step(1);
+#pragma unroll
+                for (int k = 0; k < ALL_STEPS; k++) {
+                    const int p = k / ROW_MOD, rest = k - ROW_STEPS, r = rest / REST_MOD;
+                    if (k < ROW_STEPS) add_products(sums, low, number(k), b + k * STEP, p - K + 1, p, KR * STEP);
+                    else add_products(sums, low, number(k), b + (K * KR + rest % REST_MOD) * STEP, r, r, 0);
+                    wait<1>();
+                    fetch_step(k + 2);
+                }
+            } else {
+                int j = 0, p = 0;  // the step within its row, and the row
+                int2 tap = taps[0];
+                const auto next = [&](Fragment &f) {
+                    fetch(f, base, tap, p * (4 * S));
+                    if (++j == KR) j = 0, p++;
+                    tap = taps[j * 4];
+                };
+                int j_done = 0, p_done = 0;
+                const auto use = [&](const Fragment &f) {
+                    add_products(sums, low, f, b + (p_done * KR + j_done) * STEP, p_done - K + 1, p_done, KR * STEP);
+                    if (++j_done == KR) j_done = 0, p_done++;
+                    wait<1>();
+                };
+                next(f0);
+                next(f1);
+#pragma unroll 1
+                for (int k = 0; k < ROW_STEPS; k += 3) {
+                    use(f0);
+                    if (k + 2 < ROW_STEPS) next(f2);
+                    if (k + 1 < ROW_STEPS) use(f1);
+                    if (k + 3 < ROW_STEPS) next(f0);
+                    if (k + 2 < ROW_STEPS) use(f2);
+                    if (k + 4 < ROW_STEPS) next(f1);
+                }
+                wait<0>();
+#pragma unroll
+                for (int k = 0; k < RA * KREST; k++) {
+                    Fragment &f = k % 2 ? f1 : f0;
+                    wait<1>();
+                    fetch(f, base, taps[(K * KR + k % REST_MOD) * 4], k / REST_MOD * (4 * S));
+                    add_products(sums, low, f, b + (K * KR + k % REST_MOD) * STEP, k / REST_MOD, k / REST_MOD, 0);
+                }
+            }
+            wait<0>();
+
+            const int left = group * 64 + lane;
+#pragma unroll
+            for (int r = 0; r < RA; r++) {
+                // Two halves take turns: whoever writes one again has met the others after they read it.
+                half_out ^= 8 * NT * OUT;
+                float *const out = s.out + team * (2 * 8 * NT * OUT) + half_out;
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    float scale[2];
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        scale[i] = __uint_as_float((127 - e - s.exponents[(n0 + n) * 8 + 2 * t + i]) << 23);
+#pragma unroll
+                    for (int v = 0; v < 4; v++) {
+                        float sum = sums[r][4 * n + v];
+                        if (PARTS == 2)
+                            sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
+                        out[(8 * n + 2 * t + v % 2) * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
+                    }
+                }
+                meet(HANDED + team, 128);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int at = left + 32 * i, line = at / TW, image = line / TR;
+                    const int row = item.row + line % TR * SUPER_ROWS + r * R, column = item.column + at % TW;
+                    if (image >= item.images || column >= OW) continue;
+                    float *to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
+                    const float *from = out + warp * OUT + 32 * i + lane;
+                    to += index_t((n0 * 8 + warp) / R) * PIXELS + warp % R * index_t(OW);
+#pragma unroll
+                    for (int n = 0; n < 2 * NT; n++, from += 4 * OUT, to += 4 / R * PIXELS) {
+                        const int column_of_filters = n0 * 8 + n * 4 + warp;
+                        if (column_of_filters < COLUMNS && row + warp % R < OH) __stcs(to, *from);
+                    }
+                }
+            }
+        }
+        mine = unit - UNITS;
+        pass(EMPTY + half);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ALL, 1)
+split(const float *__restrict__ x, float *__restrict__ y, const unsigned *__restrict__ filters,
+      const int *__restrict__ columns, int *marks, long long first, int images) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    const Shared s(memory);
+    const int items = (images + IMG - 1) / IMG * (TILES_X * TILES_Y);
+    bool bad = false;
+    for (int n = 0; n < NTILES; n++) bad = bad || columns[8 * NTILES + n];
+    if (bad || blockIdx.x / MBLOCKS >= items) return;  // bad: the filters cannot be split, split_repair does all images
+    prepare(s, filters, columns);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads the filters past the caches' order
+    __syncthreads();
+    // From lane 0, so that the compiler knows that a warp stays together.
+    if (__shfl_sync(~0u, threadIdx.x, 0) >= COMPUTE) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        loader(s, image_of(x, first, IMAGE), marks, images, items);
+    } else {
+        computer(s, image_of(y, first, OUTPUTS), images, items);
+    }
+}
