@@ -32,9 +32,9 @@ def gpu_network(
     can be saved and loaded wherever ``ece408_op`` is imported.
 
     impl: "auto", the fastest known for each layer, or "cudnn", cuDNN and cuBLAS for all convolutions and fully
-    connected layers. precision: "float32", or "tf32" or "fp16" for convolutions whose factors may be rounded to
-    11 bits. device_id: the GPU's number. Parameters are float32 and are kept on the GPU; every call compares them
-    with what is there, bit by bit, while the GPU computes, and a call that finds a change computes again.
+    connected layers. precision: "float32", or "tf32" or "fp16" for convolutions whose factors may be rounded to 11
+    bits. device_id: the GPU's number. Parameters are float32 and are kept on the GPU; every call compares them with
+    what is there, bit by bit, while the GPU computes, and a call that finds a change computes again.
 
     Raises GraphError, with the name and operator of every node that is not known here, for a graph that it cannot
     take, and ProblemError for an option that is unknown. Whether there is such a GPU is looked at when the
