@@ -69,7 +69,7 @@ class Stream(nullcontext):
 
 
 def _alloc(count):
-    if count > MEMORY:
+    if count > Gpu.largest:
         raise OutOfMemoryError("no room")
     return Pointer(np.full(count, 0xFF, np.uint8))
 
@@ -105,6 +105,9 @@ class Gate:
 
 class Gpu:
     """What host_context keeps for a GPU."""
+
+    #: The largest piece of memory that there is.
+    largest = MEMORY
 
     def __init__(self, threads=4):
         self.cuda, self.device, self.stream = fake_cupy().cuda, nullcontext(), Stream()

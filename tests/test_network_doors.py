@@ -12,6 +12,7 @@ from network_case import mx, mxnets, ours, text_of, values
 
 import ece408_op
 from ece408_op import bridge
+from ece408_op.errors import DeviceError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
 
@@ -165,6 +166,20 @@ def test_a_batch_too_large_is_split(monkeypatch):
     (found,) = engine._engines.values()
     ((images, _),) = found._plans.values()
     assert images < 1001 / engine.MOST_ROUNDS
+
+
+def test_where_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
+    if gpu == "gpu":
+        pytest.skip("a GPU's memory is not to be filled by a test")
+    monkeypatch.setattr(network_fake.Gpu, "largest", 100_000)
+    module, args, expected = bound_module(301)
+    assert np.abs(forward(module, args) - expected).max() < 1e-5
+    ((images, _),) = next(iter(engine._engines.values()))._plans.values()
+    assert 1 < images < 30
+    monkeypatch.setattr(network_fake.Gpu, "largest", 100)
+    other = bound_module(5)
+    with pytest.raises(DeviceError, match="expected room for 1 image of the network"):
+        forward(*other[:2])
 
 
 def test_a_batch_that_cannot_be_split_is_computed_whole():

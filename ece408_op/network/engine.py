@@ -50,14 +50,16 @@ _Bound = tuple[list[Callable[[], None]], list[Any]]
 class _Plan:
     """A program for so many images, with its memory: the block, and rings of data and output buffers."""
 
-    def __init__(self, engine: Engine, images: int | None, shapes: dict[str, Shape]) -> None:
+    def __init__(self, engine: Engine, images: int, shapes: dict[str, Shape]) -> None:
         cp = cuda.cupy()
         network = engine.network
-        every = infer(network, {n: s if images is None else (images, *s[1:]) for n, s in shapes.items()})
+        whole = images == next(iter(shapes.values()))[0]
+        every = infer(network, shapes if whole else {n: (images, *s[1:]) for n, s in shapes.items()})
+        rings = range(1 if whole else RING)
         self.program = Program(network, every, engine.chooser.step)
         self.block = cp.cuda.alloc(max(1, self.program.plan.bytes))
-        self.data = [[cp.zeros(every[v.value], np.float32) for v in network.data] for _ in range(RING)]
-        self.outputs = [[cp.empty(every[v], np.float32) for _, v in network.outputs] for _ in range(RING)]
+        self.data = [[cp.zeros(every[v.value], np.float32) for v in network.data] for _ in rings]
+        self.outputs = [[cp.empty(every[v], np.float32) for _, v in network.outputs] for _ in rings]
         self._bound: dict[tuple[int, ...], _Bound] = {}
 
     def prepare(self, parameters: dict[int, Any]) -> None:
@@ -161,14 +163,20 @@ class Engine:
         named = {v.name: shape for v, shape in zip(self.network.data, shapes)}
         while len(self._plans) >= _KEPT_PLANS:
             self._plans.popitem(last=False)
+        # What CuPy keeps of memory that was freed counts as taken otherwise.
+        pool = cuda.cupy().get_default_memory_pool()
+        pool.free_all_blocks()
         images = shapes[0][0] if at_once else self._images(named)
         while True:
             try:
                 found = images, self._made(images, named)
                 break
-            except (cuda.cupy().cuda.memory.OutOfMemoryError, cuda.cupy().cuda.runtime.CUDARuntimeError) as error:
-                self._plans.clear()
-                cuda.cupy().get_default_memory_pool().free_all_blocks()
+            except cuda.cupy().cuda.memory.OutOfMemoryError as error:
+                # Other networks on this GPU wait for their turn: their memory can go.
+                for other in [self, *_engines.values()]:
+                    if other.gpu is self.gpu:
+                        other._plans.clear()
+                pool.free_all_blocks()
                 if images == 1 or at_once or not splits(self.network, named):
                     raise DeviceError(
                         f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "
@@ -198,9 +206,8 @@ class Engine:
 
     def _made(self, images: int, shapes: dict[str, Shape]) -> _Plan:
         """A plan, its kernels compiled and run once: a first run is not to be timed."""
-        batch = next(iter(shapes.values()))[0]
         with self.gpu.stream:
-            held = _Plan(self, None if images == batch else images, shapes)
+            held = _Plan(self, images, shapes)
             held.prepare(self._there)
             held.run(self._given(held.data[0]), held.data[0])
         cuda.wait("network", self.gpu.stream)

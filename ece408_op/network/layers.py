@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..launch import ceil_div
-from .kinds import Arrays, Kind, Shape, agree, rank, same, size
+from ..problem import ITEM_BYTES
+from .kinds import Arrays, Kind, Shape, agree, rank, size
 from .settings import Refused, Settings
 
 #: Bytes of columns that one step of the convolution unrolls at most, unless one image takes more.
@@ -81,48 +81,36 @@ def _infer_convolution(settings: Convolution, shapes: Sequence[Shape]) -> Shape:
     return x[0], settings.filters, rows, columns
 
 
-def padded(arrays: Arrays, x: Any, pad: tuple[int, int], fill: float) -> Any:
-    """x (B, C, H, W) with a border: (B, C, H + 2 pad, W + 2 pad)."""
+def _bordered(arrays: Arrays, x: Any, pad: tuple[int, int]) -> Any:
+    """x (B, C, H, W) with zeros around it: (B, C, H + 2 pad, W + 2 pad)."""
     if pad == (0, 0):
         return x
     (top, left), (rows, columns) = pad, x.shape[2:]
-    whole = arrays.xp.full((*x.shape[:2], rows + 2 * top, columns + 2 * left), fill, np.float32)
+    whole = arrays.xp.zeros((*x.shape[:2], rows + 2 * top, columns + 2 * left), np.float32)
     whole[:, :, top : top + rows, left : left + columns] = x
     return whole
 
 
-def convolve(arrays: Arrays, settings: Convolution, inputs: Sequence[Any], out: Any) -> None:
+def _convolve(arrays: Arrays, settings: Convolution, inputs: Sequence[Any], out: Any) -> None:
     """Unroll the windows into columns, some images at a time, and multiply: correct for every Convolution."""
-    x, w = inputs[:2]
-    groups, (rows, columns) = settings.groups, out.shape[2:]
-    products = w[0].size
-    image = 4 * groups * products * rows * columns
-    step = max(1, COLUMN_BYTES // image)
-    w = w.reshape(1, groups, settings.filters // groups, products)
+    xp, x, groups, pixels = arrays.xp, inputs[0], settings.groups, size(out.shape[2:])
+    w = inputs[1].reshape(groups, settings.filters // groups, -1)
+    products = w.shape[2]
+    step = max(1, COLUMN_BYTES // (ITEM_BYTES * products * (groups * pixels + settings.filters)))
     for first in range(0, len(x), step):
-        part = padded(arrays, x[first : first + step], settings.pad, 0)
+        part = _bordered(arrays, x[first : first + step], settings.pad)
         b, c, h, wide = part.strides
-        # (b, G, C / G, K, L, OH, OW): every window, without a copy.
-        shape = (len(part), groups, x.shape[1] // groups, *settings.kernel, rows, columns)
+        # (b, C, K, L, OH, OW): every window, without a copy.
+        shape = (len(part), x.shape[1], *settings.kernel, *out.shape[2:])
         (dh, dw), (sh, sw) = settings.dilate, settings.stride
-        strides = (b, c * shape[2], c, h * dh, wide * dw, h * sh, wide * sw)
-        windows = arrays.xp.lib.stride_tricks.as_strided(part, shape, strides)
-        unrolled = windows.reshape(len(part), groups, products, rows * columns)
-        target = out[first : first + step].reshape(len(part), groups, settings.filters // groups, rows * columns)
-        for group in range(groups) if groups > 1 and len(part) == 1 else ():
-            arrays.matmul(w[:, group], unrolled[:, group], target[:, group])
-        if groups == 1:
-            arrays.matmul(w[:, 0], unrolled[:, 0], target[:, 0])
-        elif len(part) > 1:
-            wide_w = arrays.xp.ascontiguousarray(arrays.xp.broadcast_to(w[0], (len(part), *w.shape[1:])))
-            flat = (len(part) * groups,)
-            arrays.matmul(
-                wide_w.reshape(flat + w.shape[2:]),
-                unrolled.reshape(flat + unrolled.shape[2:]),
-                target.reshape(flat + target.shape[2:]),
-            )
+        windows = xp.lib.stride_tricks.as_strided(part, shape, (b, c, h * dh, wide * dw, h * sh, wide * sw))
+        # For each image and group (M / G, C / G K L) times (C / G K L, OH OW).
+        columns = windows.reshape(len(part) * groups, products, pixels)
+        target = out[first : first + step].reshape(len(part) * groups, settings.filters // groups, pixels)
+        filters = w if groups == 1 else xp.broadcast_to(w, (len(part), *w.shape)).reshape(-1, *w.shape[1:])
+        arrays.matmul(filters, columns, target)
     if settings.bias:
-        arrays.xp.add(out, inputs[2].reshape(1, -1, 1, 1), out=out)
+        xp.add(out, inputs[2].reshape(1, -1, 1, 1), out=out)
 
 
 @dataclass(frozen=True)
@@ -200,13 +188,6 @@ def _normalise(arrays: Arrays, settings: BatchNorm, inputs: Sequence[Any], out: 
     arrays.xp.add(out, shift, out=out)
 
 
-def pieces(total: int, most: int) -> list[tuple[int, int]]:
-    """Cut 0 to total into the fewest equal parts of at most so many: (first, last + 1)."""
-    count = max(1, ceil_div(total, most))
-    step = ceil_div(total, count)
-    return [(first, min(total, first + step)) for first in range(0, total, step)]
-
-
 _WEIGHTED = ("data", "weight", "bias")
 
 
@@ -214,8 +195,8 @@ def _with_bias(settings: Any) -> int:
     return 3 if settings.bias else 2
 
 
-CONVOLUTION = Kind(("Convolution",), _WEIGHTED, _read_convolution, _infer_convolution, convolve, count=_with_bias)
-NEW = Kind(("New",), _WEIGHTED[:2], _read_new, _infer_convolution, convolve)
+CONVOLUTION = Kind(("Convolution",), _WEIGHTED, _read_convolution, _infer_convolution, _convolve, count=_with_bias)
+NEW = Kind(("New",), _WEIGHTED[:2], _read_new, _infer_convolution, _convolve)
 FULLY_CONNECTED = Kind(("FullyConnected",), _WEIGHTED, _read_connected, _infer_connected, _connect, count=_with_bias)
 BATCH_NORM = Kind(
     ("BatchNorm",),
@@ -228,4 +209,3 @@ BATCH_NORM = Kind(
 )
 
 LAYERS = (CONVOLUTION, NEW, FULLY_CONNECTED, BATCH_NORM)
-__all__ = ("LAYERS", "BatchNorm", "Convolution", "FullyConnected", "convolve", "padded", "same")
