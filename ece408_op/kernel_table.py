@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 from tqdm import tqdm
 
-from . import bridge, call_record, cuda, dispatch, floors, inference
+from . import bridge, call_record, cuda, dispatch, floors, inference, timing
 from .check import compare
 from .errors import UnsupportedError
 from .kernel import CudaKernel
@@ -78,7 +77,7 @@ def _row(layer: inference.Layer, kernel: CudaKernel, problem: ConvProblem, array
         seconds.append(call_record.op_times()[-1].seconds)
     output, data, weight = (bridge.cpu_view(array.as_in_context(mx.cpu())) for array in (y, x, w))
     found = compare(output, data, weight, kernel, images=COMPARED)
-    time = median(seconds[1:])
+    time = timing.summary(seconds[1:]).median
     return Row(
         layer.name,
         kernel.name,

@@ -6,18 +6,24 @@ import csv
 import io
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from ece408_op.grade import cli
+from ece408_op.grade import cli, jail, klass
+from ece408_op.grade.grading import Grader
 from ece408_op.grade.log import Log
+from ece408_op.grade.rounds import Bench
+from ece408_op.grade.spec import Spec
+from ece408_op.grade.submission import Submission
 
 ROOT = Path(__file__).parent.parent
 TEXTBOOK = ROOT / "tests" / "submissions" / "cpu" / "textbook.h"
@@ -57,22 +63,22 @@ def logged(folder: Path) -> list[str]:
 
 @needs_compiler
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    members = make_class(tmp_path, 9)
+    members = make_class(tmp_path, 6)
     first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
-    while len(logged(tmp_path)) < 3 and first.poll() is None and time.monotonic() < deadline:
+    while len(logged(tmp_path)) < 2 and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     before = logged(tmp_path)
-    assert 3 <= len(before) < 9
+    assert 2 <= len(before) < 6
     times = dict(zip(before, (tmp_path / "out.json.log").read_text().splitlines()[1:]))
 
     second = subprocess.run(command(tmp_path, members), cwd=ROOT, capture_output=True, text=True, check=False)
     assert second.returncode == 1, second.stderr
     records = json.loads((tmp_path / "out.json").read_text())["records"]
-    assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(9)]
-    assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * 3
+    assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(6)]
+    assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * 2
     for record in records:
         if record["path"] in times:
             assert json.loads(times[record["path"]])["record"]["started"] == record["started"]
@@ -132,3 +138,37 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     texts = [path.read_text() for path in sorted(reports.glob("students/*.txt"))]
     assert "not & finished" in texts[3]
     assert str(members / "zz-copy") in texts[0]
+
+
+def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (0, 1):
+        free.put(number)
+    busy: list[int] = []
+    most, seen, lock = [0], set(), threading.Lock()
+
+    def run(self: Grader, record: dict, program: object, source: str) -> None:
+        with lock:
+            assert self.bench.device not in busy
+            busy.append(self.bench.device)
+            most[0] = max(most[0], len(busy))
+            seen.add(self.bench.device)
+        time.sleep(0.02)
+        with lock:
+            busy.remove(self.bench.device)
+        record["status"], record["reason"] = "passed", "nothing was run"
+
+    monkeypatch.setattr(Grader, "_run", run)
+    checked: list[int] = []
+
+    def check(device: int) -> int:
+        checked.append(device)
+        return 7
+
+    bench = Bench(jail.Tools(tmp_path, tmp_path, tmp_path), Spec(), gpu=True, check=check)
+    found = {str(number): Submission(Path(str(number)), None, "gpu", kernel="naive") for number in range(9)}
+    grader = Grader(bench, "gpu", free=free, devices=2)
+    records = dict(klass.here(lambda context: grader, 5)(found))
+    assert len(records) == 9 and most == [2] and seen == {0, 1}
+    assert len(checked) == 9
+    assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records.values())

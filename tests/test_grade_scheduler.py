@@ -28,7 +28,7 @@ runs = 1
 probe = []
 network = [{ name = "tiny", layers = [[2, 7, 6, 3, 3]] }]
 """
-COUNT = 6
+COUNT = 4
 
 
 def make_class(folder: Path) -> Path:
@@ -98,7 +98,7 @@ def test_a_killed_worker_gives_its_submissions_back(
     assert workers[0].wait() == -signal.SIGKILL
     records = json.loads(out.read_text())["records"]
     assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(COUNT)]
-    assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * (COUNT // 3)
+    assert [record["status"] for record in records] == ["passed", "passed", "wrong", "passed"]
     assert all(record["source"].startswith(str(members)) for record in records)
 
 

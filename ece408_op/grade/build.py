@@ -16,8 +16,6 @@ from .worker import EndedError
 #: MXNet was built so.
 _MACHINE = ("-msse3",) if platform.machine() == "x86_64" else ()
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
-#: Headers of MXNet's that one file may name beyond those that there are.
-_MOST_STUBS = 20
 #: Lines of the compiler's errors that are shown.
 _SHOWN = 12
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
@@ -56,6 +54,7 @@ def build(
     inner.mkdir()
     sources.copy(source, inner)
     code = sources.text(inner)
+    sources.lend(code, tools.headers, folder / "stubs")
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     unit.write_text(f'#include "{source.name}"\n#include <ece408_grade/after.h>\n', encoding="utf-8")
     target = folder / "out"
@@ -65,8 +64,8 @@ def build(
     for needed, attempt in _ATTEMPTS:
         if needed and not any(re.search(needed, text) for text in texts):
             continue
-        ended, text = _with_stubs(_command(context, unit, inner, tools.headers, attempt, architecture, code),
-                                  folder, target, tools, limits)  # fmt: skip
+        command = _command(context, unit, inner, tools.headers, attempt, architecture, code)
+        ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
             _reject_replaced(target / "submission.so")
             return Built(target / "submission.so", text)
@@ -139,17 +138,6 @@ def _cublas() -> Path | None:
     toolkit = Path(jail.compiler("nvcc")).resolve().parent.parent
     places = (home / "lib64" / "libcublas.so" for home in (toolkit, Path("/usr/local/cuda")))
     return next((place for place in places if place.exists()), None)
-
-
-def _with_stubs(
-    command: list[str], folder: Path, target: Path, tools: jail.Tools, limits: LimitsSpec
-) -> tuple[str, str]:
-    """Compile, with an empty header for each of MXNet's that is missing."""
-    for _ in range(_MOST_STUBS):
-        ended, text = _compile(command, folder, target, tools, limits)
-        if ended == "exit 0" or not sources.lend_missing(text, folder / "stubs"):
-            break
-    return ended, text
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: jail.Tools, limits: LimitsSpec) -> tuple[str, str]:

@@ -32,6 +32,8 @@ _STEP = 1 << 26
 #: Bytes written before a timed run: more than any second-level cache.
 _FLUSH = 256 << 20
 _BLOCKS, _THREADS = (2048,), (256,)
+#: A share of the memory that an allocation may not have fitted into.
+_LITTLE = 0.25
 #: Multiply-adds of each of the thermometer's threads, and what they end at: some tenths of a millisecond.
 _ROUNDS, _END = 16384, 2.0
 
@@ -140,6 +142,11 @@ class GpuSide:
     def thermometer(self) -> float:
         """Seconds of a fixed computation, which has to end at a known value; raises HarnessError where it does not."""
         return _fixed_seconds(self._fixed)
+
+    def exhausted(self) -> bool:
+        """Is so little of the GPU's memory left that it may have run out?"""
+        free, total = cuda.cupy().cuda.runtime.memGetInfo()
+        return bool(free < total * _LITTLE)
 
     def clocks(self) -> dict[str, int] | None:
         """Temperature and clocks, where NVML tells."""

@@ -73,6 +73,7 @@ class NetResult:
             data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
             if all(layer["floor_seconds"] is not None for layer in layers):
                 data["floor_seconds"] = sum(layer["floor_seconds"] for layer in layers)
+        data["leaks"] = self.tried.leaks
         data["accuracy"] = [labels.as_data() for labels in self.tried.labels]
         return data
 
@@ -262,6 +263,8 @@ def _typical(results: Sequence[NetResult]) -> NetResult:
 def _praise(results: Sequence[NetResult], passed: Sequence[NetResult]) -> str:
     text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
     other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
+    if any(one.tried.leaks for one in passed):
+        text += "; it does not free the GPU's memory that it takes, and was begun anew when there was none left"
     return f"{text}; not on {'; '.join(other)}" if other else text
 
 

@@ -88,6 +88,10 @@ class HostSide:
         hashlib.blake2b(_FIXED).digest()
         return time.perf_counter() - start
 
+    def exhausted(self) -> bool:
+        """A worker's memory is limited by itself."""
+        return False
+
     def clocks(self) -> None:
         """There is no portable way to ask."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class Tried:
     printed: str = ""
     had: list[str] = field(default_factory=list)
     lacks: list[str] = field(default_factory=list)
+    #: Did it keep a GPU's memory from call to call, until there was none?
+    leaks: bool = False
 
 
 def try_network(
@@ -93,59 +96,87 @@ def try_network(
         folder = Path(name)
         folder.chmod(0o755)
         sides = [stack.enter_context(bench.side(problem, bench.device)) for problem in problems]
-        worker = stack.enter_context(
-            Worker(
+        trial = _Trial(bench, tried, sides, seconds, _steps(plan, nets, bench.spec.runs or bench.runs))
+        over = False
+        while not over:
+            with Worker(
                 *(bench.tools, program, problems, [side.handles for side in sides], folder, inside),
                 descriptors=[number for side in sides for number in side.descriptors],
                 guard=sides[0].guard,
                 slot=bench.slot,
                 device=bench.device if bench.gpu else None,
-            )
-        )
-        trial = _Trial(bench, tried, sides, worker, seconds)
-        try:
-            worker.open(limits.load_seconds)
-            trial.run(plan, nets)
-        except EndedError as ended:
-            trial.ended(ended, program)
-        except MemoryError as error:
-            text = f"the grader found no room for itself beside what the file had taken: {error}"
-            trial.ended(EndedError("crashed", text), program)
-        tried.had, tried.lacks = worker.inside.had, worker.inside.lacks
+            ) as worker:
+                over = trial.goes_through(worker, program)
+                tried.had, tried.lacks = worker.inside.had, worker.inside.lacks
         tried.printed = kept(worker.printed)
     return tried
 
 
-class _Trial:
-    """The rounds of one worker."""
+#: One round: what for, and the trained network where it is for one.
+Step = tuple[str, Optional[CourseNet]]
 
-    def __init__(self, bench: Bench, tried: Tried, sides: list[Any], worker: Worker, seconds: float) -> None:
-        self.bench, self.tried, self.sides, self.worker, self.seconds = bench, tried, sides, worker, seconds
+
+def _steps(plan: Plan, nets: Sequence[CourseNet], runs: int) -> deque[Step]:
+    steps: deque[Step] = deque()
+    for purpose in plan:
+        if purpose == PICTURES:
+            steps.extend((PICTURES, net) for net in nets)
+        else:
+            steps.extend([(purpose, None)] * (runs if purpose == TIMED and plan == FULL else 1))
+    return steps
+
+
+class _Trial:
+    """The rounds on one network, by one worker or, where that ate up a GPU's memory round by round, by several."""
+
+    worker: Worker
+
+    def __init__(self, bench: Bench, tried: Tried, sides: list[Any], seconds: float, steps: deque[Step]) -> None:
+        self.bench, self.tried, self.sides, self.seconds, self._steps = bench, tried, sides, seconds, steps
         self._layer = 0
         self._round = 0
+        #: Rounds that this worker ended, and how many more may be repeated.
+        self._ended, self._spare = 0, _REPEATS
         #: Digests of right outputs, of each layer.
         self._right: list[set[str]] = [set() for _ in sides]
 
-    def run(self, plan: Plan, nets: Sequence[CourseNet]) -> None:
-        """All rounds of the plan, and the verdicts; raises EndedError where the worker may not go on."""
-        cases, spec = self.tried.cases, self.bench.spec
+    def goes_through(self, worker: Worker, program: Program) -> bool:
+        """Let the worker do what is left; False where another one should go on."""
+        self.worker, self._ended = worker, 0
+        try:
+            try:
+                worker.open(self.bench.spec.limits.load_seconds)
+                self._finish()
+            except MemoryError as error:
+                text = f"the grader found no room for itself beside what the file had taken: {error}"
+                raise EndedError("crashed", text) from None
+        except EndedError as ended:
+            # Each call took memory and gave none back: in the course there was one call.
+            if ended.status == "crashed" and self._ended and any(side.exhausted() for side in self.sides):
+                self.tried.leaks = True
+                return False
+            self._bury(ended, program)
+        return True
+
+    def _finish(self) -> None:
+        """All rounds that are left, and the verdicts; raises EndedError where the worker may not go on."""
+        cases = self.tried.cases
         for case in cases:
             case.overhead = self._ping()
             case.floor = self.bench.floor(case.problem, self.bench.device) if self.bench.floor else None
-        for purpose in plan:
-            if any(self._hopeless(case) for case in cases):
-                break
-            if purpose == TIMED:
-                self._timed((spec.runs or self.bench.runs) if plan == FULL else 1)
-            elif purpose == PICTURES:
-                for net in nets:
-                    self._pictures(net)
-            else:
-                self._all_layers(purpose)
+        while self._steps and not any(self._hopeless(case) for case in cases):
+            purpose, net = self._steps[0]
+            if net is not None:
+                self._pictures(net)
+            elif self._all_layers(purpose) and self._spare:
+                self._spare -= 1
+                continue
+            self._steps.popleft()
+            self._ended += 1
         for case in cases:
-            case.settle(spec.half)
+            case.settle(self.bench.spec.half)
 
-    def ended(self, ended: EndedError, program: Program) -> None:
+    def _bury(self, ended: EndedError, program: Program) -> None:
         """The worker is no more: the layer it was at bears the reason."""
         cases = self.tried.cases
         reason = program.shown(ended.reason)
@@ -156,17 +187,6 @@ class _Trial:
                 case.end(STOPPED, "")
         if ended.status == "tampered" or all(case.status == STOPPED for case in cases):
             cases[self._layer].end(ended.status, f"{reason} ({cases[self._layer].problem})")
-
-    def _timed(self, runs: int) -> None:
-        done, spare = 0, _REPEATS
-        while done < runs:
-            disturbed = self._all_layers(TIMED)
-            if any(self._hopeless(case) for case in self.tried.cases):
-                return
-            if disturbed and spare:
-                spare -= 1
-            else:
-                done += 1
 
     def _all_layers(self, purpose: str) -> bool:
         """Call each layer once; whether one of them was disturbed."""

@@ -11,7 +11,7 @@ _MOST_BYTES = 8 << 20
 _MOST_FILES = 200
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE)
-_MISSING = re.compile(r"fatal error: (\S+): No such file or directory|could not open source file \"([^\"]+)\"")
+_ANY_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\r\n]+)"|<([^>\r\n]+)>)', re.MULTILINE)
 #: What was found in MXNet's own tree, where the course's file lay: its headers, and those beside its operators.
 _OF_MXNET = re.compile(r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+")
 #: How far up such a path may begin.
@@ -46,19 +46,15 @@ def text(folder: Path) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
-def lend_missing(errors: str, stubs: Path) -> bool:
-    """Give an empty header for the first missing one that MXNet's tree had; whether there was one to give."""
-    found = _MISSING.search(errors)
-    name = (found.group(1) or found.group(2)) if found else ""
-    if not _OF_MXNET.match(name):
-        return False
-    rest = re.sub(r"^(\./|\.\./)+", "", name)
-    target = stubs / rest
-    if ".." in Path(rest).parts or Path(rest).is_absolute() or target.exists():
-        return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("#include <mxnet/base.h>\n", encoding="utf-8")
-    return True
+def lend(code: str, headers: Path, stubs: Path) -> None:
+    """Give an empty header for each that the code includes, MXNet's tree had and ``headers`` lacks."""
+    for name in sorted({found for pair in _ANY_INCLUDE.findall(code) for found in pair if _OF_MXNET.match(found)}):
+        rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
+        lent = any((place / rest).exists() for place in (headers, headers / "fallback"))
+        if lent or ".." in rest.parts or rest.is_absolute():
+            continue
+        (stubs / rest).parent.mkdir(parents=True, exist_ok=True)
+        (stubs / rest).write_text("#include <mxnet/base.h>\n", encoding="utf-8")
 
 
 def stub_folders(stubs: Path) -> list[Path]:

@@ -27,6 +27,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/securebits.h>
 #include <poll.h>
 #include <sched.h>
 #include <string>
@@ -247,6 +248,8 @@ bool filter_calls(bool soft) {
   limit(RLIMIT_NPROC, s.nproc);
   limit(RLIMIT_DATA, s.data);
   limit(RLIMIT_AS, s.as);
+  // Where the harness is no root, the worker is user 0 of a namespace: that name shall give it no power there.
+  if (s.uid == 0) prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED, 0, 0, 0);
   prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
   prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
   if (!s.cwd.empty() && chdir(s.cwd.c_str()) != 0) {
