@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from typing import Any, Optional
 
 from .. import call_record, cuda, dispatch
@@ -24,7 +23,8 @@ from .split import Split, worth_splitting
 
 CUDNN = "cudnn"
 
-#: Layers of so many products for an output pixel and channel, and fewer, our kernels win on with a border copied on.
+#: Where cuDNN is there, it takes padded layers of more channels: its Winograd transforms save products. Below, ours do,
+#: with a border copied on. Where the line should be has not been measured.
 _BORDER_CHANNELS = 16
 
 #: From x, w, output and scratch to what convolves them.
@@ -121,7 +121,7 @@ def _ours(chooser: Chooser, problem: ConvProblem | None, impl: str, precision: s
 
 def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Step | None:
     settings, x = node.settings, inputs[0]
-    impl = settings.impl if _is_gpu(settings.impl) else dispatch.AUTO
+    impl = settings.impl if settings.impl in dispatch.names("gpu") else dispatch.AUTO
     precision = chooser.precision if settings.precision == "float32" else settings.precision
     problem = problem_of(settings, x)
     kernel = None if settings.kernel == (1, 1) and impl == dispatch.AUTO else _ours(chooser, problem, impl, precision)
@@ -139,11 +139,6 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
             count = size(bordered.x_shape) * ITEM_BYTES
             return _Convolution(chooser, node, output, _bordered(kernel, bordered, border), kernel.name, count)
     return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
-
-
-@lru_cache(maxsize=64)
-def _is_gpu(impl: str) -> bool:
-    return impl in dispatch.names("gpu")
 
 
 def _kernel(kernel: CudaKernel, problem: ConvProblem) -> Bind:
