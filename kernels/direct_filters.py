@@ -50,6 +50,9 @@ STAGE_BYTES = 64 * 1024
 #: The least products of an output for which turning the sums costs little.
 PRODUCTS = 128
 
+#: Products from which this is the better way for rows of whole vectors too.
+MANY_PRODUCTS = 1000
+
 
 @dataclass(frozen=True)
 class FilterPlan:
@@ -76,12 +79,13 @@ class FilterPlan:
 def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPlan | None:
     """The cheapest cut for vectors of ``lanes`` floats and that many registers; None where this is no good way.
 
-    That is where filters leave lanes empty or are one vector, where there are few products, and where rows of
-    whole vectors spare the other way the loads across cache lines (and set planes a multiple of a cache set apart).
+    That is where filters leave lanes empty or are one vector, where there are few products, and, unless there are
+    many, where rows of whole vectors spare the other way its loads across cache lines.
     """
     pixels = layer.output_height * layer.output_width
     few = layer.filters < 2 * lanes or layer.products < PRODUCTS or pixels < lanes
-    if few or layer.filters % lanes or layer.output_width % lanes == 0:
+    aligned = layer.output_width % lanes == 0 and layer.products < MANY_PRODUCTS
+    if few or aligned or layer.filters % lanes:
         return None
     best: tuple[float, tuple[Pieces, Pieces]] | None = None
     for v in range(1, registers):
