@@ -123,6 +123,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "IMG": tile.images,
         "TR": tile.super_rows,
         "TW": tile.columns,
+        "TH": tile.half_lines,
         "S": tile.stride,
         "PL": tile.plane,
         "KSTEPS": tile.steps,
@@ -177,7 +178,7 @@ def _affine(tile: Tile) -> bool:
 def _halves(tile: Tile) -> str:
     """Where the first word of every half of a step lies, in bytes."""
     places = _places(tile)
-    return ", ".join(str(0 if tile.taps[i] == NO_TAP else 4 * places[i]) for i in range(0, len(places), 4))
+    return ", ".join(str(0 if tile.taps[i] == NO_TAP else 8 * places[i]) for i in range(0, len(places), 4))
 
 
 def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:

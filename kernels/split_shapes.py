@@ -12,7 +12,7 @@ from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem
 
 from .split_taps import folded_layout, layout, row_taps
-from .split_tile import Tile, copied, cuts
+from .split_tile import Tile, copied, cuts, half_lines
 
 #: Cycles of a multiprocessor for one instruction of 16 x 8 x 16 products: 624 TFLOP/s on an H200.
 _MMA = 1.52
@@ -45,8 +45,9 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
         ways += [(1, ceil_div(problem.output_height, n)) for n in range(2, problem.output_height + 1)]
     tiles = ceil_div(2 * problem.filters, 8)
     for images, lines in ways:
-        high = lines + problem.kernel - 1
-        if 4 * images * high * problem.width > chip.shared_bytes:
+        half = half_lines(lines, width)
+        high = half + problem.kernel - 1
+        if half * width % 4 or 8 * images * high * problem.width > chip.shared_bytes:
             continue
         stride, plane, taps = folded_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), high)
         steps = len(taps) // 8
@@ -57,7 +58,8 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
             tile = Tile(
                 parts, 2, 1, images, lines, width // 2, stride, plane, taps, 0, tiles, 12,
                 copied(problem, 1, lines, True, aligned), pixels=kept, keep_a=True, folded=True, direct=direct,
-                shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=aligned // 4,
+                shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=min(aligned // 4, 2 * kept),
+                half_lines=half,
             )  # fmt: skip
             if tile.shared_bytes(problem) <= chip.shared_bytes:
                 yield tile
@@ -65,7 +67,7 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
 
 def columns_price(problem: ConvProblem, tile: Tile) -> float:
     """No cycles: as few images as give the warps enough to do, their rows copied, in as few bands as fit."""
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 32)
+    units = ceil_div(tile.images * tile.half_lines * tile.columns, 16)
     enough = units >= (_UNITS if tile.images > 1 else _UNITS_ALONE)
     price = tile.images + 1.5 * (tile.tiles_an_image(problem) - 1) + (2.5 if tile.direct else 0)
     return price if enough else 1000 + price - 10 * units
@@ -74,7 +76,7 @@ def columns_price(problem: ConvProblem, tile: Tile) -> float:
 def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
     """MT, NT, KEEP_A and NC that fit the registers."""
     if steps * 4 * parts <= _KEPT:
-        for pixels in (2, 1):
+        for pixels in (4, 2, 1):
             if steps * pixels * 4 * parts <= _KEPT:
                 yield pixels, tiles, True, 12
         return
@@ -97,22 +99,23 @@ def by_warps(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
         for images, lines, columns in cuts(problem, rows):
             whole = columns == problem.output_width
             width = problem.width if whole else columns + problem.kernel - 1
-            high = rows * lines + problem.kernel - 1
-            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
+            half = half_lines(lines, columns)
+            high = rows * half + problem.kernel - 1
+            if 8 * parts * images * problem.channels * high * width > chip.shared_bytes:
                 continue
             straight = whole and rows == 1 and out % 4 == 0 and (lines == problem.output_height or columns % 4 == 0)
-            quads = straight and aligned == 16
+            quads = straight and aligned == 16 and half * columns % 4 == 0
             step = 4 if quads else 1
             stride, plane, taps, _ = layout(problem.channels, problem.kernel, rows, 0, columns, width, high, step)
             steps = len(taps) // 8
             vector = copied(problem, rows, lines, whole, aligned)
             for pixels, each, keep_a, warps in _shapes(steps, tiles, parts):
-                if quads and pixels % 2:
+                if quads and pixels != 4:
                     continue
                 for direct in (False, True):
                     tile = Tile(
                         parts, rows, 1, images, lines, columns, stride, plane, taps, 0, each, warps, vector,
-                        pixels=pixels, keep_a=keep_a, direct=direct, quads=quads,
+                        pixels=pixels, keep_a=keep_a, direct=direct, quads=quads, half_lines=half,
                         shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS,
                     )  # fmt: skip
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
@@ -127,8 +130,8 @@ def warps_price(problem: ConvProblem, tile: Tile) -> float:
     reads = 4 * parts * tile.pixels * steps * groups
     filters = (2 * parts * tiles + groups) * steps
     stored = (0.5 if tile.quads else 2.0) * 8 * tiles * tile.pixels * 16 / 32
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 16 * tile.pixels)
-    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
+    units = ceil_div(tile.images * tile.half_lines * tile.columns, 8 * tile.pixels)
+    words = 2 * tile.images * ceil_div(problem.channels, 2) * tile.plane
     shared = units * (reads + filters + stored) + words / 32 * (3 + 2 * parts) * 1.3
     work = max(units * mma, shared) + 0.35 * min(units * mma, shared)
     # Few units leave warps idle: no more than two tiles are at hand at a time. Each tile costs its barriers.
@@ -158,8 +161,9 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
         for images, lines, columns in cuts(problem, down):
             whole = columns == problem.output_width
             width = problem.width if whole else columns + problem.kernel - 1
-            high = down * lines + problem.kernel - 1
-            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
+            half = ceil_div(lines, 2)
+            high = down * half + problem.kernel - 1
+            if 8 * parts * images * problem.channels * high * width > chip.shared_bytes:
                 continue
             stride, plane, taps, row_steps = layout(
                 problem.channels, problem.kernel, rows, by_row, columns, width, high
@@ -179,7 +183,7 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                 for direct in (False, True):
                     tile = Tile(
                         parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
-                        4 * teams, vector, teams=teams, direct=direct, filter_blocks=blocks,
+                        4 * teams, vector, teams=teams, direct=direct, filter_blocks=blocks, half_lines=half,
                     )  # fmt: skip
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
                         yield tile
@@ -195,8 +199,8 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     tensor = products * (max(12, 8 * each) + max(12, 4 * each) if parts == 2 else max(12, 4 * each)) / 0.9
     shared = loads * 16 * parts + products * (6 if parts == 2 else 2) * each
     stored = tile.sets * each * 72 + 150 * tile.sets
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 64) * groups
-    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
+    units = ceil_div(tile.images * tile.half_lines * tile.columns, 32) * groups
+    words = 2 * tile.images * ceil_div(problem.channels, 2) * tile.plane
     work = units * (max(tensor, shared) + 0.3 * min(tensor, shared) + stored) + words / 32 * (3 + 2 * parts) * 1.3
     busy = min(1.0, units * 1.6 / tile.teams)
     total = (work / busy * (1.1 if tile.teams == 2 else 1.0) + 500) * (1.12 if tile.direct else 1.0)
