@@ -61,7 +61,7 @@ def measure(context: str, calls: int, processes: int) -> OneImage:
     x = mx.nd.random.uniform(shape=LAYER.x_shape).as_in_context(place)
     w = mx.nd.random.uniform(shape=LAYER.w_shape).as_in_context(place)
     mx.nd.waitall()
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "operator": {"op_type": "New", "kernel": (5, 5), "num_filter": LAYER.filters},
         "nothing": {"op_type": _IDLE},
     }
