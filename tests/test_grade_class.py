@@ -131,7 +131,7 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     rows = list(csv.DictReader(io.StringIO((reports / "leaderboard.csv").read_text())))
     assert {row["path"] for row in rows} == {record["path"] for record in records if record["status"] == "passed"}
     page = (reports / "leaderboard.html").read_text()
-    assert "<svg" in page and "<broken>" not in page
+    assert ("<svg" in page or "needs matplotlib" in page) and "<broken>" not in page
     results = [json.loads(path.read_text()) for path in sorted(reports.glob("students/*/results.json"))]
     assert [result["score"] for result in results] == [100.0, 100.0, 100.0, 0.0]
     assert [bool(result["leaderboard"]) for result in results] == [True, True, True, False]

@@ -55,7 +55,7 @@ def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
     with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
         # Nothing is built where nothing will run.
         tools = jail.build_tools(Path(name), gpu="gpu" in contexts) if contexts else jail.Tools(*[Path(name)] * 3)
-        those = dict.fromkeys(("cpu", "gpu"), graders.for_cpu(tools, rules))
+        those = dict.fromkeys(("cpu", "gpu"), graders.for_cpu(tools, rules, min(arguments.jobs, len(found))))
         if "gpu" in contexts:
             those["gpu"] = graders.for_gpus(tools, rules)
         # One submission has a GPU to itself; others are compiled meanwhile.

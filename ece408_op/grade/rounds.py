@@ -33,8 +33,6 @@ from .worker import Call, EndedError, Program, Worker, kept
 _PAUSE = 0.01
 #: Empty calls that wake the processes on the way to the worker.
 _PINGS = 5
-#: Disturbed rounds are repeated up to so many times in all.
-_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,8 @@ class Bench:
     #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
     runs: int = 3
     gpu: bool = False
+    #: How many disturbed rounds are repeated.
+    repeats: int = 3
     #: The least seconds that the device of a number needs for a problem.
     floor: Callable[[ConvProblem, int], float] | None = None
     #: Raises HarnessError where the device of a number is no longer well; returns its free bytes.
@@ -136,7 +136,7 @@ class _Trial:
         self._layer = 0
         self._round = 0
         #: Rounds that this worker ended, and how many more may be repeated.
-        self._ended, self._spare = 0, _REPEATS
+        self._ended, self._spare = 0, bench.repeats
         #: Digests of right outputs, of each layer.
         self._right: list[set[str]] = [set() for _ in sides]
 

@@ -1,0 +1,113 @@
+"""Rounds without a worker: what is disturbed is repeated, what eats up memory is begun anew, verdicts from runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from ece408_op.check import Comparison
+from ece408_op.grade import jail
+from ece408_op.grade.case import AGAIN, TIMED, WARM, Case, Run
+from ece408_op.grade.health import Thermometer
+from ece408_op.grade.host_side import HostSide
+from ece408_op.grade.judge import FLOAT32, HALF, WRONG, Judged
+from ece408_op.grade.rounds import Bench, Tried, _Trial
+from ece408_op.grade.spec import Spec
+from ece408_op.grade.worker import Call, EndedError, Program
+from ece408_op.kernels import reference
+from ece408_op.problem import ConvProblem
+
+PROBLEM = ConvProblem(3, 2, 7, 6, 3, 3)
+TOOLS = jail.Tools(Path("/"), Path("/"), Path("/"))
+PROGRAM = Program((), ())
+
+
+class Worker:
+    """In the worker's place: it computes in this process, and ends where it is told to."""
+
+    def __init__(self, side: HostSide, ends_at: int | None = None) -> None:
+        self.side, self.ends_at, self.calls = side, ends_at, 0
+
+    def open(self, seconds: float) -> None:
+        pass
+
+    def idle(self, pause: float, seconds: float) -> None:
+        pass
+
+    def call(self, layer: int, seconds: float, empty: bool = False) -> Call:
+        if empty:
+            return Call(1e-5, 0.0)
+        self.calls += 1
+        if self.calls == self.ends_at:
+            raise EndedError("crashed", "the GPU reported out of memory")
+        buffers = self.side._buffers
+        buffers.y.array[...] = reference.convolve(buffers.x.array, buffers.w.array)
+        return Call(1e-3, 0.9e-3)
+
+
+def trial(bench: Bench, side: HostSide, steps: list[str]) -> tuple[_Trial, Tried]:
+    tried = Tried([Case(PROBLEM)])
+    return _Trial(bench, tried, [side], 1.0, deque((step, None) for step in steps)), tried
+
+
+def test_a_disturbed_round_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostSide(PROBLEM) as side:
+        readings = iter([1.0, 1.0, 1.0, 9.0, 1.0, 1.0])  # the second round's second reading is slow
+        monkeypatch.setattr(side, "thermometer", lambda: next(readings))
+        this, tried = trial(Bench(TOOLS, Spec(), thermometer=Thermometer()), side, [TIMED, TIMED])
+        assert this.goes_through(Worker(side), PROGRAM)
+    runs = tried.cases[0].runs
+    assert [run.disturbed for run in runs] == [False, True, False]
+    assert len(tried.cases[0].times) == 2
+    assert tried.cases[0].passed
+
+
+def test_what_ate_up_the_memory_is_begun_anew_where_it_had_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostSide(PROBLEM) as side:
+        this, tried = trial(Bench(TOOLS, Spec()), side, [WARM, TIMED, TIMED, AGAIN])
+        monkeypatch.setattr(side, "exhausted", lambda: True)
+        assert not this.goes_through(Worker(side, ends_at=3), PROGRAM)
+        assert this.goes_through(Worker(side), PROGRAM)
+    assert [run.purpose for run in tried.cases[0].runs] == [WARM, TIMED, TIMED, AGAIN]
+    assert tried.leaks and tried.cases[0].passed
+
+
+def test_a_crash_with_memory_left_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostSide(PROBLEM) as side:
+        this, tried = trial(Bench(TOOLS, Spec()), side, [WARM, TIMED])
+        assert this.goes_through(Worker(side, ends_at=2), PROGRAM)
+    assert tried.cases[0].status == "crashed" and not tried.leaks
+
+
+def judged(verdict: str) -> Judged:
+    return Judged(verdict, Comparison(0.5, 1e-8, (0, 0, 0, 0), 1.0, 1.0, int(verdict == WRONG), 9, 0))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status", "precision"),
+    [
+        ([FLOAT32, FLOAT32, FLOAT32], "passed", FLOAT32),
+        ([FLOAT32, HALF, HALF], "passed", HALF),
+        ([WRONG, WRONG, WRONG], "wrong", None),
+        ([FLOAT32, WRONG, FLOAT32], "unstable", None),
+        ([FLOAT32, WRONG, WRONG], "wrong", None),
+        ([WRONG, FLOAT32, FLOAT32], "unstable", None),
+        ([WRONG, HALF, HALF], "wrong", None),  # coarser than half precision: wrong on whole numbers
+    ],
+)
+def test_the_verdict_on_all_runs(verdicts: list[str], status: str, precision: str | None) -> None:
+    case = Case(PROBLEM)
+    purposes = (WARM, TIMED, TIMED)
+    case.runs = [Run(purpose, 1e-3, 1e-3, judged(verdict)) for purpose, verdict in zip(purposes, verdicts)]
+    case.settle(half_passes=True)
+    assert (case.status, case.precision) == (status, precision)
+
+
+@pytest.mark.parametrize(("claimed", "status"), [(1.9, "passed"), (0.2, "tampered"), (2.1, "tampered")])
+def test_a_clock_that_cannot_be_right_fails_the_runs(claimed: float, status: str) -> None:
+    case = Case(PROBLEM)
+    case.runs = [Run(TIMED, 2.0, claimed, judged(FLOAT32))]
+    case.settle(half_passes=True)
+    assert case.status == status
