@@ -168,9 +168,8 @@ def test_a_batch_too_large_is_split(monkeypatch):
     assert images < 1001 / engine.MOST_ROUNDS
 
 
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)  # a real GPU's memory is not to be filled by a test
 def test_where_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
-    if gpu == "gpu":
-        pytest.skip("a GPU's memory is not to be filled by a test")
     monkeypatch.setattr(network_fake.Gpu, "largest", 100_000)
     module, args, expected = bound_module(301)
     assert np.abs(forward(module, args) - expected).max() < 1e-5
