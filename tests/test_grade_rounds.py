@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ece408_op.check import Comparison
-from ece408_op.grade import jail
+from ece408_op.grade import jail, rounds
 from ece408_op.grade.case import AGAIN, TIMED, WARM, Case, Run
+from ece408_op.grade.errors import HarnessError
 from ece408_op.grade.health import Thermometer
 from ece408_op.grade.host_side import HostSide
 from ece408_op.grade.judge import FLOAT32, HALF, WRONG, Judged
@@ -79,6 +80,23 @@ def test_a_crash_with_memory_left_is_a_crash(monkeypatch: pytest.MonkeyPatch) ->
         this, tried = trial(Bench(TOOLS, Spec()), side, [WARM, TIMED])
         assert this.goes_through(Worker(side, ends_at=2), PROGRAM)
     assert tried.cases[0].status == "crashed" and not tried.leaks
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_worker_that_cannot_begin_is_begun_again(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    begun = []
+
+    def never(*arguments: object, **named: object) -> None:
+        begun.append(1)
+        if len(begun) <= failures:
+            raise HarnessError("expected the worker to begin")
+        raise EndedError("crashed", "it did begin")
+
+    monkeypatch.setattr(rounds, "Worker", never)
+    monkeypatch.setattr(rounds, "_AGAIN_SECONDS", 0.0)
+    with pytest.raises(EndedError if failures == 2 else HarnessError):
+        rounds.try_network(Bench(TOOLS, Spec()), PROGRAM, [PROBLEM], 1.0)
+    assert len(begun) == 3
 
 
 def judged(verdict: str) -> Judged:

@@ -6,6 +6,7 @@ copies that the worker never sees, and so has every output: the copies are what 
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,8 @@ _STEP = 1 << 26
 #: Bytes written before a timed run: more than any second-level cache.
 _FLUSH = 256 << 20
 _BLOCKS, _THREADS = (2048,), (256,)
+#: A killed process's memory comes back within moments: so much of it, within so many seconds, is waited for.
+_RELEASED, _RELEASE_SECONDS = 0.95, 5.0
 #: A share of the memory that an allocation may not have fitted into.
 _LITTLE = 0.25
 #: Multiply-adds of each of the thermometer's threads, and what they end at: some tenths of a millisecond.
@@ -81,6 +84,10 @@ class GpuSide:
     most_drift = 1.15
 
     def __init__(self, problem: ConvProblem, device: int = 0) -> None:
+        with cuda.reported(f"GPU {device}"):
+            self._allocate(problem, device)
+
+    def _allocate(self, problem: ConvProblem, device: int) -> None:
         cp = cuda.cupy()
         cp.cuda.Device(device).use()
         self.problem, self.device_name = problem, f"gpu {device}"
@@ -234,14 +241,27 @@ def floor_seconds(problem: ConvProblem, device: int) -> float:
     return _ceilings(device).floor_seconds(problem)
 
 
+#: The most bytes that were ever free on each GPU.
+_most_free: dict[int, int] = {}
+
+
 def check(device: int) -> int:
-    """Is the GPU of that number as usable as before? The bytes that are free on it; raises HarnessError if not."""
+    """Is the GPU of that number as usable as before? The bytes that are free on it; raises HarnessError if not.
+
+    Waits a little for the memory of a process that has just been ended.
+    """
     cp = cuda.cupy()
     with cuda.reported(f"GPU {device}"):
         cp.cuda.Device(device).use()
         _fixed_seconds(cp.empty(_BLOCKS[0] * _THREADS[0], np.float32))
         cp.get_default_memory_pool().free_all_blocks()
-        return int(cp.cuda.runtime.memGetInfo()[0])
+        free, _ = cp.cuda.runtime.memGetInfo()
+        end = time.monotonic() + _RELEASE_SECONDS
+        while free < _RELEASED * _most_free.get(device, 0) and time.monotonic() < end:
+            time.sleep(0.05)
+            free, _ = cp.cuda.runtime.memGetInfo()
+    _most_free[device] = max(free, _most_free.get(device, 0))
+    return int(free)
 
 
 def _fixed_seconds(to: Any) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from ece408_op.problem import ConvProblem
 from . import jail
 from .buffers import GUARD
 from .case import AGAIN, FULL, MARKED, PASSED, PICTURES, STOPPED, TIMED, Case, Plan, Run
+from .errors import HarnessError
 from .health import Thermometer
 from .host_side import HostSide
 from .judge import PATTERN, REAL, WHOLE, WRONG, Judged
@@ -31,6 +33,8 @@ from .worker import Call, EndedError, Program, Worker, kept
 
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
+#: How often a worker is begun, and seconds between.
+_BEGINNINGS, _AGAIN_SECONDS = 3, 1.0
 #: Empty calls that wake the processes on the way to the worker.
 _PINGS = 5
 
@@ -92,22 +96,32 @@ def try_network(
         tmp_bytes=limits.disk_bytes,
         processes=limits.processes,
     )
+    if bench.check is not None:
+        bench.check(bench.device)
     with tempfile.TemporaryDirectory(prefix="ece408-case-") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
         sides = [stack.enter_context(bench.side(problem, bench.device)) for problem in problems]
         trial = _Trial(bench, tried, sides, seconds, _steps(plan, nets, bench.spec.runs or bench.runs))
-        over = False
+        places = [side.handles for side in sides]
+        over, failures = False, 0
         while not over:
-            with Worker(
-                *(bench.tools, program, problems, [side.handles for side in sides], folder, inside),
-                descriptors=[number for side in sides for number in side.descriptors],
-                guard=sides[0].guard,
-                slot=bench.slot,
-                device=bench.device if bench.gpu else None,
-            ) as worker:
-                over = trial.goes_through(worker, program)
-                tried.had, tried.lacks = worker.inside.had, worker.inside.lacks
+            try:
+                with Worker(
+                    *(bench.tools, program, problems, places, folder, inside),
+                    descriptors=[number for side in sides for number in side.descriptors],
+                    guard=sides[0].guard,
+                    slot=bench.slot,
+                    device=bench.device if bench.gpu else None,
+                ) as worker:
+                    over = trial.goes_through(worker, program)
+                    tried.had, tried.lacks = worker.inside.had, worker.inside.lacks
+            except HarnessError:
+                # A machine under load may fail to start a process or a GPU's context once.
+                failures += 1
+                if failures == _BEGINNINGS:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
         tried.printed = kept(worker.printed)
     return tried
 
