@@ -17,7 +17,7 @@ from typing import Any
 from . import build, hints, python_side, sources
 from .case import BRIEF, FULL, PASSED, PROBE, STOPPED, Case, Plan
 from .networks import NETS, Net, meant_for, numbers, pointed_to
-from .pictures import MOST, trained
+from .pictures import trained
 from .rounds import Bench, Tried, try_network
 from .submission import Submission
 from .worker import EndedError, Program
@@ -218,7 +218,7 @@ class Grader:
         return results
 
     def _net(self, program: Program, net: Net, images: int, seconds: float, plan: Plan = FULL) -> NetResult:
-        pictures = trained(net) if plan == FULL and images <= MOST and self.bench.spec.accuracy else ()
+        pictures = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
         return NetResult(net, images, try_network(self.bench, program, net.problems(images), seconds, plan, pictures))
 
     def _images(self, net: Net) -> int:

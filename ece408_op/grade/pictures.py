@@ -16,6 +16,7 @@ import numpy as np
 
 from ece408_op import graph_params
 from ece408_op.data import load_test
+from ece408_op.errors import DataError
 from ece408_op.models import files
 
 from .networks import NETS, Net
@@ -88,11 +89,19 @@ class CourseNet:
         return Labels(self.name, len(got), source, right, same)
 
 
-def trained(net: Net) -> tuple[CourseNet, ...]:
-    """The trained networks that have these layers; none where the grader's file has layers of its own."""
-    if net not in NETS:
+def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
+    """The trained networks that have these layers.
+
+    None where the grader's file has layers of its own, or more images than there are, or a test set that is broken.
+    """
+    if net not in NETS or images > MOST:
         return ()
-    return tuple(_load(name) for name in _TRAINED[net.name])
+    found = tuple(_load(name) for name in _TRAINED[net.name])
+    try:
+        _test_set(found[0].size, images)
+    except DataError:
+        return ()
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -106,7 +115,7 @@ def _load(name: str) -> CourseNet:
     return CourseNet(name, size, filters, connected)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _test_set(size: int, count: int) -> tuple[np.ndarray, np.ndarray, str]:
     # That the generated set takes the real one's place stands in the record, once, and not on stderr for each file.
     with contextlib.redirect_stderr(io.StringIO()):
