@@ -14,7 +14,7 @@ from ece408_op.grade.spec import LimitsSpec
 from ece408_op.grade.worker import EndedError
 
 #: One of each style that a header or an option of the harness is for.
-NAMES = ("headers_of_old", "mxnet_headers", "old_intrinsics", "texture", "windows_text")
+NAMES = ("headers_of_old", "mxnet_headers", "old_intrinsics", "texture")
 FILES = [Path(__file__).with_name("submissions") / "gpu" / f"{name}.cuh" for name in NAMES]
 
 pytestmark = pytest.mark.skipif(
