@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -108,7 +109,7 @@ Call = Callable[[Set], Any]
 def measure(call: Call, sets: list[Set], bound: float, repeats: int, name: str) -> GpuTiming:
     """So many timed calls over the sets in turn, each output filled with NaN before and checked after it."""
     for warming in sets[:2]:
-        cuda.milliseconds(lambda given=warming: call(given), name)
+        cuda.milliseconds(partial(call, warming), name)
     times, worst = [], 0.0
     for number in range(repeats):
         given = sets[number % len(sets)]
