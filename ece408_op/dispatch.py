@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from . import choices
 from .errors import UnsupportedError
-from .kernel import CpuKernel, Kernel
+from .kernel import CpuKernel, CudaKernel, Kernel
 from .kernels import KERNELS
 from .launch import Chip
 from .problem import ConvProblem
@@ -77,6 +77,9 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
     fitting.sort(key=lambda kernel: ranks.index(kernel.precision))
     order = choices.preference(problem, chip) if chip is not None else []
     measured = [kernel for name in order for kernel in fitting if kernel.name == name]
+    if chip is not None:
+        # The table's layers have many images: for a few, kernels that take many at a time come last.
+        measured.sort(key=lambda kernel: isinstance(kernel, CudaKernel) and not kernel.fills(problem, chip))
     return measured + [kernel for kernel in fitting if kernel not in measured]
 
 

@@ -30,6 +30,11 @@ def supports_all(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return []
 
 
+def fills_always(problem: ConvProblem, chip: Chip) -> bool:
+    """Every problem is large enough, or the kernel is no worse than others for small ones."""
+    return True
+
+
 def needs_nothing(problem: ConvProblem, out: Any) -> None:
     """The kernel has nothing to prepare."""
 
@@ -122,6 +127,8 @@ class CudaKernel:
     device: str = "gpu"
     #: Whether chips of that capability alone can run it.
     exact: bool = False
+    #: Whether a problem is large enough to keep the chip at work.
+    fills: Callable[[ConvProblem, Chip], bool] = fills_always
 
     def runs_on(self, chip: Chip) -> bool:
         """Whether the chip is of a capability that the source is for."""

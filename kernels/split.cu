@@ -7,9 +7,9 @@
 // as long as it is no smaller than 2^-28 of the largest. A tile where one is, or that holds an infinity or NaN, is put
 // on a list; split_repair.cu computes its images anew, in plain float32.
 //
-//     A (16 positions x 16 products), from shared memory  words of two products: [plane][row][column], high and low
+//     A (16 pixels x 16 products), from shared memory     words of two products: [plane][row][column], high and low
 //     B (16 products x 8 columns), from split_weights     column n is filter n / R for output row n % R of R
-//     D (16 positions x 8 columns), in registers          a position stands for R output rows of one column
+//     D (16 pixels x 8 columns), in registers             a "pixel" stands for R output rows of one column
 //
 // The order of the products is free: TAPS says where the words of a step lie, four of them in different banks each time.
 //
@@ -19,7 +19,7 @@
 // Arithmetic: 3 (PARTS 2) or 1 (PARTS 1) times 2 M C K K operations an output pixel, products rounded up to 16 and
 // columns to 8. Bytes: x once and K - 1 rows more for each band of rows; y once.
 
-constexpr int MGROUPS = (PAIRS + 8 * MT - 1) / (8 * MT);
+constexpr int MGROUPS = (POSITIONS + 16 * MT - 1) / (16 * MT);
 constexpr int UNITS = MGROUPS * NGROUPS;                       // that the warps take in turn
 constexpr int OUT = 16 * MT + 4;                               // floats from one column to the next on the way out
 
@@ -34,31 +34,30 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsig
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Where the 8 MT pairs of positions of a group lie, in the planes and in the output: rows g and g + 8 of A are a position
-// and the one TH lines below. QUADS: a lane has four neighbouring ones, so that it stores them at once, and eight lanes
-// 128 bytes; OH OW and TH OW are multiples of four, and positions follow one another in the output.
-constexpr int STORES = QUADS ? 2 : (MT + 1) / 2;
+// Where the 16 MT positions of a group lie, in the planes and in the output. A lane has two of each 16. QUADS: of 32 it
+// has four neighbouring ones, so that it stores them at once, and eight lanes 128 bytes; OH OW is a multiple of four,
+// and positions follow one another in the output. Otherwise they are g and g + 8.
+constexpr int STORES = QUADS ? MT / 2 : (MT + 1) / 2;
 
-struct Where {
-    const unsigned char *base[MT];
-    float *to[STORES];   // of the quads g of both halves, or of positions lane, lane + 32 of both halves in a row
+struct Places {
+    const unsigned char *base[MT][2];
+    float *to[STORES];   // of positions lane, lane + 32, or of quad g
     int rows[STORES];    // output rows there are, from the position's first on
 
-    __device__ Where(const Item &item, int group, int lane, const unsigned *planes, float *y) {
+    __device__ Places(const Item &item, int group, int lane, const unsigned *planes, float *y) {
 #pragma unroll
-        for (int i = 0; i < MT; i++) {
-            const int at = min(group * (8 * MT) + (QUADS ? lane / 4 * 4 + i : i * 8 + lane / 4), PAIRS - 1);
-            const int line = at / TW, image = IMG == 1 ? 0 : line / TH;
-            base[i] = reinterpret_cast<const unsigned char *>(
-                planes + image * IMAGE_WORDS + UNIT * ((line - image * TH) * (R * S) + (at - line * TW)));
+        for (int i = 0; i < 2 * MT; i++) {
+            const int in_group = QUADS ? i / 4 * 32 + lane / 4 * 4 + i % 4 : i * 8 + lane / 4;
+            const int at = min(group * (16 * MT) + in_group, POSITIONS - 1), line = at / TW;
+            const int image = IMG == 1 ? 0 : line / TR;
+            base[i / 2][i % 2] = reinterpret_cast<const unsigned char *>(
+                planes + image * IMAGE_WORDS + (line - image * TR) * (R * S) + (at - line * TW));
         }
 #pragma unroll
         for (int i = 0; i < STORES; i++) {
-            const int number = i * 32 + lane, half = QUADS ? i : number / (8 * MT);
-            const int at = group * (8 * MT) + (QUADS ? lane / 4 * 4 : number % (8 * MT)), line = at / TW;
-            const int image = line / TH, down = line - image * TH + half * TH, row = item.row + down * R;
-            const int column = item.column + at - line * TW;
-            const bool real = image < item.images && down < TR && column < OW && (QUADS || number < 16 * MT);
+            const int at = group * (16 * MT) + i * 32 + (QUADS ? lane / 4 * 4 : lane), line = at / TW;
+            const int image = line / TR, row = item.row + line % TR * R, column = item.column + at % TW;
+            const bool real = image < item.images && column < OW && (MT % 2 == 0 || i * 32 + lane < 16 * MT);
             rows[i] = real ? OH - row : 0;
             to[i] = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
         }
@@ -68,12 +67,13 @@ struct Where {
 // 16 positions of one step, high and low.
 struct Fragment {
     unsigned a[PARTS][4];
-    __device__ __forceinline__ void read(const unsigned char *base, int2 tap) {
+    __device__ __forceinline__ void read(const unsigned char *const (&base)[2], int2 tap) {
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
-            const uint2 x0 = *reinterpret_cast<const uint2 *>(base + tap.x + part * (4 * LOW));
-            const uint2 x1 = *reinterpret_cast<const uint2 *>(base + tap.y + part * (4 * LOW));
-            a[part][0] = x0.x, a[part][1] = x0.y, a[part][2] = x1.x, a[part][3] = x1.y;
+            a[part][0] = *reinterpret_cast<const unsigned *>(base[0] + tap.x + part * (4 * LOW));
+            a[part][1] = *reinterpret_cast<const unsigned *>(base[1] + tap.x + part * (4 * LOW));
+            a[part][2] = *reinterpret_cast<const unsigned *>(base[0] + tap.y + part * (4 * LOW));
+            a[part][3] = *reinterpret_cast<const unsigned *>(base[1] + tap.y + part * (4 * LOW));
         }
     }
 };
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_products(Sums *sums, const Fragment &f, cons
 }
 
 // The eight columns of one tile: scaled back, through shared memory, to y.
-__device__ __forceinline__ void store(float *out, const int *exponents, const Sums &sums, const Where &where, int tile,
+__device__ __forceinline__ void store(float *out, const int *exponents, const Sums &sums, const Places &places, int tile,
                                       int e, int lane) {
     const int t = lane % 4;
     float scale[2];
@@ -103,20 +103,20 @@ __device__ __forceinline__ void store(float *out, const int *exponents, const Su
     for (int i = 0; i < 2; i++) scale[i] = __uint_as_float((127 - e - exponents[tile * 8 + 2 * t + i]) << 23);
 #if QUADS
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < STORES; i++)
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
-            float v[4];
+            for (int c = 0; c < 2; c++) {
+                float v[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[j] = sums.high[j][2 * half + c];
-                if (PARTS == 2) v[j] = fmaf(sums.cross[PARTS == 2 ? j : 0][2 * half + c], 1.0f / 2048, v[j]);
-                v[j] = multiply(v[j], scale[c]);
+                for (int j = 0; j < 4; j++) {
+                    v[j] = sums.high[2 * i + j / 2][j % 2 * 2 + c];
+                    if (PARTS == 2) v[j] = fmaf(sums.cross[PARTS == 2 ? 2 * i + j / 2 : 0][j % 2 * 2 + c], 1.0f / 2048, v[j]);
+                    v[j] = multiply(v[j], scale[c]);
+                }
+                const int m = tile * 8 + 2 * t + c;
+                if (places.rows[i] > 0 && m < M)
+                    __stcs(reinterpret_cast<float4 *>(places.to[i] + m * PIXELS), make_float4(v[0], v[1], v[2], v[3]));
             }
-            const int m = tile * 8 + 2 * t + c;
-            if (where.rows[half] > 0 && m < M)
-                __stcs(reinterpret_cast<float4 *>(where.to[half] + m * PIXELS), make_float4(v[0], v[1], v[2], v[3]));
-        }
 #else
     const int g = lane / 4;
 #pragma unroll
@@ -125,15 +125,15 @@ __device__ __forceinline__ void store(float *out, const int *exponents, const Su
         for (int v = 0; v < 4; v++) {
             float sum = sums.high[i][v];
             if (PARTS == 2) sum = fmaf(sums.cross[PARTS == 2 ? i : 0][v], 1.0f / 2048, sum);
-            out[(2 * t + v % 2) * OUT + v / 2 * (8 * MT) + 8 * i + g] = multiply(sum, scale[v % 2]);
+            out[(2 * t + v % 2) * OUT + 16 * i + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
         }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < (MT + 1) / 2; i++) {
-        float *const to = where.to[i] + tile * (8 / R) * PIXELS;
+        float *const to = places.to[i] + tile * (8 / R) * PIXELS;
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (tile * (8 / R) + j / R < M && j % R < where.rows[i])
+            if (tile * (8 / R) + j / R < M && j % R < places.rows[i])
                 __stcs(to + j / R * PIXELS + j % R * index_t(OW), out[j * OUT + i * 32 + lane]);
     }
     __syncwarp();
@@ -156,13 +156,13 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         int unit = mine;
 #pragma unroll 1
         for (; unit < UNITS; unit += NC) {
-            const Where where(item, unit / NGROUPS, lane, planes, y);
+            const Places places(item, unit / NGROUPS, lane, planes, y);
 #if KEEP_A
             Fragment f[KSTEPS][MT];
 #pragma unroll
             for (int k = 0; k < KSTEPS; k++)
 #pragma unroll
-                for (int i = 0; i < MT; i++) f[k][i].read(where.base[i], taps[k * 4]);
+                for (int i = 0; i < MT; i++) f[k][i].read(places.base[i], taps[k * 4]);
 #pragma unroll 1
             for (int n = 0; n < NTILES; n++) {
                 Sums sums[1] = {};
@@ -172,7 +172,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll
                     for (int i = 0; i < MT; i++) add_products<1>(sums, f[k][i], b, i);
                 }
-                store(out, s.exponents, sums[0], where, n, e, lane);
+                store(out, s.exponents, sums[0], places, n, e, lane);
             }
 #else
             const int n0 = unit % NGROUPS * NT;
@@ -185,15 +185,15 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     to[n] = filters[(k * NTILES + (NTILES % NT == 0 ? n0 + n : min(n0 + n, NTILES - 1))) * 32];
             };
             int2 tap = taps[0], next = taps[min(1, KSTEPS - 1) * 4];
-            f[0].read(where.base[0], tap);
+            f[0].read(places.base[0], tap);
             read_filters(0, b[0]);
             const auto step = [&](int k, int odd) {
                 const bool more = k + 1 < KSTEPS;
 #pragma unroll
                 for (int i = 0; i < MT; i++) {
                     const int now = (odd * MT + i) % 2;
-                    if (i + 1 < MT) f[1 - now].read(where.base[i + 1], tap);
-                    else if (more) f[1 - now].read(where.base[0], next);
+                    if (i + 1 < MT) f[1 - now].read(places.base[i + 1], tap);
+                    else if (more) f[1 - now].read(places.base[0], next);
                     if (i == 0 && more) read_filters(k + 1, b[1 - odd]);
                     add_products<NT>(sums, f[now], b[odd], i);
                 }
@@ -207,7 +207,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             }
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                if (NTILES % NT == 0 || n0 + n < NTILES) store(out, s.exponents, sums[n], where, n0 + n, e, lane);
+                if (NTILES % NT == 0 || n0 + n < NTILES) store(out, s.exponents, sums[n], places, n0 + n, e, lane);
 #endif
         }
         mine = unit - UNITS;

@@ -77,6 +77,15 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
     return reasons
 
 
+def _fills(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
+    """Whether there is a tile for every multiprocessor."""
+    tile = best_tile(way, _layer(problem), chip, 4, parts)
+    if tile is None:
+        return False
+    blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
+    return blocks >= chip.multiprocessors
+
+
 def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     tile = best_tile(way, _layer(problem), chip, aligned, parts)
     assert tile is not None, "a problem that _reasons takes"
@@ -123,7 +132,6 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "IMG": tile.images,
         "TR": tile.super_rows,
         "TW": tile.columns,
-        "TH": tile.half_lines,
         "S": tile.stride,
         "PL": tile.plane,
         "KSTEPS": tile.steps,
@@ -178,7 +186,7 @@ def _affine(tile: Tile) -> bool:
 def _halves(tile: Tile) -> str:
     """Where the first word of every half of a step lies, in bytes."""
     places = _places(tile)
-    return ", ".join(str(0 if tile.taps[i] == NO_TAP else 8 * places[i]) for i in range(0, len(places), 4))
+    return ", ".join(str(0 if tile.taps[i] == NO_TAP else 4 * places[i]) for i in range(0, len(places), 4))
 
 
 def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
@@ -196,6 +204,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         # wgmma is an instruction of that one architecture.
         options=("--gpu-architecture=sm_90a",) if teams else (),
         exact=teams,
+        fills=partial(_fills, way, parts),
     )
 
 

@@ -1,15 +1,14 @@
 // The multiplying warps of split for one input channel: a position is two neighbouring outputs of a row.
 //
 // A word holds two neighbouring inputs, columns 2 i and 2 i + 1, so that every input is split once. Column n of the
-// filters is filter n / 2, moved right by n % 2. Rows g and g + 8 of A are position MT g + i and the one TH lines below.
-// Lane (g, t) then has, for MT 2, four neighbouring outputs of filter t of four: one store of 16 bytes, 128 bytes in a
-// row for the eight lanes of one filter. So nothing goes through shared memory on its way out; OH OW and TH OW must be
-// multiples of four.
+// filters is filter n / 2, moved right by n % 2. Lane (g, t) then has both outputs of positions 2 g and 2 g + 1 of
+// filter t of four in its four sums: one store of 16 bytes, 128 bytes in a row for the eight lanes of one filter. So
+// nothing goes through shared memory on its way out; OH OW must be a multiple of four.
 //
 // The words of MT positions stay in registers (KSTEPS is small) while the warp goes through the filters.
 
-constexpr int UNITS = (PAIRS + 8 * MT - 1) / (8 * MT);
-constexpr int SPAN = TH * TW;                                  // pairs of positions of an image in a tile
+constexpr int UNITS = (POSITIONS + 16 * MT - 1) / (16 * MT);
+constexpr int SPAN = TR * TW;                                  // positions of an image in a tile
 
 struct __align__(4 * WORDS) Filters {
     unsigned word[WORDS];  // products 2t and 2t + 1, and those 8 further: high, then low
@@ -23,17 +22,16 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsig
 }
 
 // Outputs are not read again here: they should not push the inputs out of the cache.
-__device__ __forceinline__ void write_through(float *to, const float (&v)[2 * MT]) {
-#pragma unroll
-    for (int i = 0; i < 2 * MT; i += YV) {
+__device__ __forceinline__ void write_through(float *to, const float (&v)[4]) {
 #if YV == 4
-        __stcs(reinterpret_cast<float4 *>(to + i), make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
+    __stcs(reinterpret_cast<float4 *>(to), make_float4(v[0], v[1], v[2], v[3]));
 #elif YV == 2
-        __stcs(reinterpret_cast<float2 *>(to + i), make_float2(v[i], v[i + 1]));
+    __stcs(reinterpret_cast<float2 *>(to), make_float2(v[0], v[1]));
+    __stcs(reinterpret_cast<float2 *>(to) + 1, make_float2(v[2], v[3]));
 #else
-        __stcs(to + i, v[i]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) __stcs(to + i, v[i]);
 #endif
-    }
 }
 
 __device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *global, int images, int items) {
@@ -56,7 +54,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
     int turn = 0, mine = warp;
     for (int number = blockIdx.x; number < items; number += gridDim.x, turn++) {
         const Item item(number, images);
-        const int half = turn % 2, span = min(TR, OH - item.row) * TW;
+        const int half = turn % 2, span = min(SPAN, (OH - item.row) * TW);
         meet(FULL + half, ALL);
         const unsigned *const planes = s.planes + half * STAGE;
         const int e = s.e[half];
@@ -66,25 +64,29 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll 1
         for (; unit < UNITS; unit += NC) {
             unsigned a[KSTEPS][MT][PARTS][4];
+            float *to[MT];
+            bool inside[MT];
 #pragma unroll
             for (int i = 0; i < MT; i++) {
-                const int at = min(unit * (8 * MT) + MT * g + i, PAIRS - 1), line = at / TW;
-                const int image = IMG == 1 ? 0 : line / TH;
-                const unsigned char *const base = reinterpret_cast<const unsigned char *>(
-                    planes + image * IMAGE_WORDS + UNIT * ((line - image * TH) * S + (at - line * TW))) + apart;
+                const int first = unit * (16 * MT) + 16 * i + 2 * g;
 #pragma unroll
-                for (int k = 0; k < KSTEPS; k++)
+                for (int h = 0; h < 2; h++) {
+                    const int at = min(first + h, POSITIONS - 1), line = at / TW, image = IMG == 1 ? 0 : line / TR;
+                    const unsigned char *const base = reinterpret_cast<const unsigned char *>(
+                        planes + image * IMAGE_WORDS + (line - image * TR) * S + (at - line * TW)) + apart;
 #pragma unroll
-                    for (int part = 0; part < PARTS; part++) {
-                        const uint2 x0 = *reinterpret_cast<const uint2 *>(base + tap_x(k) + part * (4 * LOW));
-                        const uint2 x1 = *reinterpret_cast<const uint2 *>(base + tap_y(k) + part * (4 * LOW));
-                        a[k][i][part][0] = x0.x, a[k][i][part][1] = x0.y;
-                        a[k][i][part][2] = x1.x, a[k][i][part][3] = x1.y;
-                    }
+                    for (int k = 0; k < KSTEPS; k++)
+#pragma unroll
+                        for (int part = 0; part < PARTS; part++) {
+                            a[k][i][part][h] = *reinterpret_cast<const unsigned *>(base + tap_x(k) + part * (4 * LOW));
+                            a[k][i][part][2 + h] =
+                                *reinterpret_cast<const unsigned *>(base + tap_y(k) + part * (4 * LOW));
+                        }
+                }
+                const int image = IMG == 1 ? 0 : first / SPAN, at = first - image * SPAN;
+                inside[i] = image < item.images && at < span;
+                to[i] = out + image * OUTPUTS + 2 * at;
             }
-            const int first = unit * (8 * MT) + MT * g, image = IMG == 1 ? 0 : first / SPAN, at = first - image * SPAN;
-            float *const to = out + image * OUTPUTS + 2 * at;
-            const bool upper = image < item.images && at < span, lower = image < item.images && at + SPAN < span;
 #pragma unroll 2
             for (int n = 0; n < NTILES; n++) {
                 const float scale = __uint_as_float((127 - e - s.exponents[n * 8 + 2 * t]) << 23);
@@ -101,18 +103,14 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                         for (int i = 0; i < MT; i++) mma(cross[i], a[k][i][PARTS - 1], b.word[0], b.word[1]);
                     }
                 }
-                float results[2][2 * MT];
 #pragma unroll
-                for (int i = 0; i < MT; i++)
+                for (int i = 0; i < MT; i++) {
 #pragma unroll
                     for (int v = 0; v < 4; v++) {
-                        float sum = sums[i][v];
-                        if (PARTS == 2) sum = fmaf(cross[i][v], 1.0f / 2048, sum);
-                        results[v / 2][2 * i + v % 2] = multiply(sum, scale);
+                        if (PARTS == 2) sums[i][v] = fmaf(cross[i][v], 1.0f / 2048, sums[i][v]);
+                        sums[i][v] = multiply(sums[i][v], scale);
                     }
-                if (M % 4 == 0 || n * 4 + t < M) {
-                    if (upper) write_through(to + n * (4 * PIXELS), results[0]);
-                    if (lower) write_through(to + n * (4 * PIXELS) + 2 * SPAN, results[1]);
+                    if (inside[i] && (M % 4 == 0 || n * 4 + t < M)) write_through(to[i] + n * (4 * PIXELS), sums[i]);
                 }
             }
         }

@@ -6,9 +6,6 @@
 //
 // A word of a plane holds two products of one input pixel: those of two channels; of an odd last channel, of two
 // neighbouring rows (PAIR_ROWS) or columns. FOLDED: columns 2 i and 2 i + 1 of one channel, for every i.
-//
-// A plane has units of two words, of a row and of the row TH lines of positions below, for the two positions that one
-// pair of A's registers is for: reads of 4 bytes have half the bandwidth of reads of 8.
 
 constexpr int SUPER_ROWS = FOLDED ? 1 : R * RA;                // output rows of one position
 constexpr int ALONG = FOLDED ? 2 : 1;                          // output columns of one position, and inputs of a word
@@ -22,10 +19,8 @@ constexpr int ROWS = SUPER_ROWS * TR + K - 1;                  // rows of a plan
 constexpr int RAW_ROWS = ROWS < H ? ROWS : H;                  // input rows of a tile
 constexpr int RAW_IMAGE = C * RAW_ROWS * WT;
 constexpr int RAW = DIRECT ? 0 : IMG * RAW_IMAGE;              // floats of a copied tile
-constexpr int UNIT = 2;                                        // words
-constexpr int BELOW = SUPER_ROWS * TH, TOP_ROWS = BELOW + K - 1; // rows from the first to the second half, of a plane
-constexpr int IMAGE_WORDS = PLANES * PL * UNIT, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
-constexpr int PAIRS = IMG * TH * TW;                           // of positions
+constexpr int IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
+constexpr int POSITIONS = IMG * TR * TW;
 constexpr int COMPUTE = 32 * NC, LOADERS = 32 * NP, ALL = COMPUTE + LOADERS;
 constexpr int WORDS = 2 * PARTS;                               // of B for two words of products
 constexpr int FILTER_WORDS = KSTEPS * NGROUPS * NT * 32 * WORDS;
@@ -149,31 +144,12 @@ __device__ __forceinline__ void extremes(const float *from, const Item &item, in
     most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
 }
 
-// Where a word of an image's plane goes, in words: in the upper half, and in the lower half, one less where it does not.
-struct Places {
-    unsigned packed;
-    __device__ Places() {}
-    __device__ Places(int row, int column, int more) {
-        const int upper = row >= TOP_ROWS ? NONE : more + UNIT * (row * S + column);
-        const int lower = row >= BELOW ? more + UNIT * ((row - BELOW) * S + column) + 1 : NONE;
-        packed = upper | lower << 16;
-    }
-    __device__ unsigned upper() const { return packed & NONE; }
-    __device__ unsigned lower() const { return packed >> 16; }
-    static constexpr int NONE = 0xffff;
-};
-static_assert(STAGE < Places::NONE, "a place fits 16 bits");
-
 // Two values as a word of the planes, high and low.
-__device__ __forceinline__ void put(unsigned *to, Places places, float first, float second, bool real) {
+__device__ __forceinline__ void put(unsigned *to, float first, float second, bool real) {
     const unsigned high = to_halves(first, second), low = PARTS == 2 ? to_rest(first, second, high) : 0;
-    if (real && places.upper() != Places::NONE) {
-        to[places.upper()] = high;
-        if (PARTS == 2) to[places.upper() + LOW] = low;
-    }
-    if (real && places.lower() != Places::NONE) {
-        to[places.lower()] = high;
-        if (PARTS == 2) to[places.lower() + LOW] = low;
+    if (real) {
+        *to = high;
+        if (PARTS == 2) to[LOW] = low;
     }
 }
 
@@ -181,24 +157,24 @@ constexpr int MOST_KEPT = WGMMA ? 14 : 24;
 
 // Whole rows: every thread has the same places in every plane, and keeps them. Of one channel, the images' planes lie
 // in a row like one.
-constexpr bool MERGED = C == 1 && WHOLE && ROWS == H;
+constexpr bool MERGED = C == 1 && WHOLE && ROWS == H && PL == ROWS * S;
 constexpr int PLANE_LINES = MERGED ? IMG * ROWS : ROWS, PLANE_WORDS = PLANE_LINES * LINE;
 constexpr int EACH = (PLANE_WORDS + LOADERS - 1) / LOADERS;
 constexpr bool KEPT = (TILES_X == 1 || (!DIRECT && C % 2 == 0)) && EACH <= MOST_KEPT && (ALONG == 1 || W % 2 == 0);
-constexpr int KEPT_PLACES = KEPT ? EACH : 1;
+constexpr int PLACES = KEPT ? EACH : 1;
 
-__device__ __forceinline__ void find_places(Places (&places)[KEPT_PLACES], int thread) {
+__device__ __forceinline__ void find_places(int (&places)[PLACES], int thread) {
 #pragma unroll
-    for (int k = 0; k < KEPT_PLACES; k++) {
-        const int word = thread + k * LOADERS, line = word / LINE, image = MERGED ? line / ROWS : 0;
-        places[k] = Places(line - image * ROWS, word % LINE, image * IMAGE_WORDS);
+    for (int k = 0; k < PLACES; k++) {
+        const int word = thread + k * LOADERS;
+        places[k] = word / LINE * S + word % LINE;
     }
 }
 
 // Every word of the tile's planes, zeros where the image has ended. Several words are read before the first is
 // written: between two reads that wait for memory there must be no write.
 __device__ __forceinline__ void convert(unsigned *planes, const float *from, const Item &item, float scale,
-                                        const Places (&places)[KEPT_PLACES], int thread) {
+                                        const int (&places)[PLACES], int thread) {
     const int rows = item.rows(), columns = item.columns();
     if (KEPT) {
         const int real = (MERGED ? item.images * ROWS : rows) * LINE;
@@ -207,7 +183,7 @@ __device__ __forceinline__ void convert(unsigned *planes, const float *from, con
         for (int plane = 0; plane < (MERGED ? 1 : item.images * PLANES); plane++) {
             const int image = PLANES == 1 ? plane : IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
             const float *const at = from + image * INPUTS + 2 * pair * CHANNEL;
-            unsigned *const to = planes + image * IMAGE_WORDS + pair * (PL * UNIT);
+            unsigned *const to = planes + image * IMAGE_WORDS + pair * PL;
             const bool alone = C % 2 && pair == C / 2;
             const index_t other = alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL;
             const int both = alone ? (PAIR_ROWS ? real - LINE : ALONG == 2 ? real : real - 1) : real;
@@ -223,7 +199,7 @@ __device__ __forceinline__ void convert(unsigned *planes, const float *from, con
 #pragma unroll
                 for (int k = 0; k < AT_ONCE; k++)
                     if (first + k < EACH)
-                        put(to, places[first + k < EACH ? first + k : 0], a[k] * scale, b[k] * scale,
+                        put(to + places[first + k < EACH ? first + k : 0], a[k] * scale, b[k] * scale,
                             thread + (first + k) * LOADERS < PLANE_WORDS);
             }
         }
@@ -235,8 +211,7 @@ __device__ __forceinline__ void convert(unsigned *planes, const float *from, con
     int line = thread / LINE, column = thread % LINE;
     while (line < lines) {
         float a[AT_ONCE], b[AT_ONCE];
-        Places to[AT_ONCE];
-        bool known[AT_ONCE];
+        int to[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const bool real = line < lines;
@@ -249,13 +224,12 @@ __device__ __forceinline__ void convert(unsigned *planes, const float *from, con
             const bool both = inside && (!alone || (PAIR_ROWS ? row + 1 < rows : ALONG * column + 1 < columns));
             a[i] = inside ? at[0] : 0.0f;
             b[i] = both ? at[alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL] : 0.0f;
-            known[i] = real;
-            to[i] = Places(row, column, image * IMAGE_WORDS + pair * (PL * UNIT));
+            to[i] = real ? image * IMAGE_WORDS + pair * PL + row * S + column : -1;
             line += DOWN, column += ACROSS;
             if (column >= LINE) column -= LINE, line++;
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) put(planes, to[i], a[i] * scale, b[i] * scale, known[i]);
+        for (int i = 0; i < AT_ONCE; i++) put(planes + to[i], a[i] * scale, b[i] * scale, to[i] >= 0);
     }
 }
 
@@ -267,8 +241,7 @@ __device__ __forceinline__ void mark(int *marks, int image, int images, int all)
 __device__ __forceinline__ void loader(const Shared &s, const float *x, int *marks, int images, int items) {
     const int thread = threadIdx.x - COMPUTE;
     load(s.raw, x, Item(blockIdx.x / MBLOCKS, images), thread);
-    Places places[KEPT_PLACES];
-    int turn = 0, lowest = 0, highest = 0;
+    int places[PLACES], turn = 0, lowest = 0, highest = 0;
     if (KEPT) find_places(places, thread);
     for (int i = thread % 32; i < COLUMNS; i += 32)
         lowest = min(lowest, s.exponents[i]), highest = max(highest, s.exponents[i]);
@@ -318,7 +291,7 @@ __device__ __forceinline__ void prepare(const Shared &s, const unsigned *filters
     }
     for (int i = threadIdx.x; i < KSTEPS * 4; i += ALL) {
         const int k = i / 4 * 8 + i % 4;
-        s.taps[i] = make_int2(4 * UNIT * TAPS[k].offset(), 4 * UNIT * TAPS[k + 4].offset());
+        s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
     }
     for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.exponents[i] = columns[i];
 }

@@ -12,10 +12,16 @@ from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem
 
 from .split_taps import folded_layout, layout, row_taps
-from .split_tile import Tile, copied, cuts, half_lines
+from .split_tile import Tile, copied, cuts
 
 #: Cycles of a multiprocessor for one instruction of 16 x 8 x 16 products: 624 TFLOP/s on an H200.
 _MMA = 1.52
+#: Cycles of shared memory for a warp's read of 4 bytes a lane: no less than for one of 8, by what was measured.
+_READ = 2
+#: Cycles for a tile's barriers and for what waits at its ends.
+_EACH_TILE = 900
+#: How much longer it takes where inputs are read twice from the cache.
+_DIRECT = 1.03
 #: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
 _MOST_FILTERS = 100 * 1024
 #: Share of the shared memory that wgmma's filters may take.
@@ -23,8 +29,8 @@ _MOST_SHARE = 0.7
 #: Registers of a thread for the pixels that stay with it, and, by warps of a block, for sums and filters.
 _KEPT = 64
 _SUMS = {8: 100, 12: 72}
-#: Warps by four, and the registers that each of their threads may have; the loaders have 88 and 80.
-TEAM_REGISTERS = {2: (208, 88), 3: (144, 80)}
+#: Warps by four, and the registers that each of their threads and of the loaders' may have: 65536 in all.
+TEAM_REGISTERS = {3: (144, 80)}
 #: What a step of wgmma and its addresses take of them, beside the sums.
 _OTHER = 40
 #: Rows of filters with fewer words than this are not taken step by step.
@@ -32,7 +38,7 @@ _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
 _MOST_STEPS = 24
 #: Units of 32 positions that keep the warps of a block at work: of one image, of several.
-_UNITS_ALONE, _UNITS = 64, 96
+_UNITS_ALONE, _UNITS = 64, 110
 
 
 def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
@@ -45,9 +51,8 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
         ways += [(1, ceil_div(problem.output_height, n)) for n in range(2, problem.output_height + 1)]
     tiles = ceil_div(2 * problem.filters, 8)
     for images, lines in ways:
-        half = half_lines(lines, width)
-        high = half + problem.kernel - 1
-        if half * width % 4 or 8 * images * high * problem.width > chip.shared_bytes:
+        high = lines + problem.kernel - 1
+        if 4 * images * high * problem.width > chip.shared_bytes:
             continue
         stride, plane, taps = folded_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), high)
         steps = len(taps) // 8
@@ -58,8 +63,7 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
             tile = Tile(
                 parts, 2, 1, images, lines, width // 2, stride, plane, taps, 0, tiles, 12,
                 copied(problem, 1, lines, True, aligned), pixels=kept, keep_a=True, folded=True, direct=direct,
-                shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=min(aligned // 4, 2 * kept),
-                half_lines=half,
+                shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=aligned // 4,
             )  # fmt: skip
             if tile.shared_bytes(problem) <= chip.shared_bytes:
                 yield tile
@@ -67,16 +71,16 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
 
 def columns_price(problem: ConvProblem, tile: Tile) -> float:
     """No cycles: as few images as give the warps enough to do, their rows copied, in as few bands as fit."""
-    units = ceil_div(tile.images * tile.half_lines * tile.columns, 16)
+    units = ceil_div(tile.images * tile.super_rows * tile.columns, 32)
     enough = units >= (_UNITS if tile.images > 1 else _UNITS_ALONE)
     price = tile.images + 1.5 * (tile.tiles_an_image(problem) - 1) + (2.5 if tile.direct else 0)
-    return price if enough else 1000 + price - 10 * units
+    return price if enough else 10_000 - units
 
 
 def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
     """MT, NT, KEEP_A and NC that fit the registers."""
     if steps * 4 * parts <= _KEPT:
-        for pixels in (4, 2, 1):
+        for pixels in (2, 1):
             if steps * pixels * 4 * parts <= _KEPT:
                 yield pixels, tiles, True, 12
         return
@@ -99,23 +103,22 @@ def by_warps(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
         for images, lines, columns in cuts(problem, rows):
             whole = columns == problem.output_width
             width = problem.width if whole else columns + problem.kernel - 1
-            half = half_lines(lines, columns)
-            high = rows * half + problem.kernel - 1
-            if 8 * parts * images * problem.channels * high * width > chip.shared_bytes:
+            high = rows * lines + problem.kernel - 1
+            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
                 continue
             straight = whole and rows == 1 and out % 4 == 0 and (lines == problem.output_height or columns % 4 == 0)
-            quads = straight and aligned == 16 and half * columns % 4 == 0
+            quads = straight and aligned == 16
             step = 4 if quads else 1
             stride, plane, taps, _ = layout(problem.channels, problem.kernel, rows, 0, columns, width, high, step)
             steps = len(taps) // 8
             vector = copied(problem, rows, lines, whole, aligned)
             for pixels, each, keep_a, warps in _shapes(steps, tiles, parts):
-                if quads and pixels != 4:
+                if quads and pixels % 2:
                     continue
-                for direct in (False, True):
+                for direct in (False, True)[: 1 + (images == 1)]:
                     tile = Tile(
                         parts, rows, 1, images, lines, columns, stride, plane, taps, 0, each, warps, vector,
-                        pixels=pixels, keep_a=keep_a, direct=direct, quads=quads, half_lines=half,
+                        pixels=pixels, keep_a=keep_a, direct=direct, quads=quads,
                         shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS,
                     )  # fmt: skip
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
@@ -127,17 +130,17 @@ def warps_price(problem: ConvProblem, tile: Tile) -> float:
     steps, tiles, parts = tile.steps, tile.column_tiles(problem), tile.parts
     groups = 1 if tile.keep_a else tile.groups(problem)
     mma = (3 if parts == 2 else 1) * _MMA * tile.pixels * tiles * steps
-    reads = 4 * parts * tile.pixels * steps * groups
+    reads = _READ * 4 * parts * tile.pixels * steps * groups
     filters = (2 * parts * tiles + groups) * steps
     stored = (0.5 if tile.quads else 2.0) * 8 * tiles * tile.pixels * 16 / 32
-    units = ceil_div(tile.images * tile.half_lines * tile.columns, 8 * tile.pixels)
-    words = 2 * tile.images * ceil_div(problem.channels, 2) * tile.plane
+    units = ceil_div(tile.images * tile.super_rows * tile.columns, 16 * tile.pixels)
+    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
     shared = units * (reads + filters + stored) + words / 32 * (3 + 2 * parts) * 1.3
     work = max(units * mma, shared) + 0.35 * min(units * mma, shared)
     # Few units leave warps idle: no more than two tiles are at hand at a time. Each tile costs its barriers.
     busy = min(1.0, units * groups * 1.6 / tile.warps)
-    total = work / busy * (1.12 if tile.warps == 8 else 1.0) * (1.0 if tile.shared_weights else 1.3) + 500
-    return total * (1.12 if tile.direct else 1.0) * tile.tiles_an_image(problem) / tile.images
+    total = work / busy * (1.12 if tile.warps == 8 else 1.0) * (1.0 if tile.shared_weights else 1.3) + _EACH_TILE
+    return total * (_DIRECT if tile.direct else 1.0) * tile.tiles_an_image(problem) / tile.images
 
 
 def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int, int] | None:
@@ -161,9 +164,8 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
         for images, lines, columns in cuts(problem, down):
             whole = columns == problem.output_width
             width = problem.width if whole else columns + problem.kernel - 1
-            half = ceil_div(lines, 2)
-            high = down * half + problem.kernel - 1
-            if 8 * parts * images * problem.channels * high * width > chip.shared_bytes:
+            high = down * lines + problem.kernel - 1
+            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
                 continue
             stride, plane, taps, row_steps = layout(
                 problem.channels, problem.kernel, rows, by_row, columns, width, high
@@ -180,10 +182,10 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                     continue
                 if len(taps) // 8 * found[0] * found[1] * 256 * parts > chip.shared_bytes * _MOST_SHARE:
                     continue
-                for direct in (False, True):
+                for direct in (False, True)[: 1 + (images == 1)]:
                     tile = Tile(
                         parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
-                        4 * teams, vector, teams=teams, direct=direct, filter_blocks=blocks, half_lines=half,
+                        4 * teams, vector, teams=teams, direct=direct, filter_blocks=blocks,
                     )  # fmt: skip
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
                         yield tile
@@ -197,13 +199,13 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     loads = tile.row_steps * (kernel + tile.sets - 1) + tile.sets * (tile.steps - kernel * tile.row_steps)
     # A product of few columns takes as long as one of 24.
     tensor = products * (max(12, 8 * each) + max(12, 4 * each) if parts == 2 else max(12, 4 * each)) / 0.9
-    shared = loads * 16 * parts + products * (6 if parts == 2 else 2) * each
+    shared = _READ * loads * 16 * parts + products * (6 if parts == 2 else 2) * each
     stored = tile.sets * each * 72 + 150 * tile.sets
-    units = ceil_div(tile.images * tile.half_lines * tile.columns, 32) * groups
-    words = 2 * tile.images * ceil_div(problem.channels, 2) * tile.plane
+    units = ceil_div(tile.images * tile.super_rows * tile.columns, 64) * groups
+    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
     work = units * (max(tensor, shared) + 0.3 * min(tensor, shared) + stored) + words / 32 * (3 + 2 * parts) * 1.3
     busy = min(1.0, units * 1.6 / tile.teams)
-    total = (work / busy * (1.1 if tile.teams == 2 else 1.0) + 500) * (1.12 if tile.direct else 1.0)
+    total = (work / busy + _EACH_TILE) * (_DIRECT if tile.direct else 1.0)
     return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
 
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from ece408_op.launch import ceil_div, round_up
 
-#: Lanes that read neighbouring units, of 8 bytes, at a time, and the banks of shared memory for these.
-_LANES, _BANKS = 4, 16
+#: Lanes that read neighbouring pixels at a time, and shared memory's banks.
+_LANES, _BANKS = 8, 32
 #: Words looked through for one that lies in other banks than those chosen.
 _LOOKED_AT = 160
 #: With more words than this only one row length is tried: the search takes long.
@@ -22,8 +22,8 @@ _MANY = 800
 Tap = tuple[int, int, int]
 NO_TAP: Tap = (-1, 0, 0)
 
-#: Units modulo 16 from one plane to the next that are tried.
-_OFFSETS = {1: (0, 2, 4, 6, 8, 10, 12, 14), 4: (1, 2, 3, 6, 9)}
+#: Words modulo 32 from one plane to the next that are tried.
+_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 4: (1, 2, 3, 6, 9)}
 
 
 def taps_of(channels: int, kernel: int, rows: int) -> list[Tap]:
@@ -44,12 +44,12 @@ def row_taps(channels: int, kernel: int) -> list[Tap]:
 
 
 def _apart(distance: int, step: int) -> bool:
-    """Whether the lanes' reads, step apart, share no bank with those so far away, unless they are the same ones."""
+    """Whether eight words, step apart, share no bank with the eight so far away, unless they are the same words."""
     if distance % step:
         return True
-    if step * _LANES == _BANKS:
+    if step == 4:
         return distance == 0
-    return abs(distance) <= step * _LANES or step * _LANES <= distance % _BANKS <= _BANKS - step * _LANES
+    return abs(distance) < step * _LANES or step * _LANES <= distance % _BANKS <= _BANKS - step * _LANES
 
 
 def ordered(taps: list[Tap], stride: int, plane: int, step: int = 1) -> tuple[tuple[Tap, ...], int]:
@@ -92,20 +92,13 @@ def by_rows(channels: int, kernel: int, stride: int, plane: int) -> tuple[tuple[
 
 @lru_cache(maxsize=256)
 def layout(
-    channels: int,
-    kernel: int,
-    rows: int,
-    sets: int,
-    columns: int,
-    width: int,
-    high: int,
-    step: int = 1,
+    channels: int, kernel: int, rows: int, sets: int, columns: int, width: int, high: int, step: int = 1
 ) -> tuple:
     """S, PL, the order of the taps and KR, so that the fewest reads wait for one another. sets 0: not by rows."""
     taps = row_taps(channels, kernel) * kernel if sets else taps_of(channels, kernel, rows)
     super_rows = rows * max(1, sets)
     # Where a row ends, eight neighbouring pixels go on in the next one: in the banks that follow, best of all.
-    period = step * _LANES
+    period = {1: _LANES, 4: _BANKS}[step]
     fitting = [s for s in range(width, width + 2 * period) if (super_rows * s - columns) % period == 0] or [width]
     options = []
     for stride in fitting if len(taps) < _MANY else fitting[:1]:
@@ -123,21 +116,22 @@ def layout(
     return min(options)[1:]
 
 
-def _conflicts(order: tuple[Tap, ...], stride: int, columns: int, step: int) -> float:
-    """Turns that the four lanes' reads of units take, the mean over some steps and places where the positions begin."""
+def _wavefronts(order: tuple[Tap, ...], stride: int, plane: int, columns: int, step: int, down: int) -> float:
+    """Cycles of shared memory for one read, the mean over some steps and places where the positions begin."""
     halves = [order[i : i + 4] for i in range(0, len(order), 4)]
     total, count = 0, 0
     for half in halves[:: ceil_div(len(halves), 8)]:
-        taps = [0 if p < 0 else i * stride + j for p, i, j in half]
+        taps = [0 if p < 0 else p * plane + i * stride + j for p, i, j in half]
         for start in range(0, columns, max(1, columns // 6)):
-            units: set[int] = set()
+            words: set[int] = set()
             for lane in range(_LANES):
                 at = start // 4 * 4 + step * lane
-                units.update(at // columns * stride + at % columns + tap for tap in taps)
-            turns = [0] * _BANKS
-            for unit in units:
-                turns[unit % _BANKS] += 1
-            total += max(turns)
+                base = at // columns * stride * down + at % columns
+                words.update(base + tap for tap in taps)
+            banks: dict[int, int] = {}
+            for word in words:
+                banks[word % _BANKS] = banks.get(word % _BANKS, 0) + 1
+            total += max(banks.values())
             count += 1
     return total / count
 
@@ -149,6 +143,6 @@ def folded_layout(kernel: int, positions: int, width: int, high: int) -> tuple:
     options = []
     for stride in range(width, width + 34):
         order, _ = ordered(taps, stride, 0, 2)
-        options.append((_conflicts(order, stride, positions, 2) + 0.2 * stride / width, stride, order))
+        options.append((_wavefronts(order, stride, 0, positions, 2, 1) + 0.2 * stride / width, stride, order))
     _, stride, order = min(options)
     return stride, high * stride, order

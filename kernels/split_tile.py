@@ -47,7 +47,6 @@ class Tile:
     quads: bool = False  # QUADS
     filter_blocks: int = 1  # MBLOCKS: blocks that share the filters
     y_vector: int = 1  # YV: floats of one store
-    half_lines: int = 0  # TH: lines of the upper half of a tile
 
     @property
     def steps(self) -> int:
@@ -92,7 +91,7 @@ class Tile:
         whole = self.columns * (self.rows if self.folded else 1) == problem.output_width
         columns = problem.width if whole else self.columns + problem.kernel - 1
         rows = min(problem.height, self.down * self.super_rows + problem.kernel - 1)
-        words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane * 2
+        words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
         words += 0 if self.direct else self.images * problem.channels * rows * columns
         words += self.out_floats + 8 * self.steps + 8 * self.padded_tiles(problem)
         filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0
@@ -122,12 +121,6 @@ def cuts(problem: ConvProblem, down: int) -> Iterator[tuple[int, int, int]]:
     for columns, high in ((64, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8), (21, 3), (21, 6)):
         if columns < width and high <= lines:
             yield 1, high, columns
-
-
-def half_lines(lines: int, width: int) -> int:
-    """TH: half of the lines, or a few more, such that the lower half's outputs begin at a multiple of four."""
-    half = ceil_div(lines, 2)
-    return next((n for n in range(half, min(half + 4, lines + 1)) if n * width % 4 == 0), half)
 
 
 def copied(problem: ConvProblem, down: int, lines: int, whole: bool, aligned: int) -> int:

@@ -1,13 +1,13 @@
 // The multiplying warps of split, in groups of four (wgmma, sm_90a): A in registers, B in shared memory.
 //
-// A group takes 32 pairs of positions. Position (i, j) stands for RA rows of outputs, RA sums; the words that it reads of input
+// A group takes 64 positions. Position (i, j) stands for RA rows of outputs, RA sums; the words that it reads of input
 // row p serve the sum of row r with the filters' row p - r, so that they are read once for up to RA products. That is
 // for the first KR K steps, KR for each row of the filters; the words left over, KREST steps of them, are read for each
 // row of outputs. With one channel there is nothing to share (RA 1, KR 0), R of split_weights.cu does it instead.
 //
 // One product of 64 x 16 NT x 16 gives sum high high and sum high low side by side, one of 64 x 8 NT x 16 sum low high.
 
-constexpr int UNITS = (PAIRS + 31) / 32 * NGROUPS, TEAMS = NC / 4;
+constexpr int UNITS = (POSITIONS + 63) / 64 * NGROUPS, TEAMS = NC / 4;
 constexpr int SUMS = 4 * PARTS * NT, LOW_SUMS = 4 * NT;        // of a thread, for one row of outputs
 constexpr int OUT = 64 + 4;                                    // floats from one column to the next on the way out
 constexpr int ROW_STEPS = KR * (K + RA - 1), ALL_STEPS = ROW_STEPS + RA * KREST;
@@ -27,13 +27,14 @@ __device__ __forceinline__ void wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *base, int2 tap, int more) {
+__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *const (&base)[2], int2 tap, int more) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         const int at = more + part * (4 * LOW);
-        const uint2 x0 = *reinterpret_cast<const uint2 *>(base + tap.x + at);
-        const uint2 x1 = *reinterpret_cast<const uint2 *>(base + tap.y + at);
-        f.a[part][0] = x0.x, f.a[part][1] = x0.y, f.a[part][2] = x1.x, f.a[part][3] = x1.y;
+        f.a[part][0] = *reinterpret_cast<const unsigned *>(base[0] + tap.x + at);
+        f.a[part][1] = *reinterpret_cast<const unsigned *>(base[1] + tap.x + at);
+        f.a[part][2] = *reinterpret_cast<const unsigned *>(base[0] + tap.y + at);
+        f.a[part][3] = *reinterpret_cast<const unsigned *>(base[1] + tap.y + at);
     }
 }
 
@@ -75,9 +76,13 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
 #pragma unroll 1
         for (; unit < UNITS; unit += TEAMS) {
             const int group = unit / NGROUPS, in_block = unit % NGROUPS * NT, n0 = tile0 + in_block;
-            const int at = min(group * 32 + warp * 8 + g, PAIRS - 1), line = at / TW, image = line / TH;
-            const unsigned char *const base = reinterpret_cast<const unsigned char *>(
-                planes + image * IMAGE_WORDS + UNIT * ((line - image * TH) * (SUPER_ROWS * S) + (at - line * TW)));
+            const unsigned char *base[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int at = min(group * 64 + warp * 16 + i * 8 + g, POSITIONS - 1), line = at / TW;
+                base[i] = reinterpret_cast<const unsigned char *>(
+                    planes + line / TR * IMAGE_WORDS + line % TR * (SUPER_ROWS * S) + at % TW);
+            }
             const unsigned long long b = described + in_block * (PARTS * 16);
             float sums[RA][SUMS] = {}, low[RA][LOW_SUMS] = {};
 
@@ -88,11 +93,11 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
                 const auto fetch_step = [&](int k) {
                     const int rest = k - ROW_STEPS;
                     if (k < ROW_STEPS && KR <= 5)
-                        fetch(number(k), base, kept[k % KEPT_TAPS], k / KEPT_TAPS * (4 * UNIT * S));
+                        fetch(number(k), base, kept[k % KEPT_TAPS], k / KEPT_TAPS * (4 * S));
                     else if (k < ROW_STEPS)
-                        fetch(number(k), base, taps[k % ROW_MOD * 4], k / ROW_MOD * (4 * UNIT * S));
+                        fetch(number(k), base, taps[k % ROW_MOD * 4], k / ROW_MOD * (4 * S));
                     else if (k < ALL_STEPS)
-                        fetch(number(k), base, taps[(K * KR + rest % REST_MOD) * 4], rest / REST_MOD * (4 * UNIT * S));
+                        fetch(number(k), base, taps[(K * KR + rest % REST_MOD) * 4], rest / REST_MOD * (4 * S));
                 };
                 fetch_step(0);
                 fetch_step(1);
@@ -108,7 +113,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
                 int j = 0, p = 0;  // the step within its row, and the row
                 int2 tap = taps[0];
                 const auto next = [&](Fragment &f) {
-                    fetch(f, base, tap, p * (4 * UNIT * S));
+                    fetch(f, base, tap, p * (4 * S));
                     if (++j == KR) j = 0, p++;
                     tap = taps[j * 4];
                 };
@@ -134,12 +139,13 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
                 for (int k = 0; k < RA * KREST; k++) {
                     Fragment &f = k % 2 ? f1 : f0;
                     wait<1>();
-                    fetch(f, base, taps[(K * KR + k % REST_MOD) * 4], k / REST_MOD * (4 * UNIT * S));
+                    fetch(f, base, taps[(K * KR + k % REST_MOD) * 4], k / REST_MOD * (4 * S));
                     add_products(sums, low, f, b + (K * KR + k % REST_MOD) * STEP, k / REST_MOD, k / REST_MOD, 0);
                 }
             }
             wait<0>();
 
+            const int left = group * 64 + lane;
 #pragma unroll
             for (int r = 0; r < RA; r++) {
                 // Two halves take turns: whoever writes one again has met the others after they read it.
@@ -156,17 +162,16 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
                         float sum = sums[r][4 * n + v];
                         if (PARTS == 2)
                             sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
-                        out[(8 * n + 2 * t + v % 2) * OUT + v / 2 * 32 + 8 * warp + g] = multiply(sum, scale[v % 2]);
+                        out[(8 * n + 2 * t + v % 2) * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
                     }
                 }
                 meet(HANDED + team, 128);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const int pair = group * 32 + lane, line_of = pair / TW, image_of_pair = line_of / TH;
-                    const int down = line_of - image_of_pair * TH + i * TH;
-                    const int row = item.row + down * SUPER_ROWS + r * R, column = item.column + pair - line_of * TW;
-                    if (image_of_pair >= item.images || down >= TR || column >= OW) continue;
-                    float *to = image_of(y, item.image + image_of_pair, OUTPUTS) + row * index_t(OW) + column;
+                    const int at = left + 32 * i, line = at / TW, image = line / TR;
+                    const int row = item.row + line % TR * SUPER_ROWS + r * R, column = item.column + at % TW;
+                    if (image >= item.images || column >= OW) continue;
+                    float *to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
                     const float *from = out + warp * OUT + 32 * i + lane;
                     to += index_t((n0 * 8 + warp) / R) * PIXELS + warp % R * index_t(OW);
 #pragma unroll

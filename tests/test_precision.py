@@ -33,6 +33,12 @@ def test_every_kernel_serves_some_precision_and_float32_is_served_by_float32_alo
     assert all(ranks[-1] == "float32" and ranks[0] == asked for asked, ranks in dispatch.SERVES.items())
 
 
+def test_for_a_few_images_a_kernel_that_takes_many_at_a_time_comes_last():
+    problem, chip = COURSE[0], chip_of(90)
+    assert dispatch.select(problem, "gpu", chip=chip).name.startswith("split")
+    assert not dispatch.select(problem.with_batch(10), "gpu", chip=chip).name.startswith("split")
+
+
 def test_the_fastest_measured_kernel_is_taken_whatever_serves_better(monkeypatch):
     order = ["tensor_core", "rounded", "strip"]
     monkeypatch.setattr(choices, "preference", lambda problem, chip: order)

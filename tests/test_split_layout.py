@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from cuda_layers import chip_of
@@ -18,7 +16,7 @@ from ece408_op.problem import ConvProblem
 
 WAYS = {"columns": by_columns, "warps": by_warps, "teams": by_teams}
 #: So little shared memory that tiles are bands and parts of bands.
-SMALL = Chip("small", (9, 0), 4, 40 * 1024)
+SMALL = Chip("small", (9, 0), 4, 30 * 1024)
 
 LAYERS = [
     ConvProblem(5, 1, 12, 12, 5, 5),
@@ -50,27 +48,19 @@ def _filters(problem: ConvProblem, tile: Tile, w: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _planes(problem: ConvProblem, tile: Tile, x: np.ndarray, row: int, column: int, below: int) -> np.ndarray:
-    """The words of the images x (n, C, H, W), from an input row and column on, the upper or the lower ones of units.
-
-    NaN where nothing was written.
-    """
+def _planes(problem: ConvProblem, tile: Tile, x: np.ndarray, row: int, column: int) -> np.ndarray:
+    """The words of the images x (n, C, H, W), from an input row and column on; NaN where nothing was written."""
     planes = np.full((tile.images, ceil_div(problem.channels, 2), tile.plane, 2), np.nan)
     along = tile.rows if tile.folded else 1
     width = problem.width if along * tile.columns == problem.output_width else tile.columns + problem.kernel - 1
-    loaded = tile.down * tile.super_rows + problem.kernel - 1
-    rows = min(loaded - below, tile.down * tile.half_lines + problem.kernel - 1)
+    rows = tile.down * tile.super_rows + problem.kernel - 1
     part = np.zeros((x.shape[0], 2 * planes.shape[1], rows + 1, width + 2))
-    seen = x[:, :, row : row + loaded, column : column + width][:, :, below : below + rows]
+    seen = x[:, :, row : row + rows, column : column + width]
     part[:, : x.shape[1], : seen.shape[2], : seen.shape[3]] = seen
-    following = x[:, :, row : row + loaded, column : column + width][:, :, below + 1 : below + 1 + rows]
     for plane in range(planes.shape[1]):
-        low, high = part[:, 2 * plane], part[:, 2 * plane + 1].copy()
+        low, high = part[:, 2 * plane], part[:, 2 * plane + 1]
         if problem.channels % 2 and plane == problem.channels // 2:
-            if tile.row_steps == 0 and not tile.folded:
-                high[:, : following.shape[2], : following.shape[3]] = following[:, 2 * plane]
-            else:
-                high = np.roll(low, -1, axis=2)
+            high = np.roll(low, -1, axis=1 if tile.row_steps == 0 and not tile.folded else 2)
         words = np.stack([low, high], axis=-1)[:, :rows, :width:along]
         for line in range(rows):
             start = line * tile.stride
@@ -83,29 +73,23 @@ def emulated(problem: ConvProblem, tile: Tile, x: np.ndarray, w: np.ndarray) -> 
     out = np.full(problem.y_shape, np.nan)
     filters = _filters(problem, tile, w)
     taps = np.array([0 if p < 0 else p * tile.plane + i * tile.stride + j for p, i, j in tile.taps])
-    at = np.arange(tile.images * tile.half_lines * tile.columns)
+    at = np.arange(tile.images * tile.super_rows * tile.columns)
     line, along = at // tile.columns, tile.rows if tile.folded else 1
-    image, upper = line // tile.half_lines, line % tile.half_lines
+    image, down = line // tile.super_rows, line % tile.super_rows
     words = ceil_div(problem.channels, 2) * tile.plane
-    base = image * words + upper * tile.down * tile.stride + at % tile.columns
-    corners = product(
-        range(0, problem.batch, tile.images),
-        range(0, problem.output_height, tile.down * tile.super_rows),
-        range(0, problem.output_width, along * tile.columns),
-        (0, 1),
-    )
-    for first, row, column, half in corners:
+    base = image * words + down * tile.down * tile.stride + at % tile.columns
+    for first in range(0, problem.batch, tile.images):
         images = x[first : first + tile.images]
-        planes = _planes(problem, tile, images, row, column, half * tile.half_lines * tile.down)
-        down = upper + half * tile.half_lines
-        for r in range(tile.sets):
-            sums = planes[base[:, None] + taps + r * tile.stride].reshape(len(at), -1) @ filters
-            for moved in range(tile.rows):
-                i = row + down * tile.down + r * tile.rows + (0 if tile.folded else moved)
-                j = column + at % tile.columns * along + (moved if tile.folded else 0)
-                real = (image < len(images)) & (down < tile.super_rows)
-                real &= (i < problem.output_height) & (j < problem.output_width)
-                out[first + image[real], :, i[real], j[real]] = sums[real, moved :: tile.rows]
+        for row in range(0, problem.output_height, tile.down * tile.super_rows):
+            for column in range(0, problem.output_width, along * tile.columns):
+                planes = _planes(problem, tile, images, row, column)
+                for r in range(tile.sets):
+                    sums = planes[base[:, None] + taps + r * tile.stride].reshape(len(at), -1) @ filters
+                    for moved in range(tile.rows):
+                        i = row + down * tile.down + r * tile.rows + (0 if tile.folded else moved)
+                        j = column + at % tile.columns * along + (moved if tile.folded else 0)
+                        real = (image < len(images)) & (i < problem.output_height) & (j < problem.output_width)
+                        out[first + image[real], :, i[real], j[real]] = sums[real, moved :: tile.rows]
     return out
 
 
@@ -152,8 +136,7 @@ def test_a_tile_fits_the_chip_and_covers_the_layer(problem, way, parts, aligned)
     assert not tile.teams or 8 * tile.tiles * parts <= 256
     wanted = problem.channels * problem.kernel * problem.kernel * tile.rows
     assert 16 * tile.steps >= wanted / tile.rows
-    assert tile.half_lines <= tile.super_rows <= 2 * tile.half_lines
-    lines = tile.down * tile.half_lines + problem.kernel - 1
+    lines = tile.down * tile.super_rows + problem.kernel - 1
     assert tile.plane >= (lines - 1) * tile.stride
     assert 4 * tile.vector <= aligned
     assert 4 * tile.y_vector <= aligned
