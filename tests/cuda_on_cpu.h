@@ -1,0 +1,194 @@
+// CUDA C++ as plain C++, for one block at a time: a fiber for each thread, a switch of fibers at every barrier.
+//
+// Only what split's sources use. Values that threads of a warp exchange go through arrays between two barriers of the
+// warp; tensor-core instructions are done lane by lane in double precision. Shared memory is full of NaN at first.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __restrict__
+#define __constant__ static
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+using std::max;
+using std::min;
+inline unsigned min(unsigned a, int b) { return a < unsigned(b) ? a : unsigned(b); }
+
+struct Index {
+    unsigned x;
+};
+static Index threadIdx, blockIdx, gridDim;
+
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
+inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+inline float2 make_float2(float a, float b) { return {a, b}; }
+inline int2 make_int2(int a, int b) { return {a, b}; }
+
+alignas(1024) static unsigned char memory[256 * 1024];
+inline size_t __cvta_generic_to_shared(const void *p) { return static_cast<const unsigned char *>(p) - memory; }
+
+template <typename T>
+void require_aligned(const T *p, size_t bytes = sizeof(T)) {
+    if (reinterpret_cast<uintptr_t>(p) % bytes) std::abort();
+}
+template <typename T>
+void __stcs(T *p, T v) { require_aligned(p), *p = v; }
+inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
+inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
+inline int atomicExch(int *p, int v) { return std::exchange(*p, v); }
+inline int atomicAdd(int *p, int v) { return std::exchange(*p, *p + v); }
+
+// ---------------------------------------------------------------------------------------------- fibers
+
+constexpr size_t STACK = 256 * 1024;
+constexpr int MOST_IDLE = 64;  // rounds in which nobody comes to a barrier: they all wait
+
+static ucontext_t scheduler;
+static std::vector<ucontext_t> fibers;
+static std::vector<std::vector<char>> stacks;
+static std::vector<char> finished;
+static int current, idle;
+static void (*body)();
+
+inline void yield() {
+    swapcontext(&fibers[current], &scheduler);
+    threadIdx.x = current;
+}
+
+struct Barrier {
+    int arrived = 0;
+    long generation = 0;
+    void arrive(int count) {
+        idle = 0;
+        if (++arrived == count) arrived = 0, generation++;
+    }
+    void sync(int count) {
+        const long mine = generation;
+        arrive(count);
+        while (generation == mine) yield();
+    }
+};
+static Barrier named[16], of_warp[32], of_team[8];
+inline void __syncthreads() { named[0].sync(fibers.size()); }
+inline void __syncwarp() { of_warp[threadIdx.x / 32].sync(32); }
+
+inline void start() {
+    threadIdx.x = current;
+    body();
+    finished[current] = 1;
+    yield();
+}
+
+// Runs one block; 0 where all threads came to their end and left every barrier as it was.
+inline int run_block(int threads, void (*entry)()) {
+    std::memset(memory, 0xff, sizeof memory);
+    for (Barrier &b : named) b = Barrier();
+    fibers.assign(threads, ucontext_t()), finished.assign(threads, 0), body = entry;
+    while (int(stacks.size()) < threads) stacks.emplace_back(STACK);
+    for (int i = 0; i < threads; i++) {
+        getcontext(&fibers[i]);
+        fibers[i].uc_stack.ss_sp = stacks[i].data(), fibers[i].uc_stack.ss_size = STACK;
+        makecontext(&fibers[i], start, 0);
+    }
+    for (idle = 0; idle < MOST_IDLE; idle++) {
+        bool left = false;
+        for (current = 0; current < threads; current++)
+            if (!finished[current]) left = true, swapcontext(&scheduler, &fibers[current]);
+        if (!left) return std::any_of(named, named + 16, [](const Barrier &b) { return b.arrived; });
+    }
+    return 1;
+}
+
+// ---------------------------------------------------------------------------------------------- warps
+
+static long long exchanged[32][32];
+template <typename T, typename F>
+T of_all_lanes(T value, F f) {
+    long long *const mine = exchanged[threadIdx.x / 32];
+    mine[threadIdx.x % 32] = value;
+    __syncwarp();
+    T result = T(mine[0]);
+    for (int i = 1; i < 32; i++) result = f(result, T(mine[i]));
+    __syncwarp();
+    return result;
+}
+template <typename T>
+T __reduce_max_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return max(a, b); }); }
+template <typename T>
+T __reduce_min_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return min(a, b); }); }
+template <typename T>
+T __shfl_sync(unsigned, T v, int) { return of_all_lanes(v, [](T a, T) { return a; }); }  // from lane 0 only
+
+// ---------------------------------------------------------------------------------------------- tensor cores
+
+inline double half_of(unsigned word, int k) {
+    _Float16 value;
+    const unsigned short bits = word >> (16 * (k % 2));
+    std::memcpy(&value, &bits, 2);
+    return value;
+}
+inline unsigned halves_of(float a, float b) {
+    const _Float16 both[2] = {_Float16(a), _Float16(b)};
+    unsigned word;
+    std::memcpy(&word, both, 4);
+    return word;
+}
+inline unsigned rest_of(float a, float b, unsigned word) {
+    return halves_of((a - float(half_of(word, 0))) * 2048, (b - float(half_of(word, 1))) * 2048);
+}
+
+static unsigned rows_of[32][32][4], columns_of[32][32][2];  // A and B as the lanes of a warp hold them
+
+// Product k of row r of the warp's 16 x 16 matrix A.
+inline double row_value(int warp, int r, int k) {
+    return half_of(rows_of[warp][r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k);
+}
+
+inline void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    std::memcpy(rows_of[warp][lane], a, 16);
+    columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
+    __syncwarp();
+    for (int v = 0; v < 4; v++) {
+        double sum = d[v];
+        for (int k = 0; k < 16; k++) {
+            const unsigned word = columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 8 / 2][k / 8];
+            sum += row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
+        }
+        d[v] = sum;
+    }
+    __syncwarp();
+}
+
+// B without a swizzle: core matrices of 8 columns x 16 bytes, their distances in the descriptor.
+inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    std::memcpy(rows_of[warp][lane], a, 16);
+    of_team[warp / 4].sync(128);
+    const auto field = [&](int bit) { return (b >> bit & 0x3fff) << 4; };
+    for (int i = 0; i < columns / 2; i++) {
+        double sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            unsigned word;
+            const size_t column = i / 4 * field(32) + (lane % 4 * 2 + i % 2) * 16;
+            std::memcpy(&word, memory + field(0) + column + k / 8 * field(16) + k % 8 / 2 * 4, 4);
+            sum += row_value(warp, lane / 4 + i % 4 / 2 * 8, k) * half_of(word, k);
+        }
+        d[i] = sum;
+    }
+    of_team[warp / 4].sync(128);
+}

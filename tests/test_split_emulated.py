@@ -1,0 +1,179 @@
+"""split's own sources, translated to C++ and run on the CPU: what can be known of them without a GPU.
+
+The order of threads and everything asynchronous are not those of a GPU; indices, barriers and values are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op.check import Comparison, compare
+from ece408_op.kernel import CudaKernel
+from ece408_op.kernels import split
+from ece408_op.kernels.split_shapes import by_columns, by_teams, by_warps
+from ece408_op.kernels.split_tile import Tile
+from ece408_op.launch import Chip, Launch
+from ece408_op.problem import ConvProblem
+
+
+def _compiles_halves() -> bool:
+    probe = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
+    text = "#include <ucontext.h>\n_Float16 half(float x) { return x; }"
+    return shutil.which("g++") is not None and subprocess.run(probe, input=text, text=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not _compiles_halves(), reason="no g++ that knows 16-bit floats (13 or newer)")
+
+HERE = Path(__file__).parent
+LARGE, SMALL = Chip("large", (9, 0), 3, 227 * 1024), Chip("small", (9, 0), 2, 60 * 1024)
+WAYS = {"columns": (split.COLUMNS, by_columns), "warps": (split.WARPS, by_warps), "teams": (split.TEAMS, by_teams)}
+
+#: What stands for functions that are made of instructions.
+FUNCTIONS = {
+    "meet": "inline void meet(int id, int count) { named[id].sync(count); }"
+    "template <int ID, int COUNT> inline void meet() { meet(ID, COUNT); }",
+    "pass": "inline void pass(int id) { named[id].arrive(ALL); }",
+    "copy": "template <int V> inline void copy(float *to, const float *from) "
+    "{ require_aligned(to, 4 * V), require_aligned(from, 4 * V); for (int i = 0; i < V; i++) to[i] = from[i]; }",
+    "to_halves": "inline unsigned to_halves(float a, float b) { return halves_of(a, b); }",
+    "to_rest": "inline unsigned to_rest(float a, float b, unsigned word) { return rest_of(a, b, word); }",
+    "multiply": "inline float multiply(float a, float b) { return a * b; }",
+    "multiply_add": "inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }",
+    "mma": "inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) "
+    "{ emulated_mma(d, a, b0, b1); }",
+    "fence": "inline void fence() {}",
+    "commit": "inline void commit() {}",
+    "wait": "template <int PENDING> inline void wait() {}",
+}
+ENTRY = """
+static const float *x_, *w_;
+static float *y_;
+static unsigned *filters_;
+static int *columns_, *marks_, images_;
+extern "C" int run(const float *x, const float *w, float *y, unsigned *filters, int *columns, int *marks, int images,
+                   const int *grids, const int *blocks) {
+    x_ = x, w_ = w, y_ = y, filters_ = filters, columns_ = columns, marks_ = marks, images_ = images;
+    void (*const entries[])() = {[] { split_weights(w_, filters_, columns_, marks_, images_); },
+                                 [] { split(x_, y_, filters_, columns_, marks_, 0, images_); },
+                                 [] { split_repair(x_, w_, y_, columns_, marks_, 0, images_); }};
+    for (int i = 0; i < 3; i++) {
+        gridDim.x = grids[i];
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
+            if (run_block(blocks[i], entries[i])) return i + 1;
+    }
+    return 0;
+}
+"""
+
+
+def _closed(text: str, at: int, brackets: str) -> int:
+    """The place behind the bracket that closes the first one from there on."""
+    depth, at = 1, text.index(brackets[0], at) + 1
+    while depth:
+        depth += {brackets[0]: 1, brackets[1]: -1}.get(text[at], 0)
+        at += 1
+    return at
+
+
+def _translated(text: str) -> str:
+    text = re.sub(r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];", "", text)
+    text = re.sub(r"#define (MMA_\w+\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 emulated_wgmma(d, a, b, \2)", text)
+    for name, new in FUNCTIONS.items():
+        definition = re.compile(rf"(template <[^>]*>\s*)?__device__ __forceinline__ \w+ {name}(?=\()")
+        replacement = new
+        while found := definition.search(text):
+            end = _closed(text, _closed(text, found.end(), "()"), "{}")
+            text, replacement = text[: found.start()] + replacement + text[end:], ""
+    text = re.sub(r'asm volatile\("(cp\.async|setmaxnreg|fence\.proxy).*?\);', "", text)
+    assert not re.search(r"^[^/\n]*\basm\b", text, re.M), "an instruction without a translation"
+    return f'#include <utility>\n#include "cuda_on_cpu.h"\n{text}{ENTRY}'
+
+
+def _aligned(size: int, fill: int) -> np.ndarray:
+    room = np.full(size + 64, fill, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+    room = _aligned(array.nbytes, 0)
+    room[:] = array.view(np.uint8).ravel()
+    return room
+
+
+def _run(
+    kernel: CudaKernel, tile: Tile, problem: ConvProblem, chip: Chip, x: np.ndarray, w: np.ndarray, folder: Path
+) -> tuple[Comparison, int]:
+    """What a comparison of the output with float64 finds, and how many images were computed anew."""
+    plan = split.plan_of(tile, problem, chip, 16)
+    source, library = folder / "block.cpp", folder / "block.so"
+    source.write_text(_translated(kernel.text(plan)))
+    # Functions' own static arrays would be one for all libraries of this process, whatever their sizes.
+    flags = ["-O2", "-std=c++17", "-w", "-fpermissive", "-fno-gnu-unique", "-shared", "-fPIC", f"-I{HERE}"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True)
+    launches = [step for step in plan.steps(problem.batch) if isinstance(step, Launch)]
+    assert launches[1].shared <= chip.shared_bytes
+    scratch = {name: _aligned(size, 0xFF) for name, size in plan.scratch.items()}
+    out = _copy(np.full(problem.y_shape, np.nan, np.float32))
+    arrays = [_copy(x), _copy(w), out, *scratch.values()]
+    sizes = [np.array([each[0] for each in sizes], np.int32) for sizes in zip(*((s.grid, s.block) for s in launches))]
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    ends = [ctypes.c_void_p(array.ctypes.data) for array in sizes]
+    status = ctypes.CDLL(str(library)).run(*pointers, problem.batch, *ends)
+    assert status == 0, f"launch {status}: threads wait for ever, or a barrier is not left as it was"
+    result = out.view(np.float32).reshape(problem.y_shape)
+    return compare(result, x, w, kernel), int(scratch["marks"].view(np.int32)[0])
+
+
+#: Tiles of several images, bands, parts of bands, blocks that share filters, odd channels, few and many steps.
+CASES = [
+    ("columns", (5, 1, 12, 12, 5, 5), LARGE, {}),
+    ("columns", (2, 1, 40, 64, 6, 5), SMALL, {"images": 1}),
+    ("warps", (3, 3, 10, 9, 4, 2), SMALL, {}),
+    ("warps", (2, 6, 14, 14, 10, 3), LARGE, {"quads": True}),
+    ("warps", (2, 5, 14, 30, 7, 3), SMALL, {"images": 1}),
+    ("teams", (2, 6, 16, 16, 16, 5), LARGE, {"sets": 3}),
+    ("teams", (2, 7, 12, 13, 20, 4), SMALL, {"sets": 2}),
+    ("teams", (1, 24, 14, 15, 20, 8), LARGE, {"sets": 1}),
+    ("teams", (2, 6, 12, 12, 40, 3), LARGE, {"filter_blocks": 2}),
+]
+
+
+@pytest.mark.parametrize(("way", "layer", "chip", "wanted"), CASES, ids=lambda value: str(value).replace(" ", ""))
+def test_it_is_right(way, layer, chip, wanted, tmp_path):
+    kernel, tiles = WAYS[way]
+    problem = ConvProblem(*layer)
+    fitting = [
+        tile
+        for tile in tiles(problem.with_batch(16), chip, 16, 2)
+        if all(getattr(tile, name) == value for name, value in wanted.items())
+    ]
+    rng = np.random.default_rng(408)
+    x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    found, repaired = _run(kernel, fitting[len(fitting) // 2], problem, chip, x, w, tmp_path)
+    assert found.passed, str(found)
+    assert repaired == 0
+    assert found.scaled < 5e-7
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_image_that_cannot_be_split_is_computed_anew(way, tmp_path):
+    kernel, tiles = WAYS[way]
+    problem = ConvProblem(3, 1 if way == "columns" else 6, 14, 14, 9, 5)
+    tile = next(tile for tile in tiles(problem.with_batch(16), LARGE, 16, 2) if tile.images == 1)
+    rng = np.random.default_rng(408)
+    x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    x[1, 0, 5, 5] = np.nan
+    x[2, 0, 3, 4] = 1e-30
+    found, repaired = _run(kernel, tile, problem, LARGE, x, w, tmp_path)
+    assert found.passed, str(found)
+    assert repaired == 2
