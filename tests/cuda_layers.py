@@ -28,6 +28,7 @@ ODD = [
     ConvProblem(2, 64, 12, 15, 256, 11),
     ConvProblem(7, 3, 40, 37, 9, 1),
     ConvProblem(1000, 17, 6, 11, 31, 6),
+    ConvProblem(5, 1, 23, 19, 17, 4),
 ]
 
 

@@ -45,7 +45,7 @@ def make_class(folder: Path, count: int) -> Path:
         inner.mkdir(parents=True)
         # Every third is wrong; each is another text, so that none is a copy of another.
         source = WRONG if number % 3 == 2 else TEXTBOOK
-        (inner / "new-forward.h").write_text(source.read_text() + f"static int number_{number};\n")
+        (inner / "new-forward.h").write_text(source.read_text(encoding="utf-8") + f"static int number_{number};\n")
     (folder / "spec.toml").write_text(SPEC)
     return members
 
@@ -57,7 +57,7 @@ def command(folder: Path, members: Path) -> list[str]:
 
 def logged(folder: Path) -> list[str]:
     path = folder / "out.json.log"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [entry["record"]["path"] for entry in map(json.loads, lines[1:]) if "record" in entry]
 
 
@@ -72,11 +72,11 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     first.wait()
     before = logged(tmp_path)
     assert 2 <= len(before) < 6
-    times = dict(zip(before, (tmp_path / "out.json.log").read_text().splitlines()[1:]))
+    times = dict(zip(before, (tmp_path / "out.json.log").read_text(encoding="utf-8").splitlines()[1:]))
 
     second = subprocess.run(command(tmp_path, members), cwd=ROOT, capture_output=True, text=True, check=False)
     assert second.returncode == 1, second.stderr
-    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
     assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(6)]
     assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * 2
     for record in records:
@@ -112,7 +112,7 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     members = make_class(tmp_path, 2)
     copy = members / "zz-copy" / "ece408_src"
     copy.mkdir(parents=True)
-    text = (members / "student000" / "ece408_src" / "new-forward.h").read_text()
+    text = (members / "student000" / "ece408_src" / "new-forward.h").read_text(encoding="utf-8")
     (copy / "new-forward.h").write_text(text.replace("    ", "\t") + "// mine, all mine\n")
     broken = members / "zzz<broken>" / "ece408_src"
     broken.mkdir(parents=True)
@@ -122,20 +122,20 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main([str(members), *arguments, "--json", str(tmp_path / "out.json")]) == 1
     assert "compile_error" in capsys.readouterr().out
 
-    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
     assert records[0]["duplicates"] == [str(members / "zz-copy")]
     assert records[1]["duplicates"] == []
 
     suite = ElementTree.parse(reports / "junit.xml").getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
-    rows = list(csv.DictReader(io.StringIO((reports / "leaderboard.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO((reports / "leaderboard.csv").read_text(encoding="utf-8"))))
     assert {row["path"] for row in rows} == {record["path"] for record in records if record["status"] == "passed"}
-    page = (reports / "leaderboard.html").read_text()
+    page = (reports / "leaderboard.html").read_text(encoding="utf-8")
     assert ("<svg" in page or "needs matplotlib" in page) and "<broken>" not in page
-    results = [json.loads(path.read_text()) for path in sorted(reports.glob("students/*/results.json"))]
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(reports.glob("students/*/results.json"))]
     assert [result["score"] for result in results] == [100.0, 100.0, 100.0, 0.0]
     assert [bool(result["leaderboard"]) for result in results] == [True, True, True, False]
-    texts = [path.read_text() for path in sorted(reports.glob("students/*.txt"))]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(reports.glob("students/*.txt"))]
     assert "not & finished" in texts[3]
     assert str(members / "zz-copy") in texts[0]
 

@@ -205,7 +205,7 @@ def _contents(kept: Path):
 def test_page_and_markdown_have_the_same_and_need_nothing_else(kept, tmp_path) -> None:
     paths = render.write(jobs.plan(asked()), asked(), kept, tmp_path)
     assert [path.name for path in paths] == ["index.html", "report.md"]
-    page, markdown = (path.read_text() for path in paths)
+    page, markdown = (path.read_text(encoding="utf-8") for path in paths)
     for table in tables(_contents(kept)).values():
         for cells in table.rows:
             assert "| " + " | ".join(map(render.cell, cells)) + " |" in markdown
@@ -220,12 +220,12 @@ def test_page_and_markdown_have_the_same_and_need_nothing_else(kept, tmp_path) -
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
     for name in re.findall(r"\]\((figures/[^)]+)\)", markdown):
-        assert (tmp_path / name).read_text().startswith("<svg")
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith("<svg")
     assert page.count("<svg") == 2  # a roofline and the layer's bars
 
 
 def test_a_name_with_markup_stays_text(kept) -> None:
-    run = json.loads((kept / "machine.json").read_text())
+    run = json.loads((kept / "machine.json").read_text(encoding="utf-8"))
     run["result"]["versions"] = {"<script>alert(1)</script>": "1 | 2"}
     (kept / "machine.json").write_text(json.dumps(run))
     sections = _contents(kept)

@@ -88,7 +88,7 @@ def test_runs_are_kept_and_made_once(tmp_path) -> None:
     plan = [machine(), counting("a", log), counting("b", log)]
     runner.make(plan[:2], tmp_path / "runs", 60)
     runner.make(plan, tmp_path / "runs", 60)
-    assert log.read_text() == "ab"
+    assert log.read_text(encoding="utf-8") == "ab"
     assert runner.read(tmp_path / "runs" / "b.json")["result"] == 1
     assert not list((tmp_path / "runs").glob("*.part"))
 
@@ -98,7 +98,7 @@ def test_another_command_of_the_same_name_is_run_anew(tmp_path) -> None:
     job = counting("a", log)
     runner.make([machine(), job], tmp_path, 60)
     runner.make([machine(), Job(job.name, job.arguments, job.needs, "python a --other")], tmp_path, 60)
-    assert log.read_text() == "aa"
+    assert log.read_text(encoding="utf-8") == "aa"
 
 
 def test_what_fails_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
@@ -160,12 +160,12 @@ except KeyboardInterrupt:
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent.parent)
     pid = tmp_path / "pid"
     deadline = time.monotonic() + 60
-    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+    while not (pid.exists() and pid.read_text(encoding="utf-8")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(timeout=30) == 1
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+        os.kill(int(pid.read_text(encoding="utf-8")), 0)
     assert status(tmp_path, "a") == ("done", "")
     assert runner.read(tmp_path / "slow.json") is None
 
@@ -200,7 +200,7 @@ def test_a_small_report_from_end_to_end(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(tmp_path / "index.html"), str(tmp_path / "report.md")]
     assert "runs" not in done.stderr  # no progress bar where stderr is no terminal
-    result = json.loads((tmp_path / "runs" / "m1-ece408-low-12.json").read_text())["result"]
+    result = json.loads((tmp_path / "runs" / "m1-ece408-low-12.json").read_text(encoding="utf-8"))["result"]
     times = " | ".join(f"{result['time'][key]:.2f}" for key in ("user", "system", "real"))
-    words = (tmp_path / "report.md").read_text()
+    words = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert f"| ece408-low | 12 | CPU | {result['accuracy']:.4f} | {times} |" in words
