@@ -73,7 +73,8 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
     if impl != AUTO:
         return [find(impl)]
     ranks = SERVES[precision]
-    fitting = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
+    proven = [kernel for kernel in KERNELS if not (isinstance(kernel, CudaKernel) and kernel.unproven)]
+    fitting = [kernel for kernel in proven if kernel.device == device and kernel.precision in ranks]
     fitting.sort(key=lambda kernel: ranks.index(kernel.precision))
     order = choices.preference(problem, chip) if chip is not None else []
     measured = [kernel for name in order for kernel in fitting if kernel.name == name]

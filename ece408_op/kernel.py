@@ -129,6 +129,8 @@ class CudaKernel:
     exact: bool = False
     #: Whether a problem is large enough to keep the chip at work.
     fills: Callable[[ConvProblem, Chip], bool] = fills_always
+    #: Why it is run by its name alone, never by auto or in a table of all: empty for all but new kernels.
+    unproven: str = ""
 
     def runs_on(self, chip: Chip) -> bool:
         """Whether the chip is of a capability that the source is for."""

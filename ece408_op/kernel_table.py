@@ -62,6 +62,8 @@ def measure(network: inference.Loaded, images: np.ndarray, context: Any) -> list
 
 
 def _row(layer: inference.Layer, kernel: CudaKernel, problem: ConvProblem, arrays: Any, ceilings: Any) -> Row:
+    if kernel.unproven:
+        return Row(layer.name, kernel.name, kernel.precision, right=True, reason=kernel.unproven)
     try:
         dispatch.select(problem, "gpu", kernel.name, chip=cuda.chip(0))
     except UnsupportedError as error:

@@ -36,7 +36,6 @@ KERNELS: tuple[Kernel, ...] = (
     im2col_gemm.MANY,
     im2col_gemm.ONE,
     register_tiled.STREAMS,
-    # Not run on a GPU since they were last changed (docs/gpu/split.md): by name alone, until a sweep has measured them.
     split.COLUMNS,
     split.TEAMS,
     split.WARPS,

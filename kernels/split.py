@@ -205,6 +205,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         options=("--gpu-architecture=sm_90a",) if teams else (),
         exact=teams,
         fills=partial(_fills, way, parts),
+        unproven="not run on a GPU since its last change (docs/gpu/split.md); ask for it by name",
     )
 
 

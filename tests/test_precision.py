@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from cuda_layers import COURSE, chip_of
 
 from ece408_op import choices, dispatch
 from ece408_op.errors import ProblemError
+from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import KERNELS, reference
 from ece408_op.problem import ConvProblem
 
@@ -33,23 +35,38 @@ def test_every_kernel_serves_some_precision_and_float32_is_served_by_float32_alo
     assert all(ranks[-1] == "float32" and ranks[0] == asked for asked, ranks in dispatch.SERVES.items())
 
 
-def test_for_a_few_images_a_kernel_that_takes_many_at_a_time_comes_last(monkeypatch):
-    monkeypatch.setattr(choices, "preference", lambda problem, chip: ["split_columns", "window"])
+@pytest.fixture
+def chosen(monkeypatch):
+    """What auto chooses of the kernels as they are, or as if all were proven, where a table has this order."""
+
+    def choose(order, problem, precision="float32", proven=False):
+        monkeypatch.setattr(choices, "preference", lambda problem, chip: order)
+        if proven:
+            all_proven = tuple(replace(k, unproven="") if isinstance(k, CudaKernel) else k for k in KERNELS)
+            monkeypatch.setattr(dispatch, "KERNELS", all_proven)
+        dispatch.select.cache_clear()
+        return dispatch.select(problem, "gpu", precision=precision, chip=chip_of(90)).name
+
+    yield choose
     dispatch.select.cache_clear()
-    problem, chip = COURSE[0], chip_of(90)
-    chosen = [dispatch.select(problem.with_batch(batch), "gpu", chip=chip).name for batch in (10_000, 10)]
-    dispatch.select.cache_clear()
-    assert chosen == ["split_columns", "window"]
 
 
-def test_the_fastest_measured_kernel_is_taken_whatever_serves_better(monkeypatch):
-    order = ["tensor_core", "rounded", "strip"]
-    monkeypatch.setattr(choices, "preference", lambda problem, chip: order)
-    dispatch.select.cache_clear()
-    problem, chip = COURSE[-1], chip_of(90)
-    chosen = {asked: dispatch.select(problem, "gpu", precision=asked, chip=chip).name for asked in dispatch.SERVES}
-    dispatch.select.cache_clear()
-    assert chosen == {"float32": "strip", "tf32": "rounded", "fp16": "tensor_core"}
+def test_for_a_few_images_a_kernel_that_takes_many_at_a_time_comes_last(chosen):
+    order = ["split_columns", "window"]
+    names = [chosen(order, COURSE[0].with_batch(batch), proven=True) for batch in (10_000, 10)]
+    assert names == ["split_columns", "window"]
+
+
+def test_a_kernel_that_no_gpu_has_run_as_it_is_serves_by_name_alone(chosen):
+    assert any(isinstance(kernel, CudaKernel) and kernel.unproven for kernel in KERNELS)
+    assert chosen(["split_columns", "window"], COURSE[0]) == "window"
+    assert dispatch.select(COURSE[0], "gpu", impl="split_columns", chip=chip_of(90)).name == "split_columns"
+
+
+def test_the_fastest_measured_kernel_is_taken_whatever_serves_better(chosen):
+    order = ["tensor_core", "tensor_core_tf32", "strip"]
+    names = {asked: chosen(order, COURSE[-1], asked) for asked in dispatch.SERVES}
+    assert names == {"float32": "strip", "tf32": "tensor_core_tf32", "fp16": "tensor_core"}
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
