@@ -9,16 +9,15 @@ Exit codes: 0 done, 1 a kernel was wrong, 2 wrong arguments, 3 no GPU.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import choices, cuda
 from .check import Comparison, compare
+from .data.atomic import replacing
 from .errors import DeviceError
 from .kernel import CudaKernel
 from .kernels import KERNELS
@@ -114,14 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, all_right = _sweep(kernels, layers, chip, asked.seed)
     if asked.record and all_right:
         table = choices.ChipTable(chip.name, chip.capability, tuple(row for row in rows if row.milliseconds))
-        _write(choices.TABLE, choices.merged(choices.read(choices.TABLE), table))
+        with replacing(choices.TABLE) as file:
+            file.write(choices.merged(choices.read(choices.TABLE), table).encode())
     return 0 if all_right else 1
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,8 @@ def test_the_command_measures_checks_and_writes(tmp_path, capsys, monkeypatch):
     data = json.loads(file.read_text())
     assert data["machine"]["threads"] == 2
     assert data["versions"]["mxnet"] == "1.9.1"
+    assert data["ceilings"]["flops_per_second"] > 1e9
+    assert data["ceilings"]["bytes_per_second"] > 1e8
     for kinds in data["layers"][0]["results"].values():
         for kind in kinds.values():
             assert kind["status"] == "PASSED"

@@ -77,6 +77,14 @@ def test_what_only_the_gpu_has_is_a_usage_error_on_the_cpu(capsys):
     assert "--context gpu" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("context", "impl"), [("gpu", "direct"), ("cpu", "naive")])
+def test_an_implementation_of_the_other_device_is_a_usage_error(context, impl, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--context", context, "--impl", impl])
+    assert stop.value.code == 2
+    assert f"expected one for the {context} (auto," in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="the plots are matplotlib's, which is not installed")
 def test_both_plots_are_drawn_the_same_each_time(tmp_path):
     ceilings = Ceilings(4e12, 60e12)

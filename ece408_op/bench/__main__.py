@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         layers = {word: parse(word, options.images) for word in options.layers}
         if options.random:
             layers = random_layers(options.random, options.seed, options.ranges)
+        _check_impls(options.impl or [], options.context)
         return (_run_gpu if options.context == "gpu" else _run_cpu)(layers, options)
     except (MXNetImportError, DeviceError) as error:
         print(error, file=sys.stderr)
@@ -102,6 +103,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a roofline and bars there")
     return parser
+
+
+def _check_impls(impls: list[str], device: str) -> None:
+    # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
+    from ece408_op import dispatch
+
+    for impl in impls:
+        if dispatch.device_of(impl, device) != device:
+            known = ", ".join([dispatch.AUTO, *dispatch.names(device)])
+            raise UnsupportedError(f"impl: expected one for the {device} ({known}), got {impl!r}; see --context")
 
 
 def _positive(word: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op import bridge, dispatch
+from ece408_op import bridge
 from ece408_op.problem import ConvProblem
 
 from .measure import Calls
@@ -116,12 +116,10 @@ def pytorch(channels_last: bool) -> Callable[[Input], Calls]:
 def contestants(impls: list[str]) -> dict[str, Callable[[Input], Calls]]:
     """By name: MXNet's built-in, the implementations, and PyTorch where it is installed.
 
-    Raises UnsupportedError where an implementation is unknown.
+    The implementations are known, and the CPU's.
     """
     found: dict[str, Callable[[Input], Calls]] = {BUILT_IN: built_in}
     for impl in impls:
-        if impl != dispatch.AUTO:
-            dispatch.find(impl)
         found[f"New {impl}"] = new(impl)
     if find_spec("torch"):
         found.update({name: pytorch(channels_last) for name, channels_last in zip(PYTORCH, (False, True))})

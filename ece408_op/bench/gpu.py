@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op import cuda, dispatch
+from ece408_op.errors import UnsupportedError
 from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import reference
 from ece408_op.launch import Chip
@@ -127,7 +128,8 @@ def _as_float32(out: Any) -> Any:
 def ours(impl: str, problem: ConvProblem, precision: str, chip: Chip) -> tuple[CudaKernel, Call]:
     """The kernel that ``New`` takes for the layer, and its call; raises UnsupportedError where none does."""
     kernel = dispatch.select(problem, "gpu", impl, precision, chip)
-    assert isinstance(kernel, CudaKernel)  # the only ones on that device
+    if not isinstance(kernel, CudaKernel):
+        raise UnsupportedError(f"impl: expected a kernel for the gpu, got {impl!r}, one for the {kernel.device}")
 
     def call(given: Set) -> Any:
         kernel.run(problem, given.x, given.w, given.out)

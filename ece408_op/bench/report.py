@@ -172,10 +172,10 @@ def machine(threads: int) -> dict[str, Any]:
     return {"cpu": name, "cores": len(os.sched_getaffinity(0)), "threads": threads, "simd": cpu().level}
 
 
-def versions() -> dict[str, str]:
-    """The versions of what was measured, as far as it is installed."""
+def versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
+    """The versions of the packages, by default of what is measured here, as far as they are installed."""
     found = {}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -11,12 +11,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ece408_op import bridge, cuda, floors, mxnet_import
 from ece408_op.bench.report import machine as cpu_facts
+from ece408_op.bench.report import versions
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 
@@ -85,12 +85,7 @@ def _driver() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found = versions(_PACKAGES)
     # MXNet may lie in a folder without its metadata.
     if not any(name.startswith("mxnet") for name in found):
         found["mxnet"] = mxnet_import.load().__version__
