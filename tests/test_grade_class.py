@@ -57,8 +57,9 @@ def command(folder: Path, members: Path) -> list[str]:
 
 def logged(folder: Path) -> list[str]:
     path = folder / "out.json.log"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [entry["record"]["path"] for entry in map(json.loads, lines[1:]) if "record" in entry]
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1].splitlines()  # the last one may be being written
+    return [entry["record"]["path"] for entry in map(json.loads, whole[1:]) if "record" in entry]
 
 
 @needs_compiler

@@ -68,6 +68,18 @@ def start(processes: list[subprocess.Popen], *arguments: str) -> subprocess.Pope
     return process
 
 
+def address_of(contact: Path) -> str:
+    """The scheduler's, from the file that it writes in place: that is there before its text is."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            address: str = json.loads(contact.read_text())["address"]
+            return address
+        except (FileNotFoundError, json.JSONDecodeError):
+            time.sleep(0.05)
+    pytest.fail(f"no scheduler's address in {contact} within 120 s")
+
+
 def test_a_killed_worker_gives_its_submissions_back(
     tmp_path: Path, processes: list[subprocess.Popen], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,26 +88,26 @@ def test_a_killed_worker_gives_its_submissions_back(
     start(processes, "dask_scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(contact))
     common = ("--nthreads", "1", "--no-dashboard", "--no-nanny", "--scheduler-file", str(contact))
     workers = [start(processes, "dask_worker", *common, "--name", f"w{n}") for n in range(2)]
-    deadline = time.monotonic() + 60
-    while not contact.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    address = json.loads(contact.read_text())["address"]
+    address = address_of(contact)
     out = tmp_path / "out.json"
+    ended = threading.Event()
 
     def kill_one() -> None:
         log = tmp_path / "out.json.log"
-        while time.monotonic() < deadline:
-            if log.exists() and len(log.read_text().splitlines()) > 1:
-                os.kill(workers[0].pid, signal.SIGKILL)
+        while not ended.wait(0.02):
+            if log.exists() and log.read_text().count("\n") > 1:
+                workers[0].kill()
                 return
-            time.sleep(0.02)
 
     killer = threading.Thread(target=kill_one)
     killer.start()
     arguments = ["--context", "cpu", "--scheduler", address, "--spec", str(tmp_path / "spec.toml"), "--json", str(out)]
-    assert cli.main([str(members), *arguments]) == 1
-    killer.join()
-    assert workers[0].wait() == -signal.SIGKILL
+    try:
+        assert cli.main([str(members), *arguments]) == 1
+    finally:
+        ended.set()
+        killer.join()
+    assert workers[0].wait(60) == -signal.SIGKILL
     records = json.loads(out.read_text())["records"]
     assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(COUNT)]
     assert [record["status"] for record in records] == ["passed", "passed", "wrong", "passed"]
