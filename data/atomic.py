@@ -10,6 +10,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def folder_problem(path: Path | None) -> str | None:
+    """Why ``replacing(path)`` could not begin, to be told before work that takes long; None where it could."""
+    if path is None:
+        return None
+    if path.is_dir():
+        return f"expected a file, got the folder {path}"
+    if not path.absolute().parent.is_dir():
+        return f"expected a file in a folder that is there, got {path}"
+    return None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new binary file that takes the name ``path`` when the block ends without an exception.

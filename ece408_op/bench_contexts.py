@@ -1,10 +1,10 @@
 """How long the host context takes beside a bare copy of its output.
 
-    python -m ece408_op.bench_contexts [--kernel NAME] [--repeats N]
+    python -m ece408_op.bench_contexts [--kernel NAME] [--fuse] [--repeats N]
 
 Prints a table to stdout: the 2017 layer, 10000 images, through the operator on mx.cpu() arrays, and in the same run
 its output alone copied from the GPU through the same staging buffers by the same threads. Both go into memory
-that was never touched, and into memory that was.
+that was never touched, and into memory that was. With --fuse the layer has its tanh and 2 x 2 maxima in the same pass.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ import numpy as np
 
 from . import call_record, cuda, dispatch, host_context, mxnet_import
 from .errors import DeviceError
-from .problem import ConvProblem
+from .problem import ConvProblem, PooledProblem
 
 LAYER = ConvProblem(10_000, 1, 28, 28, 50, 5)
 
 
-def measure(kernel: str, repeats: int) -> list[tuple[str, float, float, float]]:
+def measure(layer: ConvProblem, kernel: str, repeats: int) -> list[tuple[str, float, float, float]]:
     """For fresh and for reused memory: the bare copy, the call, and its Op Time, medians in milliseconds."""
     mx = mxnet_import.load()
     cp = cuda.cupy()
     rng = np.random.default_rng(0)
-    x = mx.nd.array(rng.random(LAYER.x_shape, np.float32))
-    w = mx.nd.array(rng.standard_normal(LAYER.w_shape, np.float32))
-    source = cp.empty(LAYER.y_shape, np.float32)
+    x = mx.nd.array(rng.random(layer.x_shape, np.float32))
+    w = mx.nd.array(rng.standard_normal(layer.w_shape, np.float32))
+    source = cp.empty(layer.y_shape, np.float32)
     source.data.memset(0, source.nbytes)
     gpu = host_context.gpu()
-    options = {"op_type": "New", "kernel": (5, 5), "num_filter": LAYER.filters, "device": "gpu", "impl": kernel}
-    kept, out = np.ones(LAYER.y_shape, np.float32), mx.nd.ones(LAYER.y_shape)
+    options = {"op_type": "New", "kernel": (5, 5), "num_filter": layer.filters, "device": "gpu", "impl": kernel}
+    if isinstance(layer, PooledProblem):
+        options["fuse"] = "tanh_pool"
+    kept, out = np.ones(layer.y_shape, np.float32), mx.nd.ones(layer.y_shape)
     out.wait_to_read()
 
     def fresh_call() -> Any:
@@ -46,7 +48,7 @@ def measure(kernel: str, repeats: int) -> list[tuple[str, float, float, float]]:
         return y
 
     def fresh_copy() -> Any:
-        y = np.empty(LAYER.y_shape, np.float32)
+        y = np.empty(layer.y_shape, np.float32)
         gpu.copy_alone(source, y)
         return y
 
@@ -83,16 +85,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ece408_op.bench_contexts", description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", choices=["auto", *dispatch.names("gpu")], default="auto", help="default: auto")
     parser.add_argument("--repeats", type=int, default=9, help="pairs measured, the median counts (default 9)")
+    parser.add_argument("--fuse", action="store_true", help="with tanh and 2 x 2 maxima in the same pass")
     options = parser.parse_args()
+    layer = LAYER.pooled(full=False) if options.fuse else LAYER
     try:
         chip = cuda.chip()
     except DeviceError as error:
         print(f"bench_contexts: {error}", file=sys.stderr)
         return 3
-    rows = measure(options.kernel, options.repeats)
+    rows = measure(layer, options.kernel, options.repeats)
     cp = cuda.cupy()
     print(
-        f"{LAYER}, {chip.name}, {host_context.gpu().threads} threads, each with {host_context.SLOT_BYTES >> 20} MB of "
+        f"{layer}, {chip.name}, {host_context.gpu().threads} threads, each with {host_context.SLOT_BYTES >> 20} MB of "
         f"staging memory; CuPy {cp.__version__}, CUDA {cp.cuda.runtime.runtimeGetVersion()}, "
         f"NumPy {np.__version__}, Python {platform.python_version()}; median of {options.repeats}\n"
     )

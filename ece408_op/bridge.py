@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from . import cuda
-from .errors import DeviceError
+from .errors import DeviceError, ProblemError
 from .launch import Chip
 
 #: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
@@ -21,6 +23,9 @@ MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 #: A CUDA device, as DLPack numbers devices.
 _DLPACK_CUDA = 2
+
+#: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
+_REORDER_LATER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 
 def cpu_view(array: Any) -> np.ndarray:
@@ -118,20 +123,46 @@ def _require_mxnet_kernels(chip: Chip) -> None:
 
 
 def settle(array: Any) -> None:
-    """Wait for a CPU NDArray, and have MXNet put its values in plain order, in place.
+    """Have MXNet put a CPU NDArray's values in plain order, in place, when all that it was given before is done.
 
     oneDNN's operators leave arrays in a blocked layout. Handed to a Custom operator such an array is
     reordered into temporary memory that is freed before the asynchronous operator reads it.
-    MXNDArrayGetData reorders the array itself, which leaves nothing to be done later.
+    The reordering is queued, as a write, and not waited for: an operator that is called next, before any other,
+    reads a plain array. A built-in Convolution that begins to read its weight asks for it to be blocked; one called
+    earlier begins before the reordering, and MXNet drops what it asked for where the array has been written since.
+    Raises ProblemError for a sparse array.
     """
-    array.wait_to_read()
+    check_dense(array.stype, f"an array of shape {array.shape}")
     if array.size:
-        _data_pointer(array)
+        _reorder_later()(array.handle)
+
+
+@cache
+def _reorder_later() -> Callable[[Any], None]:
+    """MXNet's own function for that; its C API has none that does not wait."""
+    function = getattr(_mxnet()[0], _REORDER_LATER, None)
+    if function is None:  # a build without oneDNN has neither it nor blocked arrays
+        return lambda handle: None
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function  # type: ignore[no-any-return]
+
+
+def check_dense(stype: str, name: str) -> None:
+    """Raise ProblemError for a storage type of MXNet's sparse arrays."""
+    if stype != "default":
+        raise ProblemError(f"{name}: expected a dense array, got a {stype} one; convert it with tostype('default')")
 
 
 def _data_pointer(array: Any) -> ctypes.c_void_p:
+    lib, check_call = _mxnet()
+    pointer = ctypes.c_void_p()
+    check_call(lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer
+
+
+@cache
+def _mxnet() -> tuple[Any, Callable[[int], None]]:
+    """MXNet's library, and what raises where a call of it says that it failed; MXNet is not asked for before."""
     from mxnet.base import _LIB, check_call
 
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer
+    return _LIB, check_call

@@ -51,11 +51,37 @@ class Comparison:
         return f"{text}; {self.holes} values elsewhere are not finite" if self.holes else text
 
 
-def compare(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, images: int | None = None) -> Comparison:
+@dataclass(frozen=True)
+class Agreement:
+    """Of ``compared`` images, how many have the ``same`` class on both sides."""
+
+    same: int
+    compared: int
+
+    @property
+    def share(self) -> float:
+        """That as a share: the accuracy, where one side is the truth."""
+        return self.same / self.compared
+
+
+def agreement(classes: np.ndarray, others: np.ndarray) -> Agreement:
+    """Compare two lists of classes, (B,) of integers each.
+
+    Raises ValueError where they differ in length or are empty.
+    """
+    if classes.shape != others.shape or classes.size == 0:
+        raise ValueError(f"classes: expected as many as there are others, got {classes.shape} and {others.shape}")
+    return Agreement(int((classes == others).sum()), classes.size)
+
+
+def compare(
+    out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, images: int | None = None, least: float = 0.0
+) -> Comparison:
     """Compare out, shape (B, M, OH, OW), with the convolution of x (B, C, H, W) and w (M, C, K, K) in float64.
 
     Where the exact result is not finite, out must be the same infinity, or NaN. ``images`` compares that many,
-    evenly spread, the first and the last among them; the others must be finite where x and w are.
+    evenly spread, the first and the last among them; the others must be finite where x and w are. ``least`` is added
+    to every element's bound.
     Raises ProblemError where the shapes are no convolution, ValueError where out's shape is not its result's.
     """
     problem = ConvProblem.from_shapes(x.shape, w.shape)
@@ -67,27 +93,30 @@ def compare(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, image
     found = Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
     for first in range(0, len(chosen), step):
         part = chosen[first : first + step]
-        found = _worse(found, _compare_part(out[part], x[part], w, kernel, part))
+        found = _worse(found, _compare_part(out[part], x[part], w, kernel, part, least))
     holes = 0
     if len(chosen) < problem.batch and np.isfinite(w).all():
         holes = _holes(out, x, np.setdiff1d(np.arange(problem.batch), chosen))
     return replace(found, holes=holes)
 
 
-def _compare_part(out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, places: np.ndarray) -> Comparison:
+def _compare_part(
+    out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, places: np.ndarray, least: float
+) -> Comparison:
     problem = ConvProblem.from_shapes(x.shape, w.shape)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         expected = reference.convolve(x, w)
         size = reference.magnitude(x, w)
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.
-        share = error / (kernel.error_bound(problem) * size + problem.products * _SMALLEST)
-        scaled = np.where(size > 0, error / size, 0.0)
+        share = error / (kernel.error_bound(problem) * size + problem.products * _SMALLEST + least)
+        scaled = error / size
     same = (out == expected) | (np.isnan(out) & np.isnan(expected))
     # A float32 sum may pass its range on the way, and end as an infinity or NaN.
     passed_range = (size > _LARGEST) & ~np.isfinite(out) & np.isfinite(expected)
     share = np.where(same | passed_range, 0.0, np.where(np.isfinite(share), share, np.inf))
-    scaled = np.where(np.isfinite(scaled), scaled, 0.0)
+    # Where nothing is added up, no precision excuses anything.
+    scaled = np.where(size > 0, np.where(np.isfinite(scaled), scaled, 0.0), np.where(share > 1, np.inf, 0.0))
     worst = np.unravel_index(int(np.argmax(share)), share.shape)
     return Comparison(
         worst=float(share[worst]),

@@ -45,6 +45,7 @@ class ChipTable:
 def preference(problem: ConvProblem, chip: Chip, path: Path = TABLE) -> list[str]:
     """The names of the measured kernels, the fastest on the nearest measured layer first; empty with no table.
 
+    Behind them stand those that were measured on the next nearest layer alone, and so on.
     A chip that was not measured is taken to be like one of its own architecture, and else like the first of the table.
     Raises DataError where the table cannot be read.
     """
@@ -57,7 +58,8 @@ def preference(problem: ConvProblem, chip: Chip, path: Path = TABLE) -> list[str
         or [table for table in tables if table.capability[0] == chip.capability[0]]
         or list(tables)
     )
-    return min(near[0].layers, key=lambda row: distance(row.problem, problem)).order
+    rows = sorted(near[0].layers, key=lambda row: distance(row.problem, problem))
+    return list(dict.fromkeys(name for row in rows for name in row.order))
 
 
 def distance(a: ConvProblem, b: ConvProblem) -> float:

@@ -9,9 +9,8 @@ import numpy as np
 
 from . import dispatch
 from .call_record import Timing
-from .errors import UnsupportedError
 from .kernel import CpuKernel
-from .problem import ConvProblem
+from .problem import ConvProblem, PooledProblem
 
 
 def convolve(
@@ -19,29 +18,22 @@ def convolve(
 ) -> Timing:
     """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a CPU kernel, or add the result to y.
 
-    The arrays are C-contiguous float32, B is at least 1, and y may share memory with x or w.
+    The arrays are C-contiguous float32, B is at least 1, and y may share memory with x or w. The kernel takes the
+    problem; that of a PooledProblem is computed by its ``tanh_pool``, into y (B, M, PH, PW).
     """
+    threads = dispatch.thread_count(problem)
+    if isinstance(problem, PooledProblem):
+        both, plain, full = kernel.tanh_pool, problem.convolution, problem.full
+        assert both is not None, "a kernel that takes the problem"
+        return _timed(
+            lambda target: both.prepare(plain, full),
+            lambda target: both.run(plain, x, w, target, threads, full),
+            (x, w, y),
+            add,
+        )
     return _timed(
         lambda target: kernel.prepare(problem, target),
-        lambda target: kernel.run(problem, x, w, target, dispatch.thread_count(problem)),
-        (x, w, y),
-        add,
-    )
-
-
-def tanh_pool(
-    kernel: CpuKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, full: bool, add: bool = False
-) -> Timing:
-    """The same with the tanh of the 2 x 2 maxima, y (B, M, (OH + full) // 2, (OW + full) // 2).
-
-    Raises UnsupportedError for a kernel that cannot.
-    """
-    both = kernel.tanh_pool
-    if both is None:
-        raise UnsupportedError(f"fuse: expected an implementation that can, auto or direct; got {kernel.name}")
-    return _timed(
-        lambda target: both.prepare(problem, full),
-        lambda target: both.run(problem, x, w, target, dispatch.thread_count(problem), full),
+        lambda target: kernel.run(problem, x, w, target, threads),
         (x, w, y),
         add,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from . import choices
@@ -10,7 +11,7 @@ from .errors import UnsupportedError
 from .kernel import CpuKernel, CudaKernel, Kernel
 from .kernels import KERNELS
 from .launch import Chip
-from .problem import ConvProblem
+from .problem import ConvProblem, PooledProblem
 
 #: The name that stands for the fastest kernel that takes the problem.
 AUTO = "auto"
@@ -50,9 +51,10 @@ def select(
 ) -> Kernel:
     """The kernel for a problem: the one named, or by default the fastest known that takes it.
 
-    "auto" is the first of the list on the CPU; on a GPU, whose figures are ``chip``, the one that the
-    recorded table has as the fastest. precision: "float32", or "tf32" or "fp16" where factors may be rounded to
-    11 bits, in fp16's range alone for the latter; what is more precise may serve too, less precise never does.
+    "auto" is the first of the list on the CPU, and of a PooledProblem; on a GPU, whose figures are ``chip``, the
+    one that the recorded table has as the fastest. precision: "float32", or "tf32" or "fp16" where factors may be
+    rounded to 11 bits, in fp16's range alone for the latter; what is more precise may serve too, less precise never
+    does.
     Raises UnsupportedError with every reason of every kernel tried.
     """
     tried = []
@@ -68,20 +70,29 @@ def select(
     raise UnsupportedError(f"no kernel takes {problem} on the {device}: {' | '.join(tried)}")
 
 
-def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, chip: Chip | None) -> list[Kernel]:
+def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, chip: Chip | None) -> Iterable[Kernel]:
     """Kernels to try, the best first."""
     if impl != AUTO:
         return [find(impl)]
     ranks = SERVES[precision]
-    proven = [kernel for kernel in KERNELS if not (isinstance(kernel, CudaKernel) and kernel.unproven)]
-    fitting = [kernel for kernel in proven if kernel.device == device and kernel.precision in ranks]
+    fitting = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
     fitting.sort(key=lambda kernel: ranks.index(kernel.precision))
-    order = choices.preference(problem, chip) if chip is not None else []
+    # The table's layers have nothing behind them: for those that have, the list's order holds.
+    order = [] if chip is None or isinstance(problem, PooledProblem) else choices.preference(problem, chip)
     measured = [kernel for name in order for kernel in fitting if kernel.name == name]
-    if chip is not None:
-        # The table's layers have many images: for a few, kernels that take many at a time come last.
-        measured.sort(key=lambda kernel: isinstance(kernel, CudaKernel) and not kernel.fills(problem, chip))
-    return measured + [kernel for kernel in fitting if kernel not in measured]
+    candidates = measured + [kernel for kernel in fitting if kernel not in measured]
+    return candidates if chip is None else _filling_first(candidates, problem, chip)
+
+
+def _filling_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip) -> Iterator[Kernel]:
+    """The table's layers have many images: for a few, kernels that take many at a time come last."""
+    late = []
+    for kernel in kernels:
+        if isinstance(kernel, CudaKernel) and not kernel.fills(problem, chip):
+            late.append(kernel)
+        else:
+            yield kernel
+    yield from late
 
 
 def thread_count(problem: ConvProblem) -> int:
@@ -89,7 +100,10 @@ def thread_count(problem: ConvProblem) -> int:
 
     The work is shared out by images, and a thread's share must be worth waking it.
     """
+    worth = min(problem.batch, problem.flops // _THREAD_FLOPS)
+    if worth <= 1:
+        return 1
     cores = len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     limit = int(asked) if asked.isdecimal() and int(asked) > 0 else cores
-    return max(1, min(limit, cores, problem.batch, problem.flops // _THREAD_FLOPS))
+    return max(1, min(limit, cores, worth))

@@ -59,13 +59,13 @@ def load_checkpoint(
     As mx.model.load_checkpoint, and original files with ``New`` nodes in them too, in any spelling
     that MXNet ever wrote. impl, device, precision: for every ``New``, as in ``ece408_op.New``; where
     left at their defaults, what the file says holds. fuse: a ``New``, the tanh of it and the 2 x 2 maxima
-    of that become one node, called as the last of them, where nothing else reads what is between; on
-    the CPU only. The arrays are on mx.cpu(), of the file's types.
+    of that become one node, called as the last of them, where nothing else reads what is between. The
+    arrays are on mx.cpu(), of the file's types.
 
     Raises GraphError, naming file and node, for a file that is missing, broken or damaged or whose
     weights do not fit the symbol, and ProblemError for an impl, device or precision that is unknown.
     """
-    options = _options(impl, device, precision, fuse)
+    options = _options(impl, device, precision)
     symbol_file, params_file = _files(prefix, epoch)
     where = str(symbol_file)
     graph = graph_json.parse(_text(symbol_file), where)
@@ -94,8 +94,11 @@ def save_checkpoint(
     graph = _graph(symbol)
     graph_nodes.to_original(graph, _SYMBOL)
     arrays = {}
-    for kind, params in zip(_KINDS, (arg_params, aux_params)):
-        for name, array in (params or {}).items():
+    for kind, params in zip(_KINDS, (arg_params or {}, aux_params or {})):
+        graph_nodes.check_arrays(params, f"{kind}_params")
+        for name, array in params.items():
+            if not isinstance(array, mx.nd.NDArray):
+                raise GraphError(f"{params_file}: {name}: expected an NDArray, got {type(array).__name__}")
             if array.stype != "default":
                 raise GraphError(f"{params_file}: {name}: expected a dense array, got a {array.stype} one")
             arrays[f"{kind}:{name}"] = array.asnumpy()
@@ -125,11 +128,12 @@ def replace_convolution(
     neither. impl, device, precision: for the new nodes, as in ``ece408_op.New``. fuse: as in load_checkpoint, for every
     ``New``.
 
-    Raises GraphError where a weight's shape is not its layer's or the symbol has no JSON, and
-    ProblemError for an impl, device or precision that is unknown.
+    Raises GraphError where a weight's shape is not its layer's, arg_params are no arrays or the symbol has no JSON,
+    and ProblemError for an impl, device or precision that is unknown.
     """
-    options = _options(impl, device, precision, fuse).attributes
+    options = _options(impl, device, precision).attributes
     graph = _graph(symbol)
+    graph_nodes.check_arrays(arg_params or {}, "arg_params")
     internals = symbol.get_internals()
     taken = {*internals.list_outputs(), *(arg_params or {})}
     shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
@@ -150,15 +154,15 @@ class _Options(NamedTuple):
         return {key: text[key] for key in ("impl", "device", "precision") if key in text}
 
 
-def _options(impl: str, device: str | None, precision: str, fuse: bool) -> _Options:
+def _options(impl: str, device: str | None, precision: str) -> _Options:
     some = {"kernel": (1, 1), "num_filter": 1}
-    if fuse and device == "gpu":
-        raise ProblemError("fuse: expected device cpu, where there is such a kernel, got gpu")
     return _Options(Attributes.parse({**some, "impl": impl, "device": device, "precision": precision}))
 
 
 def _files(prefix: Prefix, epoch: int) -> tuple[Path, Path]:
     text = os.fspath(prefix)
+    if not hasattr(epoch, "__index__") or isinstance(epoch, bool) or epoch < 0:
+        raise ProblemError(f"epoch: expected a whole number from 0 on, got {epoch!r}")
     return Path(f"{text}-symbol.json"), Path(f"{text}-{epoch:04d}.params")
 
 

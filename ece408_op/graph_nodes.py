@@ -87,6 +87,15 @@ def to_original(graph: Graph, where: str) -> None:
                 source["attrs"] = {k: v for k, v in source["attrs"].items() if k not in _INHERITED}
 
 
+def check_arrays(params: Any, name: str) -> None:
+    """Raise GraphError for what is no mapping of names to arrays; ``name`` is what the caller calls it."""
+    if not isinstance(params, Mapping):
+        raise GraphError(f"{name}: expected a dictionary of arrays by name, got {type(params).__name__}")
+    for key, array in params.items():
+        if not isinstance(key, str) or not hasattr(array, "shape"):
+            raise GraphError(f"{name}: expected arrays by name, got {type(array).__name__} for {key!r}")
+
+
 def check_weights(graph: Graph, shapes: Shapes, where: str, required: bool) -> None:
     """Hold the shapes of parameters, by name, against every node that they are weights of.
 

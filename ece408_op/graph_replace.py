@@ -47,7 +47,7 @@ def replace(graph: Graph, attributes: Attributes, types: Mapping[str, str], take
             continue
         reasons = _reasons(node, types.get(node["name"]))
         if around:
-            reasons.append(f"it is inside of the control flow of {around[-1]!r}")
+            reasons.append(f"it is inside of {around[-1]!r}: control flow, or operators that MXNet fused")
         elif names[node["name"]] > 1:
             reasons.append(f"{names[node['name']]} nodes are called {node['name']!r}")
         if reasons:

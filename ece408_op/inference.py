@@ -10,7 +10,9 @@ import mxnet as mx
 import numpy as np
 from tqdm import tqdm
 
+from . import call_record, dispatch
 from .attributes import FULL
+from .check import agreement, compare
 from .graph import load_checkpoint, replace_convolution
 from .models import files, shapes
 from .network.door import gpu_network
@@ -18,6 +20,9 @@ from .plain_layout import OP_TYPE
 
 #: Images that are compared layer by layer in one step, to keep the layers' outputs small.
 VERIFY_STEP = 500
+
+#: Images of each output that are compared with float64.
+COMPARED = 8
 
 
 @dataclass(frozen=True)
@@ -31,20 +36,19 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Verification:
-    """The operator against MXNet's Convolution.
+    """The operator against MXNet's Convolution, and against float64.
 
-    largest_difference: over all elements of all the operator's layers, on the same input. agreeing: of
-    ``compared`` images, those that both networks put into the same class.
+    largest_difference: from MXNet's, over all elements of all the operator's layers, on the same input. agreeing: of
+    ``compared`` images, those that both networks put into the same class. worst: the largest error against float64
+    of some images of every layer, as a share of the error that its kernel is allowed; None where every layer is fused
+    with what follows it. right: no output was NaN, and no error was larger than allowed.
     """
 
     largest_difference: float
     agreeing: int
     compared: int
-
-    @property
-    def passed(self) -> bool:
-        """Every prediction agrees, and no output was NaN."""
-        return self.agreeing == self.compared and bool(np.isfinite(self.largest_difference))
+    worst: float | None
+    right: bool
 
 
 def with_operator(
@@ -92,19 +96,30 @@ def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[A
 
 
 def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:
-    """Hold the operator's layers and predictions against MXNet's Convolution, on mx.cpu().
+    """Hold the operator's layers against MXNet's Convolution and float64, predictions against MXNet's, on mx.cpu().
 
     network: the one with ``New``; plain: the same with MXNet's Convolution; images: (N, C, H, W) float32;
     predictions: (N,), the classes that ``network`` gave.
     """
     differences = _differences(network.symbol)
-    largest, agreeing = 0.0, 0
+    alone = [layer for layer in layers(network.symbol) if "fuse" not in layer.attributes]
+    arrays = [one for layer in alone for one in (layer.output, layer.data, layer.weight)]
+    watched = mx.sym.Group(differences + arrays)
+    largest, classes, found = 0.0, [], []
     for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
         part = images[first : first + VERIFY_STEP]
-        outputs = [layer.asscalar() for layer in run(differences, network, part)]
-        largest = float(np.max([largest, *outputs]))  # np.max hands NaN on, the built-in max does not
-        agreeing += int((predict(plain, part, mx.cpu()) == predictions[first : first + VERIFY_STEP]).sum())
-    return Verification(largest, agreeing, len(images))
+        outputs = run(watched, network, part)
+        # np.max hands NaN on, the built-in max does not
+        largest = float(np.max([largest, *(one.asscalar() for one in outputs[: len(differences)])]))
+        kernels = {call.layer: dispatch.find(call.implementation) for call in call_record.op_times()}
+        for layer, at in zip(alone, range(len(differences), len(outputs), 3)):
+            out, x, w = (one.asnumpy() for one in outputs[at : at + 3])
+            found.append(compare(out, x, w, kernels[layer.name], images=COMPARED))
+        classes.append(predict(plain, part, mx.cpu()))
+    agreeing = agreement(np.concatenate(classes), predictions)
+    right = bool(np.isfinite(largest)) and all(one.passed for one in found)
+    worst = max((one.worst for one in found), default=None)
+    return Verification(largest, agreeing.same, agreeing.compared, worst, right)
 
 
 @dataclass(frozen=True)
@@ -138,7 +153,7 @@ def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
     return list(executor.forward(is_train=False))
 
 
-def _differences(symbol: Any) -> Any:
+def _differences(symbol: Any) -> list[Any]:
     """For each ``New`` of a symbol, the largest |New - Convolution| on the same input, with what is fused to both."""
     found = []
     for layer in layers(symbol):
@@ -149,7 +164,7 @@ def _differences(symbol: Any) -> Any:
             own = mx.sym.Activation(own, act_type="tanh")
             own = mx.sym.Pooling(own, kernel=(2, 2), stride=(2, 2), pool_type="max", pooling_convention=convention)
         found.append(mx.sym.max(mx.sym.abs(layer.output - own)))
-    return mx.sym.Group(found)
+    return found
 
 
 def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 from . import cuda
 from .errors import ProblemError, UnsupportedError
 from .launch import Chip, Plan, Planner
-from .problem import ConvProblem
+from .problem import ConvProblem, PooledProblem
 
 #: Reasons why a problem is not supported; none means that it is.
 Reasons = Callable[[ConvProblem], list[str]]
@@ -37,6 +37,13 @@ def fills_always(problem: ConvProblem, chip: Chip) -> bool:
 
 def needs_nothing(problem: ConvProblem, out: Any) -> None:
     """The kernel has nothing to prepare."""
+
+
+def pooled_reasons(problem: ConvProblem, able: bool) -> list[str]:
+    """Why a kernel that can, or cannot, do tanh and 2 x 2 maxima in the same pass cannot take the problem."""
+    if able or not isinstance(problem, PooledProblem):
+        return []
+    return ["fuse: it has no tanh and 2 x 2 maxima in the same pass"]
 
 
 def float32_bound(problem: ConvProblem) -> float:
@@ -98,7 +105,7 @@ class CpuKernel:
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
         """Every reason why this kernel cannot take the problem; empty when it can."""
-        return self.reasons(problem)
+        return [*pooled_reasons(problem, self.tanh_pool is not None), *self.reasons(problem)]
 
     def error_bound(self, problem: ConvProblem) -> float:
         """The largest |y - exact| allowed, as a share of the sum of |x||w| at that element."""
@@ -129,8 +136,8 @@ class CudaKernel:
     exact: bool = False
     #: Whether a problem is large enough to keep the chip at work.
     fills: Callable[[ConvProblem, Chip], bool] = fills_always
-    #: Why it is run by its name alone, never by auto or in a table of all: empty for all but new kernels.
-    unproven: str = ""
+    #: Whether it takes a PooledProblem too, out then being (B, M, PH, PW).
+    pools: bool = False
 
     def runs_on(self, chip: Chip) -> bool:
         """Whether the chip is of a capability that the source is for."""
@@ -138,7 +145,7 @@ class CudaKernel:
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Every reason why this kernel cannot take the problem, on that chip where one is given; empty when it can."""
-        reasons = list(self.reasons(problem, chip))
+        reasons = [*pooled_reasons(problem, self.pools), *self.reasons(problem, chip)]
         if chip is not None and not self.runs_on(chip):
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
             least = "" if self.exact else "at least "
@@ -154,15 +161,16 @@ class CudaKernel:
         return _text(self.sources, tuple(plan.defines.items()))
 
     def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
-        """Fill out, shape (B, M, OH, OW), from x, (B, C, H, W), and w, (M, C, K, K), asynchronously.
+        """Fill out, of the problem's y_shape, from x, (B, C, H, W), and w, (M, C, K, K), asynchronously.
 
         The arrays are CuPy's, C-contiguous float32, all on one GPU; the work is put on the CuPy stream given, by
         default the current one of that GPU. Raises ProblemError for other arrays, UnsupportedError with every
         reason, and DeviceError where compiling or launching fails.
         """
         self._check(problem, x, w, out)
+        program = self._program(problem, x, w, out)
         if problem.batch:
-            cuda.execute(self._program(problem, x, w, out), problem.batch, {"x": x, "w": w, "y": out}, stream)
+            cuda.execute(program, problem.batch, {"x": x, "w": w, "y": out}, stream)
 
     def bind(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
         """``run`` on these arrays, B at least 1, and CuPy's current stream, again and again: see ``cuda.bound``."""

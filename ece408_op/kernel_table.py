@@ -18,9 +18,6 @@ from .problem import ConvProblem
 #: Timed calls of each kernel, after one that compiles it.
 REPEATS = 5
 
-#: Images of each output that are compared with float64.
-COMPARED = 8
-
 BASELINE = "naive"
 
 
@@ -62,8 +59,6 @@ def measure(network: inference.Loaded, images: np.ndarray, context: Any) -> list
 
 
 def _row(layer: inference.Layer, kernel: CudaKernel, problem: ConvProblem, arrays: Any, ceilings: Any) -> Row:
-    if kernel.unproven:
-        return Row(layer.name, kernel.name, kernel.precision, right=True, reason=kernel.unproven)
     try:
         dispatch.select(problem, "gpu", kernel.name, chip=cuda.chip(0))
     except UnsupportedError as error:
@@ -78,7 +73,7 @@ def _row(layer: inference.Layer, kernel: CudaKernel, problem: ConvProblem, array
         y.wait_to_read()
         seconds.append(call_record.op_times()[-1].seconds)
     output, data, weight = (bridge.cpu_view(array.as_in_context(mx.cpu())) for array in (y, x, w))
-    found = compare(output, data, weight, kernel, images=COMPARED)
+    found = compare(output, data, weight, kernel, images=inference.COMPARED)
     time = timing.summary(seconds[1:]).median
     return Row(
         layer.name,

@@ -12,7 +12,7 @@ from typing import Callable, Union
 
 import numpy as np
 
-from .problem import ITEM_BYTES, ConvProblem
+from .problem import ITEM_BYTES, ConvProblem, PooledProblem
 
 #: CUDA's limits on a grid's x, and on its y and z.
 GRID_X = 2**31 - 1
@@ -106,7 +106,7 @@ def round_up(a: int, b: int) -> int:
 
 
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
-    """The layer as compile-time constants; the batch stays an argument, so one binary serves all batches.
+    """The layer and what follows it as compile-time constants; the batch is an argument: one binary serves all batches.
 
     The elements of so many images, as a block may span, are counted in int unless they are too many; those of
     whole tensors always in 64 bits.
@@ -115,6 +115,7 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
     outputs = problem.filters * problem.output_height * problem.output_width
     # Half of the range is left for the last block's indices beyond the end.
     wide = max(images * image, images * outputs, problem.filters * problem.products) >= 2**30
+    behind = {"POOL": 1 + problem.full} if isinstance(problem, PooledProblem) else {}
     return {
         "C": problem.channels,
         "H": problem.height,
@@ -122,6 +123,7 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
         "M": problem.filters,
         "K": problem.kernel,
         "WIDE": int(wide),
+        **behind,
     }
 
 

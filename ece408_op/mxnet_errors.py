@@ -3,7 +3,8 @@
 When a method of a Custom operator raises, MXNet prints the traceback to stdout and raises, in the
 caller's thread and maybe much later, an MXNetError that names a line of custom.cc. Here the reason is
 kept, the printing is left out for this package's own errors, and the MXNetError that reaches the
-caller says the reason. Other operators' errors go the way they always went.
+caller says the reason. Other operators' errors go the way they always went; MXNet tells of them in the same
+words, so they are noted too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import builtins
 import functools
 import sys
 import threading
-from collections import deque
 from typing import Any, Callable, TypeVar
 
 from .errors import Ece408Error
@@ -22,8 +22,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Reasons of failed shape or type inferences, which MXNet reports in the thread that asked.
 _here = threading.local()
 
-#: Reasons of failed forwards and backwards, which MXNet reports to whoever waits for the result.
-_elsewhere: deque[Exception] = deque(maxlen=16)
+#: The reason of the last forward or backward that failed, which MXNet reports to whoever waits for the result.
+_elsewhere: list[Exception | None] = [None]
+
+#: How MXNet's printing about methods that run asynchronously begins.
+_ASYNCHRONOUS = ("Error in CustomOp.forward", "Error in CustomOp.backward")
 
 
 class OperatorError(Ece408Error, RuntimeError):
@@ -43,10 +46,7 @@ def keeps_reason(asynchronous: bool) -> Callable[[F], F]:
                 return method(*args, **kwargs)
             except Exception as error:
                 reason = error if isinstance(error, Ece408Error) else _unforeseen(error)
-                if asynchronous:
-                    _elsewhere.append(reason)
-                else:
-                    _here.reason = reason
+                _note(reason, asynchronous)
                 if reason is error:
                     raise
                 raise reason from error
@@ -88,7 +88,7 @@ def _reason_of(message: str) -> Exception | None:
     if "custom" not in message:
         return None
     if "CustomOpFBFunc" in message:
-        return _elsewhere[-1] if _elsewhere else None
+        return _elsewhere[0]
     reason = getattr(_here, "reason", None)
     _here.reason = None
     return reason
@@ -102,6 +102,18 @@ def _with_reason(error: Exception, reason: Exception) -> Exception:
     return explained
 
 
+def _note(reason: Exception | None, asynchronous: bool) -> None:
+    """Keep the reason of the latest failure; None where it is another operator's."""
+    if asynchronous:
+        _elsewhere[0] = reason
+    else:
+        _here.reason = reason
+
+
 def _print_unless_ours(*args: Any, **kwargs: Any) -> None:
-    if not isinstance(sys.exc_info()[1], Ece408Error):
-        builtins.print(*args, **kwargs)
+    error = sys.exc_info()[1]
+    if isinstance(error, Ece408Error):
+        return
+    if error is not None:
+        _note(None, asynchronous=bool(args) and str(args[0]).startswith(_ASYNCHRONOUS))
+    builtins.print(*args, **kwargs)

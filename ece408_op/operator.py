@@ -9,6 +9,7 @@ the constructor only keeps them; they are judged when shapes are inferred.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import mxnet as mx
@@ -20,7 +21,7 @@ from .call_record import Timing
 from .errors import DeviceError, ProblemError
 from .kernel import CudaKernel, Kernel
 from .launch import Chip
-from .problem import ConvProblem
+from .problem import ConvProblem, check_pooled
 
 _UNKNOWN = -1
 _INPUTS = ("data", "weight")
@@ -47,8 +48,6 @@ class NewProp(mx.operator.CustomOpProp):
         attributes = Attributes.parse(self._text)
         plain_layout.check_subgraph(self._text)
         data, weight = _agreed_shapes(list(in_shape[0]), list(in_shape[1]), attributes)
-        if not data:
-            return [data, weight], [[]], []
         output = [data[0], attributes.num_filter]
         for axis, name in ((2, "rows"), (3, "columns")):
             size = data[axis]
@@ -70,6 +69,13 @@ class NewProp(mx.operator.CustomOpProp):
         return [np.float32, np.float32], [np.float32], []
 
     @mxnet_errors.keeps_reason(asynchronous=False)
+    def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """Dense arrays for everything."""
+        for name, stype in zip(_INPUTS, in_stype):
+            bridge.check_dense(stype, name)
+        return super().infer_storage_type(in_stype)
+
+    @mxnet_errors.keeps_reason(asynchronous=False)
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NewOp:
         """The operator for arrays of one device and shape."""
         attributes = Attributes.parse(self._text)
@@ -83,8 +89,6 @@ class NewProp(mx.operator.CustomOpProp):
             )
         if device == "cpu" and home == "gpu":
             raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
-        if attributes.fuse and device == "gpu":
-            raise DeviceError("fuse: expected arrays on the CPU, where there is such a kernel, got the GPU")
         chip = bridge.chip_of(ctx.device_id if home == "gpu" else 0) if device == "gpu" else None
         return NewOp(attributes, home, chip)
 
@@ -107,8 +111,10 @@ class NewOp(mx.operator.CustomOp):
         if req[0] == "null":
             return
         arrays = (*in_data, *out_data)
-        problem = ConvProblem.from_shapes(arrays[0].shape, arrays[1].shape)
+        problem = _problem(arrays[0].shape, arrays[1].shape)
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
+        if attributes.fuse:
+            problem = problem.pooled(attributes.full)
         kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
         timing = self._compute(kernel, problem, arrays, req[0] == "add") if problem.batch else Timing(0.0)
         call_record.record(call_record.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing))
@@ -120,8 +126,6 @@ class NewOp(mx.operator.CustomOp):
         x, w, y = map(bridge.cpu_view, arrays)
         if isinstance(kernel, CudaKernel):
             return host_context.convolve(kernel, problem, x, w, y, add)
-        if self._attributes.fuse:
-            return cpu_context.tanh_pool(kernel, problem, x, w, y, self._attributes.full, add)
         return cpu_context.convolve(kernel, problem, x, w, y, add)
 
     @mxnet_errors.keeps_reason(asynchronous=True)
@@ -137,6 +141,11 @@ class NewOp(mx.operator.CustomOp):
         raise DeviceError("there is no gradient; train with MXNet's Convolution and use New for inference")
 
 
+@lru_cache(maxsize=1024)
+def _problem(x: tuple[int, ...], w: tuple[int, ...]) -> ConvProblem:
+    return ConvProblem.from_shapes(x, w)
+
+
 def register() -> None:
     """Make ``New`` known to MXNet; once a process."""
     mx.operator.register("New")(NewProp)
@@ -147,8 +156,7 @@ def _output_size(size: int, name: str, attributes: Attributes) -> int:
     convolved = size - attributes.kernel + 1
     if not attributes.fuse:
         return convolved
-    if convolved < 2 and not attributes.full:
-        raise ProblemError(f"fuse: expected at least 2 {name} of the convolution to take maxima of, got {convolved}")
+    check_pooled(name, convolved, attributes.full)
     return (convolved + attributes.full) // 2
 
 
@@ -158,7 +166,9 @@ def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -
         if shape and len(shape) != 4:
             layout = "(batch, channels, height, width)" if name == "data" else "(filters, channels, kernel, kernel)"
             raise ProblemError(f"{name}: expected 4 dimensions {layout}, got shape {_text(shape)}")
-    channels = data[1] if data else _UNKNOWN
+    # An unknown rank would come back to MXNet as rank 0, which it takes for known.
+    data = data or [_UNKNOWN] * 4
+    channels = data[1]
     expected = [attributes.num_filter, channels, attributes.kernel, attributes.kernel]
     if not weight:
         return data, expected
@@ -168,7 +178,7 @@ def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -
                 f"weight: expected shape {_text(expected)} (num_filter, data's channels, kernel), got {_text(weight)}"
             )
     expected = [got if want == _UNKNOWN else want for want, got in zip(expected, weight)]
-    if data and channels == _UNKNOWN:
+    if channels == _UNKNOWN:
         data[1] = expected[1]
     return data, expected
 

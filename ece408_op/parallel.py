@@ -81,6 +81,14 @@ def share(work: Callable[[int], None], parts: int, threads: int) -> None:
             raise error
 
 
+def alone() -> bool:
+    """Whether the caller is the program's only thread, so that nothing is called in between; helpers do not count.
+
+    Threads that Python did not start, as those of MXNet's Custom operators, never are.
+    """
+    return threading.get_ident() == threading.main_thread().ident and threading.active_count() - _helpers.threads <= 1
+
+
 def _forget() -> None:
     global _helpers  # noqa: PLW0603 - a forked child has none of its parent's threads
     _helpers = _Helpers()

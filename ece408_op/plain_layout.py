@@ -5,13 +5,15 @@ such an array goes into a Custom operator, MXNet reorders it into a temporary th
 the asynchronous operator reads it: wrong numbers and no error. Executors (and so Module) keep that
 temporary alive; two other ways do not, and each has its cure:
 
-- an imperative call: the inputs are waited for and put into plain order in place, before the call;
-- a graph run by CachedOp (hybridised Gluon, SymbolBlock) or by a control-flow operator: a reshape
-  that keeps the shape stands in front of each input, since its output is always in plain order.
+- an imperative call: its inputs are put into plain order in place, by an operator queued before it; where other
+  threads live, which may give the weight to a built-in Convolution between the two, a copy of the weight goes in;
+- a graph run by CachedOp (hybridised Gluon, SymbolBlock) or by a control-flow operator: a slice of all
+  of it stands in front of each input, since its output is always in plain order. (So is a reshape's, but
+  oneDNN's reshape fails on an empty batch.)
   A hybridised graph with the operator inside a loop also gives up its static allocation.
 
 The node that stands for a whole network (``NETWORK``) is cured alike, but for its inputs that are the graph's own,
-images and parameters: those are put into plain order in place before the call, since a reshape would copy them.
+images and parameters: those are put into plain order in place before the call, since a slice would copy them.
 
 Only calls and graphs with such operators in them are touched.
 """
@@ -26,27 +28,27 @@ from typing import Any
 
 import mxnet as mx
 
-from . import bridge
+from . import bridge, parallel
 from .errors import ProblemError
 
 OP_TYPE = "New"
 NETWORK = "ece408_network"
 _OP_TYPES = (OP_TYPE, NETWORK)
 
-#: Set on an operator inside a control-flow subgraph whose inputs have the reshape in front.
+#: Set on an operator inside a control-flow subgraph whose inputs have the slice in front.
 CURED = "__plain_inputs__"
 
 #: Set by MXNet on every node that is made inside a control-flow subgraph.
 _SUBGRAPH = "__subgraph_name__"
 
-#: A reshape to the shape that the array has, whatever its rank.
-_SAME_SHAPE = (-2,)
+#: slice_axis with these takes all of an array, whatever its rank.
+_ALL = {"axis": "0", "begin": "0", "end": "None"}
 
 
 def install() -> None:
     """Put the cures in place; once a process."""
     _replace("mxnet.ndarray", "Custom", _settling(mx.nd.Custom))
-    _replace("mxnet.symbol", "Custom", _reshaping(mx.sym.Custom))
+    _replace("mxnet.symbol", "Custom", _slicing(mx.sym.Custom))
     _replace("mxnet.ndarray", "CachedOp", _plain_cached_op(mx.nd.CachedOp))
 
 
@@ -72,21 +74,37 @@ def _settling(custom: Any) -> Any:
     def wrapped(*data: Any, **kwargs: Any) -> Any:
         if kwargs.get("op_type") in _OP_TYPES:
             out = kwargs.get("out")
-            outputs = out if isinstance(out, (list, tuple)) else (out,)
-            for array in (*data, *outputs):
-                if isinstance(array, mx.nd.NDArray) and array.context.device_type != "gpu":
-                    bridge.settle(array)
+            for array in out if isinstance(out, (list, tuple)) else (out,):
+                _settled(array)
+            shared = kwargs["op_type"] == OP_TYPE and not parallel.alone()
+            data = tuple(_copied(value) if shared and place else _settled(value) for place, value in enumerate(data))
         return custom(*data, **kwargs)
 
     return wrapped
 
 
-def _reshaping(custom: Any) -> Any:
+def _settled(array: Any) -> Any:
+    """The array itself, in plain order when the call begins that comes next."""
+    if isinstance(array, mx.nd.NDArray) and array.context.device_type != "gpu":
+        bridge.settle(array)
+    return array
+
+
+def _copied(weight: Any) -> Any:
+    """A weight that only this call knows, and so nobody blocks; in plain order, as slices always are."""
+    if not isinstance(weight, mx.nd.NDArray) or weight.context.device_type == "gpu":
+        return weight
+    if weight.stype != "default" or weight.ndim != 4 or not weight.size:  # refused, here or by the operator
+        return _settled(weight)
+    return mx.nd.slice_axis(weight, axis=0, begin=0, end=None)
+
+
+def _slicing(custom: Any) -> Any:
     @functools.wraps(custom)
     def wrapped(*data: Any, **kwargs: Any) -> Any:
         if kwargs.get("op_type") == OP_TYPE and _inside_subgraph():
-            data = tuple(map(_reshaped, data))
-            kwargs = {name: _reshaped(value) for name, value in kwargs.items()}
+            data = tuple(map(_sliced, data))
+            kwargs = {name: _sliced(value) for name, value in kwargs.items()}
             kwargs[CURED] = "1"
         return custom(*data, **kwargs)
 
@@ -98,8 +116,8 @@ def _inside_subgraph() -> bool:
         return _SUBGRAPH in scope.get(None)
 
 
-def _reshaped(value: Any) -> Any:
-    return mx.sym.reshape(value, shape=_SAME_SHAPE) if isinstance(value, mx.sym.Symbol) else value
+def _sliced(value: Any) -> Any:
+    return mx.sym.slice_axis(value, **_ALL) if isinstance(value, mx.sym.Symbol) else value
 
 
 def _plain_cached_op(cached_op: Any) -> Any:
@@ -114,7 +132,7 @@ def _plain_cached_op(cached_op: Any) -> Any:
             graph = json.loads(text) if known else {"nodes": []}
             self._settled = _network_inputs(graph, sym) if known else ()
             if any(map(_is_ours, graph["nodes"])):
-                _insert_reshapes(graph)
+                _insert_slices(graph)
                 plain = mx.sym.load_json(json.dumps(graph))
                 sym = plain.as_np_ndarray() if isinstance(sym, mx.sym.np._Symbol) else plain
             if any(_has_new_inside(node) for node in graph["nodes"]):
@@ -155,8 +173,8 @@ def _has_new_inside(node: dict[str, Any]) -> bool:
     return any(_is_new(inner) or _has_new_inside(inner) for inner in inside)
 
 
-def _insert_reshapes(graph: dict[str, Any]) -> None:
-    """A reshape in front of each input of each New, and of what a network is given by other nodes.
+def _insert_slices(graph: dict[str, Any]) -> None:
+    """A slice of all in front of each input of each New, and of what a network is given by other nodes.
 
     The graph stays in topological order.
     """
@@ -169,7 +187,7 @@ def _insert_reshapes(graph: dict[str, Any]) -> None:
                 if _is_network(node) and nodes[entry[0]]["op"] == "null":
                     continue
                 name = f"{node['name']}_plain{position}"
-                nodes.append({"op": "Reshape", "name": name, "attrs": {"shape": str(_SAME_SHAPE)}, "inputs": [entry]})
+                nodes.append({"op": "slice_axis", "name": name, "attrs": _ALL, "inputs": [entry]})
                 inputs[position] = [len(nodes) - 1, 0, 0]
         moved.append(len(nodes))
         nodes.append({**node, "inputs": inputs})

@@ -16,13 +16,16 @@ A cross-correlation with stride 1, no padding, one group and no bias, in float32
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
+from typing import TypeVar
 
 from .errors import ProblemError
 
 Shape4 = tuple[int, int, int, int]
+Problem = TypeVar("Problem", bound="ConvProblem")
 
 #: The bytes of one float32.
 ITEM_BYTES = 4
@@ -112,20 +115,68 @@ class ConvProblem:
     @property
     def bytes(self) -> int:
         """The fewest bytes to move: each input read once, each output written once."""
-        x = self.batch * self.channels * self.height * self.width
-        w = self.filters * self.products
-        y = self.batch * self.filters * self.output_height * self.output_width
-        return ITEM_BYTES * (x + w + y)
+        return ITEM_BYTES * sum(map(math.prod, (self.x_shape, self.w_shape, self.y_shape)))
 
-    def with_batch(self, batch: int) -> ConvProblem:
+    def with_batch(self: Problem, batch: int) -> Problem:
         """The same layer for another number of images."""
-        return ConvProblem(batch, self.channels, self.height, self.width, self.filters, self.kernel)
+        return replace(self, batch=batch)
+
+    def pooled(self, full: bool) -> PooledProblem:
+        """This convolution with tanh and 2 x 2 maxima behind it."""
+        return PooledProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel, full)
 
     def __str__(self) -> str:
         return (
             f"{self.batch} x {self.channels} x {self.height} x {self.width} "
             f"with {self.filters} filters of {self.kernel} x {self.kernel}"
         )
+
+
+@dataclass(frozen=True)
+class PooledProblem(ConvProblem):
+    """A convolution, then the tanh of the largest of each 2 x 2 outputs, two apart: y is (B, M, PH, PW).
+
+    ``full``: at an odd edge, of those that are there, PH = (OH + 1) // 2; otherwise an odd last row or column is left
+    out, PH = OH // 2; PW likewise. MXNet's Pooling calls them the conventions "full" and "valid". A NaN is left out
+    where there is another number. OH, OW, products and operations are the convolution's. Raises ProblemError too
+    where there is nothing to take a maximum of.
+    """
+
+    full: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, size in (("rows", self.output_height), ("columns", self.output_width)):
+            check_pooled(name, size, self.full)
+
+    @property
+    def pooled_height(self) -> int:
+        """Rows of an output map, PH."""
+        return (self.output_height + self.full) // 2
+
+    @property
+    def pooled_width(self) -> int:
+        """Columns of an output map, PW."""
+        return (self.output_width + self.full) // 2
+
+    @property
+    def y_shape(self) -> Shape4:
+        """The output's shape, (B, M, PH, PW)."""
+        return (self.batch, self.filters, self.pooled_height, self.pooled_width)
+
+    @property
+    def convolution(self) -> ConvProblem:
+        """The convolution alone."""
+        return ConvProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, then tanh of 2 x 2 maxima"
+
+
+def check_pooled(name: str, size: int, full: bool) -> None:
+    """Raise ProblemError where so many rows or columns of a convolution are too few for 2 x 2 maxima."""
+    if size < 2 and not full:
+        raise ProblemError(f"fuse: expected at least 2 {name} of the convolution to take maxima of, got {size}")
 
 
 _LEAST = {"batch": 0, "channels": 1, "height": 1, "width": 1, "filters": 1, "kernel": 1}

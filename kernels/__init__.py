@@ -37,6 +37,7 @@ KERNELS: tuple[Kernel, ...] = (
     im2col_gemm.ONE,
     register_tiled.STREAMS,
     split.COLUMNS,
+    split.ROWS,
     split.TEAMS,
     split.WARPS,
     naive.NAIVE,
@@ -47,6 +48,7 @@ KERNELS: tuple[Kernel, ...] = (
     tensor_core.FP16,
     tensor_core.TF32,
     split.ROUNDED_COLUMNS,
+    split.ROUNDED_ROWS,
     split.ROUNDED_TEAMS,
     split.ROUNDED,
 )

@@ -17,10 +17,8 @@ def _kernel(
     in_row = block[1] == 1
 
     def blocks(problem: ConvProblem) -> int:
-        if in_row:
-            tiles = ceil_div(problem.output_height * problem.output_width, block[0])
-        else:
-            tiles = ceil_div(problem.output_width, block[0]) * ceil_div(problem.output_height, block[1])
+        rows, columns = problem.y_shape[2:]
+        tiles = ceil_div(rows * columns, block[0]) if in_row else ceil_div(columns, block[0]) * ceil_div(rows, block[1])
         return tiles if one_block_an_image else tiles * problem.filters
 
     def reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
@@ -40,7 +38,8 @@ def _kernel(
         }
         return Plan(defines, images_a_round(problem.batch, blocks(problem)), steps)
 
-    return CudaKernel(name, summary, (_FOLDER / "layer.cuh", _FOLDER / "naive.cu"), plan, reasons)
+    sources = (_FOLDER / "layer.cuh", _FOLDER / "naive.cu")
+    return CudaKernel(name, summary, sources, plan, reasons, pools=not sum_in_global)
 
 
 NAIVE = _kernel(

@@ -13,6 +13,9 @@
 // Arithmetic: 2 M C K K operations an output pixel, plus the filters that round M up to BLOCK_M. Bytes:
 // x once for every BLOCK_M filters, with its K K-fold reuse in the caches and shared memory; y once.
 //
+// With POOL the pixels stand in another order, 32 first corners of maxima before their 32 second ones and so on, so
+// that the four corners of a maximum are in one thread; the maxima go out side by side.
+//
 // The index arithmetic of a window element is a sum of two tables: where the pixel's window starts, kept
 // in registers, and where product k lies in a window, computed once a step by DEPTH threads.
 //
@@ -47,7 +50,21 @@ constexpr int BLOCK_THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int BLOCK_M = FILTERS * WARPS_M, BLOCK_N = 256 * WARPS_N;
 constexpr int LOADS = BLOCK_N / BLOCK_THREADS;  // pixels of a row that one thread reads from global memory
 constexpr int WEIGHTS = DEPTH * BLOCK_M, WEIGHT_LOADS = (WEIGHTS + BLOCK_THREADS - 1) / BLOCK_THREADS;
+constexpr int CORNERS = POOL ? 4 : 1;           // pixels that become one element of y
+constexpr int BLOCK_ELEMENTS = BLOCK_N / CORNERS;
 constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
+
+// Which of the block's elements of y its pixel n belongs to, and where that pixel's window starts, in an image of x.
+__device__ __forceinline__ int element_of(int n) { return POOL ? n / 128 * 32 + n % 32 : n; }
+
+__device__ __forceinline__ index_t window_at(index_t element, int n) {
+#if POOL
+    const int corner = n / 32 % 4;
+    return index_t(corner_row(element / YW, corner)) * W + corner_column(element % YW, corner);
+#else
+    return element / YW * W + element % YW;
+#endif
+}
 
 // Block number `block` of the product for so many images.
 __device__ __forceinline__ void register_tile(const float *__restrict__ x, const float *__restrict__ w,
@@ -60,12 +77,12 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
     const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
     const int m0 = block % GROUPS * BLOCK_M;
 
-    // The block's first pixel: pixel r0 of image b0. From there on indices fit index_t.
-    const long long n0 = block / GROUPS * (long long)BLOCK_N;
+    // The block's first element of y: element r0 of image b0. From there on indices fit index_t.
+    const long long n0 = block / GROUPS * (long long)BLOCK_ELEMENTS;
     const long long b0 = n0 / PIXELS;
     const index_t r0 = n0 % PIXELS;
     const long long left = images * (long long)PIXELS - n0;
-    const int inside = left < BLOCK_N ? (int)left : BLOCK_N;
+    const int inside = left < BLOCK_ELEMENTS ? (int)left : BLOCK_ELEMENTS;
     const float *block_x = image_of(x, first + b0, IMAGE);
     float *block_y = image_of(y, first + b0, OUTPUTS);
 
@@ -73,9 +90,9 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
     index_t window[LOADS], weight[WEIGHT_LOADS];
 #pragma unroll
     for (int s = 0; s < LOADS; s++) {
-        const int n = min(int(threadIdx.x) + s * BLOCK_THREADS, inside - 1);  // any pixel will do beyond the last
-        const index_t r = r0 + n, pixel = r % PIXELS;
-        window[s] = r / PIXELS * IMAGE + pixel / OW * W + pixel % OW;
+        const int n = threadIdx.x + s * BLOCK_THREADS;
+        const index_t r = r0 + min(element_of(n), inside - 1);  // any will do beyond the last
+        window[s] = r / PIXELS * IMAGE + window_at(r % PIXELS, n);
     }
 #pragma unroll
     for (int s = 0; s < WEIGHT_LOADS; s++) {
@@ -145,15 +162,20 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
     }
 
 #pragma unroll
-    for (int u = 0; u < 8; u++) {
-        const int n = 256 * warp_n + place_of(lane, u);
+    for (int u = 0; u < 8; u += CORNERS) {
+        const int n = element_of(256 * warp_n + place_of(lane, u));
         if (n >= inside) continue;
         const index_t r = r0 + n;
         float *out = image_of(block_y, r / PIXELS, OUTPUTS) + r % PIXELS;
 #pragma unroll
         for (int f = 0; f < FILTERS; f++) {
             const int m = m0 + warp_m * FILTERS + f;
-            if (m < M) out[m * PIXELS] = sum[f][u];
+            if (m >= M) continue;
+#if POOL
+            out[m * PIXELS] = tanh_of_largest(sum[f][u], sum[f][u + 1], sum[f][u + 2], sum[f][u + 3]);
+#else
+            out[m * PIXELS] = sum[f][u];
+#endif
         }
     }
 }

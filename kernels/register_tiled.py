@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from ece408_op.kernel import CudaKernel, float32_bound, reduced_bound
 from ece408_op.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, PooledProblem
 
 _FOLDER = Path(__file__).parent
 #: Pixels of a warp: eight for each lane.
@@ -39,9 +40,13 @@ class _Shape:
     def pixels(self) -> int:
         return _WARP_PIXELS * self.warps_n
 
+    def elements(self, problem: ConvProblem) -> int:
+        """Elements of y that a block's pixels become."""
+        return self.pixels // 4 if isinstance(problem, PooledProblem) else self.pixels
+
     def blocks(self, problem: ConvProblem, images: int) -> int:
-        pixels = images * problem.output_height * problem.output_width
-        return ceil_div(pixels, self.pixels) * ceil_div(problem.filters, self.warps_m * self.filters)
+        elements = images * prod(problem.y_shape[2:])
+        return ceil_div(elements, self.elements(problem)) * ceil_div(problem.filters, self.warps_m * self.filters)
 
 
 def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
@@ -58,7 +63,7 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
             return (Launch("register_tiled", grid, block, ("x", "w", "y", "first", "images")),)
 
         # A block's pixels may come from so many images.
-        span = ceil_div(shape.pixels, problem.output_height * problem.output_width) + 1
+        span = ceil_div(shape.elements(problem), prod(problem.y_shape[2:])) + 1
         defines = {
             **layer_defines(problem, span),
             "WARPS_M": shape.warps_m,
@@ -72,7 +77,9 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
     files = ["layer.cuh", *(["half.cu"] if half else []), "register_tiled.cu"]
     bound = reduced_bound(_EPS16) if half else float32_bound
     precision = "fp16" if half else "float32"
-    return CudaKernel(name, summary, tuple(_FOLDER / f for f in files), plan, _reasons, bound, precision=precision)
+    sources = tuple(_FOLDER / f for f in files)
+    # A thread's pixels lie elsewhere on 16-bit storage: the corners of a maximum would be in several threads.
+    return CudaKernel(name, summary, sources, plan, _reasons, bound, precision=precision, pools=not half)
 
 
 REGISTER_TILED = _kernel("register_tiled", "fused_gemm, eight pixels by eight filters a thread in registers")

@@ -23,17 +23,6 @@ constexpr int MGROUPS = (POSITIONS + 16 * MT - 1) / (16 * MT);
 constexpr int UNITS = MGROUPS * NGROUPS;                       // that the warps take in turn
 constexpr int OUT = 16 * MT + 4;                               // floats from one column to the next on the way out
 
-struct __align__(4 * WORDS) Filters {
-    unsigned word[WORDS];  // products 2t and 2t + 1, and those 8 further: high, then low
-};
-
-__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Where the 16 MT positions of a group lie, in the planes and in the output. A lane has two of each 16. QUADS: of 32 it
 // has four neighbouring ones, so that it stores them at once, and eight lanes 128 bytes; OH OW is a multiple of four,
 // and positions follow one another in the output. Otherwise they are g and g + 8.
@@ -149,7 +138,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
     for (int number = blockIdx.x; number < items; number += gridDim.x, turn++) {
         const Item item(number, images);
         const int half = turn % 2;
-        meet(FULL + half, ALL);
+        await(s.gates + FULL + half, turn / 2);
         const unsigned *const planes = s.planes + half * STAGE;
         const int e = s.e[half];
         // The warps take the units of all tiles in turn, so that none waits for those that have one more.
@@ -211,21 +200,6 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #endif
         }
         mine = unit - UNITS;
-        pass(EMPTY + half);
+        arrive(s.gates + EMPTY + half);
     }
-}
-
-extern "C" __global__ void __launch_bounds__(ALL, 1)
-split(const float *__restrict__ x, float *__restrict__ y, const unsigned *__restrict__ filters,
-      const int *__restrict__ columns, int *marks, long long first, int images) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const Shared s(memory);
-    const int items = (images + IMG - 1) / IMG * (TILES_X * TILES_Y);
-    bool bad = false;
-    for (int n = 0; n < NTILES; n++) bad = bad || columns[8 * NTILES + n];
-    if (bad || blockIdx.x >= items) return;  // bad: the filters cannot be split, split_repair does all images
-    prepare(s, filters, columns);
-    __syncthreads();
-    if (threadIdx.x >= COMPUTE) loader(s, image_of(x, first, IMAGE), marks, images, items);
-    else computer(s, image_of(y, first, OUTPUTS), filters, images, items);
 }

@@ -1,6 +1,6 @@
 """Float32-class products on tensor cores: every operand is split into two 16-bit floats, or rounded to one.
 
-Three kernels in each precision share how inputs and filters are split (``split_load.cu``, ``split_weights.cu``) and
+Four kernels in each precision share how inputs and filters are split (``split_load.cu``, ``split_weights.cu``) and
 how images that cannot be split are computed anew (``split_repair.cu``); they differ in how they multiply.
 
 The error, as a share of sum |x||w|. With u = 2^-11, a rounding to a 16-bit float, and values scaled by powers of two
@@ -21,7 +21,7 @@ range of float32, which 16-bit floats do not have.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from ece408_op.kernel import CudaKernel, reduced_bound
@@ -37,16 +37,26 @@ _FOLDER = Path(__file__).parent
 #: Blocks of the repairing kernel on a multiprocessor, and threads of a block that splits filters.
 _REPAIR_BLOCKS = 2
 _FILTER_THREADS = 256
+#: Shorter sums err by less in plain float32, (1 + 1) 2^-24 for two products, than the parts of one product here.
+_SHORT_SUM = 16
+#: The most channels, the most filters, and the filters' sizes of the layers that were timed, rounded up.
+_TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
+#: Blocks that share the filters, each of which splits all inputs, where auto may choose a kernel.
+_MOST_FILTER_BLOCKS = 2
 #: A tile has no more images.
 _MOST_IMAGES = 16
 #: Images of one launch: their marks take 8 bytes each.
 _MOST_A_ROUND = 1 << 24
 #: Rounding to a 16-bit float; what a product adds to the error of a tensor core's sum.
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
-_SOURCES = {"warps": "split.cu", "columns": "split_columns.cu", "teams": "split_wgmma.cu"}
+_SOURCES = {
+    "warps": ("split_mma.cu", "split.cu"),
+    "columns": ("split_mma.cu", "split_columns.cu"),
+    "rows": ("split_mma.cu", "split_rows.cu"),
+    "teams": ("split_wgmma.cu",),
+}
 #: Chips whose figures nobody gave: the first with the instructions.
-_ANY = {"warps": Chip("any", (8, 0), 1, 99 * 1024), "columns": Chip("any", (8, 0), 1, 99 * 1024)}
-_HOPPER = Chip("any", (9, 0), 1, 227 * 1024)
+_AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227 * 1024)
 
 
 def split_bound(problem: ConvProblem) -> float:
@@ -71,23 +81,30 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
                 "output map: expected an even width and a multiple of 4 elements, got "
                 f"{problem.output_height} x {problem.output_width}"
             )
-    known = chip or _ANY.get(way, _HOPPER)
+    known = chip or (_HOPPER if way == "teams" else _AMPERE)
     if not reasons and best_tile(way, _layer(problem), known, 4, parts) is None:
-        reasons.append(f"shared memory of a block: no tile of the layer fits {known.shared_bytes} bytes")
+        held = " and a warp's registers" if way in ("columns", "rows") else ""
+        reasons.append(f"tile: none of the layer fits {known.shared_bytes} bytes of a block's shared memory{held}")
     return reasons
 
 
 def _fills(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
-    """Whether there is a tile for every multiprocessor."""
+    """Whether the tile that fits is one that the table's times are like, there is one for every multiprocessor, and the
+    sum is long enough to err as much as a product's parts."""
     tile = best_tile(way, _layer(problem), chip, 4, parts)
-    if tile is None:
+    if tile is None or problem.products < _SHORT_SUM or problem.kernel not in _TIMED_KERNELS:
         return False
+    if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
+        return False
+    # Parts of rows, and inputs split again for every few filters, took up to four times as long as another way.
+    whole = tile.columns * (tile.rows if tile.folded else 1) == problem.output_width
     blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
-    return blocks >= chip.multiprocessors
+    return whole and tile.filter_blocks <= _MOST_FILTER_BLOCKS and blocks >= chip.multiprocessors
 
 
 def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = best_tile(way, _layer(problem), chip, aligned, parts)
+    # Wide stores want other distances of planes, which may not fit: what fits any arrays then serves.
+    tile = best_tile(way, _layer(problem), chip, aligned, parts) or best_tile(way, _layer(problem), chip, 4, parts)
     assert tile is not None, "a problem that _reasons takes"
     return plan_of(tile, problem, chip, aligned)
 
@@ -99,6 +116,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     repair = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
     (repairing,) = [step for step in repair.steps(1) if isinstance(step, Launch)]
 
+    @cache
     def steps(images: int) -> tuple[Launch, ...]:
         items = ceil_div(images, tile.images) * tile.tiles_an_image(problem)
         held = max(1, chip.multiprocessors // tile.filter_blocks)
@@ -140,12 +158,15 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "NC": tile.warps,
         "NP": tile.loaders,
         "W_SHARED": int(tile.shared_weights),
+        "STATIONARY": int(tile.stationary),
         "DIRECT": int(tile.direct),
         "PAIR_ROWS": int(tile.row_steps == 0 and not tile.folded),
         "XV": tile.vector,
         "OUT_FLOATS": tile.out_floats,
         "TAP_LIST": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in tile.taps),
     }
+    if tile.stationary and not tile.folded:
+        return {**defines, "KR": tile.row_steps, "PAIRS": int(tile.pairs)}
     if tile.teams:
         high = _wgmma("MMA_HIGH", 8 * tile.tiles * tile.parts)
         low = _wgmma("MMA_LOW", 8 * tile.tiles) if tile.parts == 2 else {"MMA_LOW(d, a, b)": ""}
@@ -195,7 +216,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
     return CudaKernel(
         name,
         summary,
-        tuple(_FOLDER / file for file in (*files, _SOURCES[way], "split_repair.cu")),
+        tuple(_FOLDER / file for file in (*files, *_SOURCES[way], "split_main.cu", "split_repair.cu")),
         partial(_plan, way, parts),
         partial(_reasons, way, parts),
         split_bound if parts == 2 else reduced_bound(_EPS, _EPS_SUM),
@@ -205,13 +226,16 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         options=("--gpu-architecture=sm_90a",) if teams else (),
         exact=teams,
         fills=partial(_fills, way, parts),
-        unproven="not run on a GPU since its last change (docs/gpu/split.md); ask for it by name",
     )
 
 
 COLUMNS = _kernel("split_columns", "columns", 2, "split operands on tensor cores, one channel, no staging of outputs")
+ROWS = _kernel(
+    "split_rows", "rows", 2, "split operands on tensor cores, filters in registers, inputs shared by output rows"
+)
 TEAMS = _kernel("split_teams", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
 WARPS = _kernel("split", "warps", 2, "split operands on tensor cores by mma.sync")
 ROUNDED_COLUMNS = _kernel("rounded_columns", "columns", 1, "split_columns with the high parts alone")
+ROUNDED_ROWS = _kernel("rounded_rows", "rows", 1, "split_rows with the high parts alone")
 ROUNDED_TEAMS = _kernel("rounded_teams", "teams", 1, "split_teams with the high parts alone")
 ROUNDED = _kernel("rounded", "warps", 1, "split with the high parts alone")

@@ -22,8 +22,13 @@ constexpr int RAW = DIRECT ? 0 : IMG * RAW_IMAGE;              // floats of a co
 constexpr int IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
 constexpr int POSITIONS = IMG * TR * TW;
 constexpr int COMPUTE = 32 * NC, LOADERS = 32 * NP, ALL = COMPUTE + LOADERS;
+constexpr int PLACES_KEPT = STATIONARY ? (POSITIONS + 15) / 16 * 16 : 0;  // where positions' words begin: no divisions
 constexpr int WORDS = 2 * PARTS;                               // of B for two words of products
 constexpr int FILTER_WORDS = KSTEPS * NGROUPS * NT * 32 * WORDS;
+
+__device__ __forceinline__ unsigned address_of(const void *shared) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+}
 
 template <int ID, int COUNT>
 __device__ __forceinline__ void meet() {
@@ -32,11 +37,34 @@ __device__ __forceinline__ void meet() {
 __device__ __forceinline__ void meet(int id, int count) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
-__device__ __forceinline__ void pass(int id) {
-    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "n"(ALL) : "memory");
+
+// A gate (an mbarrier): it opens for a time once all of one side have arrived. Every lane arrives for itself.
+typedef unsigned long long Gate;
+__device__ __forceinline__ void make_gate(Gate *gate, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(gate)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(Gate *gate) {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(address_of(gate)) : "memory");
+}
+__device__ __forceinline__ bool opened(Gate *gate, int parity) {
+    unsigned open;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(open) : "r"(address_of(gate)), "r"(parity) : "memory");
+#else
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(open) : "r"(address_of(gate)), "r"(parity) : "memory");
+#endif
+    return open;
+}
+// Wait until the gate has opened for the time of that number, from 0 on.
+__device__ __forceinline__ void await(Gate *gate, int time) {
+    while (!opened(gate, time & 1)) {}
+    __syncwarp();
 }
 constexpr int LINE = (WT + ALONG - 1) / ALONG;                  // words of a plane's row
-constexpr int LOADED = 1, FULL = 2, EMPTY = 4, HANDED = 6;  // barriers: of loaders, halves of the planes, stores
+constexpr int LOADED = 1, HANDED = 2;        // barriers: of the loaders, of a team that hands over sums
+constexpr int FULL = 0, EMPTY = 2, GATES = 4;  // of both halves of the planes
 
 // A tile: its first image and how many there are, its first output row and column.
 struct Item {
@@ -58,6 +86,8 @@ struct Shared {
     float *raw, *out;
     int *exponents, *e;
     unsigned *found;
+    unsigned short *places;
+    Gate *gates;
 
     __device__ explicit Shared(unsigned char *at) {
         const auto take = [&](int bytes) {
@@ -73,6 +103,8 @@ struct Shared {
         exponents = static_cast<int *>(take(MBLOCKS * GB * NT * 8 * 4));
         e = static_cast<int *>(take(16));
         found = static_cast<unsigned *>(take(2 * NP * 4));
+        places = static_cast<unsigned short *>(take(2 * PLACES_KEPT));
+        gates = static_cast<Gate *>(take(GATES * 8));
     }
 };
 
@@ -84,7 +116,7 @@ constexpr index_t INPUTS = DIRECT ? IMAGE : index_t(RAW_IMAGE);
 
 template <int V>
 __device__ __forceinline__ void copy(float *to, const float *from) {
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    const unsigned at = address_of(to);
     if (V == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(4 * V) : "memory");
 }
@@ -267,22 +299,20 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, int *mar
         // 2^(e + f) must be a float32 number too, for every filter.
         const bool far = e > MOST_SCALE || e + lowest < -126 || e + highest > 126;
         const bool bad = most && (exponent == 255 || far || least + 1 < limit);
-        if (turn > 1) meet(EMPTY + half, ALL);
+        if (turn > 1) await(s.gates + EMPTY + half, turn / 2 - 1);
         if (thread == 0) {
             s.e[half] = min(e, MOST_SCALE);
             if (bad) mark(marks, item.image, item.images, images);
         }
         convert(s.planes + half * STAGE, from, item, __uint_as_float((127 + min(e, MOST_SCALE)) << 23), places,
                 thread);
-        pass(FULL + half);
+        arrive(s.gates + FULL + half);
         meet<LOADED, LOADERS>();
         if (number + stride < items) load(s.raw, x, Item(number + stride, images), thread);
     }
-    // The barriers are left as they were found: the last two halves are given back too.
-    for (int last = max(turn - 2, 0); last < turn; last++) meet(EMPTY + last % 2, ALL);
 }
 
-// What all threads do first: the filters, where taps lie in the planes, the filters' exponents to shared memory.
+// What all threads do first: the filters, where taps and positions lie in the planes, the filters' exponents.
 __device__ __forceinline__ void prepare(const Shared &s, const unsigned *filters, const int *columns) {
     if (W_SHARED) {
         const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + blockIdx.x % MBLOCKS * (FILTER_WORDS / 4);
@@ -293,5 +323,10 @@ __device__ __forceinline__ void prepare(const Shared &s, const unsigned *filters
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
     }
+    if (threadIdx.x < GATES) make_gate(s.gates + threadIdx.x, threadIdx.x < EMPTY ? LOADERS : COMPUTE);
     for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.exponents[i] = columns[i];
+    for (int i = threadIdx.x; i < PLACES_KEPT; i += ALL) {
+        const int at = min(i, POSITIONS - 1), line = at / TW, image = line / TR;
+        s.places[i] = image * IMAGE_WORDS + (line - image * TR) * (SUPER_ROWS * S) + (at - line * TW);
+    }
 }

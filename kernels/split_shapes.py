@@ -6,17 +6,19 @@ Prices are of an H200, roughly: docs/gpu/split.md tells how they compare with wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem
 
-from .split_taps import folded_layout, layout, row_taps
+from .split_taps import folded_layout, layout, quiet_layouts, row_taps
 from .split_tile import Tile, copied, cuts
 
 #: Cycles of a multiprocessor for one instruction of 16 x 8 x 16 products: 624 TFLOP/s on an H200.
 _MMA = 1.52
-#: Cycles of shared memory for a warp's read of 4 bytes a lane: no less than for one of 8, by what was measured.
+#: Cycles for a warp's read of 4 bytes a lane: one of shared memory, and nearly as much lost to the tensor cores, which
+#: the registers that are written keep waiting.
 _READ = 2
 #: Cycles for a tile's barriers and for what waits at its ends.
 _EACH_TILE = 900
@@ -29,6 +31,10 @@ _MOST_SHARE = 0.7
 #: Registers of a thread for the pixels that stay with it, and, by warps of a block, for sums and filters.
 _KEPT = 64
 _SUMS = {8: 100, 12: 72}
+#: Registers for filters, and pixels or sums, where filters stay: of 128 of a thread, of 168. Tiles of filters then.
+_MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
+#: How much longer it takes where a tile is a part of its rows only, whose inputs are copied and split one by one.
+_PART_OF_ROWS = 3.0
 #: Warps by four, and the registers that each of their threads and of the loaders' may have: 65536 in all.
 TEAM_REGISTERS = {3: (144, 80)}
 #: What a step of wgmma and its addresses take of them, beside the sums.
@@ -39,6 +45,15 @@ _LEAST_ROW = 7
 _MOST_STEPS = 24
 #: Units of 32 positions that keep the warps of a block at work: of one image, of several.
 _UNITS_ALONE, _UNITS = 64, 110
+
+
+def _stationary(tiles: int, warps: int, a_tile: int, others: int, most: int) -> int | None:
+    """How many tiles a warp keeps where so many registers for each, and some others, fit; None where one does not."""
+    for groups in range(1, warps + 1):
+        each = ceil_div(tiles, groups)
+        if warps % groups == 0 and ceil_div(tiles, each) == groups and a_tile * each + others <= most:
+            return each
+    return None
 
 
 def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
@@ -56,14 +71,15 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
             continue
         stride, plane, taps = folded_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), high)
         steps = len(taps) // 8
-        kept = next((n for n in (2, 1) if steps * n * 4 * parts <= _KEPT), 0)
+        stays = tiles <= _MOST_TILES and 2 * parts * steps * (tiles + 2) <= _MOST_KEPT
+        kept = 1 if stays else next((n for n in (2, 1) if steps * n * 4 * parts <= _KEPT), 0)
         if not kept:
             return
         for direct in (False, True):
             tile = Tile(
                 parts, 2, 1, images, lines, width // 2, stride, plane, taps, 0, tiles, 12,
-                copied(problem, 1, lines, True, aligned), pixels=kept, keep_a=True, folded=True, direct=direct,
-                shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=aligned // 4,
+                copied(problem, 1, lines, True, aligned), pixels=kept, stationary=stays, folded=True, direct=direct,
+                shared_weights=not stays and steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=aligned // 4,
             )  # fmt: skip
             if tile.shared_bytes(problem) <= chip.shared_bytes:
                 yield tile
@@ -75,6 +91,59 @@ def columns_price(problem: ConvProblem, tile: Tile) -> float:
     enough = units >= (_UNITS if tile.images > 1 else _UNITS_ALONE)
     price = tile.images + 1.5 * (tile.tiles_an_image(problem) - 1) + (2.5 if tile.direct else 0)
     return price if enough else 10_000 - units
+
+
+def _copied_or_not(problem: ConvProblem, images: int, rows: int, columns: int) -> tuple[bool, ...]:
+    """DIRECT: inputs are read twice from the cache only for a whole image, where all rows follow one another."""
+    whole = images == 1 and rows >= problem.output_height and columns == problem.output_width
+    return (False, True) if whole else (False,)
+
+
+def _part(problem: ConvProblem, tile: Tile) -> float:
+    return 1.0 if tile.columns == problem.output_width else _PART_OF_ROWS
+
+
+def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
+    """Every tile for filters that stay in registers, inputs shared by rows of outputs (``split_rows.cu``)."""
+    tiles, words = ceil_div(problem.filters, 8), len(row_taps(problem.channels, problem.kernel))
+    row_steps = ceil_div(words, 8)
+    for sets in (1, 2, 3, 4):
+        filters, sums = 2 * parts * problem.kernel * row_steps, 4 * parts * sets
+        each = _stationary(tiles, 8, filters + sums, 8 * parts, _MOST_STATIONARY)
+        if each is None or sets > problem.output_height:
+            continue
+        for images, lines, columns in cuts(problem, sets):
+            whole = columns == problem.output_width
+            width = problem.width if whole else columns + problem.kernel - 1
+            high = sets * lines + problem.kernel - 1
+            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
+                continue
+            pairs = columns % 2 == 0 and problem.output_width % 2 == 0 and aligned >= 8
+            stride, plane, taps, _ = layout(
+                problem.channels, problem.kernel, 1, sets, columns, width, high, 2 if pairs else 1, whole_rows=True
+            )
+            vector = copied(problem, sets, lines, whole, aligned)
+            for direct in _copied_or_not(problem, images, sets * lines, columns):
+                tile = Tile(
+                    parts, 1, sets, images, lines, columns, stride, plane, taps, row_steps, each, 8, vector,
+                    direct=direct, stationary=True, shared_weights=False, pairs=pairs,
+                )  # fmt: skip
+                if tile.shared_bytes(problem) <= chip.shared_bytes:
+                    yield tile
+
+
+def rows_price(problem: ConvProblem, tile: Tile) -> float:
+    """Cycles of a multiprocessor for one image."""
+    parts, groups = tile.parts, tile.groups(problem)
+    mma = (3 if parts == 2 else 1) * _MMA * tile.tiles * tile.sets * tile.steps
+    reads = 4 * parts * tile.row_steps * (problem.kernel + tile.sets - 1)
+    stored = tile.sets * tile.tiles * 8
+    units = ceil_div(tile.images * tile.super_rows * tile.columns, 16) * groups
+    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
+    work = units * (mma + 0.5 * reads + stored) + words / 32 * (3 + 2 * parts) * 1.3
+    busy = min(1.0, units * 1.6 / tile.warps)
+    total = (work / busy + _EACH_TILE) * (_DIRECT if tile.direct else 1.0) * _part(problem, tile)
+    return total * tile.tiles_an_image(problem) / tile.images
 
 
 def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
@@ -115,7 +184,7 @@ def by_warps(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
             for pixels, each, keep_a, warps in _shapes(steps, tiles, parts):
                 if quads and pixels % 2:
                     continue
-                for direct in (False, True)[: 1 + (images == 1)]:
+                for direct in _copied_or_not(problem, images, rows * lines, columns):
                     tile = Tile(
                         parts, rows, 1, images, lines, columns, stride, plane, taps, 0, each, warps, vector,
                         pixels=pixels, keep_a=keep_a, direct=direct, quads=quads,
@@ -140,7 +209,7 @@ def warps_price(problem: ConvProblem, tile: Tile) -> float:
     # Few units leave warps idle: no more than two tiles are at hand at a time. Each tile costs its barriers.
     busy = min(1.0, units * groups * 1.6 / tile.warps)
     total = work / busy * (1.12 if tile.warps == 8 else 1.0) * (1.0 if tile.shared_weights else 1.3) + _EACH_TILE
-    return total * (_DIRECT if tile.direct else 1.0) * tile.tiles_an_image(problem) / tile.images
+    return total * (_DIRECT if tile.direct else 1.0) * _part(problem, tile) * tile.tiles_an_image(problem) / tile.images
 
 
 def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int, int] | None:
@@ -182,7 +251,7 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                     continue
                 if len(taps) // 8 * found[0] * found[1] * 256 * parts > chip.shared_bytes * _MOST_SHARE:
                     continue
-                for direct in (False, True)[: 1 + (images == 1)]:
+                for direct in _copied_or_not(problem, images, down * lines, columns):
                     tile = Tile(
                         parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
                         4 * teams, vector, teams=teams, direct=direct, filter_blocks=blocks,
@@ -205,15 +274,36 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     words = tile.images * ceil_div(problem.channels, 2) * tile.plane
     work = units * (max(tensor, shared) + 0.3 * min(tensor, shared) + stored) + words / 32 * (3 + 2 * parts) * 1.3
     busy = min(1.0, units * 1.6 / tile.teams)
-    total = (work / busy + _EACH_TILE) * (_DIRECT if tile.direct else 1.0)
+    total = (work / busy + _EACH_TILE) * (_DIRECT if tile.direct else 1.0) * _part(problem, tile)
     return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
 
 
-_WAYS = {"columns": (by_columns, columns_price), "warps": (by_warps, warps_price), "teams": (by_teams, teams_price)}
+_WAYS = {
+    "columns": (by_columns, columns_price),
+    "rows": (by_rows, rows_price),
+    "warps": (by_warps, warps_price),
+    "teams": (by_teams, teams_price),
+}
 
 
 @lru_cache(maxsize=256)
 def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Tile | None:
-    """The cheapest tile of that way, "columns", "warps" or "teams"; None where none fits the chip's shared memory."""
+    """The cheapest tile of that way, "columns", "rows", "warps" or "teams"; None where none fits shared memory."""
     tiles, price = _WAYS[way]
-    return min(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile), default=None)
+    best = min(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile), default=None)
+    return best and _quiet(problem, best, chip)
+
+
+def _quiet(problem: ConvProblem, tile: Tile, chip: Chip) -> Tile:
+    """The tile with the rows' and planes' distance that leaves the fewest bank conflicts, of those that fit."""
+    if not tile.row_steps:
+        return tile
+    whole = tile.columns == problem.output_width
+    width = problem.width if whole else tile.columns + problem.kernel - 1
+    high = tile.down * tile.super_rows + problem.kernel - 1
+    layouts = quiet_layouts(
+        problem.channels, problem.kernel, tile.columns, width, high, tile.down, 2 if tile.pairs else 1, tile.stationary
+    )
+    quieter = (replace(tile, stride=stride, plane=plane, taps=taps) for _, plane, stride, taps in layouts)
+    fitting = (each for each in quieter if each.shared_bytes(problem) <= chip.shared_bytes and each.steps == tile.steps)
+    return next(fitting, tile)

@@ -23,7 +23,7 @@ Tap = tuple[int, int, int]
 NO_TAP: Tap = (-1, 0, 0)
 
 #: Words modulo 32 from one plane to the next that are tried.
-_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 4: (1, 2, 3, 6, 9)}
+_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 2: (16, 18, 19, 20, 21, 22, 24, 0), 4: (1, 2, 3, 6, 9)}
 
 
 def taps_of(channels: int, kernel: int, rows: int) -> list[Tap]:
@@ -75,30 +75,43 @@ def ordered(taps: list[Tap], stride: int, plane: int, step: int = 1) -> tuple[tu
     return tuple(order + [NO_TAP] * (-len(order) % 8)), clashes
 
 
-def by_rows(channels: int, kernel: int, stride: int, plane: int) -> tuple[tuple[Tap, ...], int, int]:
-    """The taps row by row, in whole steps; those left over of all rows behind them; steps of a row; clashes."""
+def by_rows(
+    channels: int, kernel: int, stride: int, plane: int, whole_rows: bool, step: int
+) -> tuple[tuple[Tap, ...], int, int]:
+    """The taps row by row, in whole steps; those left over of all rows behind them; steps of a row; clashes.
+
+    ``whole_rows``: none is left over, a row's last step is filled up instead. ``step``: words from lane to lane.
+    """
     taps = row_taps(channels, kernel)
     whole = len(taps) // 8
     rest = len(taps) - 8 * whole
-    if rest and kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1:
+    if rest and (whole_rows or kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1):
         whole, rest = whole + 1, 0
-    row, clashes = ordered(taps, stride, plane)
+    row, clashes = ordered(taps, stride, plane, step)
     kept = row[: 8 * whole]
     gone = [tap for tap in row[8 * whole :] if tap != NO_TAP]
     order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in kept]
-    last, more = ordered([(p, i, j) for i in range(kernel) for p, _, j in gone], stride, plane)
+    last, more = ordered([(p, i, j) for i in range(kernel) for p, _, j in gone], stride, plane, step)
     return tuple(order) + last, whole, kernel * clashes + more
 
 
 @lru_cache(maxsize=256)
 def layout(
-    channels: int, kernel: int, rows: int, sets: int, columns: int, width: int, high: int, step: int = 1
+    channels: int,
+    kernel: int,
+    rows: int,
+    sets: int,
+    columns: int,
+    width: int,
+    high: int,
+    step: int = 1,
+    whole_rows: bool = False,
 ) -> tuple:
     """S, PL, the order of the taps and KR, so that the fewest reads wait for one another. sets 0: not by rows."""
     taps = row_taps(channels, kernel) * kernel if sets else taps_of(channels, kernel, rows)
     super_rows = rows * max(1, sets)
     # Where a row ends, eight neighbouring pixels go on in the next one: in the banks that follow, best of all.
-    period = {1: _LANES, 4: _BANKS}[step]
+    period = min(step * _LANES, _BANKS)
     fitting = [s for s in range(width, width + 2 * period) if (super_rows * s - columns) % period == 0] or [width]
     options = []
     for stride in fitting if len(taps) < _MANY else fitting[:1]:
@@ -106,7 +119,7 @@ def layout(
         several = channels > 2 and len(taps) < _MANY
         for plane in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS[step] if several else (9,))}):
             if sets:
-                order, row_steps, clashes = by_rows(channels, kernel, stride, plane)
+                order, row_steps, clashes = by_rows(channels, kernel, stride, plane, whole_rows, step)
             else:
                 (order, clashes), row_steps = ordered(taps, stride, plane, step), 0
             # A clash doubles the time of its read; longer rows cost room.
@@ -114,6 +127,20 @@ def layout(
             if not clashes:
                 return options[-1][1:]
     return min(options)[1:]
+
+
+def quiet_layouts(
+    channels: int, kernel: int, columns: int, width: int, high: int, down: int, step: int, whole_rows: bool
+) -> list[tuple[float, int, int, tuple[Tap, ...]]]:
+    """Turns of shared memory for a read, PL, S and the taps by rows, for many S and PL: the fewest turns first."""
+    found = []
+    for stride in range(width, width + _BANKS + 1):
+        least = high * stride
+        for offset in range(0, _BANKS, 4) if channels > 2 else (9,):
+            plane = round_up(least - offset, _BANKS) + offset
+            order, _, _ = by_rows(channels, kernel, stride, plane, whole_rows, step)
+            found.append((round(_wavefronts(order, stride, plane, columns, step, down), 2), plane, stride, order))
+    return sorted(found)
 
 
 def _wavefronts(order: tuple[Tap, ...], stride: int, plane: int, columns: int, step: int, down: int) -> float:

@@ -10,8 +10,8 @@ from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 from .split_taps import Tap
 
-#: Shared memory beside the arrays: each of nine is rounded up to 128 bytes.
-_SLACK = 1280
+#: Shared memory beside the arrays, each of which is rounded up to 128 bytes.
+_SLACK = 1536
 #: Positions of a tile of several images: more would leave too few tiles to go round.
 _MOST_POSITIONS = 4096
 
@@ -41,6 +41,8 @@ class Tile:
     teams: int = 0  # warps by four that multiply with wgmma; 0: warps by themselves, with mma.sync
     pixels: int = 4  # MT: sixteens of positions of a warp
     keep_a: bool = False  # KEEP_A
+    stationary: bool = False  # STATIONARY: a warp keeps its filters in registers
+    pairs: bool = False  # PAIRS: a lane's two positions are neighbours
     shared_weights: bool = True  # W_SHARED
     direct: bool = False  # DIRECT
     folded: bool = False  # FOLDED
@@ -66,7 +68,7 @@ class Tile:
     @property
     def out_floats(self) -> int:
         """Floats for sums on their way out: OUT_FLOATS."""
-        if self.folded or self.quads:
+        if self.folded or self.stationary or self.quads:
             return 0
         return self.teams * 2 * 8 * self.tiles * 68 if self.teams else self.warps * 8 * (16 * self.pixels + 4)
 
@@ -94,6 +96,7 @@ class Tile:
         words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
         words += 0 if self.direct else self.images * problem.channels * rows * columns
         words += self.out_floats + 8 * self.steps + 8 * self.padded_tiles(problem)
+        words += round_up(self.images * self.super_rows * self.columns, 16) // 2 if self.stationary else 0
         filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0
         return ITEM_BYTES * words + filters + _SLACK
 

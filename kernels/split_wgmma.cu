@@ -52,12 +52,11 @@ __device__ __forceinline__ void add_products(float (&sums)[RA][SUMS], float (&lo
     commit();
 }
 
-__device__ __forceinline__ void computer(const Shared &s, float *y, int images, int items) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TEAM_REGISTERS));
+__device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *, int images, int items) {
     const int lane = threadIdx.x % 32, team = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
     const int2 *const taps = s.taps + t;
     int half_out = 0;
-    const unsigned filters = static_cast<unsigned>(__cvta_generic_to_shared(s.filters));
+    const unsigned filters = address_of(s.filters);
     // Core matrices without a swizzle: 128 bytes apart along the products, 256 along the columns.
     const unsigned long long described = (filters >> 4) | (128ull >> 4) << 16 | (256ull >> 4) << 32;
     int2 kept[KEPT_TAPS];
@@ -68,7 +67,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
     for (int number = blockIdx.x / MBLOCKS; number < items; number += stride, turn++) {
         const Item item(number, images);
         const int half = turn % 2;
-        meet(FULL + half, ALL);
+        await(s.gates + FULL + half, turn / 2);
         const unsigned *const planes = s.planes + half * STAGE;
         const int e = s.e[half];
         // The groups take the units of all tiles in turn, so that none waits for those that have one more.
@@ -183,27 +182,6 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, int images, 
             }
         }
         mine = unit - UNITS;
-        pass(EMPTY + half);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(ALL, 1)
-split(const float *__restrict__ x, float *__restrict__ y, const unsigned *__restrict__ filters,
-      const int *__restrict__ columns, int *marks, long long first, int images) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    const Shared s(memory);
-    const int items = (images + IMG - 1) / IMG * (TILES_X * TILES_Y);
-    bool bad = false;
-    for (int n = 0; n < NTILES; n++) bad = bad || columns[8 * NTILES + n];
-    if (bad || blockIdx.x / MBLOCKS >= items) return;  // bad: the filters cannot be split, split_repair does all images
-    prepare(s, filters, columns);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads the filters past the caches' order
-    __syncthreads();
-    // From lane 0, so that the compiler knows that a warp stays together.
-    if (__shfl_sync(~0u, threadIdx.x, 0) >= COMPUTE) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
-        loader(s, image_of(x, first, IMAGE), marks, images, items);
-    } else {
-        computer(s, image_of(y, first, OUTPUTS), images, items);
+        arrive(s.gates + EMPTY + half);
     }
 }

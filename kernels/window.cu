@@ -8,11 +8,16 @@
 // tile in shared memory and no barrier in the loop: a warp computes and stores by itself. The last tile of a
 // row or column is moved back to end at the edge; what it shares with its neighbour is computed twice.
 //
+// With POOL, R and P are even and a thread takes the maxima of its own sums; an odd last row or column, which no
+// maximum takes, is not computed.
+//
 // Arithmetic: 2 M C K K operations an output pixel, 95 % of all instructions for 50 filters of 5 x 5. Bytes: x
 // once and its overlaps from the cache; y once, P neighbouring floats in one store, neighbouring lanes side
 // by side: P is no wider than a store, since stores with gaps between the lanes took twice as long.
 
-constexpr int TILES_X = (OW + P - 1) / P, TILES_Y = (OH + R - 1) / R;
+constexpr int STEP = POOL ? 2 : 1;                                   // from one element of y to the next, in outputs
+constexpr int ROWS_DONE = STEP * YH, COLUMNS_DONE = STEP * YW;       // outputs of a map that are computed
+constexpr int TILES_X = (COLUMNS_DONE + P - 1) / P, TILES_Y = (ROWS_DONE + R - 1) / R;
 constexpr int ROWS = R + K - 1, COLUMNS = P + K - 1;
 constexpr int READ = (COLUMNS + XV - 1) / XV * XV;                   // floats of a window row, whole vectors
 constexpr int KF = (K * K * F + 3) / 4 * 4;                          // weights of one channel for F filters
@@ -53,9 +58,10 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
     const unsigned tiles = images * unsigned(TILES_X * TILES_Y), step = gridDim.x / PARTS * THREADS;
     for (unsigned tile = blockIdx.x / PARTS * THREADS + threadIdx.x; tile < tiles; tile += step) {
         const unsigned strip = tile / TILES_X, image = strip / TILES_Y;
-        const int x0 = min(int(tile - strip * TILES_X) * P, OW - P), y0 = min(int(strip - image * TILES_Y) * R, OH - R);
+        const int x0 = min(int(tile - strip * TILES_X) * P, COLUMNS_DONE - P);
+        const int y0 = min(int(strip - image * TILES_Y) * R, ROWS_DONE - R);
         const float *const in = image_of(x, first + image, IMAGE) + index_t(y0) * W + x0;
-        float *out = image_of(y, first + image, OUTPUTS) + part * F * PIXELS + index_t(y0) * OW + x0;
+        float *out = image_of(y, first + image, OUTPUTS) + part * F * PIXELS + index_t(y0 / STEP) * YW + x0 / STEP;
 
         float xr[ROWS][READ];
         const auto read_window = [&](int c) {
@@ -93,10 +99,20 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
             for (int f = 0; f < F; f++)
                 if (M % F == 0 || m + f < M)
 #pragma unroll
-                    for (int r = 0; r < R; r++)
+                    for (int r = 0; r < R; r += STEP) {
+                        const float *const row = &sum[f][r * P];
+#if POOL
+                        float done[P / 2];
 #pragma unroll
-                        for (int j = 0; j < P; j += OV)
-                            write_through<OV>(out + f * PIXELS + r * index_t(OW) + j, &sum[f][r * P + j]);
+                        for (int j = 0; j < P; j += 2)
+                            done[j / 2] = tanh_of_largest(row[j], row[j + 1], row[P + j], row[P + j + 1]);
+#else
+                        const float *const done = row;
+#endif
+#pragma unroll
+                        for (int j = 0; j < P / STEP; j += OV)
+                            write_through<OV>(out + f * PIXELS + r / STEP * index_t(YW) + j, done + j);
+                    }
         }
     }
 }

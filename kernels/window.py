@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ece408_op.kernel import CudaKernel
 from ece408_op.launch import SHARED_BYTES, Chip, Launch, Plan, ceil_div, images_a_round, layer_defines, round_up
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem, PooledProblem
 
 _FOLDER = Path(__file__).parent
 _THREADS = 128
@@ -48,7 +48,8 @@ class Tile:
 
     def tiles(self, problem: ConvProblem) -> int:
         """Tiles of one image."""
-        return ceil_div(problem.output_height, self.rows) * ceil_div(problem.output_width, self.pixels)
+        rows, columns = _computed(problem)
+        return ceil_div(rows, self.rows) * ceil_div(columns, self.pixels)
 
     def parts(self, problem: ConvProblem) -> int:
         """Blocks that share the filters of a tile: PARTS."""
@@ -61,15 +62,26 @@ class Tile:
         return ITEM_BYTES * problem.channels * round_up(problem.kernel**2 * self.filters, 4)
 
 
+def _step(problem: ConvProblem) -> int:
+    """Outputs from one element of y to the next: STEP."""
+    return 2 if isinstance(problem, PooledProblem) else 1
+
+
+def _computed(problem: ConvProblem) -> tuple[int, int]:
+    """Rows and columns of the convolution that are computed: what no maximum takes is left out."""
+    rows, columns = problem.y_shape[2:]
+    return _step(problem) * rows, _step(problem) * columns
+
+
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[Tile]:
-    height, width = problem.output_height, problem.output_width
-    for pixels in (p for p in (1, 2, 4) if p <= width):
+    (height, width), step = _computed(problem), _step(problem)
+    for pixels in (p for p in (1, 2, 4) if p <= width and p % step == 0):
         # A vector is aligned if every tile begins at one, the last too, which is moved back to the edge.
         begins = (width, pixels) if width % pixels == 0 else (width, pixels, width - pixels)
         vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
         read = next(v for v in vectors if all(n % v == 0 for n in (problem.width, *begins[1:])))
-        stored = next(v for v in vectors if all(n % v == 0 for n in begins))
-        for rows in range(1, min(height, 12) + 1):
+        stored = next(v for v in vectors if all(n // step % v == 0 for n in begins))
+        for rows in range(step, min(height, 12) + 1, step):
             for filters in (1, 2) if problem.filters > 1 else (1,):
                 yield Tile(rows, pixels, filters, read, stored)
 
@@ -80,12 +92,14 @@ def _cost(problem: ConvProblem, tile: Tile) -> float:
     done = problem.channels * k * k * sums
     reads = (tile.rows + k - 1) * ceil_div(tile.pixels + k - 1, tile.x_vector)
     # A change of weight and its read cost a cycle; a store of less than 16 bytes a lane as much as a whole one.
-    slots = 1.04 * done + problem.channels * k * k * 1.0 + 6 * sums / tile.y_vector + 15
+    stores = sums / _step(problem) ** 2
+    slots = 1.04 * done + problem.channels * k * k * 1.0 + 6 * stores / tile.y_vector + 15
     often = 1 if problem.channels == 1 else ceil_div(problem.filters, tile.filters)
     slots += 4 * reads * problem.channels * often / problem.filters
-    twice = tile.tiles(problem) * sums / (problem.output_height * problem.output_width)
+    height, width = _computed(problem)
+    twice = tile.tiles(problem) * sums / (height * width)
     # Seen, not understood: tiles moved back from the lower edge made 20 % slower what they should have made 3 %.
-    twice *= 1.15 if problem.output_height % tile.rows else 1.0
+    twice *= 1.15 if height % tile.rows else 1.0
     few = {1: 2.0, 2: 1.5, 3: 1.25}.get(tile.warps(k), 1.0)
     return slots / done * twice * few
 
@@ -99,6 +113,10 @@ def best_tile(problem: ConvProblem, aligned: int) -> Tile | None:
 
 def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     reasons = []
+    rows, columns = _computed(problem)
+    if rows > problem.output_height or columns > problem.output_width:
+        got = f"{problem.output_height} x {problem.output_width}"
+        reasons.append(f"fuse: maxima of whole 2 x 2 outputs only, got the convention 'full' on {got}")
     if problem.channels > _MOST_CHANNELS:
         reasons.append(f"channels: at most {_MOST_CHANNELS}, got {problem.channels}")
     if best_tile(problem.with_batch(1), 4) is None:
@@ -139,4 +157,5 @@ KERNEL = CudaKernel(
     (_FOLDER / "layer.cuh", _FOLDER / "window.cu"),
     _plan,
     _reasons,
+    pools=True,
 )

@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ece408_op import graph_params, mxnet_import
+from ece408_op.check import agreement
 from ece408_op.data import load_test, sample
 from ece408_op.data.atomic import replacing
 from ece408_op.data.resize import resize
@@ -57,9 +58,9 @@ def predictions(network: Network, images: np.ndarray) -> np.ndarray:
     return np.concatenate(classes)
 
 
-def accuracies(right: np.ndarray) -> list[float]:
-    """The share of right answers among the first 10, 100, ... images; right: (10000,) of bool."""
-    return [float(right[:count].mean()) for count in COUNTS]
+def accuracies(classes: np.ndarray, labels: np.ndarray) -> list[float]:
+    """The share of right answers among the first 10, 100, ... images; classes and labels: (10000,) of integers."""
+    return [agreement(classes[:count], labels[:count]).share for count in COUNTS]
 
 
 def table() -> str:
@@ -74,7 +75,7 @@ def table() -> str:
         _, height, width = info(network).image
         for source, load in sets.items():
             images, labels = load(height)
-            shares = accuracies(predictions(network, images) == labels)
+            shares = accuracies(predictions(network, images), labels)
             cells = [name, f"{height} x {width}", source, *(f"{share:.4f}" for share in shares)]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

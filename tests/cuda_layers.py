@@ -30,6 +30,15 @@ ODD = [
     ConvProblem(1000, 17, 6, 11, 31, 6),
     ConvProblem(5, 1, 23, 19, 17, 4),
 ]
+#: With tanh and 2 x 2 maxima behind them: the course's, those whose edges are odd, one maximum, a pointwise one.
+POOLED = [
+    *[problem.pooled(False) for problem in COURSE],
+    ConvProblem(7, 5, 7, 13, 3, 3).pooled(True),
+    ConvProblem(1, 1, 1, 1, 1, 1).pooled(True),
+    ConvProblem(3, 2, 9, 70, 65, 2).pooled(False),
+    ConvProblem(2, 64, 12, 15, 256, 11).pooled(False),
+    ConvProblem(7, 3, 40, 37, 9, 1).pooled(False),
+]
 
 
 def chip_of(architecture: int) -> Chip:

@@ -1,6 +1,6 @@
 // CUDA C++ as plain C++, for one block at a time: a fiber for each thread, a switch of fibers at every barrier.
 //
-// Only what split's sources use. Values that threads of a warp exchange go through arrays between two barriers of the
+// Only what split's sources and those that pool use. Values that threads of a warp exchange go through arrays between two barriers of the
 // warp; tensor-core instructions are done lane by lane in double precision. Shared memory is full of NaN at first.
 #include <ucontext.h>
 
@@ -25,7 +25,7 @@ using std::min;
 inline unsigned min(unsigned a, int b) { return a < unsigned(b) ? a : unsigned(b); }
 
 struct Index {
-    unsigned x;
+    unsigned x, y;
 };
 static Index threadIdx, blockIdx, gridDim;
 
@@ -34,6 +34,7 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) int2 { int x, y; };
+struct alignas(4) ushort2 { unsigned short x, y; };
 inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
 inline float2 make_float2(float a, float b) { return {a, b}; }
 inline int2 make_int2(int a, int b) { return {a, b}; }
@@ -47,6 +48,8 @@ void require_aligned(const T *p, size_t bytes = sizeof(T)) {
 }
 template <typename T>
 void __stcs(T *p, T v) { require_aligned(p), *p = v; }
+template <typename T>
+T __ldg(const T *p) { return require_aligned(p), *p; }
 inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
 inline int atomicExch(int *p, int v) { return std::exchange(*p, v); }
@@ -82,6 +85,13 @@ struct Barrier {
         while (generation == mine) yield();
     }
 };
+// An mbarrier: its count, how many have yet to arrive, and how often it has opened.
+struct GateOnCpu {
+    short count, left;
+    int times;
+};
+static_assert(sizeof(GateOnCpu) == 8, "a Gate");
+
 static Barrier named[16], of_warp[32], of_team[8];
 inline void __syncthreads() { named[0].sync(fibers.size()); }
 inline void __syncwarp() { of_warp[threadIdx.x / 32].sync(32); }
@@ -131,7 +141,16 @@ T __reduce_max_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { retur
 template <typename T>
 T __reduce_min_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return min(a, b); }); }
 template <typename T>
-T __shfl_sync(unsigned, T v, int) { return of_all_lanes(v, [](T a, T) { return a; }); }  // from lane 0 only
+T __shfl_sync(unsigned, T v, int lane) {
+    static_assert(sizeof(T) == 4, "one register");
+    long long *const all = exchanged[threadIdx.x / 32];
+    std::memcpy(all + threadIdx.x % 32, &v, 4);
+    __syncwarp();
+    T result;
+    std::memcpy(&result, all + lane, 4);
+    __syncwarp();
+    return result;
+}
 
 // ---------------------------------------------------------------------------------------------- tensor cores
 

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import numpy as np
+import pooled_case
 import pytest
 from gpu_case import require_gpu
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,7 @@ import ece408_op
 from ece408_op import mxnet_import
 from ece408_op.kernel import EPS32
 from ece408_op.kernels import reference
+from ece408_op.problem import ConvProblem
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -111,6 +113,16 @@ class OperatorCases:
     def test_a_fresh_output_is_right(self):
         x, w = values((500, 3, 33, 30), 24, 7)
         assert_right(self.call(self.array(x), self.array(w)).asnumpy(), x, w)
+
+    @pytest.mark.parametrize("fuse", ["tanh_pool", "tanh_pool_full"])
+    @pytest.mark.parametrize("impl", ["auto", "naive"])
+    def test_tanh_and_maxima_in_the_same_pass(self, fuse, impl):
+        x, w = values((300, 3, 20, 17), 12, 4)
+        w /= 7
+        problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(fuse == "tanh_pool_full")
+        out = self.array(np.full(problem.y_shape, np.nan, np.float32))
+        self.call(self.array(x), self.array(w), out=out, fuse=fuse, impl=impl)
+        pooled_case.assert_right(out.asnumpy(), problem, reference.convolve(x, w), reference.magnitude(x, w))
 
     @pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
     def test_each_request_of_a_forward(self, request_):

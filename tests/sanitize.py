@@ -16,11 +16,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from pooled_case import assert_right
+
 from ece408_op import cuda
 from ece408_op.check import compare
 from ece408_op.errors import DeviceError
 from ece408_op.kernel import CudaKernel
-from ece408_op.kernels import KERNELS
+from ece408_op.kernels import KERNELS, reference
 from ece408_op.problem import ConvProblem
 
 #: Some tiles full and some cut off at each edge; more filters than a group; more images than one.
@@ -52,13 +54,24 @@ def main(names: list[str]) -> int:
                 continue
             x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
             w = rng.standard_normal(problem.w_shape, dtype=np.float32)
-            out = cupy.asarray(np.full(problem.y_shape, np.nan, np.float32))
-            kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
-            cuda.wait(kernel.name, cupy.cuda.get_current_stream())
-            found = compare(out.get(), x, w, kernel)
+            found = compare(_run(kernel, problem, x, w), x, w, kernel)
             wrong += not found.passed
             print(f"{kernel.name}, {problem}: {found}")
+            if kernel.pools:
+                pooled = problem.pooled(full=problem.batch > 2)
+                if not kernel.not_supported_reasons(pooled, chip):
+                    out = _run(kernel, pooled, x, w)
+                    assert_right(out, pooled, reference.convolve(x, w), reference.magnitude(x, w))
     return 1 if wrong else 0
+
+
+def _run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    cupy = cuda.cupy()
+    out = cupy.asarray(np.full(problem.y_shape, np.nan, np.float32))
+    kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
+    cuda.wait(kernel.name, cupy.cuda.get_current_stream())
+    result: np.ndarray = out.get()
+    return result
 
 
 if __name__ == "__main__":

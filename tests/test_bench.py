@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -127,6 +128,7 @@ def test_random_layers_are_the_same_for_the_same_seed_and_of_the_five_layers_siz
         (["--layers", "2016"], "expected 2017, 2018sp-1"),
         (["--layers", "3x4x4x2x5"], "kernel: expected at most"),
         (["--images", "0"], "expected at least 1"),
+        (["--json", "/nowhere/bench.json"], "--json: expected a file in a folder that is there"),
     ],
 )
 def test_bad_arguments_are_usage_errors(arguments, message, capsys):
@@ -134,6 +136,14 @@ def test_bad_arguments_are_usage_errors(arguments, message, capsys):
         main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_plots_without_matplotlib_are_refused_before_anything_is_measured(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["--plots", "plots"]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "expected matplotlib to import" in err
 
 
 def test_the_command_measures_checks_and_writes(tmp_path, capsys, monkeypatch):

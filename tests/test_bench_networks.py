@@ -1,4 +1,4 @@
-"""The benchmark of whole networks and of one image, on the CPU: it measures what it says, and checks it."""
+"""The benchmark of whole networks and of one image: it measures what it says, and checks it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("mxnet")
 
+from ece408_op import bridge
 from ece408_op.bench import networks, one_image
 from ece408_op.bench.__main__ import main
 
@@ -33,7 +34,18 @@ def test_one_image_and_a_first_call():
     assert f"| difference | {result.extra:.0f} |" in text
 
 
-def test_networks_on_the_gpu_are_another_command(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["--networks", "--context", "gpu"])
-    assert "bench_network" in capsys.readouterr().err
+@pytest.mark.gpu
+def test_the_gpu_computes_the_convolutions(tmp_path, capsys):
+    reason = bridge.gpu_problem("host")
+    if reason:
+        pytest.skip(reason)
+    arguments = ["--networks", "--context", "gpu", "--images", "30", "--repeats", "1"]
+    assert main([*arguments, "--json", str(tmp_path / "n.json")]) == 0
+    assert capsys.readouterr().out.count("30 of 30") == len(networks.NETWORKS) * len(networks.CONTESTANTS)
+    assert json.loads((tmp_path / "n.json").read_text())["machine"]["gpu"]
+
+
+@pytest.mark.skipif(bridge.gpu_problem("host") is None, reason="this machine has a GPU")
+def test_without_a_gpu_one_sentence_and_exit_code_3(capsys):
+    assert main(["--networks", "--context", "gpu", "--images", "30"]) == 3
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1

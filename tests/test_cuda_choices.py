@@ -42,6 +42,13 @@ def test_the_nearest_measured_layer_decides(table):
     assert choices.preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
 
 
+def test_kernels_that_only_another_layer_has_stand_behind_the_nearest_layers_own(tmp_path):
+    path = tmp_path / "choices.json"
+    rows = (Measured(SMALL, {"new": 1.0}), Measured(LARGE, {"slow": 9.0, "new": 5.0, "fast": 3.0}))
+    path.write_text(choices.merged((), ChipTable("hopper", (9, 0), rows)))
+    assert choices.preference(SMALL, HOPPER, path) == ["new", "fast", "slow"]
+
+
 def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
     assert choices.preference(SMALL, ADA, table) == ["c"]
     assert choices.preference(SMALL, Chip("another", (8, 9), 60), table) == ["c"]

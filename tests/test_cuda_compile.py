@@ -9,7 +9,7 @@ from typing import Union
 
 import nvrtc
 import pytest
-from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, chip_of
+from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
 
 from ece408_op.launch import Launch
 from ece408_op.problem import ConvProblem
@@ -40,14 +40,15 @@ def _jobs() -> dict[Case, Job]:
         for architecture in declared:
             chip = chip_of(architecture)
             fitting = [p for p in [COURSE[-1], *COURSE[:-1], *ODD, WIDE] if not kernel.not_supported_reasons(p, chip)]
-            for problem in fitting if architecture == main else fitting[:1]:
+            pooled = [p for p in [*POOLED, WIDE.pooled(True)] if not kernel.not_supported_reasons(p, chip)]
+            for problem in [*fitting, *pooled] if architecture == main else [*fitting[:1], *pooled[:1]]:
                 plan = kernel.plan(problem, chip, _aligned(problem))
                 jobs[kernel.name, architecture, problem] = (kernel.text(plan), architecture, kernel.options)
     return jobs
 
 
 def _aligned(problem: ConvProblem) -> int:
-    return 4 if problem in ODD else 16
+    return 4 if problem in [*ODD, *POOLED[len(COURSE) :]] else 16
 
 
 def _compile(job: Job) -> Result:

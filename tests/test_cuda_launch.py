@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from cuda_layers import COURSE, CUDA_KERNELS, ODD, chip_of
+from cuda_layers import COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ece408_op import dispatch
+from ece408_op.kernel import CudaKernel
 from ece408_op.launch import (
     BLOCK_THREADS,
     GRID_X,
@@ -55,7 +57,7 @@ def _passed(argument: object) -> str:
 
 @KERNEL_IDS
 def test_the_arguments_are_those_that_the_source_declares(kernel):
-    fitting = [problem for problem in [*COURSE, *ODD] if not kernel.not_supported_reasons(problem, CHIP)]
+    fitting = [problem for problem in [*COURSE, *ODD, *POOLED] if not kernel.not_supported_reasons(problem, CHIP)]
     assert len(fitting) >= 3
     for problem in fitting:
         plan = kernel.plan(problem, CHIP, 4)
@@ -74,23 +76,24 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
 @settings(max_examples=60, deadline=None)
 @given(problem=layers)
 def test_every_launch_is_within_cudas_limits(kernel, problem):
-    if kernel.not_supported_reasons(problem, CHIP):
-        return
-    plan = kernel.plan(problem, CHIP, 4)
-    assert plan.images >= 1
-    assert sum(plan.scratch.values()) <= 2 * SCRATCH_BYTES
-    for images in {min(plan.images, problem.batch), 1}:
-        for step in (*plan.before, *plan.steps(images)):
-            if isinstance(step, Launch):
-                assert 1 <= step.grid[0] <= GRID_X
-                assert all(1 <= size <= GRID_YZ for size in step.grid[1:])
-                assert 1 <= step.block[0] * step.block[1] * step.block[2] <= BLOCK_THREADS
-                assert step.shared <= CHIP.shared_bytes
+    for each in [problem, problem.pooled(True)]:
+        if kernel.not_supported_reasons(each, CHIP):
+            continue
+        plan = kernel.plan(each, CHIP, 4)
+        assert plan.images >= 1
+        assert sum(plan.scratch.values()) <= 2 * SCRATCH_BYTES
+        for images in {min(plan.images, each.batch), 1}:
+            for step in (*plan.before, *plan.steps(images)):
+                if isinstance(step, Launch):
+                    assert 1 <= step.grid[0] <= GRID_X
+                    assert all(1 <= size <= GRID_YZ for size in step.grid[1:])
+                    assert 1 <= step.block[0] * step.block[1] * step.block[2] <= BLOCK_THREADS
+                    assert step.shared <= CHIP.shared_bytes
 
 
 @KERNEL_IDS
 def test_one_binary_serves_every_batch(kernel):
-    for problem in [*COURSE, *ODD]:
+    for problem in [*COURSE, *ODD, *POOLED]:
         if not kernel.not_supported_reasons(problem, CHIP):
             texts = {kernel.text(kernel.plan(problem.with_batch(b), CHIP, 4)) for b in (1, 3, 10_000, 100_000)}
             assert len(texts) == 1
@@ -110,6 +113,17 @@ def test_what_it_cannot_take_it_says(kernel):
     reasons = kernel.not_supported_reasons(COURSE[0], old)
     assert bool(reasons) == (kernel.capability > old.capability)
     assert kernel.precision == "float32" or kernel.error_bound(COURSE[0]) > 2**-11
+
+
+def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not():
+    for problem in POOLED:
+        chosen = dispatch.select(problem, "gpu", chip=chip_of(50))
+        assert isinstance(chosen, CudaKernel)
+        assert chosen.pools
+        assert chosen is next(kernel for kernel in CUDA_KERNELS if not kernel.not_supported_reasons(problem))
+        for kernel in CUDA_KERNELS:
+            if not kernel.pools:
+                assert "fuse: it has no tanh" in kernel.not_supported_reasons(problem)[0]
 
 
 def test_a_round_is_limited_by_the_grid_and_by_scratch_memory():

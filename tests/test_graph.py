@@ -198,4 +198,8 @@ def test_what_the_format_cannot_hold_is_refused(tmp_path):
         ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, {"w": sparse}, {})
     with pytest.raises(GraphError, match="expected an mxnet Symbol, got int"):
         ece408_op.save_checkpoint(tmp_path / "net", 1, 3, {}, {})
+    with pytest.raises(GraphError, match="w: expected an NDArray, got ndarray"):
+        ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, {"w": np.ones(3)}, {})
+    with pytest.raises(GraphError, match="aux_params: expected a dictionary of arrays by name, got list"):
+        ece408_op.save_checkpoint(tmp_path / "net", 1, symbol, {}, [sparse])
     assert list(tmp_path.iterdir()) == []

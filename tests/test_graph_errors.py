@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ece408_op
 from ece408_op import graph_json, graph_nodes, graph_params
-from ece408_op.errors import GraphError
+from ece408_op.errors import GraphError, ProblemError
 
 mx = pytest.importorskip("mxnet")
 
@@ -224,3 +224,10 @@ def test_a_symbol_with_anything_in_any_place_is_read_or_refused(spelling, data):
         graph_nodes.check_weights(read, {k: v.shape for k, v in files.weights().items()}, "odd", required=True)
     except GraphError as error:
         assert str(error).startswith("odd: ")
+
+
+@pytest.mark.parametrize("epoch", ["1", 1.0, -1, None, True])
+def test_an_epoch_is_a_whole_number(tmp_path, epoch):
+    prefix = files.write(tmp_path, files.original(), files.weights())
+    with pytest.raises(ProblemError, match="epoch: expected a whole number from 0 on, got"):
+        ece408_op.load_checkpoint(prefix, epoch)

@@ -51,6 +51,7 @@ def test_each_request_of_a_forward(request_):
     prop = NewProp(kernel="(4, 4)", num_filter="5", fuse="tanh_pool")
     want = separate(x, w)
     y = mx.nd.full(want.shape, 3)
+    mx.nd.waitall()  # the engine does so for an operator that it calls itself
     prop.create_operator(mx.cpu(), [x.shape, w.shape], [np.float32] * 2).forward(False, [request_], [x, w], [y], [])
     expected = {"null": np.full_like(want, 3), "write": want, "add": want + 3}[request_]
     np.testing.assert_allclose(y.asnumpy(), expected, atol=2e-6)
@@ -61,16 +62,14 @@ def test_the_call_is_recorded():
     ece408_op.clear_op_times()
     ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="tanh_pool", name="mine").wait_to_read()
     (call,) = ece408_op.op_times()
-    assert (call.layer, call.implementation, call.problem.y_shape) == ("mine", "direct", (3, 5, 11, 16))
+    assert (call.layer, call.implementation, call.problem.y_shape) == ("mine", "direct", (3, 5, 5, 8))
 
 
 def test_bad_requests_say_why():
     x, w = arrays()
     with pytest.raises(ProblemError, match="fuse: expected one of tanh_pool, tanh_pool_full; got 'relu'"):
         ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="relu")
-    with pytest.raises(ProblemError, match="fuse: expected device cpu.*got gpu"):
-        ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="tanh_pool", device="gpu")
-    with pytest.raises(mx.MXNetError, match="fuse: expected an implementation that can.*got loops"):
+    with pytest.raises(mx.MXNetError, match="loops: fuse: it has no tanh and 2 x 2 maxima in the same pass"):
         ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="tanh_pool", impl="loops").asnumpy()
     with pytest.raises(mx.MXNetError, match="at least 2 rows of the convolution.*got 1"):
         ece408_op.New(x[:, :, :4], w, kernel=(4, 4), num_filter=5, fuse="tanh_pool")
@@ -154,8 +153,8 @@ def test_an_original_file_is_opened_fused():
     plain, _, _ = ece408_op.load_checkpoint(prefix, epoch)
     assert names(plain)[:4] == ["new0", "activation0", "pooling0", "flatten0"]
     assert names(symbol)[:2] == ["pooling0", "flatten0"]
-    with pytest.raises(ProblemError, match="fuse: expected device cpu"):
-        ece408_op.load_checkpoint(prefix, epoch, fuse=True, device="gpu")
+    on_gpu, _, _ = ece408_op.load_checkpoint(prefix, epoch, fuse=True, device="gpu")
+    assert on_gpu.attr_dict()["pooling0"]["device"] == "gpu"
     shape = (20, 1, 28, 28)
     x = mx.nd.random.uniform(shape=shape)
     label = {"softmax_label": mx.nd.zeros(20)}

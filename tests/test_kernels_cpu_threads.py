@@ -103,9 +103,10 @@ if "fork" in sys.argv:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 if "daemon" in sys.argv:  # a call still going on when the interpreter exits
-    import threading, time
-    threading.Thread(target=lambda: [call("during") for _ in range(1000)], daemon=True).start()
-    time.sleep(0.5)
+    import threading
+    first = threading.Event()
+    threading.Thread(target=lambda: [(call("during"), first.set()) for _ in range(1000)], daemon=True).start()
+    first.wait()
 else:
     atexit.register(call, "exit")
 """

@@ -60,6 +60,12 @@ def test_where_no_network_can_use_a_gpu_one_sentence_and_exit_code_3(script):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+VERIFIED = (
+    r"Largest difference from MXNet's Convolution: \S+\n"
+    r"Largest error against float64: \S+ of what the kernel is allowed\nAgreeing predictions: 100 of 100\n"
+)
+
+
 @gpu
 @pytest.mark.parametrize(("script", "kernel"), [("m3.py", "naive"), ("m4.py", None)])
 @pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
@@ -67,12 +73,7 @@ def test_the_courses_lines_from_the_gpu(host, script, kernel, model, tmp_path):
     done = run(script, model, 100, "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
     layers = 2 if "2018" in model else 1
-    pattern = (
-        re.escape(HEAD)
-        + r"Op Time: \d+\.\d{6}\n" * layers
-        + r"Correctness: [0-9.]+ Model: \S+\n"
-        + r"Largest difference from MXNet's Convolution: \S+\nAgreeing predictions: 100 of 100\n"
-    )
+    pattern = re.escape(HEAD) + r"Op Time: \d+\.\d{6}\n" * layers + r"Correctness: [0-9.]+ Model: \S+\n" + VERIFIED
     assert re.fullmatch(pattern, done.stdout), done.stdout
     calls = json.loads((tmp_path / "r.json").read_text())["op_times"]
     assert {call["device"] for call in calls} == {"gpu"}
@@ -95,9 +96,7 @@ def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kerne
     lines = (
         r"EvalMetric: {'accuracy': [0-9.]+}\n"
         if script == "m1.py"
-        else r"Op Time: \d+\.\d{6}\n" * layers
-        + r"Correctness: [0-9.]+ Model: \S+\n"
-        + r"Largest difference from MXNet's Convolution: \S+\nAgreeing predictions: 100 of 100\n"
+        else r"Op Time: \d+\.\d{6}\n" * layers + r"Correctness: [0-9.]+ Model: \S+\n" + VERIFIED
     )
     assert re.fullmatch(re.escape(HEAD) + lines, done.stdout), done.stdout
     results = json.loads((tmp_path / "r.json").read_text())
@@ -106,6 +105,33 @@ def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kerne
     assert all(call["device"] == "gpu" and call["seconds"] > 0 for call in results["op_times"])
     if kernel is not None:
         assert {call["implementation"] for call in results["op_times"]} == {kernel}
+
+
+@gpu
+@pytest.mark.parametrize(("script", "kernels"), [("m3.py", {"naive"}), ("m4.py", {"window", "register_tiled"})])
+@pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
+def test_fused_layers_give_the_same_predictions(host, script, kernels, model, tmp_path):
+    done = run(script, model, 1000, "--fuse", "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 1000 of 1000" in done.stdout
+    first = json.loads((tmp_path / "r.json").read_text())["op_times"][0]
+    assert first["implementation"] in kernels
+    assert first["y"][2] == (first["x"][2] - first["w"][2] + 1) // 2
+
+
+@gpu
+@pytest.mark.skipif(DEVICE is None, reason="MXNet's own kernels run on this machine's GPU")
+def test_a_whole_network_as_one_node_sees_itself_to_what_it_fuses(host):
+    done = run("m4.py", 100, "--fuse", "--context", "gpu", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 100 of 100" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+def test_all_kernels_cannot_be_fused(script):
+    done = run(script, 10, "--fuse", "--kernel", "all")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--fuse: expected one kernel, got all" in done.stderr
 
 
 @gpu

@@ -124,7 +124,7 @@ def test_accuracies_are_shares_of_the_first_images():
     right = np.zeros(10000, bool)
     right[:50] = True
     right[1500:2000] = True
-    assert accuracy.accuracies(right) == [1.0, 0.5, 0.05, 0.275, 0.055]
+    assert accuracy.accuracies(right.astype(int), np.ones(right.shape, int)) == [1.0, 0.5, 0.05, 0.275, 0.055]
 
 
 def test_writing_changes_what_is_between_the_markers_alone(tmp_path):

@@ -129,6 +129,25 @@ def test_unknown_options(options, message):
         ece408_op.gpu_network(data * 2, {}, **options)
 
 
+def test_a_symbol_of_mx_np_stays_one():
+    node, _, _ = ece408_op.gpu_network((data * 2).as_np_ndarray(), {})
+    assert type(node) is type(data.as_np_ndarray())
+    assert node.list_arguments() == ["data"]
+
+
+def test_parameters_that_are_no_dense_arrays(capfd):
+    with pytest.raises(GraphError, match="arg_params: expected a dictionary of arrays by name, got NoneType"):
+        ece408_op.gpu_network(data * 2, None)
+    with pytest.raises(GraphError, match="aux_params: expected arrays by name, got int for 'mean'"):
+        ece408_op.gpu_network(data * 2, {}, {"mean": 3})
+    weight = mx.nd.ones((3, 4)).tostype("row_sparse")
+    layer = mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name="layer")
+    node, params, _ = ece408_op.gpu_network(layer, {"layer_weight": weight})
+    with pytest.raises(mx.MXNetError, match="layer_weight: expected a dense array, got a row_sparse one"):
+        node.bind(mx.cpu(), {"data": mx.nd.ones((2, 4)), **params})
+    assert capfd.readouterr().out == ""
+
+
 def test_a_broken_graph_is_an_error_and_not_the_end():
     node = mx.sym.Custom(data, op_type="ece408_network", graph="{", name="broken")
     with pytest.raises(mx.MXNetError, match="expected a symbol in JSON"):

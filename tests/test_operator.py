@@ -99,7 +99,7 @@ def test_each_request_of_a_forward(request_):
     if request_ == "null":
         assert (y.asnumpy() == before).all()
     elif request_ == "add":
-        plain = mx.nd.zeros(before.shape)
+        plain = mx.nd.array(np.zeros_like(before))
         forward(False, ["write"], [mx.nd.array(x), mx.nd.array(w)], [plain], [])
         assert (y.asnumpy() == before + plain.asnumpy()).all()
     else:
@@ -132,10 +132,28 @@ def test_shapes_are_inferred_both_ways():
     assert symbol.list_arguments() == ["data", "new0_weight"]
     assert symbol.list_outputs() == ["new0_output"]
     assert symbol.infer_shape(data=(7, 1, 28, 30)) == ([(7, 1, 28, 30), (50, 1, 5, 5)], [(7, 50, 24, 26)], [])
-    assert symbol.infer_shape_partial() == ([(), (50, 0, 5, 5)], [()], [])
+    assert symbol.infer_shape_partial() == ([(0, 0, 0, 0), (50, 0, 5, 5)], [(0, 50, 0, 0)], [])
     assert symbol.infer_shape_partial(data=(0, 3, 28, 0)) == ([(0, 3, 28, 0), (50, 3, 5, 5)], [(0, 50, 24, 0)], [])
     partial = symbol.infer_shape_partial(data=(2, 0, 9, 9), new0_weight=(0, 6, 0, 0))
     assert partial == ([(2, 6, 9, 9), (50, 6, 5, 5)], [(2, 50, 5, 5)], [])
+
+
+def test_a_shape_that_is_known_only_behind_the_operator():
+    """Its data is of unknown rank at first; MXNet takes the rank 0 that an empty answer would give for known."""
+    data, label = mx.sym.var("data"), mx.sym.var("label")
+    layer = ece408_op.New(data, mx.sym.var("w"), kernel=(3, 3), num_filter=8)
+    arguments, outputs, _ = mx.sym.Group([layer, data + label]).infer_shape(label=(4, 6, 12, 11))
+    assert arguments == [(4, 6, 12, 11), (8, 6, 3, 3), (4, 6, 12, 11)]
+    assert outputs == [(4, 8, 10, 9), (4, 6, 12, 11)]
+
+
+def test_layers_behind_it_while_no_shape_is_known():
+    layer = ece408_op.New(mx.sym.var("data"), mx.sym.var("w"), kernel=(3, 3), num_filter=8)
+    symbol = mx.sym.BatchNorm(layer, name="norm")
+    assert symbol.infer_shape_partial()[1:] == ([(0, 8, 0, 0)], [(8,), (8,)])
+    parameters = {"w": mx.nd.ones((8, 6, 3, 3)), "norm_gamma": mx.nd.ones(8), "norm_beta": mx.nd.ones(8)}
+    states = {"norm_moving_mean": mx.nd.ones(8), "norm_moving_var": mx.nd.ones(8)}
+    assert symbol.optimize_for("MKLDNN", parameters, states).list_outputs() == ["norm_output"]
 
 
 def test_types_are_inferred():
@@ -203,3 +221,49 @@ def test_float16_parameters_load_into_a_float32_module():
     module.set_params({"new0_weight": half}, {})
     module.forward(mx.io.DataBatch([mx.nd.array(x)]))
     assert_right(module.get_outputs()[0].asnumpy(), x, half.asnumpy().astype(np.float32))
+
+
+def test_arrays_and_symbols_of_mx_np():
+    x, w = arrays(3, 2, 9, 8, 5, 3)
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        data, weight = mx.np.array(x), mx.np.array(w)
+        y = ece408_op.New(data, weight, kernel=(3, 3), num_filter=5)
+        assert type(y) is mx.np.ndarray
+        assert_right(y.asnumpy(), x, w)
+        out = mx.np.zeros(y.shape)
+        assert ece408_op.New(data, weight, kernel=(3, 3), num_filter=5, out=out) is out
+        assert_right(out.asnumpy(), x, w)
+        names = [mx.sym.var(name).as_np_ndarray() for name in ("data", "w")]
+        block = mx.gluon.SymbolBlock(ece408_op.New(*names, kernel=(3, 3), num_filter=5), names)
+        y = block(data, weight)
+        assert type(y) is mx.np.ndarray
+        assert_right(y.asnumpy(), x, w)
+
+
+@pytest.mark.parametrize(
+    "mode", [None, {}, {"static_alloc": True, "static_shape": True}], ids=["plain", "hybrid", "static"]
+)
+def test_an_empty_batch_in_a_gluon_network(mode):
+    x, w = arrays(3, 2, 9, 8, 5, 3)
+    with mx.util.np_shape(True):
+        block = mx.gluon.SymbolBlock(
+            ece408_op.New(mx.sym.var("data"), mx.sym.var("w"), kernel=(3, 3), num_filter=5),
+            [mx.sym.var("data"), mx.sym.var("w")],
+        )
+        if mode is not None:
+            block.hybridize(**mode)
+        for data in (x, x[:0], x):
+            y = block(mx.nd.array(data), mx.nd.array(w)).asnumpy()
+            assert y.shape == (len(data), 5, 7, 6)
+        assert_right(y, x, w)
+
+
+def test_a_prefix_stands_in_front_of_the_layers_name_once():
+    with mx.name.Prefix("net_"):
+        layer = ece408_op.New(mx.sym.var("data"), kernel=(3, 3), num_filter=5, name="conv")
+    assert layer.list_arguments() == ["data", "net_conv_weight"]
+    assert layer.list_outputs() == ["net_conv_output"]
+    x, w = arrays(1, 2, 9, 8, 5, 3)
+    ece408_op.clear_op_times()
+    layer.eval(data=mx.nd.array(x), net_conv_weight=mx.nd.array(w))[0].wait_to_read()
+    assert [call.layer for call in ece408_op.op_times()] == ["net_conv"]

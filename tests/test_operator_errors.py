@@ -130,6 +130,31 @@ def test_the_builder_refuses_what_is_no_array():
         ece408_op.New(mx.sym.var("data"), out=mx.nd.ones((1,)), **GOOD)
 
 
+def test_sparse_arrays_are_refused(capfd):
+    data, weight = mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)).tostype("row_sparse")
+    for call in (mx.nd.Custom, ece408_op.New):
+        kind = {"op_type": "New"} if call is mx.nd.Custom else {}
+        with pytest.raises(ProblemError, match="expected a dense array, got a row_sparse one"):
+            call(data, weight, **kind, **GOOD)
+    symbol = mx.sym.Custom(mx.sym.var("data", stype="row_sparse"), op_type="New", **GOOD)
+    with pytest.raises(RuntimeError, match="data: expected a dense array, got a row_sparse one"):
+        symbol.simple_bind(mx.cpu(), data=(1, 1, 3, 3))
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("out", [3, "y", np.ones((1, 4, 1, 1), np.float32), []])
+def test_the_builder_fills_ndarrays_only(out):
+    with pytest.raises(ProblemError, match="out: expected an NDArray to fill"):
+        ece408_op.New(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)), out=out, **GOOD)
+
+
+@pytest.mark.parametrize("sizes", [{"num_filter": 2**31}, {"kernel": (2**31, 2**31)}])
+def test_sizes_beyond_32_bits_are_refused(sizes, capfd):
+    with pytest.raises(RuntimeError, match=f"{next(iter(sizes))}: expected .*positive integer.*2147483648"):
+        mx.sym.Custom(mx.sym.var("data"), op_type="New", **{**GOOD, **sizes}).infer_shape(data=(1, 1, 3, 3))
+    assert capfd.readouterr().out == ""
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
 def test_other_types_are_refused(dtype, capfd):
     with pytest.raises(mx.MXNetError, match=f"data: expected float32, got {dtype}"):
@@ -161,3 +186,26 @@ def test_another_operators_errors_stay_as_they_are(capfd):
     with pytest.raises(mx.MXNetError) as caught:
         mx.nd.Custom(mx.nd.ones((1,)), op_type="SomebodyElses")
     assert "kernel" not in str(caught.value)
+
+
+def test_another_operators_failure_is_not_given_our_reason(capfd):
+    class Prop(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return Fails()
+
+    class Fails(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            raise ValueError("somebody else's")
+
+    mx.operator.register("FailsLater")(Prop)
+    data = mx.nd.ones((1, 1, 3, 3))
+    data.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Custom(data, mx.nd.ones((4, 1, 3, 3)), op_type="New", **GOOD)
+    with pytest.raises(mx.MXNetError, match="there is no gradient"):
+        y.backward()
+        data.grad.wait_to_read()
+    with pytest.raises(mx.MXNetError) as caught:
+        mx.nd.Custom(mx.nd.ones((1,)), op_type="FailsLater").wait_to_read()
+    assert "gradient" not in str(caught.value)
+    assert "somebody else's" in capfd.readouterr().out

@@ -5,6 +5,7 @@ Each case here gives wrong numbers, hangs or aborts where a Custom operator is u
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -216,6 +217,105 @@ def test_eight_threads_at_once():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+BESIDE = """
+import ece408_op
+import mxnet as mx
+import numpy as np
+stream = np.random.RandomState(0)
+filters = stream.normal(size=(32, 16, 3, 3)).astype(np.float32)
+x = mx.nd.array(stream.uniform(-1, 1, (8, 16, 20, 20)))
+layer = {"kernel": (3, 3), "num_filter": 32}
+expected = ece408_op.New(x, mx.nd.array(filters), **layer).asnumpy()
+wrong = 0
+for repeat in range(400):
+    weight = mx.nd.array(filters)
+    delayed = x
+    for _ in range(1 + repeat % 7):
+        delayed = delayed + 0
+    own = mx.nd.Convolution(delayed, weight, no_bias=True, **layer)
+    y = ece408_op.New(x, weight, **layer).asnumpy()
+    own.wait_to_read()
+    wrong += not np.abs(y - expected).max() == 0
+print(wrong)
+"""
+
+
+def test_a_built_in_convolution_that_has_still_to_begin_with_the_same_weight():
+    """It blocks the weight when it begins, whenever that is; MXNet's older engine makes that likely."""
+    environment = {**os.environ, "MXNET_ENGINE_TYPE": "ThreadedEngine"}
+    command = [sys.executable, "-c", BESIDE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+@mx.operator.register("test_runs")
+class RunsProp(mx.operator.CustomOpProp):
+    """Nothing but ``work``, on one of MXNet's own threads."""
+
+    work = print
+
+    def create_operator(self, *_):
+        class Runs(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                RunsProp.work()
+
+        return Runs()
+
+
+@pytest.mark.parametrize("where", ["a thread", "another operator"])
+def test_a_built_in_convolution_with_the_same_weight_in_another_thread(where):
+    """It may be called, and block the weight, at any moment."""
+    x = mx.nd.array(X[:8, :, :20, :20])
+    weight, layer = mx.nd.array(W), {"kernel": (3, 3), "num_filter": 32}
+    expected = mx.nd.Convolution(x, mx.nd.array(W), no_bias=True, **layer).asnumpy()
+    done, found = threading.Event(), []
+
+    def work():
+        try:
+            found.append(wrong((ece408_op.New(x, weight, **layer) for _ in range(8 * REPEATS)), expected))
+        finally:
+            done.set()
+
+    if where == "a thread":
+        threading.Thread(target=work).start()
+    else:
+        RunsProp.work = work
+        mx.nd.Custom(mx.nd.ones(1), op_type="test_runs")
+    while not done.is_set():
+        mx.nd.Convolution(x, weight, no_bias=True, **layer).wait_to_read()
+    assert found == [0]
+
+
+@mx.operator.register("test_waiting")
+class WaitingProp(mx.operator.CustomOpProp):
+    """A copy, made as soon as ``given`` is set."""
+
+    given = threading.Event()
+
+    def create_operator(self, *_):
+        class Waiting(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                WaitingProp.given.wait(60)
+                self.assign(out_data[0], req[0], in_data[0])
+
+        return Waiting()
+
+
+@pytest.mark.parametrize("late", ["data", "weight"])
+def test_a_call_does_not_wait_for_what_it_is_given(late):
+    expected = mx.nd.Convolution(mx.nd.array(X), mx.nd.array(W), kernel=(3, 3), num_filter=32, no_bias=True).asnumpy()
+    given = {"data": mx.nd.array(X), "weight": mx.nd.array(W)}
+    WaitingProp.given.clear()
+    given[late] = mx.nd.Custom(given[late], op_type="test_waiting")
+    timer = threading.Timer(30, WaitingProp.given.set)
+    timer.start()
+    y = ece408_op.New(**given, kernel=(3, 3), num_filter=32)
+    timer.cancel()
+    assert not WaitingProp.given.is_set()
+    WaitingProp.given.set()
+    assert wrong([y], expected) == 0
 
 
 PENDING = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from cuda_layers import COURSE, chip_of
 
 from ece408_op import choices, dispatch
 from ece408_op.errors import ProblemError
-from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import KERNELS, reference
 from ece408_op.problem import ConvProblem
 
@@ -37,13 +35,10 @@ def test_every_kernel_serves_some_precision_and_float32_is_served_by_float32_alo
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """What auto chooses of the kernels as they are, or as if all were proven, where a table has this order."""
+    """What auto chooses where a table has this order."""
 
-    def choose(order, problem, precision="float32", proven=False):
+    def choose(order, problem, precision="float32"):
         monkeypatch.setattr(choices, "preference", lambda problem, chip: order)
-        if proven:
-            all_proven = tuple(replace(k, unproven="") if isinstance(k, CudaKernel) else k for k in KERNELS)
-            monkeypatch.setattr(dispatch, "KERNELS", all_proven)
         dispatch.select.cache_clear()
         return dispatch.select(problem, "gpu", precision=precision, chip=chip_of(90)).name
 
@@ -53,14 +48,19 @@ def chosen(monkeypatch):
 
 def test_for_a_few_images_a_kernel_that_takes_many_at_a_time_comes_last(chosen):
     order = ["split_columns", "window"]
-    names = [chosen(order, COURSE[0].with_batch(batch), proven=True) for batch in (10_000, 10)]
+    names = [chosen(order, COURSE[0].with_batch(batch)) for batch in (10_000, 10)]
     assert names == ["split_columns", "window"]
 
 
-def test_a_kernel_that_no_gpu_has_run_as_it_is_serves_by_name_alone(chosen):
-    assert any(isinstance(kernel, CudaKernel) and kernel.unproven for kernel in KERNELS)
-    assert chosen(["split_columns", "window"], COURSE[0]) == "window"
-    assert dispatch.select(COURSE[0], "gpu", impl="split_columns", chip=chip_of(90)).name == "split_columns"
+def test_kernels_whose_parts_err_by_more_than_a_short_sum_come_last_for_one(chosen):
+    order = ["split_columns", "window"]
+    names = [chosen(order, ConvProblem(10_000, 1, 60, 60, 8, kernel)) for kernel in (5, 3)]
+    assert names == ["split_columns", "window"]
+
+
+def test_kernels_that_were_not_timed_on_so_many_channels_or_filters_come_last_there(chosen):
+    layers = [ConvProblem(10_000, c, 30, 30, m, 5) for c, m in ((6, 16), (48, 16), (6, 80))]
+    assert [chosen(["split", "strip"], layer) for layer in layers] == ["split", "strip", "strip"]
 
 
 def test_the_fastest_measured_kernel_is_taken_whatever_serves_better(chosen):

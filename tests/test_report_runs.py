@@ -145,7 +145,8 @@ def test_a_broken_run_is_named(tmp_path, words) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_by_a_signal_nothing_is_left_running_and_what_was_done_is_kept(tmp_path, number) -> None:
     code = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_report_runs import machine, python

@@ -17,7 +17,7 @@ import pytest
 from ece408_op.check import Comparison, compare
 from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import split
-from ece408_op.kernels.split_shapes import by_columns, by_teams, by_warps
+from ece408_op.kernels.split_shapes import by_columns, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
 from ece408_op.launch import Chip, Launch
 from ece408_op.problem import ConvProblem
@@ -33,13 +33,23 @@ pytestmark = pytest.mark.skipif(not _compiles_halves(), reason="no g++ that know
 
 HERE = Path(__file__).parent
 LARGE, SMALL = Chip("large", (9, 0), 3, 227 * 1024), Chip("small", (9, 0), 2, 60 * 1024)
-WAYS = {"columns": (split.COLUMNS, by_columns), "warps": (split.WARPS, by_warps), "teams": (split.TEAMS, by_teams)}
+WAYS = {
+    "columns": (split.COLUMNS, by_columns),
+    "rows": (split.ROWS, by_rows),
+    "warps": (split.WARPS, by_warps),
+    "teams": (split.TEAMS, by_teams),
+}
 
 #: What stands for functions that are made of instructions.
 FUNCTIONS = {
     "meet": "inline void meet(int id, int count) { named[id].sync(count); }"
     "template <int ID, int COUNT> inline void meet() { meet(ID, COUNT); }",
-    "pass": "inline void pass(int id) { named[id].arrive(ALL); }",
+    "make_gate": "inline void make_gate(Gate *gate, int count) "
+    "{ *reinterpret_cast<GateOnCpu *>(gate) = {short(count), short(count), 0}; }",
+    "arrive": "inline void arrive(Gate *gate) { GateOnCpu &mine = *reinterpret_cast<GateOnCpu *>(gate); "
+    "idle = 0; if (--mine.left == 0) mine.left = mine.count, mine.times++; }",
+    "opened": "inline bool opened(Gate *gate, int parity) "
+    "{ if (reinterpret_cast<GateOnCpu *>(gate)->times % 2 != parity) return true; yield(); return false; }",
     "copy": "template <int V> inline void copy(float *to, const float *from) "
     "{ require_aligned(to, 4 * V), require_aligned(from, 4 * V); for (int i = 0; i < V; i++) to[i] = from[i]; }",
     "to_halves": "inline unsigned to_halves(float a, float b) { return halves_of(a, b); }",
@@ -136,6 +146,10 @@ def _run(
 CASES = [
     ("columns", (5, 1, 12, 12, 5, 5), LARGE, {}),
     ("columns", (2, 1, 40, 64, 6, 5), SMALL, {"images": 1}),
+    ("columns", (4, 1, 28, 28, 50, 5), LARGE, {"images": 2, "stationary": False}),
+    ("columns", (5, 1, 16, 20, 6, 7), LARGE, {"images": 2, "stationary": True}),
+    ("rows", (2, 6, 14, 14, 16, 5), LARGE, {"sets": 2, "pairs": True}),
+    ("rows", (3, 3, 15, 12, 20, 4), LARGE, {"sets": 3, "pairs": False}),
     ("warps", (3, 3, 10, 9, 4, 2), SMALL, {}),
     ("warps", (2, 6, 14, 14, 10, 3), LARGE, {"quads": True}),
     ("warps", (2, 5, 14, 30, 7, 3), SMALL, {"images": 1}),

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.kernels import reference, split
-from ece408_op.kernels.split_shapes import best_tile, by_columns, by_teams, by_warps
+from ece408_op.kernels.split_shapes import best_tile, by_columns, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
 from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem
 
-WAYS = {"columns": by_columns, "warps": by_warps, "teams": by_teams}
+WAYS = {"columns": by_columns, "rows": by_rows, "warps": by_warps, "teams": by_teams}
 #: So little shared memory that tiles are bands and parts of bands.
 SMALL = Chip("small", (9, 0), 4, 30 * 1024)
 
@@ -163,3 +163,10 @@ def test_the_bound_is_float32s_class_and_the_rounded_ones_tf32s():
     problem = COURSE_LAYERS[-1]
     assert 2**-22 < split.WARPS.error_bound(problem) < 5 * problem.products * 2**-24
     assert split.ROUNDED.error_bound(problem) > 2**-11
+
+
+@pytest.mark.parametrize("aligned", [4, 8, 16])
+def test_a_layer_that_fits_whatever_arrays_has_a_plan_for_aligned_ones_too(aligned):
+    problem, chip = ConvProblem(16, 30, 86, 5, 6, 2), chip_of(90)
+    assert not split.WARPS.not_supported_reasons(problem, chip)
+    assert split.WARPS.plan(problem, chip, aligned).steps(16)

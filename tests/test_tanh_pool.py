@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import pooled_case
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import ir
 
-from ece408_op.kernel import EPS32, float32_bound
 from ece408_op.kernels import direct, reference
 from ece408_op.kernels.tanh_pool import TANH_ULPS, tanh
 from ece408_op.llvm import (
@@ -31,23 +31,9 @@ LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level
 each_level = pytest.mark.parametrize("level", LEVELS)
 
 
-def maxima(y, full):
-    """The largest of each 2 x 2, two apart, NaN left out where there is another."""
-    edges = [(0, size % 2 if full else 0) for size in y.shape[2:]]
-    y = np.pad(y, [(0, 0), (0, 0), *edges], constant_values=np.nan)
-    y = y[:, :, : y.shape[2] // 2 * 2, : y.shape[3] // 2 * 2]
-    return np.fmax.reduce([y[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)])
-
-
 def assert_right(out, x, w, full):
-    """tanh grows at most as fast as its argument: the convolution's error, and that of tanh."""
-    exact = np.tanh(maxima(reference.convolve(x, w), full))
-    problem = ConvProblem.from_shapes(x.shape, w.shape)
-    allowed = float32_bound(problem) * maxima(reference.magnitude(x, w), full)
-    allowed += TANH_ULPS * 2 * EPS32 * np.abs(exact)
-    worst = np.abs(out - exact) - allowed
-    assert out.shape == exact.shape
-    assert worst.max() <= 0, f"off by {worst.max()} too much at {np.unravel_index(worst.argmax(), out.shape)}"
+    problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(full)
+    pooled_case.assert_right(out, problem, reference.convolve(x, w), reference.magnitude(x, w))
 
 
 def arrays(problem, seed=0):

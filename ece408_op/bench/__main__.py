@@ -11,11 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
 from ece408_op.problem import ConvProblem
 
 from .layers import IMAGES, LAYERS, RANGES, parse, random_layers
+from .plots import check as check_plots
 
 OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
@@ -45,13 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.networks and options.context == "gpu":
-        parser.error("--networks: expected --context cpu; python -m ece408_op.bench_network has the GPU")
     if options.context == "cpu" and options.precision != "float32":
         parser.error("--precision: expected float32 on the CPU; --context gpu has the others")
+    problem = folder_problem(options.json)
+    if problem:
+        parser.error(f"--json: {problem}")
     # MXNet reads it when it is imported, and uses half of the cores without it.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
+        if options.plots:
+            check_plots()
         if options.one_image:
             return _run_one_image(options)
         if options.networks:
@@ -87,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
         "--layers", nargs="+", default=list(LAYERS), metavar="LAYER", help="names, or CxHxWxMxK (the five)"
     )
     parser.add_argument(
-        "--networks", action="store_true", help="whole networks on the CPU instead, beside MXNet's by both its settings"
+        "--networks",
+        action="store_true",
+        help="whole networks in MXNet's memory instead, convolutions where --context says, beside MXNet's on the CPU",
     )
     parser.add_argument(
         "--one-image", action="store_true", help="one image's call instead, beside a Custom operator that does nothing"
@@ -169,13 +175,18 @@ def _run_networks(options: argparse.Namespace) -> int:
     from ece408_op import mxnet_import
 
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet tells of each graph that it fuses otherwise
-    mxnet_import.load()
+    mx = mxnet_import.load()
+
+    from ece408_op import cuda
 
     from . import networks, report
 
-    results = networks.measure(options.images, options.repeats or _CPU_REPEATS)
+    machine, versions = report.machine(options.threads), {**report.versions(), "mxnet": mx.__version__}
+    if options.context == "gpu":
+        machine["gpu"], versions["cupy"] = cuda.chip().name, cuda.cupy().__version__
+    results = networks.measure(options.images, options.repeats or _CPU_REPEATS, options.context)
     print(networks.table(results))
-    _write(networks.as_data(results, report.machine(options.threads), report.versions()), options.json)
+    _write(networks.as_data(results, machine, versions), options.json)
     return OK if all(result.passed for result in results) else FAILED
 
 

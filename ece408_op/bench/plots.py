@@ -26,6 +26,11 @@ class Point:
     ratio: float | None
 
 
+def check() -> None:
+    """Raise DeviceError where matplotlib is missing, before anything is measured."""
+    _pyplot()
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib as mpl

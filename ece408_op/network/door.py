@@ -11,6 +11,7 @@ import mxnet as mx
 from .. import graph_json
 from ..attributes import PRECISIONS
 from ..errors import GraphError, ProblemError
+from ..graph_nodes import check_arrays
 from .graph import SHAPE, parse
 from .operator import IMPLS, OP_TYPE
 
@@ -47,10 +48,12 @@ def gpu_network(
             raise ProblemError(f"{name}: expected one of {', '.join(known)}; got {value!r}")
     if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
         raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
+    for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
+        check_arrays(params, name)
     states = dict(aux_params or {})
     text = _text(symbol, {**arg_params, **states})
     network = parse(text)
-    unused = {v.name for v in network.parameters}
+    used = {v.name for v in network.parameters}
     variables = [mx.sym.Variable(name) for name in network.arguments]
     variables += [mx.sym.Variable(v.name) for v in network.parameters if v.auxiliary]
     (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]
@@ -63,8 +66,10 @@ def gpu_network(
         precision=precision,
         device_id=device_id,
     )
-    arguments = {key: value for key, value in arg_params.items() if key in unused}
-    return node, arguments, {key: value for key, value in states.items() if key in unused}
+    if isinstance(symbol, mx.sym.np._Symbol):
+        node = node.as_np_ndarray()
+    arguments = {key: value for key, value in arg_params.items() if key in used}
+    return node, arguments, {key: value for key, value in states.items() if key in used}
 
 
 def _text(symbol: Any, parameters: Mapping[str, Any]) -> str:

@@ -97,6 +97,13 @@ class NetworkProp(mx.operator.CustomOpProp):
         return types, [np.float32] * len(network.outputs), states
 
     @mxnet_errors.keeps_reason(asynchronous=False)
+    def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """Dense arrays for everything."""
+        for name, stype in zip(self._parsed().arguments, in_stype):
+            bridge.check_dense(stype, name)
+        return super().infer_storage_type(in_stype)
+
+    @mxnet_errors.keeps_reason(asynchronous=False)
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NetworkOp:
         """The operator for arrays of one shape; raises DeviceError where there is no such GPU."""
         network = self._parsed()

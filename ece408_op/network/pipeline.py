@@ -123,25 +123,22 @@ class Pipeline:
 
         share(work, len(self._work), threads)
 
-    def _bringing(self, number: int) -> list[Callable[[], None]]:
-        this = self._rounds[number]
-        pieces = [
-            (array, start, min(self._most, image * this.images - start))
-            for array, whole in enumerate(self._data)
-            for image in [whole[0].size]
-            for start in range(0, image * this.images, self._most)
+    def _pieces(self, arrays: Sequence[np.ndarray], first: int, end: int) -> list[tuple[int, int, int]]:
+        """Array, start and count of floats, at most as many as a slot holds, of a round's images from first to end."""
+        return [
+            (array, start, min(self._most, whole[0].size * end - start))
+            for array, whole in enumerate(arrays)
+            for start in range(whole[0].size * first, whole[0].size * end, self._most)
         ]
+
+    def _bringing(self, number: int) -> list[Callable[[], None]]:
+        pieces = self._pieces(self._data, 0, self._rounds[number].images)
         self._states[number].arriving = len(pieces)
         return [lambda piece=piece: self._bring(number, *piece) for piece in pieces]  # type: ignore[misc]
 
     def _fetching(self, number: int) -> list[Callable[[], None]]:
         this = self._rounds[number]
-        pieces = [
-            (array, start, min(self._most, image * this.images - start))
-            for array, whole in enumerate(self._outputs)
-            for image in [whole[0].size]
-            for start in range(image * this.known, image * this.images, self._most)
-        ]
+        pieces = self._pieces(self._outputs, this.known, this.images)
         self._states[number].leaving = len(pieces)
         return [lambda piece=piece: self._fetch(number, *piece) for piece in pieces]  # type: ignore[misc]
 

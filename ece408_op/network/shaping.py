@@ -229,22 +229,19 @@ def _label(settings: str, shape: Shape) -> Shape:
     return shape[:-1] if settings == "last" else shape[:1]
 
 
-SOFTMAX = Kind(
-    ("softmax",),
-    ("data",),
-    lambda settings: _read_softmax(settings, logarithm=False),
-    _on_axis,
-    _softmax,
-    mixes=lambda settings, dimensions: settings.axis % dimensions == 0,
-)
-LOG_SOFTMAX = Kind(
-    ("log_softmax",),
-    ("data",),
-    lambda settings: _read_softmax(settings, logarithm=True),
-    _on_axis,
-    _softmax,
-    mixes=lambda settings, dimensions: settings.axis % dimensions == 0,
-)
+def _softmax_kind(name: str, logarithm: bool) -> Kind:
+    return Kind(
+        (name,),
+        ("data",),
+        lambda settings: _read_softmax(settings, logarithm),
+        _on_axis,
+        _softmax,
+        mixes=lambda settings, dimensions: settings.axis % dimensions == 0,
+    )
+
+
+SOFTMAX = _softmax_kind("softmax", logarithm=False)
+LOG_SOFTMAX = _softmax_kind("log_softmax", logarithm=True)
 SOFTMAX_OUTPUT = Kind(
     ("SoftmaxOutput",), ("data", "label"), _read_output, _infer_output, _output, ignored=("label",), label=_label
 )
