@@ -1,4 +1,4 @@
-"""Fixtures for the GPU, one of each style, go through nvcc as the harness calls it; texture<> is unsupported."""
+"""Fixtures for the GPU, one of each style, go through nvcc as the harness calls it; texture<> and surface<> cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ece408_op.grade.spec import LimitsSpec
 from ece408_op.grade.worker import EndedError
 
 #: One of each style that a header or an option of the harness is for.
-NAMES = ("headers_of_old", "mxnet_headers", "old_intrinsics", "texture")
+NAMES = ("headers_of_old", "mxnet_headers", "names_of_its_own", "old_intrinsics", "surface", "texture")
 FILES = [Path(__file__).with_name("submissions") / "gpu" / f"{name}.cuh" for name in NAMES]
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +39,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_compiles(path: Path, outcomes: dict[str, str]) -> None:
-    if path.stem == "texture":
-        assert outcomes[path.stem].startswith("unsupported: it uses texture<>")
+    if path.stem in ("surface", "texture"):
+        assert outcomes[path.stem].startswith(f"unsupported: it uses {path.stem}<>")
     else:
         assert outcomes[path.stem] == "built"

@@ -14,7 +14,7 @@ from ece408_op.grade import cli
 
 HERE = Path(__file__).with_name("submissions") / "python"
 SPEC = """
-images = [3]
+images = [300]
 runs = 1
 probe = []
 network = [{ name = "small", layers = [[1, 12, 11, 3, 5], [3, 9, 8, 4, 3]] }]
@@ -48,7 +48,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 def test_a_kernel_of_our_own(name: str, records: dict[str, dict[str, Any]]) -> None:
     record = records[name]
     assert (record["status"], record["precision"]) == ("passed", "float32"), record["reason"]
-    assert record["networks"][0]["seconds"] > 0
+    # An empty call's time is taken off the sum, which may leave nothing of it on a busy machine.
+    assert record["networks"][0]["seconds"] >= 0
+    assert all(run["seconds"] > 0 for layer in record["networks"][0]["layers"] for run in layer["runs"])
 
 
 @pytest.mark.parametrize("name", VERDICTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ece408_op.check import Comparison
@@ -13,7 +14,7 @@ from ece408_op.grade.case import AGAIN, TIMED, WARM, Case, Run
 from ece408_op.grade.errors import HarnessError
 from ece408_op.grade.health import Thermometer
 from ece408_op.grade.host_side import HostSide
-from ece408_op.grade.judge import FLOAT32, HALF, WRONG, Judged
+from ece408_op.grade.judge import FLOAT32, HALF, PICTURE, REAL, WRONG, Judged, judge
 from ece408_op.grade.rounds import Bench, Tried, _Trial
 from ece408_op.grade.spec import Spec
 from ece408_op.grade.worker import Call, EndedError, Program
@@ -31,15 +32,18 @@ class Worker:
     def __init__(self, side: HostSide, ends_at: int | None = None) -> None:
         self.side, self.ends_at, self.calls = side, ends_at, 0
 
+    overhead = 1e-5
+
     def open(self, seconds: float) -> None:
         pass
+
+    def ping(self) -> float:
+        return self.overhead
 
     def idle(self, pause: float, seconds: float) -> None:
         pass
 
     def call(self, layer: int, seconds: float, empty: bool = False) -> Call:
-        if empty:
-            return Call(1e-5, 0.0)
         self.calls += 1
         if self.calls == self.ends_at:
             raise EndedError("crashed", "the GPU reported out of memory")
@@ -67,7 +71,7 @@ def test_a_disturbed_round_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_ate_up_the_memory_is_begun_anew_where_it_had_got(monkeypatch: pytest.MonkeyPatch) -> None:
     with HostSide(PROBLEM) as side:
-        this, tried = trial(Bench(TOOLS, Spec()), side, [WARM, TIMED, TIMED, AGAIN])
+        this, tried = trial(Bench(TOOLS, Spec(), repeats=0), side, [WARM, TIMED, TIMED, AGAIN])
         monkeypatch.setattr(side, "exhausted", lambda: True)
         assert not this.goes_through(Worker(side, ends_at=3), PROGRAM)
         assert this.goes_through(Worker(side), PROGRAM)
@@ -121,6 +125,28 @@ def test_the_verdict_on_all_runs(verdicts: list[str], status: str, precision: st
     case.runs = [Run(purpose, 1e-3, 1e-3, judged(verdict)) for purpose, verdict in zip(purposes, verdicts)]
     case.settle(half_passes=True)
     assert (case.status, case.precision) == (status, precision)
+    # What was kept from call to call, or an integer for a sum, is wrong from the second call on.
+    later = verdicts[0] != WRONG and verdicts[1:] == [WRONG, WRONG]
+    assert ("its first call, on whole numbers, was right" in case.reason) == later
+
+
+def test_a_transforms_errors_on_an_empty_background_are_no_mistake() -> None:
+    rng = np.random.default_rng(5)
+    x = np.zeros((2, 1, 28, 28), np.float32)
+    x[:, :, :9, :9] = rng.integers(0, 256, (2, 1, 9, 9))
+    w = rng.standard_normal((4, 1, 5, 5)).astype(np.float32)
+    transformed = np.fft.irfft2(np.fft.rfft2(x[:, :1], (28, 28)) * np.conj(np.fft.rfft2(w[:, 0], (28, 28))), (28, 28))[
+        :, :, :24, :24
+    ].astype(np.float32)
+    assert (transformed[:, :, 12:, 12:] != 0).any()
+    assert judge(transformed, x, w, REAL).verdict == WRONG
+    assert judge(transformed, x, w, PICTURE).verdict == FLOAT32
+    garbage = reference.convolve(x, w).astype(np.float32)
+    garbage[1, 2, 20, 20] = 5  # where every pixel is zero
+    assert judge(garbage, x, w, REAL).verdict == judge(garbage, x, w, PICTURE).verdict == WRONG
+    one_less = w.copy()
+    one_less[2, 0, 4, 4] = 0
+    assert judge(reference.convolve(x, one_less).astype(np.float32), x, w, PICTURE).verdict == WRONG
 
 
 @pytest.mark.parametrize(("claimed", "status"), [(1.9, "passed"), (0.2, "tampered"), (2.1, "tampered")])
@@ -129,3 +155,14 @@ def test_a_clock_that_cannot_be_right_fails_the_runs(claimed: float, status: str
     case.runs = [Run(TIMED, 2.0, claimed, judged(FLOAT32))]
     case.settle(half_passes=True)
     assert case.status == status
+
+
+@pytest.mark.parametrize(("took", "late"), [(0.0012, 0.0), (0.003, 0.002)])
+def test_a_gpus_work_behind_the_answer_is_timed(took: float, late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostSide(PROBLEM) as side:
+        this, tried = trial(Bench(TOOLS, Spec(), gpu=True, repeats=0), side, [WARM, TIMED])
+        copied, copy = [0.001, took] * 2, side.snapshot
+        monkeypatch.setattr(side, "snapshot", lambda: copy() + copied.pop(0))
+        assert this.goes_through(Worker(side), PROGRAM)
+    run = tried.cases[0].runs[-1]
+    assert (run.seconds, run.late) == (pytest.approx(1e-3 + late), pytest.approx(late))

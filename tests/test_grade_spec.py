@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from ece408_op import cuda
 from ece408_op.errors import DeviceError
-from ece408_op.grade import cli, spec, submission
+from ece408_op.grade import build, cli, jail, sources, spec, submission
 from ece408_op.grade.errors import SpecError
-from ece408_op.grade.networks import NETS, pointed_to
+from ece408_op.grade.networks import KNOWN, pointed_to
 
 HERE = Path(__file__).with_name("submissions")
 
@@ -27,6 +28,9 @@ HERE = Path(__file__).with_name("submissions")
         ("colour = 1", "colour"),
         ("[limits]\nrun_second = 1", "run_second"),
         ("[limits]\nrun_seconds = -1", "run_seconds"),
+        ("[limits]\nrun_seconds = 0", "run_seconds"),
+        ("[limits]\nload_seconds = nan", "load_seconds"),
+        ("networks = ['2017', '2017']", "differ"),
         ("network = [{ name = 'a', layers = [[1, 2, 3]] }]", "channels, height, width, filters, kernel"),
         ("network = [{ name = 'a', layers = [[1, 4, 4, 1, 5]] }]", "kernel"),
         ("images = [", "TOML"),
@@ -39,6 +43,13 @@ def test_a_bad_file_names_the_key(text: str, said: str, tmp_path: Path, capsys: 
         spec.load(path)
     assert cli.main([str(HERE / "cpu" / "textbook.h"), "--spec", str(path)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_bytes("images = [1]".encode("utf-16"))
+    with pytest.raises(SpecError, match="expected TOML"):
+        spec.load(path)
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
@@ -84,19 +95,81 @@ def test_folders_and_files(tmp_path: Path) -> None:
     assert len(found(None, True)) == 3
 
 
+def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
+    names = ("a/new-forward.h", "b/README.md", "c/deep/new-forward.h", "d.zip", "e.txt")
+    for name in (*names, "__MACOSX/a/ece408_src/._new-forward.h", "c/new-inl.h", "c/new.cc"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "c" / "home").symlink_to(tmp_path)
+    found = submission.find([tmp_path], "cpu", lambda: False)
+    assert [one.path for one in found] == [tmp_path / "a", tmp_path / "c" / "deep"]
+    assert submission.passed_over([tmp_path], found) == [tmp_path / "b", tmp_path / "d.zip"]
+    with pytest.raises(SpecError, match="unpack"):
+        submission.find([tmp_path / "d.zip"], None, lambda: False)
+
+
+def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
+    own = ("new-inl.h", "new.cc", "new.cu")
+    for name in (*(f"a/ece408_src/{name}" for name in (*own, "._old.h", "old.h")), "b/new-forward.h"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "b" / "ece408_src").mkdir()
+
+    def sources_for(context: str) -> list[str | None]:
+        found = submission.find([tmp_path], context, lambda: True)
+        return [str(one.source.relative_to(tmp_path)) if one.source else None for one in found]
+
+    assert sources_for("cpu") == ["a/ece408_src/old.h", "b/new-forward.h"]
+    assert sources_for("gpu") == [None, None]
+
+
+def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_path: Path) -> None:
+    (tmp_path / "new-forward.h").write_text('#include "./new-inl.h"\n#include "own.h"\n')
+    for name in ("new-inl.h", "own.h", "others.h"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "to").mkdir()
+    sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["new-forward.h", "own.h"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_what_cannot_be_read_ends_no_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    (folder / "broken.h").symlink_to(folder / "nowhere")
+    (folder / "large.h").write_bytes(b"// x\n" * (1 << 21))
+    os.mkfifo(folder / "pipe.h")
+    (folder / "wide.h").write_bytes("#include <mxnet/base.h>\n".encode("utf-16"))
+    # A name from another system, whose bytes are no UTF-8.
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.h")).write_text("#error not finished\n")
+    where = ["--context", "cpu", "--json", str(tmp_path / "out.json"), "--reports", str(tmp_path / "reports")]
+    assert cli.main([str(folder), *where]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    parts = [line.split(": ") for line in lines if str(folder) in line]
+    statuses = {path.rpartition("/")[2]: status for status, path, *_ in parts}
+    names = ("broken.h", "large.h", "pipe.h", "wide.h", "caf\\udce9.h")
+    assert statuses == dict(zip(names, ["unsupported"] * 3 + ["compile_error"] * 2))
+    assert len(list((tmp_path / "reports" / "students").glob("*.html"))) == 5
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [
         ("#define H 28\nfloat a[50 * 576];", ["2017"]),
         ("// 28 x 28\n/* 576 */ int B = x.shape_[0];", []),
-        ("const int TILE = 16; __shared__ float w[2400];", ["2018sp"]),
+        ("const int TILE = 16; __shared__ float x[900];", ["2018sp"]),
+        ("__constant__ float k[2400]; // as many in 2018 as in 2019", []),
+        ("#define L1_IN 48\n#define L1_OUT 44\n#define L2_IN 22", ["2019sp"]),
+        ("__constant__ float k[7200]; if (H == 70) f<66>(); else f<33>();", ["2019fa"]),
         ("__constant__ float k[14112]; int H = 72;", ["2018fa"]),
         ("if (H == 72) f<12, 66>(); else f<33, 27>(); if (H == 784) g();", ["2018fa", "2017"]),
     ],
 )
 def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
     assert [net.name for net in pointed_to(source)] == names
-    assert {net.name for net in NETS} >= set(names)
+    assert {net.name for net in KNOWN} >= set(names)
 
 
 def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
@@ -118,3 +191,64 @@ def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
     assert out[1].startswith("compile_error")
     assert cli.main([str(tmp_path / "a.cuh"), "--context", "cpu"]) == 1
     assert "a.cuh is for --context gpu" in capsys.readouterr().out
+
+
+def test_records_need_a_folder_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "nowhere" / "out.json", tmp_path):
+        assert cli.main([str(HERE / "cpu" / "textbook.h"), "--json", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+
+
+def test_who_interrupts_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_here", interrupted)
+    assert cli.main([str(tmp_path), "--json", str(tmp_path / "out.json")]) == 130
+    assert capsys.readouterr().err == "ece408-grade: interrupted; the same command goes on where it stopped\n"
+
+
+TOOLS = jail.Tools(Path("/tools"), Path("/tools"), Path("/tools"))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        # A missing bracket, and not that there is no forward, is what the author has to mend.
+        (
+            'ece408_grade/after.h(6): error: identifier "forward" is undefined\n'
+            'At end of source: error: expected a "}"\n',
+            'behind the end of a.cuh: error: expected a "}"',
+        ),
+        (
+            "ece408_grade/after.h:6:3: error: 'forward' was not declared in this scope\n"
+            "ece408_grade/after.h:15:2: error: expected '}' at end of input\n"
+            "/build/src/a.cuh:3:17: note: to match this '{'\n",
+            "a.cuh:3:17: note: to match this '{'",
+        ),
+        (
+            "/usr/include/avxintrin.h:12:1: error: inlining failed: target specific option mismatch\n"
+            "/build/src/a.cuh:17:33: note: called from here\n",
+            "a.cuh:17:33: note: called from here",
+        ),
+        (
+            "unit.cpp:(.text+0x83): undefined reference to `void mxnet::op::forward<mshadow::cpu, float>(...)'\n",
+            "it has no forward(y, x, w) for this device in namespace mxnet::op that can be called",
+        ),
+    ],
+)
+def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
+    lines = build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()
+    assert lines[-1] == shown
+    assert not any("undefined reference" in line or "forward" in line and "after" in said for line in lines)
+
+
+def test_a_processors_extension_that_was_not_asked_for_is_called_that() -> None:
+    said = (
+        "/usr/include/avxintrin.h:12:1: error: inlining failed: target specific option mismatch\n"
+        "/build/src/a.h:17:33: note: called from here\n"
+    )
+    first = build.errors(said, Path("/build"), TOOLS, "a.h").splitlines()[0]
+    assert first.startswith("a.h:17: error: it calls functions of a processor's extension")

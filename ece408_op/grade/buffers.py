@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
@@ -17,6 +18,8 @@ GUARD = 1 << 26
 ALIGN = 64
 
 _MARK = 0xA5
+#: Of linux/fcntl.h: Python names them since 3.8, mypy's types on Linux alone.
+_ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
 
 
 class SharedArray:
@@ -26,8 +29,10 @@ class SharedArray:
         self.bytes = 4 * math.prod(shape)
         room = -(-self.bytes // ALIGN) * ALIGN
         mapped = max(mmap.PAGESIZE, -(-room // mmap.PAGESIZE) * mmap.PAGESIZE)
-        self._file = os.memfd_create("ece408-grade")
+        self._file = os.memfd_create("ece408-grade", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._file, mapped)
+        # Whoever got at the file could else cut it off under the parent's own mapping.
+        fcntl.fcntl(self._file, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
         os.fchmod(self._file, 0o600)
         self._map = mmap.mmap(self._file, mapped)
         self._start = mapped - room

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 import shutil
 import subprocess
@@ -13,20 +13,34 @@ from . import jail, sources
 from .spec import LimitsSpec
 from .worker import EndedError
 
-#: MXNet was built so.
-_MACHINE = ("-msse3",) if platform.machine() == "x86_64" else ()
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
+_CBLAS = re.compile(r"\bcblas_\w+\s*\(")
+_OTHERS = re.compile(r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(")
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 #: Lines of the compiler's errors that are shown.
 _SHOWN = 12
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
+#: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
+_UNROLL = r"#[ \t]*pragma[ \t]+unroll"
+#: An error's line; and where the bracket is that is open.
+_ERROR = r"\berror\b|undefined (reference|symbol)|fatal|note: to match this"
+#: What the compiler says of the lines behind a submission, and of its errors' number.
+_BEHIND = r"^(ece408_grade/after\.h[:(][\d:]+\)?:?|At end of source:)"
+_NOT_THERE = re.compile(r"after\.h\S*: error: .*forward")
+_SUMMARY = re.compile(r"\d+ errors? detected in the compilation of")
+_OPEN_BRACKET = r"""expected (a )?["']}["']"""
 #: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too,
-#: and a forward that is declared otherwise than the course's. Each is tried where the errors so far speak of it.
+#: and a forward that is declared otherwise than the course's: without it ``#pragma GCC target`` holds for theirs too.
+#: Each is tried where the errors so far speak of it.
+_OTHERWISE = f"ambiguous|more than one instance|target specific option|{_NO_FORWARD}"
 _ATTEMPTS = (
     ("", ("-std=c++14",)),
     ("", ("-std=c++17",)),
     ("separate compilation", ("-std=c++14", "-rdc=true")),
-    (f"ambiguous|more than one instance|{_NO_FORWARD}", ("-std=c++14", "-DECE408_GRADE_OWN_FORWARD")),
+    (_OTHERWISE, ("-std=c++14", "-DECE408_GRADE_OWN_FORWARD")),
 )
+#: Every name has to be there, and a submission's own variable goes before the system's function of its name.
+_LINK = "-z,defs,-Bsymbolic"
 #: C functions that a submission has no reason to define: the clock's, and those the runner talks by.
 _REPLACED = frozenset(
     (
@@ -52,11 +66,17 @@ def build(
     folder.chmod(0o755)
     inner = folder / "src"
     inner.mkdir()
-    sources.copy(source, inner)
+    try:
+        sources.copy(source, inner)
+    except OSError as error:
+        raise EndedError("unsupported", f"{source.name} cannot be read: {error.strerror or error}") from None
+    if (inner / source.name).read_bytes()[:2] in _UTF16:
+        raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
     code = sources.text(inner)
     sources.lend(code, tools.headers, folder / "stubs")
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
-    unit.write_text(f'#include "{source.name}"\n#include <ece408_grade/after.h>\n', encoding="utf-8")
+    place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
+    unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
     target = folder / "out"
     target.mkdir()
     target.chmod(0o777)
@@ -66,6 +86,8 @@ def build(
             continue
         command = _command(context, unit, inner, tools.headers, attempt, architecture, code)
         ended, text = _compile(command, folder, target, tools, limits)
+        if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
+            ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
             _reject_replaced(target / "submission.so")
             return Built(target / "submission.so", text)
@@ -74,10 +96,16 @@ def build(
         texts.append(text)
     # The first attempt's errors, unless they are about the language's version.
     first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
-    if re.search(r"\btexture\s*<|\btex[123]D\w*\s*\(|cudaBindTexture", code) and "texture" in first:
-        raise EndedError("unsupported", "it uses texture<> references, which CUDA has no longer had since CUDA 12")
+    for kind, call in (("texture", r"\btex[123]D\w*\s*\(|cudaBindTexture"), ("surface", r"cudaBindSurface")):
+        if re.search(rf"\b{kind}\s*<|{call}", code) and kind in first:
+            raise EndedError("unsupported", f"it uses {kind}<> references, which CUDA has no longer had since CUDA 12")
     if _CUBLAS.search(code) and "cublas" in first.lower() and _cublas() is None:
         raise EndedError("unsupported", "it calls cuBLAS, which the CUDA toolkit of this machine lacks")
+    if _CBLAS.search(code) and "cblas" in first.lower():
+        raise EndedError("unsupported", "it calls a BLAS library for the CPU, which the harness does not link")
+    other = _OTHERS.search(code)
+    if other and other[1] in first.lower():
+        raise EndedError("unsupported", f"it calls the library {other[1]}, which the harness does not link")
     raise EndedError("compile_error", errors(first, folder, tools, source.name))
 
 
@@ -86,17 +114,29 @@ def errors(text: str, folder: Path, tools: jail.Tools, name: str) -> str:
     text = re.sub(rf"{re.escape(str(folder))}/src/|{re.escape(str(folder))}/", "", text)
     text = text.replace(f"{tools.headers}/", "")
     lines = [line for line in text.splitlines() if line.strip()]
-    if re.search(rf"after\.h\S*: error: .*forward|{_NO_FORWARD}", text):
-        return f"it has no forward(y, x, w) for this device in namespace mxnet::op that can be called\n{_chosen(lines)}"
-    # A bracket that is never closed shows in what the harness puts behind the file.
-    return _chosen(
-        [re.sub(r"^ece408_grade/after\.h[:(][\d:]+\)?:?", f"behind the end of {name}:", line) for line in lines]
-    )
+    own = re.compile(rf"{re.escape(name)}[:(]\d")
+    if not re.search(_OPEN_BRACKET, text) and (_NOT_THERE.search(text) or re.search(_NO_FORWARD, text)):
+        there = [line for line in lines if own.match(line)]
+        text = "it has no forward(y, x, w) for this device in namespace mxnet::op that can be called"
+        return f"{text}\n{_chosen(there, own)}" if there else text
+    # A bracket that is never closed shows in what the harness puts behind the file, which then means nothing.
+    lines = [line for line in lines if not _SUMMARY.match(line) and not _NOT_THERE.search(line)]
+    shown = _chosen([re.sub(_BEHIND, f"behind the end of {name}:", line) for line in lines], own)
+    place = re.search(rf"{re.escape(name)}[:(]\d+(?=.*called from here)", text)
+    if "target specific option mismatch" in text and place:
+        shown = (
+            f"{place[0]}: error: it calls functions of a processor's extension for which the course did not compile; "
+            f'#pragma GCC target("avx2"), as an example, in front of all else allows them\n{shown}'
+        )
+    return shown
 
 
-def _chosen(lines: list[str]) -> str:
-    wanted = [line for line in lines if re.search(r"\berror\b|undefined (reference|symbol)|fatal", line)]
-    chosen = wanted or lines
+def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
+    """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is."""
+    wanted = [line for line in lines if re.search(_ERROR, line)]
+    if not any(own.search(line) or "behind the end" in line for line in wanted):
+        wanted += [line for line in lines if own.match(line)]
+    chosen = list(dict.fromkeys(wanted or lines))
     more = f"\n... and {len(chosen) - _SHOWN} more" if len(chosen) > _SHOWN else ""
     return "\n".join(chosen[:_SHOWN]) + more if chosen else "the compiler failed and said nothing"
 
@@ -110,14 +150,14 @@ def _command(
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
     if context == "cpu":
         return [
-            *(jail.compiler("g++"), *options, "-O3", "-w", "-fPIC", "-shared", "-fopenmp", "-Wl,-z,defs"),
-            *(*_MACHINE, *common, *last, "-o", str(target), str(unit), "-ldl"),
+            *(jail.compiler("g++"), *jail.CPU_OPTIONS, *options, "-shared", f"-Wl,{_LINK}"),
+            *(*common, *last, "-o", str(target), str(unit), "-ldl"),
         ]
     nvcc = jail.compiler("nvcc")
     return [
         *(nvcc, *options, "-O3", "-w", "-shared", "-cudart", "static", "-arch", architecture),
         *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", *last)), "-Xptxas", "-v"),
-        *("-Xlinker", "-z,defs,--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
+        *("-Xlinker", f"{_LINK},--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
     ]
 
 
@@ -173,7 +213,8 @@ def _reject_replaced(library: Path) -> None:
     if nm is None:
         return
     done = subprocess.run([nm, "-D", "--defined-only", str(library)], capture_output=True, text=True, check=False)
-    defined = {line.split()[-1].partition("@")[0] for line in done.stdout.splitlines() if line.split()}
-    replaced = sorted(defined & _REPLACED)
+    symbols = [line.split()[-2:] for line in done.stdout.splitlines() if len(line.split()) > 1]
+    # Functions: a counter called "times" is nobody's clock.
+    replaced = sorted({name.partition("@")[0] for kind, name in symbols if kind in "TWi"} & _REPLACED)
     if replaced:
         raise EndedError("tampered", f"it defines {', '.join(replaced)} in place of the system's own")

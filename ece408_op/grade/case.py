@@ -34,6 +34,7 @@ class Run:
 
     ``thermometer`` has the seconds of a fixed computation before and after, ``clocks`` what the driver says of the
     chip; a disturbed run counts for the verdict and not for the times. ``note`` is CUDA's error that went unread.
+    ``late`` is the part of the seconds in which a GPU did the worker's work after the answer.
     """
 
     purpose: str
@@ -44,6 +45,7 @@ class Run:
     clocks: dict[str, int] | None = None
     disturbed: bool = False
     note: str = ""
+    late: float = 0.0
 
     @property
     def clocks_disagree(self) -> bool:
@@ -57,6 +59,7 @@ class Run:
         data.update(verdict=self.judged.verdict, error=_finite(self.judged.comparison.scaled))
         if self.purpose == TIMED:
             data.update(thermometer_seconds=list(self.thermometer), clocks=self.clocks, disturbed=self.disturbed)
+            data.update(late_seconds=self.late)
         if self.note:
             data["unread_cuda_error"] = self.note
         return data
@@ -102,7 +105,8 @@ class Case:
             if self._unstable(wrong):
                 self.end("unstable", f"{len(wrong)} of {len(self.runs)} runs are wrong: {text}")
             else:
-                self.end("wrong", text)
+                first = self.runs[0].purpose == WARM and wrong[0] is not self.runs[0]
+                self.end("wrong", f"{text}; its first call, on whole numbers, was right" if first else text)
             return
         self.precision = HALF if any(run.judged.verdict == HALF for run in self.runs) else FLOAT32
         self.end(PASSED, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ from .errors import SpecError
 from .log import Log, Record
 
 VERSION = 1
+#: From so many on, what all submissions include is compiled once: that takes as long as three of them.
+_MANY = 5
+#: A shell's own exit code for a program that was interrupted.
+_INTERRUPTED = 130
 #: Submissions that are compiled while others run on the GPUs.
 _COMPILING = max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
@@ -29,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         rules = spec.load(arguments.spec)
+        if arguments.json and (arguments.json.is_dir() or not arguments.json.parent.is_dir()):
+            raise SpecError(f"--json: expected a file in a folder that is there, got {arguments.json}")
         records = _on_workers(arguments, rules) if arguments.scheduler else _here(arguments, rules)
     except SpecError as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
@@ -36,8 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        later = "; the same command goes on where it stopped" if arguments.json else ""
+        print(f"ece408-grade: interrupted{later}", file=sys.stderr)
+        return _INTERRUPTED
     for record in records:
-        print(line(record))
+        print(_printable(line(record), sys.stdout.encoding))
     return 0 if all(record["status"] == "passed" for record in records) else 1
 
 
@@ -47,6 +58,13 @@ def line(record: Record) -> str:
     return f"{record['status']}{precision}: {record['path']}: {record['reason']}"
 
 
+def _printable(text: str, encoding: str | None) -> str:
+    """The text as a terminal of that encoding can show it, and without what would steer the terminal."""
+    encoding = encoding or "ascii"
+    text = re.sub(r"[^\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", "?", text)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
     found = submission.find(arguments.path, arguments.context, gpu_here=scheduler.gpu_here)
     if {one.context for one in found} != {"gpu"}:
@@ -54,7 +72,8 @@ def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
     contexts = {one.context for one in found if not one.why}
     with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
         # Nothing is built where nothing will run.
-        tools = jail.build_tools(Path(name), gpu="gpu" in contexts) if contexts else jail.Tools(*[Path(name)] * 3)
+        many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
+        tools = jail.build_tools(Path(name), "gpu" in contexts, many) if contexts else jail.Tools(*[Path(name)] * 3)
         those = dict.fromkeys(("cpu", "gpu"), graders.for_cpu(tools, rules, min(arguments.jobs, len(found))))
         if "gpu" in contexts:
             those["gpu"] = graders.for_gpus(tools, rules)
@@ -73,6 +92,8 @@ def _written(
     found: list[submission.Submission], run: klass.Runner, arguments: argparse.Namespace, rules: spec.Spec
 ) -> list[Record]:
     """Grade all, and write what was asked for."""
+    for path in submission.passed_over(arguments.path, found):
+        print(_printable(f"ece408-grade: {path}: no submission found in it", sys.stderr.encoding), file=sys.stderr)
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""

@@ -159,10 +159,12 @@ class GpuSide:
         """Temperature and clocks, where NVML tells."""
         return chip_state(self._bus)
 
-    def snapshot(self) -> None:
-        """Copy the output."""
+    def snapshot(self) -> float:
+        """Copy the output; the seconds of that, and of what the device did for the worker before it."""
+        start = time.perf_counter()
         self._copy[...] = self._y.array
         _wait()
+        return time.perf_counter() - start
 
     def changed_late(self) -> bool:
         """Is the output another than when it was copied?"""
@@ -185,11 +187,12 @@ class GpuSide:
         cp, problem = cuda.cupy(), self.problem
         image = self._copy[0].size
         step = max(1, _STEP // image)
+        bound = np.float64(float32_bound(problem))
+        least = np.float64(problem.products * _SMALLEST + judge.least_error(problem, self._own_x, self._own_w, kind))
         share, scaled = cp.empty(step * image, np.float32), cp.empty(step * image, np.float32)
         worst, place, largest, wrong = -1.0, 0, 0.0, 0
         for first in range(0, problem.batch, step):
             y, x = self._copy[first : first + step], self._own_x[first : first + step]
-            bound, least = np.float64(float32_bound(problem)), np.float64(problem.products * _SMALLEST)
             _launch("judge", y, x, self._own_w, np.uint64(y.size), *self._sizes(), bound, least, share, scaled)
             part = share[: y.size]
             at = int(part.argmax())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import queue
 import re
 import tempfile
@@ -14,9 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ece408_op.errors import DeviceError
+
 from . import build, hints, python_side, sources
 from .case import BRIEF, FULL, PASSED, PROBE, STOPPED, Case, Plan
-from .networks import NETS, Net, meant_for, numbers, pointed_to
+from .networks import KNOWN, LATER, NETS, Net, meant_for, numbers, pointed_to
 from .pictures import trained
 from .rounds import Bench, Tried, try_network
 from .submission import Submission
@@ -96,9 +99,12 @@ class Grader:
         """The submission's record; raises HarnessError where this machine cannot."""
         started = time.time()
         source = read(submission.source)
-        record: dict[str, Any] = {"path": str(submission.path), "status": "", "reason": "", "precision": None}
-        record.update(context=submission.context, device=self.device, source=str(submission.source or ""))
+        record: dict[str, Any] = {"path": _text(submission.path), "status": "", "reason": "", "precision": None}
+        record.update(context=submission.context, device=self.device, source=_text(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
+        # Whatever comes of it, a record has every key.
+        record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[])
+        record.update(containment={"had": [], "lacks": []}, device_afterwards=None)
         try:
             if submission.why:
                 raise EndedError("unsupported", submission.why)
@@ -114,6 +120,11 @@ class Grader:
                     self._run_on_a_device(record, program, source)
         except EndedError as ended:
             record["status"], record["reason"] = ended.status, ended.reason
+        except (DeviceError, OSError):
+            raise
+        except Exception as error:  # a fault of the harness's own on one file must not cost a class its night
+            record["status"] = "unsupported"
+            record["reason"] = f"the harness itself failed, no fault of the file's: {type(error).__name__}: {error}"
         record["started"], record["seconds_in_all"] = started, time.time() - started
         return record
 
@@ -195,11 +206,14 @@ class Grader:
     def _by_itself(self, program: Program, source: str) -> list[NetResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
         pointed = pointed_to(source)
-        order = pointed + [net for net in NETS if net not in pointed]
+        order = pointed + [net for net in KNOWN if net not in pointed]
         results: list[NetResult] = []
         seconds = self.bench.spec.limits.run_seconds
         for net in order:
-            done = bool(pointed) and any(one.status == PASSED for one in results)
+            right = any(one.status == PASSED for one in results)
+            if right and net in LATER and net not in pointed:
+                continue
+            done = bool(pointed) and right
             results.append(self._net(program, net, self._images(net), seconds, BRIEF if done else FULL))
             status = results[-1].status
             if status in _FINAL:
@@ -215,6 +229,8 @@ class Grader:
                     continue
                 large = self.context == "cpu" and images > _SMALL
                 results.append(self._net(program, net, images, seconds, BRIEF if large else FULL))
+                if large and results[-1].status == "wrong":  # to find that out of another network takes minutes
+                    return results
         return results
 
     def _net(self, program: Program, net: Net, images: int, seconds: float, plan: Plan = FULL) -> NetResult:
@@ -246,11 +262,17 @@ def fingerprint(source: str) -> str:
 
 
 def read(path: Path | None) -> str:
-    """A source's text; empty where there is none."""
+    """A source's text; empty where there is none that can be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace") if path else ""
+        with open(path, "rb") if path and path.is_file() else io.BytesIO() as file:
+            return file.read(sources.MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _text(path: Path | str) -> str:
+    """A path as text: one may hold bytes that are none."""
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 def _typical(results: Sequence[NetResult]) -> NetResult:

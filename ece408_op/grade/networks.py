@@ -29,6 +29,14 @@ NETS = (
     Net("2018fa", ((1, 72, 72, 12, 7), (12, 33, 33, 24, 7))),
 )
 
+#: Those of 2019, whose sizes the course's scripts and its submissions tell. This project has no weights for them, and
+#: most files can do any network: they are tried where a file points to them, or can do none of the others.
+LATER = (
+    Net("2019sp", ((1, 48, 48, 6, 5), (6, 22, 22, 16, 5))),
+    Net("2019fa", ((1, 70, 70, 12, 5), (12, 33, 33, 24, 5))),
+)
+KNOWN = NETS + LATER
+
 #: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
 _COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -50,21 +58,21 @@ def pointed_to(source: str) -> list[Net]:
     A number points to a network where it is a size, or a product of sizes, of that network and of no other.
     """
     score = _scores(source)
-    return sorted((net for net in NETS if score[net.name] > 0), key=lambda net: -score[net.name])
+    return sorted((net for net in KNOWN if score[net.name] > 0), key=lambda net: -score[net.name])
 
 
 def meant_for(source: str) -> list[Net]:
     """The networks that the file's constants point to beyond doubt."""
     score = _scores(source)
-    return [net for net in NETS if score[net.name] >= _BEYOND_DOUBT]
+    return [net for net in KNOWN if score[net.name] >= _BEYOND_DOUBT]
 
 
 def _scores(source: str) -> dict[str, int]:
     found = numbers(source)
-    sizes = {net.name: _sizes(net) - _COMMON for net in NETS}
+    sizes = {net.name: _sizes(net) - _COMMON for net in KNOWN}
     score = {}
-    for net in NETS:
-        others = set().union(*(sizes[other.name] for other in NETS if other is not net))
+    for net in KNOWN:
+        others = set().union(*(sizes[other.name] for other in KNOWN if other is not net))
         score[net.name] = len(found & (sizes[net.name] - others))
     return score
 

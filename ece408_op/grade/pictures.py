@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op import graph_params
+from ece408_op.check import agreement
 from ece408_op.data import load_test
 from ece408_op.errors import DataError
 from ece408_op.models import files
@@ -85,18 +86,20 @@ class CourseNet:
     def compare(self, got: np.ndarray, exact: np.ndarray) -> Labels:
         """Accuracy of the classes got, and how many are those that exact convolutions give."""
         _, truth, source = _test_set(self.size, len(got))
-        right, same = float((got == truth).mean()), float((got == exact).mean())
-        return Labels(self.name, len(got), source, right, same)
+        right, same = agreement(got, truth), agreement(got, exact)
+        return Labels(self.name, len(got), source, right.share, same.share)
 
 
 def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
     """The trained networks that have these layers.
 
-    None where the grader's file has layers of its own, or more images than there are, or a test set that is broken.
+    None where no weights of them are known (the grader's own, and 2019's), for more images than there are, or where the
+    test set is broken.
     """
-    if net not in NETS or images > MOST:
+    names = _TRAINED.get(net.name, ()) if net in NETS and images <= MOST else ()
+    found = tuple(_load(name) for name in names)
+    if not found:
         return ()
-    found = tuple(_load(name) for name in _TRAINED[net.name])
     try:
         _test_set(found[0].size, images)
     except DataError:

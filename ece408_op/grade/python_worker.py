@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, TextIO
 
 _WORDS = 9
 _READ, _WRITE = 1, 2
@@ -44,6 +44,8 @@ def main(arguments: list[str]) -> int:
         shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         arrays.append([opened(place, shape, int(guard), shape is shapes[2]) for place, shape in zip(one[6:], shapes)])
     reply("open")
+    lines = os.fdopen(int(commands))
+    _wait_for_load(lines, reply)
     try:
         kernel = _load(what)
         device = "gpu" if on_gpu else "cpu"
@@ -54,25 +56,24 @@ def main(arguments: list[str]) -> int:
         reply(f"unloadable {_told(error, what)}")
         return 4
     reply("ready")
-    with os.fdopen(int(commands)) as lines:
-        for line in lines:
-            word, nonce, *rest = line.split()
-            if word == "empty":
-                reply(f"done {nonce} 0 -")
-                continue
-            problem = problems[int(rest[0])]
-            reasons = kernel.not_supported_reasons(problem)
-            if reasons:
-                reply(f"refused {'; '.join(reasons)}")
-                continue
-            try:
-                start = time.monotonic_ns()
-                run(problem, *arrays[int(rest[0])])
-                reply(f"done {nonce} {time.monotonic_ns() - start} -")
-            except UnsupportedError as error:
-                reply(f"refused {error}")
-            except Exception as error:
-                reply(f"failed {_told(error, what)}")
+    for line in lines:
+        word, call, *rest = line.split()
+        if word == "empty":
+            reply(f"done {call} 0 -")
+            continue
+        problem = problems[int(rest[0])]
+        reasons = kernel.not_supported_reasons(problem)
+        if reasons:
+            reply(f"refused {'; '.join(reasons)}")
+            continue
+        try:
+            start = time.monotonic_ns()
+            run(problem, *arrays[int(rest[0])])
+            reply(f"done {call} {time.monotonic_ns() - start} -")
+        except UnsupportedError as error:
+            reply(f"refused {error}")
+        except Exception as error:
+            reply(f"failed {_told(error, what)}")
     return 0
 
 
@@ -94,6 +95,15 @@ def _load(what: str) -> Any:
     if not isinstance(kernel, (CpuKernel, CudaKernel)):
         raise TypeError(f"expected a CpuKernel or CudaKernel called KERNEL, got {len(found)} kernels of other names")
     return kernel
+
+
+def _wait_for_load(lines: TextIO, reply: Callable[[str], None]) -> None:
+    """Answer empty calls until the command to load the kernel comes."""
+    for line in lines:
+        word, *nonce = line.split()
+        if word != "empty":
+            return
+        reply(f"done {nonce[0]} 0 -")
 
 
 def _on_cpu(kernel: Any) -> Callable[..., None]:

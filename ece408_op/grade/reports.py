@@ -44,7 +44,8 @@ def junit(records: Sequence[Mapping[str, Any]]) -> str:
     suite = ElementTree.Element("testsuite", {"name": "ece408-grade", **counts})
     for record in records:
         took = {"time": f"{record.get('seconds_in_all', 0.0):.3f}"}
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "submission", "name": record["path"], **took})
+        name = _NOT_XML.sub("?", record["path"])
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "submission", "name": name, **took})
         if record["status"] != "passed":
             kind = "skipped" if record["status"] == "unsupported" else "failure"
             reason = _NOT_XML.sub("?", record["reason"])
@@ -125,4 +126,5 @@ def _floor(name: str, records: Sequence[Mapping[str, Any]]) -> float | None:
 def _put(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        file.write(text.encode())
+        # A path may hold bytes that are no text.
+        file.write(text.encode(errors="backslashreplace"))

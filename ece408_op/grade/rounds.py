@@ -6,13 +6,12 @@ every layer is called once.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -26,17 +25,18 @@ from .case import AGAIN, FULL, MARKED, PASSED, PICTURES, STOPPED, TIMED, Case, P
 from .errors import HarnessError
 from .health import Thermometer
 from .host_side import HostSide
-from .judge import PATTERN, REAL, WHOLE, WRONG, Judged
+from .judge import PATTERN, PICTURE, REAL, WHOLE, WRONG, Judged
 from .pictures import CourseNet, Labels
 from .spec import Spec
 from .worker import Call, EndedError, Program, Worker, kept
 
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
+#: A GPU takes 0.2 ms to turn from the worker to the parent (an H200); where it takes so long, it did the worker's work
+#: first, and that was not done when the answer came.
+_LATE_SECONDS = 5e-4
 #: How often a worker is begun, and seconds between.
 _BEGINNINGS, _AGAIN_SECONDS = 3, 1.0
-#: Empty calls that wake the processes on the way to the worker.
-_PINGS = 5
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _Trial:
         """All rounds that are left, and the verdicts; raises EndedError where the worker may not go on."""
         cases = self.tried.cases
         for case in cases:
-            case.overhead = self._ping()
+            case.overhead = self.worker.overhead
             case.floor = self.bench.floor(case.problem, self.bench.device) if self.bench.floor else None
         while self._steps and not any(self._hopeless(case) for case in cases):
             purpose, net = self._steps[0]
@@ -241,20 +241,20 @@ class _Trial:
         after = thermometer.read(side)
         disturbed = thermometer.disturbed(side, before, after)
         readings = (before, after)
-        return Run(TIMED, call.seconds, call.claimed, side.judged(kind), readings, clocks, disturbed, call.note)
-
-    def _ping(self) -> float:
-        """The clock around a call that does nothing, when every process on the way has just run."""
-        return statistics.median(self.worker.call(0, 10.0, empty=True).seconds for _ in range(_PINGS))
+        judged = side.judged(kind)
+        return Run(TIMED, call.seconds, call.claimed, judged, readings, clocks, disturbed, call.note, call.late)
 
     def _call(self, side: Any, fill: float = 0.0, timed: bool = False) -> Call:
         side.clear(fill)
+        quiet = side.snapshot() if self.bench.gpu else 0.0
         if timed:
             # Processes long asleep take half a millisecond to come back, and the inputs must not be there meanwhile.
-            self._ping()
+            self.worker.ping()
         side.present(flush=timed)
         call = self.worker.call(self._layer, self.seconds)
-        side.snapshot()
+        late = side.snapshot() - quiet
+        if late > _LATE_SECONDS:
+            call = replace(call, seconds=call.seconds + late, late=late)
         self.worker.idle(_PAUSE, self.seconds)
         if side.changed_late():
             raise EndedError("tampered", "the output changed after forward had returned: work was left behind")
@@ -280,7 +280,7 @@ class _Trial:
             self._layer, w = layer, net.filters[layer]
             side.load_given(x, w)
             call = self._call(side)
-            judged: Judged = side.judged(REAL)
+            judged: Judged = side.judged(PICTURE)
             self.tried.cases[layer].runs.append(Run(PICTURES, call.seconds, call.claimed, judged, note=call.note))
             y, true = side.output(), side.exact(exact, w)
             if layer + 1 < len(self.sides):

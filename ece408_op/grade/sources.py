@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 #: Bytes and files of one submission, at most.
-_MOST_BYTES = 8 << 20
+MOST_BYTES = 8 << 20
 _MOST_FILES = 200
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE)
 _ANY_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\r\n]+)"|<([^>\r\n]+)>)', re.MULTILINE)
-#: What was found in MXNet's own tree, where the course's file lay: its headers, and those beside its operators.
-_OF_MXNET = re.compile(r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+")
+#: What was found in MXNet's own tree, where the course's file lay: its headers, those beside its operators, and for
+#: files for the CPU too, which use nothing of them, CUDA's.
+_OF_MXNET = re.compile(r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h$")
+#: A loop that is to be unrolled so many times as a name says.
+_UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r\n]*", re.MULTILINE)
+#: The course's own file beside a student's, which is MXNet's for the greater part: a stand-in takes its place.
+OPERATOR = "new-inl.h"
 #: How far up such a path may begin.
 _LEVELS = 4
 
@@ -22,20 +26,30 @@ def copy(source: Path, to: Path) -> None:
     """Copy the source and, at their places, the files of its folder that it includes or, in Python, names.
 
     Without links, and up to a size; neighbours that nobody includes stay behind: in a class they are others' work.
+    Raises OSError where the source itself cannot be read or is too large.
     """
-    root, waiting, done, left = source.parent, [source.name], set[str](), _MOST_BYTES
+    if source.stat().st_size > MOST_BYTES or not source.is_file():
+        raise OSError(f"expected a file of at most {MOST_BYTES >> 20} MB")
+    root, waiting, done, left = source.parent, [source.name], set[str](), MOST_BYTES
     while waiting and len(done) < _MOST_FILES:
         name = waiting.pop()
         path = root / name
+        if path.name == OPERATOR and path != source:
+            continue
         if name in done or not path.is_file() or (path.is_symlink() and path != source):
             continue
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except OSError:
+            if path == source:
+                raise
+            continue
         left -= len(content)
         if left < 0:
             return
         done.add(name)
         (to / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to / name)
+        (to / name).write_bytes(content)
         (to / name).chmod(0o644)
         waiting += _named(root, content) if source.suffix == ".py" else _within(root, path.parent, content)
 
@@ -44,6 +58,18 @@ def text(folder: Path) -> str:
     """All that was copied, as one text."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+
+
+def unroll_without_names(folder: Path) -> bool:
+    """Let ``#pragma unroll NAME`` say no number of times in all that was copied; whether there was one."""
+    found = False
+    for path in folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        changed = _UNROLL.sub(rb"\1", content)
+        if changed != content:
+            path.write_bytes(changed)
+            found = True
+    return found
 
 
 def lend(code: str, headers: Path, stubs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 from collections.abc import Mapping
@@ -12,12 +13,16 @@ from typing import Any
 from ece408_op.errors import ProblemError
 
 from .errors import SpecError
-from .networks import NETS, Net
+from .networks import KNOWN, Net
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found]
+
+
+#: A limit of nothing would be passed by no submission.
+_LEAST_LIMIT = 0.001
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def load(path: Path | None) -> Spec:
             table = tomllib.load(file)
     except OSError as error:
         raise SpecError(f"{path}: expected a readable TOML file, got {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: expected TOML, got {error}") from None
     return parse(table, str(path))
 
@@ -90,6 +95,9 @@ def parse(table: Mapping[str, Any], where: str) -> Spec:
     spec = Spec()
     nets = [_named(name, where) for name in _list(table, "networks", str, where)]
     nets += [_own(entry, where) for entry in _list(table, "network", dict, where)]
+    names = [net.name for net in nets]
+    if len(set(names)) < len(names):
+        raise SpecError(f"{where}: network: expected names that differ, got {', '.join(names)}")
     images = _list(table, "images", int, where)
     probe = _list(table, "probe", int, where) if "probe" in table else list(spec.probe)
     for key, sizes in (("images", images), ("probe", probe)):
@@ -106,21 +114,22 @@ def parse(table: Mapping[str, Any], where: str) -> Spec:
     spec = replace(spec, half=table.get("half", spec.half), accuracy=table.get("accuracy", spec.accuracy))
     return replace(
         spec,
-        limits=_section(LimitsSpec(), table.get("limits", {}), f"{where}: limits"),
+        limits=_section(LimitsSpec(), table.get("limits", {}), f"{where}: limits", least=_LEAST_LIMIT),
         ranking=_section(RankingSpec(), table.get("ranking", {}), f"{where}: ranking"),
     )
 
 
-def _section(default: Any, table: Any, where: str) -> Any:
+def _section(default: Any, table: Any, where: str, least: float = 0) -> Any:
     if not isinstance(table, dict):
         raise SpecError(f"{where}: expected a table, got {table!r}")
     types = {one.name: type(getattr(default, one.name)) for one in fields(default)}
     _only(table, set(types), where)
-    return replace(default, **{key: _number(value, types[key], 0, f"{where}.{key}") for key, value in table.items()})
+    given = {key: _number(value, types[key], least, f"{where}.{key}") for key, value in table.items()}
+    return replace(default, **given)
 
 
 def _number(value: Any, kind: type, least: float, where: str) -> Any:
-    good = isinstance(value, int) if kind is int else isinstance(value, (int, float))
+    good = isinstance(value, int) if kind is int else isinstance(value, (int, float)) and math.isfinite(value)
     if isinstance(value, bool) or not good or value < least:
         raise SpecError(f"{where}: expected a number of at least {least} ({kind.__name__}), got {value!r}")
     return kind(value)
@@ -140,10 +149,10 @@ def _only(table: Mapping[str, Any], known: set[str], where: str) -> None:
 
 
 def _named(name: str, where: str) -> Net:
-    for net in NETS:
+    for net in KNOWN:
         if net.name == name:
             return net
-    raise SpecError(f"{where}: networks: expected {', '.join(net.name for net in NETS)}, got {name!r}")
+    raise SpecError(f"{where}: networks: expected {', '.join(net.name for net in KNOWN)}, got {name!r}")
 
 
 def _own(entry: Mapping[str, Any], where: str) -> Net:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 
 from ece408_op import dispatch
 
-from . import python_side
+from . import python_side, sources
 from .errors import SpecError
 
 CPU_SUFFIXES = (".h", ".hpp", ".cpp", ".cc")
@@ -16,6 +17,9 @@ GPU_SUFFIXES = (".cuh", ".cu")
 PYTHON_SUFFIX = ".py"
 _SUFFIXES = {"cpu": CPU_SUFFIXES, "gpu": GPU_SUFFIXES}
 _NAMES = ("new-forward.h", "new-forward.cuh")
+#: The course's own files beside a student's, which no submission is.
+_COURSES = (sources.OPERATOR, "new.cc", "new.cu")
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
 @dataclass(frozen=True)
@@ -55,20 +59,47 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
     return list(found.values())
 
 
+def passed_over(paths: list[Path], found: list[Submission]) -> list[Path]:
+    """What lies in the folders given and holds no submission that was found: folders, and archives still packed."""
+    own = {one.path.absolute() for one in found}
+    taken = own.union(above for path in own for above in path.parents)
+    folders = [path for path in paths if path.is_dir() and path.absolute() not in own]
+    return [
+        child
+        for folder in folders
+        for child in sorted(folder.iterdir())
+        if (child.is_dir() or child.suffix.lower() in _ARCHIVES)
+        and child.absolute() not in taken
+        and not _aside(child.name)
+    ]
+
+
 def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
+    if path.is_file() and path.suffix.lower() in _ARCHIVES:
+        raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
     if path.is_file():
         return [_own(name) for name in python_side.names_in(path)] or [_of_file(path, context)]
     if _is_one(path):
         return [_of_folder(path, context, gpu_here)]
     found = []
     for child in sorted(path.iterdir()):
-        if child.name.startswith("."):
+        if _aside(child.name) or child.name in _COURSES or _leads_back(child):
             continue
         if child.is_dir():
             found += _within(child, context, gpu_here)
         elif child.suffix in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
             found.append(_of_file(child, context))
     return found
+
+
+def _aside(name: str) -> bool:
+    """Is it what systems put beside people's files: hidden ones, ``__MACOSX`` and ``__pycache__``?"""
+    return name.startswith((".", "__"))
+
+
+def _leads_back(path: Path) -> bool:
+    """Is it a link to a folder that it lies in?"""
+    return path.is_symlink() and realpath(path) in (realpath(folder) for folder in path.absolute().parents)
 
 
 def _own(name: str) -> Submission:
@@ -90,16 +121,22 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
     inner = folder / "ece408_src" if (folder / "ece408_src").is_dir() else folder
-    sources = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
+    there = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
+    for kind, suffixes in _SUFFIXES.items():
+        # A file that was put beside ece408_src by mistake.
+        there[kind] = there[kind] or _named(folder, suffixes)
     if context is None:
-        context = "gpu" if sources["gpu"] is not None and (sources["cpu"] is None or gpu_here()) else "cpu"
-    return Submission(folder, sources[context], context)
+        context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"
+    return Submission(folder, there[context], context)
 
 
 def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, else the only file of that kind."""
-    for suffix in suffixes:
-        if (folder / f"new-forward{suffix}").is_file():
-            return folder / f"new-forward{suffix}"
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in suffixes]
-    return files[0] if len(files) == 1 else None
+    files = [path for path in files if not _aside(path.name) and path.name not in _COURSES]
+    return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
+
+
+def _named(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+    paths = [folder / f"new-forward{suffix}" for suffix in suffixes]
+    return next((path for path in paths if path.is_file()), None)

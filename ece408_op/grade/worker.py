@@ -7,6 +7,7 @@ import re
 import secrets
 import select
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from .errors import HarnessError
 
 #: A GPU's first context in a process may take so long, in seconds, beside the limit for loading.
 _BEGIN_SECONDS = 60.0
+#: Empty calls that wake the processes on the way, and tell what such a call takes.
+_PINGS = 5
+#: A line of the runner's is shorter than so many bytes.
+_LONGEST = 1 << 14
 #: How long the parent waits for a GPU's reply without going to sleep.
 _SPIN_SECONDS = 0.1
 #: A printed text is kept up to so many bytes from its beginning.
@@ -37,11 +42,15 @@ class EndedError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """Seconds of one call of forward: by the parent's clock, and as the worker has it; CUDA's error left unread."""
+    """Seconds of one call of forward: by the parent's clock, and as the worker has it; CUDA's error left unread.
+
+    ``late`` is how much longer than else a GPU took for the parent's own work behind the answer, in seconds.
+    """
 
     seconds: float
     claimed: float
     note: str = ""
+    late: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,9 @@ class Worker:
         commands, self._commands = os.pipe()
         self._replies, replies = os.pipe()
         self._text, self._fault = b"", ""
+        self._on_gpu = device is not None
+        #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
+        self.overhead = 0.0
         self._spin = 0.0 if device is None else _SPIN_SECONDS
         self.printed = folder / "printed.txt"
         command = [*program.command, str(commands), str(replies), str(guard)]
@@ -121,14 +133,16 @@ class Worker:
         Raises EndedError where that fails or takes longer than so many seconds, HarnessError where the runner itself
         cannot begin: nothing of the submission has run by then.
         """
-        deadline = time.monotonic() + seconds
         try:
-            line = self._line(deadline + _BEGIN_SECONDS, "beginning")
-        except EndedError as ended:
-            raise HarnessError(f"expected the worker to begin, but {ended.reason}: {kept(self.printed)}") from None
-        if line != "open":
-            raise HarnessError(f"expected the worker to begin, got {line}")
-        line = self._line(deadline, "loading it")
+            line = self._line(time.monotonic() + seconds + _BEGIN_SECONDS, "beginning")
+            if line != "open":
+                raise HarnessError(f"expected the worker to begin, got {line}")
+            self.overhead = self.ping()
+            self.inside.go()
+            os.write(self._commands, b"load\n")
+        except (EndedError, BrokenPipeError) as ended:
+            raise HarnessError(f"expected the worker to begin, but {ended}: {kept(self.printed)}") from None
+        line = self._line(time.monotonic() + seconds, "loading it")
         if line.startswith("unloadable"):
             raise EndedError("compile_error", f"it cannot be loaded: {line.partition(' ')[2]}")
         if line != "ready":
@@ -149,7 +163,11 @@ class Worker:
         except BrokenPipeError:
             raise self._reason_of_end("between two calls") from None
         line = self._line(time.monotonic() + seconds, "a call of forward")
-        took = time.perf_counter() - start
+        end = time.perf_counter()
+        if not self._on_gpu:
+            # Threads that go on behind the answer are timed until they stand still.
+            self._stop()
+            end = time.perf_counter()
         word, _, rest = line.partition(" ")
         if word == "failed":
             raise EndedError("crashed", f"forward threw: {rest}")
@@ -160,9 +178,19 @@ class Worker:
         match = re.fullmatch(rf"done {nonce} (\d+)(?: (-|[A-Za-z]{{4,80}}))?", line)
         if match is None:
             raise EndedError("tampered", f"a message came that the runner does not send: {line[:80]!r}")
-        self._stop()
+        if self._on_gpu:
+            self._stop()
         self._nothing_waits()
-        return Call(took, int(match.group(1)) / 1e9, (match.group(2) or "-").replace("-", ""))
+        note = (match.group(2) or "-").replace("-", "")
+        return Call(end - start, int(match.group(1)) / 1e9, note)
+
+    def ping(self) -> float:
+        """Seconds of a call that does nothing, when every process on the way has just run.
+
+        On the CPU, which others use too, the least: what is taken off must not be more than there was.
+        """
+        seconds = [self.call(0, 10.0, empty=True).seconds for _ in range(_PINGS)]
+        return statistics.median(seconds) if self._on_gpu else min(seconds)
 
     def idle(self, pause: float, seconds: float) -> None:
         """Let the worker run with nothing to do, so that work left behind comes to light; seconds bounds its answer."""
@@ -194,6 +222,8 @@ class Worker:
                 if not data:
                     raise self._reason_of_end(doing)
                 self._text += data
+                if len(self._text) > _LONGEST:
+                    raise EndedError("tampered", f"a message came that the runner does not send: {data[:80]!r}")
             raw, _, self._text = self._text.partition(b"\n")
             line = raw.decode(errors="replace")
             if not line.startswith("fault"):
@@ -212,7 +242,11 @@ class Worker:
         if not self.inside.wait_for("ended", 5.0):
             self.inside.end()
             return EndedError("tampered", f"the runner's pipe was closed during {doing}, though the process lived on")
+        if self.inside.woke:
+            return EndedError("tampered", "its process ran on by itself while the harness had stopped it")
         kind, _, number = (self.inside.ended or "lost").partition(" ")
+        if kind == "signal" and re.fullmatch(rf"fault {number} stack 0 0", self._fault):
+            return EndedError("crashed", f"{_STACK}, during {doing}")
         place = re.fullmatch(r"fault (\d+) ([xyw]) (-?\d+) (\d+)", self._fault)
         if place is not None:
             return _fault(place.group(2), int(place.group(3)), int(place.group(4)), doing)
@@ -242,6 +276,7 @@ def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
     )
 
 
+_STACK = "its stack was too small: an array within a function is too large, or a function calls itself without end"
 _SIGNALS = {
     signal.SIGSEGV: "it touched memory that it does not own (segmentation fault)",
     signal.SIGBUS: "it touched memory that is not there (bus error)",

@@ -85,7 +85,9 @@ extern "C" __global__ void judge(const float* y, const float* x, const float* w,
     double error = fabs(y[at] - sum);
     bool finite = isfinite(y[at]);
     share[at] = finite ? (float)(error / (bound * size + least)) : __int_as_float(0x7f800000);
-    scaled[at] = finite && size > 0 ? (float)(error / size) : 0.0f;
+    // Where nothing is added up, no precision excuses anything.
+    float alone = error > least ? __int_as_float(0x7f800000) : 0.0f;
+    scaled[at] = !finite ? 0.0f : size > 0 ? (float)(error / size) : alone;
   }
 }
 

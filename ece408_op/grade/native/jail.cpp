@@ -14,7 +14,7 @@
 // The keeper, process 1 of the new process namespace, alone holds the control socket. It reports "had NAME" and
 // "lacks NAME: why" for each means of containment, then "started"; it answers "stop" with "stopped" once every
 // process inside is stopped, "go" starts them again, "kill" ends them; at the end it reports "exit N" or
-// "signal N". When its parent dies, it and everything inside die.
+// "signal N". A program that runs on by itself while it should stand still is ended, and "woke" reported. When its parent dies, it and everything inside die.
 #include <cerrno>
 #include <csignal>
 #include <cstddef>
@@ -187,6 +187,11 @@ bool filter_calls(bool soft) {
   add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, JAIL_ARCH, 1, 0));
   add(BPF_STMT(BPF_RET | BPF_K, kill));
   add(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
+#ifdef __x86_64__
+  // The calls of the x32 interface bear the same architecture and other numbers.
+  add(BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1));
+  add(BPF_STMT(BPF_RET | BPF_K, kill));
+#endif
 #ifdef __NR_fork
   on(__NR_fork, kill);
   on(__NR_vfork, kill);
@@ -196,6 +201,10 @@ bool filter_calls(bool soft) {
   on(__NR_process_vm_readv, kill);
   on(__NR_process_vm_writev, kill);
   on(__NR_kill, deny);
+  on(__NR_timer_create, deny);  // its signal may be SIGCONT, which lets a stopped process run
+#ifdef __NR_pidfd_getfd
+  on(__NR_pidfd_getfd, deny);
+#endif
   on(__NR_setsid, deny);
   on(__NR_bpf, deny);
   on(__NR_unshare, deny);
@@ -214,6 +223,11 @@ bool filter_calls(bool soft) {
   add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 4));
   add(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])));
   add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 1, 0));
+  add(BPF_STMT(BPF_RET | BPF_K, deny));
+  add(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_fcntl, 0, 4));  // F_SETSIG: as with a timer
+  add(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])));
+  add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_SETSIG, 0, 1));
   add(BPF_STMT(BPF_RET | BPF_K, deny));
   add(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   add(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_clone, 0, 4));
@@ -281,6 +295,7 @@ long long milliseconds() {
 
 int keep(pid_t worker, bool alone, int signals, long spin) {
   int ended = -1;
+  bool stopped = false;
   long long awake_until = 0;
   char line[64];
   pollfd wait_for[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
@@ -293,8 +308,17 @@ int keep(pid_t worker, bool alone, int signals, long spin) {
       (void)got;
     }
     int status = 0;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-      if (pid == worker) ended = status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WCONTINUED)) > 0;) {
+      if (WIFCONTINUED(status)) {
+        // A stop wipes out the news of the start before it: this one nobody here ordered.
+        if (pid == worker && stopped) {
+          say("woke");
+          signal_all(worker, alone, SIGKILL);
+        }
+      } else if (pid == worker) {
+        ended = status;
+      }
+    }
     if (ended >= 0) break;
     if (wait_for[0].revents) {
       ssize_t n = read(control, line, sizeof line - 1);
@@ -311,8 +335,10 @@ int keep(pid_t worker, bool alone, int signals, long spin) {
             ended = status;
             break;
           }
+          stopped = true;
           say("stopped");
         } else if (line[i] == 'g') {
+          stopped = false;
           signal_all(worker, alone, SIGCONT);
         } else if (line[i] == 'k') {
           signal_all(worker, alone, SIGKILL);
@@ -346,7 +372,8 @@ int guard(const Settings& s, bool mounts, bool alone) {
     return 125;
   }
   // Only this process keeps the control socket's end and sees no data of the worker.
-  for (int fd = 0; fd < 64; ++fd)
+  long most = sysconf(_SC_OPEN_MAX);
+  for (int fd = 0; fd < (most > 0 && most < 65536 ? most : 65536); ++fd)
     if (fd != control && fd != signals) close(fd);
   return keep(worker, alone, signals, s.spin);
 }

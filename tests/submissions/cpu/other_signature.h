@@ -6,6 +6,9 @@
 #include <nnvm/tuple.h>
 #include "../operator_common.h"
 #include "../../operator/mshadow_op.h"
+#include <cblas.h>
+using namespace mshadow;
+using namespace mshadow::expr;
 
 namespace mxnet
 {

@@ -3,6 +3,7 @@
 #define MXNET_OPERATOR_NEW_FORWARD_CUH_
 
 #include <mxnet/base.h>
+#define MOST_CHANNELS 12
 
 namespace mxnet
 {
@@ -21,7 +22,9 @@ __global__ void forward_kernel(float *y, const float *x, const float *k, const i
     for (int t = threadIdx.x; t < H_out * W_out; t += blockDim.x) {
         const int h = t / W_out, w = t % W_out;
         float sum = __shfl_down(0.0f, 1);
+#pragma unroll MOST_CHANNELS
         for (int c = 0; c < C; c++)
+#pragma unroll(MOST_CHANNELS)
             for (int p = 0; p < K; p++)
                 for (int q = 0; q < K; q++)
                     sum += x4d(b, c, h + p, w + q) * k4d(m, c, p, q);
@@ -48,6 +51,10 @@ void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tenso
     dim3 gridDim(B, M);
     dim3 blockDim(256);
     forward_kernel<<<gridDim, blockDim, 0, s>>>(y.dptr_, x.dptr_, w.dptr_, B, M, C, H, W, K);
+    cudaThreadSetCacheConfig(cudaFuncCachePreferShared);
+    cudaDeviceProp properties;
+    cudaGetDeviceProperties(&properties, 0);
+    printf("%d %d\n", properties.maxTexture1DLinear, properties.singleToDoublePrecisionPerfRatio);
     cudaThreadSynchronize();
     // Use MSHADOW_CUDA_CALL to check for CUDA runtime errors.
     MSHADOW_CUDA_CALL(cudaDeviceSynchronize());

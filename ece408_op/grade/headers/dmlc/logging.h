@@ -48,6 +48,10 @@ struct Voidify {
 #define LOG_ERROR LOG_INFO
 #define LOG_FATAL ::dmlc::FatalMessage(__FILE__, __LINE__)
 #define LOG(severity) LOG_##severity.stream()
+#define LOG_DEBUG LOG_INFO
+#define LOG_DFATAL LOG_FATAL
+#define LG LOG_INFO.stream()
+#define VLOG(level) LOG_INFO.stream()
 #define LOG_IF(severity, condition) !(condition) ? (void)0 : ::dmlc::Voidify() & LOG(severity)
 
 #define CHECK(x) \
@@ -60,6 +64,8 @@ struct Voidify {
 #define CHECK_LE(x, y) ECE408_GRADE_CHECK_(x, y, <=)
 #define CHECK_GT(x, y) ECE408_GRADE_CHECK_(x, y, >)
 #define CHECK_GE(x, y) ECE408_GRADE_CHECK_(x, y, >=)
+#define DLOG(severity) LOG_IF(severity, false)
+#define DLOG_IF(severity, condition) LOG_IF(severity, false && (condition))
 #define CHECK_NOTNULL(x) (x)
 #define DCHECK(x) CHECK(x)
 #define DCHECK_EQ(x, y) CHECK_EQ(x, y)

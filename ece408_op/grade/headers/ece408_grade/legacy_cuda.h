@@ -5,6 +5,8 @@
 #if CUDART_VERSION >= 13000
 inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
 inline cudaError_t cudaThreadExit() { return cudaDeviceReset(); }
+inline cudaError_t cudaThreadSetLimit(cudaLimit limit, size_t value) { return cudaDeviceSetLimit(limit, value); }
+inline cudaError_t cudaThreadSetCacheConfig(cudaFuncCache config) { return cudaDeviceSetCacheConfig(config); }
 
 // Memory had its place named by a device's number.
 inline cudaError_t cudaMemPrefetchAsync(const void* at, size_t bytes, int device, cudaStream_t stream = 0) {
@@ -19,6 +21,7 @@ inline cudaError_t cudaMemAdvise(const void* at, size_t bytes, cudaMemoryAdvise 
 // What a device's properties have lost.
 struct ece408_grade_properties : cudaDeviceProp {
   int clockRate, memoryClockRate, deviceOverlap, kernelExecTimeoutEnabled, computeMode;
+  int singleToDoublePrecisionPerfRatio, maxTexture1DLinear, cooperativeMultiDeviceLaunch;
 };
 inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int device) {
   cudaError_t error = cudaGetDeviceProperties(static_cast<cudaDeviceProp*>(to), device);
@@ -27,6 +30,9 @@ inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int devi
   cudaDeviceGetAttribute(&to->deviceOverlap, cudaDevAttrGpuOverlap, device);
   cudaDeviceGetAttribute(&to->kernelExecTimeoutEnabled, cudaDevAttrKernelExecTimeout, device);
   cudaDeviceGetAttribute(&to->computeMode, cudaDevAttrComputeMode, device);
+  cudaDeviceGetAttribute(&to->singleToDoublePrecisionPerfRatio, cudaDevAttrSingleToDoublePrecisionPerfRatio, device);
+  cudaDeviceGetAttribute(&to->maxTexture1DLinear, cudaDevAttrMaxTexture1DLinearWidth, device);
+  to->cooperativeMultiDeviceLaunch = 0;
   return error;
 }
 #define cudaDeviceProp ece408_grade_properties

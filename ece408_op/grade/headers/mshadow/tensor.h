@@ -43,6 +43,8 @@ namespace mshadow {
 
 typedef unsigned index_t;
 typedef float default_real_t;
+// Where mshadow has its expressions: files say "using namespace mshadow::expr" and use none.
+namespace expr {}
 
 struct cpu {
   static const bool kDevCPU = true;
@@ -61,6 +63,7 @@ const int kBaseThreadBits = 8, kBaseThreadNum = 1 << kBaseThreadBits, kBaseGridN
 template <int dimension>
 struct Shape {
   static const int kDimension = dimension;
+  static const int kSubdim = dimension - 1;
   index_t shape_[dimension];
 
   MSHADOW_XINLINE index_t& operator[](index_t index) { return shape_[index]; }
@@ -81,7 +84,13 @@ struct Shape {
     for (int i = first; i < last; ++i) size *= shape_[i];
     return size;
   }
+  MSHADOW_XINLINE Shape<1> FlatTo1D() const;
   MSHADOW_XINLINE Shape<2> FlatTo2D() const;
+  MSHADOW_XINLINE Shape<kSubdim> SubShape() const {
+    Shape<kSubdim> rest;
+    for (int i = 0; i < kSubdim; ++i) rest.shape_[i] = shape_[i + 1];
+    return rest;
+  }
 };
 
 MSHADOW_XINLINE Shape<1> Shape1(index_t a) {
@@ -105,6 +114,10 @@ MSHADOW_XINLINE Shape<5> Shape5(index_t a, index_t b, index_t c, index_t d, inde
   return shape;
 }
 
+template <int dimension>
+MSHADOW_XINLINE Shape<1> Shape<dimension>::FlatTo1D() const {
+  return Shape1(ProdShape(0, dimension));
+}
 template <int dimension>
 MSHADOW_XINLINE Shape<2> Shape<dimension>::FlatTo2D() const {
   return Shape2(ProdShape(0, dimension - 1), shape_[dimension - 1]);
@@ -190,6 +203,9 @@ struct Tensor {
     for (int i = 1; i < dimension - 1; ++i) step *= shape_[i];
     part[0] = end - begin;
     return Tensor<Device, dimension, DType>(dptr_ + step * begin, part, stride_, stream_);
+  }
+  MSHADOW_XINLINE Tensor<Device, 1, DType> FlatTo1D() const {
+    return Tensor<Device, 1, DType>(dptr_, shape_.FlatTo1D(), shape_.Size(), stream_);
   }
   MSHADOW_XINLINE Tensor<Device, 2, DType> FlatTo2D() const {
     return Tensor<Device, 2, DType>(dptr_, shape_.FlatTo2D(), stride_, stream_);
