@@ -9,6 +9,7 @@ machine may fit a model that differs in a last bit: the file in the repository i
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -76,11 +77,17 @@ def _integers(values: np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the model; the exit code is 0, 1 where the training files cannot be used, 2 for a wrong call."""
-    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
-        print(__doc__, file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m ece408_op.data.make_sample",
+        description=str(__doc__).split("\n", 1)[0],
+        epilog="example: python -m ece408_op.data.make_sample /data/fashion-mnist",
+    )
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="with the training files (default: the usual places)"
+    )
+    options = parser.parse_args(arguments)
     try:
-        training = load_training(folder=arguments[0] if arguments else None)
+        training = load_training(folder=options.folder)
     except DataError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
 """How long the host context takes beside a bare copy of its output.
 
-    python -m ece408_op.bench_contexts [--kernel NAME] [--fuse] [--repeats N]
+    python -m ece408_op.bench_contexts [--kernel NAME] [--fuse] [--repeats N] [--json FILE]
 
 Prints a table to stdout: the 2017 layer, 10000 images, through the operator on mx.cpu() arrays, and in the same run
 its output alone copied from the GPU through the same staging buffers by the same threads. Both go into memory
@@ -10,20 +10,29 @@ that was never touched, and into memory that was. With --fuse the layer has its 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import call_record, cuda, dispatch, host_context, mxnet_import
+from .data.atomic import folder_problem, replacing
 from .errors import DeviceError
 from .problem import ConvProblem, PooledProblem
 
 LAYER = ConvProblem(10_000, 1, 28, 28, 50, 5)
+
+_EPILOG = """\
+example:
+  python -m ece408_op.bench_contexts --kernel window --repeats 5 --json contexts.json
+
+exit codes: 0 done, 2 usage, 3 this machine can't (no GPU)"""
 
 
 def measure(layer: ConvProblem, kernel: str, repeats: int) -> list[tuple[str, float, float, float]]:
@@ -82,11 +91,20 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 def main() -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m ece408_op.bench_contexts", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ece408_op.bench_contexts",
+        description=__doc__.splitlines()[0],
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--kernel", choices=["auto", *dispatch.names("gpu")], default="auto", help="default: auto")
     parser.add_argument("--repeats", type=int, default=9, help="pairs measured, the median counts (default 9)")
     parser.add_argument("--fuse", action="store_true", help="with tanh and 2 x 2 maxima in the same pass")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows to FILE as well")
     options = parser.parse_args()
+    problem = folder_problem(options.json)
+    if problem:
+        parser.error(f"--json: {problem}")
     layer = LAYER.pooled(full=False) if options.fuse else LAYER
     try:
         chip = cuda.chip()
@@ -104,6 +122,11 @@ def main() -> int:
     print("| --- | --- | --- | --- | --- |")
     for name, bare, call, op in rows:
         print(f"| {name} | {bare:.1f} | {call:.1f} | {call / bare:.2f} | {op:.3f} |")
+    if options.json is not None:
+        keys = ("output_memory", "copy_ms", "call_ms", "op_time_ms")
+        data = {"layer": str(layer), "gpu": chip.name, "rows": [dict(zip(keys, row)) for row in rows]}
+        with replacing(options.json) as file:
+            file.write((json.dumps(data, indent=2) + "\n").encode())
     return 0
 
 

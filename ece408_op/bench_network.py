@@ -25,7 +25,7 @@ import numpy as np
 
 from . import cuda, mxnet_import
 from .data import load_test
-from .data.atomic import replacing
+from .data.atomic import folder_problem, replacing
 from .errors import DeviceError
 from .models import files, shapes
 
@@ -217,15 +217,30 @@ def as_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+_EPILOG = """\
+example:
+  python -m ece408_op.bench_network --images 1000 --repeats 5 --json network.json
+
+exit codes: 0 done, 2 usage, 3 this machine can't (no GPU, no MXNet)"""
+
+
 def main() -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m ece408_op.bench_network", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ece408_op.bench_network",
+        description=__doc__.splitlines()[0],
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--images", type=int, default=10_000, help="images in one call (default 10000)")
     parser.add_argument("--repeats", type=int, default=20, help="calls measured, the median counts (default 20)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows to FILE as well")
     options = parser.parse_args()
+    problem = folder_problem(options.json)
+    if problem:
+        parser.error(f"--json: {problem}")
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
     # MXNet's fusing of convolution and tanh on the CPU is slow, and its predictions are the same.
     os.environ.setdefault("MXNET_SUBGRAPH_BACKEND", "NONE")

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import choices, cuda
 from .check import Comparison, compare
-from .data.atomic import replacing
+from .data.atomic import folder_problem, replacing
 from .errors import DeviceError
 from .kernel import CudaKernel
 from .kernels import KERNELS
@@ -33,6 +34,13 @@ _MOST_FLOPS = 2 * 10**12
 
 #: The course's layers are timed with so many times fewer images too: what is best for many is not for few.
 _FEWER = 100
+
+_EPILOG = """\
+example:
+  python -m ece408_op.sweep --kernels naive window --images 1000 --json sweep.json
+  python -m ece408_op.sweep --random 24 --record
+
+exit codes: 0 done, 1 a kernel was wrong, 2 usage, 3 this machine can't (no GPU)"""
 
 
 def drawn_layers(count: int, seed: int) -> list[ConvProblem]:
@@ -59,13 +67,19 @@ def measure(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ece408_op.sweep", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ece408_op.sweep",
+        description="Time every GPU kernel on many layers, check what it gave, and record which is fastest where.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     known = [kernel.name for kernel in KERNELS if isinstance(kernel, CudaKernel)]
     parser.add_argument("--kernels", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--images", type=int, default=10_000, help="images of the course's layers (default 10000)")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="add N layers drawn at random")
     parser.add_argument("--seed", type=int, default=408, help="seed of the random layers and of all values")
     parser.add_argument("--record", action="store_true", help=f"write the times into {choices.TABLE.name}")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the chip, and each layer's times, to FILE")
     return parser
 
 
@@ -99,7 +113,11 @@ def _sweep(kernels: list[CudaKernel], layers: list[ConvProblem], chip: Chip, see
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    problem = folder_problem(asked.json)
+    if problem:
+        parser.error(f"--json: {problem}")
     try:
         chip = cuda.chip()
     except DeviceError as error:
@@ -111,8 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layers = [ConvProblem(images, *layer) for images in (asked.images, few) for layer in COURSE]
     layers += drawn_layers(asked.random, asked.seed)
     rows, all_right = _sweep(kernels, layers, chip, asked.seed)
+    table = choices.ChipTable(chip.name, chip.capability, tuple(row for row in rows if row.milliseconds))
+    if asked.json is not None:
+        with replacing(asked.json) as file:
+            file.write(choices.merged((), table).encode())
     if asked.record and all_right:
-        table = choices.ChipTable(chip.name, chip.capability, tuple(row for row in rows if row.milliseconds))
         with replacing(choices.TABLE) as file:
             file.write(choices.merged(choices.read(choices.TABLE), table).encode())
     return 0 if all_right else 1

@@ -94,7 +94,9 @@ def write_readme(text: str, readme: Path = README) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, or write it into README.md; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m ece408_op.models.accuracy", description="Accuracy of each network, as a table in Markdown."
+        prog="python -m ece408_op.models.accuracy",
+        description="Accuracy of each network, as a table in Markdown.",
+        epilog="example: ECE408_DATA=/data/fashion-mnist python -m ece408_op.models.accuracy --write",
     )
     parser.add_argument("--write", action="store_true", help="put the table into models/README.md")
     write = parser.parse_args(argv).write

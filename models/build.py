@@ -10,6 +10,7 @@ each variable carrying the attributes of the operator that it belongs to. MXNet 
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,5 +113,10 @@ def write(folder: Path = FOLDER) -> list[Path]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m ece408_op.models.build",
+        description="Write NAME-symbol.json of every network beside this file.",
+        epilog="example: python -m ece408_op.models.build",
+    ).parse_args()
     for written in write():
         print(written)

@@ -173,3 +173,23 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(records) == 9 and most == [2] and seen == {0, 1}
     assert len(checked) == 9
     assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records.values())
+
+
+@needs_compiler
+def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ece408_op.grade", str(TEXTBOOK.with_name("hangs.h"))],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(scratch.glob("ece408-case-*/root")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    errors = process.communicate(timeout=60)[1]
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "ece408-grade: interrupted\n")
+    assert list(scratch.iterdir()) == []

@@ -6,9 +6,12 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +26,15 @@ from .log import Log, Record
 VERSION = 1
 #: From so many on, what all submissions include is compiled once: that takes as long as three of them.
 _MANY = 5
-#: A shell's own exit code for a program that was interrupted.
-_INTERRUPTED = 130
+_EPILOG = """\
+example:
+  ece408-grade student/ece408_src/new-forward.h
+  ece408-grade class --context gpu --spec rules.toml --json out.json --reports reports
+
+A class that was stopped goes on where it was when the same command, with the same --json, is given again.
+exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + the signal that ended it"""
+#: A shell's own exit code for a program that a signal ended is so much more than its number.
+_SIGNALLED = 128
 #: Submissions that are compiled while others run on the GPUs.
 _COMPILING = max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
@@ -36,20 +46,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         rules = spec.load(arguments.spec)
         if arguments.json and (arguments.json.is_dir() or not arguments.json.parent.is_dir()):
             raise SpecError(f"--json: expected a file in a folder that is there, got {arguments.json}")
-        records = _on_workers(arguments, rules) if arguments.scheduler else _here(arguments, rules)
+        with _interrupted_when_terminated():
+            records = _on_workers(arguments, rules) if arguments.scheduler else _here(arguments, rules)
     except SpecError as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 2
     except (DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 3
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         later = "; the same command goes on where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr)
-        return _INTERRUPTED
+        return _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
     for record in records:
         print(_printable(line(record), sys.stdout.encoding))
     return 0 if all(record["status"] == "passed" for record in records) else 1
+
+
+@contextmanager
+def _interrupted_when_terminated() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: programs that run are ended, folders for the time being removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def line(record: Record) -> str:
@@ -73,13 +101,14 @@ def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
     with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
         # Nothing is built where nothing will run.
         many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
-        tools = jail.build_tools(Path(name), "gpu" in contexts, many) if contexts else jail.Tools(*[Path(name)] * 3)
+        folder = Path(name)
+        tools = jail.build_tools(folder, "gpu" in contexts, many) if contexts else jail.Tools(folder, folder, folder)
         those = dict.fromkeys(("cpu", "gpu"), graders.for_cpu(tools, rules, min(arguments.jobs, len(found))))
         if "gpu" in contexts:
             those["gpu"] = graders.for_gpus(tools, rules)
         # One submission has a GPU to itself; others are compiled meanwhile.
         jobs = arguments.jobs if "gpu" not in contexts else those["gpu"].devices + _COMPILING
-        return _written(found, klass.here(those.__getitem__, jobs), arguments, rules)
+        return _written(found, klass.here(those.__getitem__, jobs, tools.running.close), arguments, rules)
 
 
 def _on_workers(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
@@ -120,7 +149,12 @@ def _without_gpu(found: list[submission.Submission]) -> list[submission.Submissi
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ece408-grade", description="Compile, run and check course submissions.")
+    parser = argparse.ArgumentParser(
+        prog="ece408-grade",
+        description="Compile, run and check course submissions.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("path", nargs="+", type=Path, help="a submission's folder or file, or a folder of many")
     parser.add_argument("--context", choices=("cpu", "gpu"), help="grade new-forward.h (cpu) or new-forward.cuh (gpu)")
     parser.add_argument("--spec", type=Path, help="the grader's file, TOML")

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,6 +65,8 @@ class Inside:
     ended: str | None = None
     #: Did it run on by itself while it was to stand still?
     woke: bool = False
+    #: Those that it is one of until it has ended.
+    running: Running | None = None
     _rest: str = ""
 
     def wait_for(self, word: str, seconds: float) -> bool:
@@ -95,10 +98,16 @@ class Inside:
         """Let them run again."""
         self._send(b"g")
 
+    def kill(self) -> None:
+        """Kill everything inside, and wait for nothing; any thread may."""
+        self._send(b"k")
+
     def end(self, seconds: float = 10.0) -> str:
         """Kill everything inside and say how the program had ended: "exit N", "signal N" or "lost"."""
-        self._send(b"k")
+        self.kill()
         self.wait_for("ended", seconds)
+        if self.running is not None:
+            self.running.remove(self)
         self.control.close()
         try:
             self.process.wait(seconds)
@@ -127,14 +136,49 @@ class Inside:
             self.woke = True
 
 
+class Running:
+    """The programs that run, so that whoever gives up can end them all; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._those: list[Inside] = []
+        self._closed = False
+
+    def add(self, inside: Inside) -> None:
+        """One more; killed at once where all have been ended."""
+        with self._lock:
+            inside.running = self
+            self._those.append(inside)
+            if self._closed:
+                inside.kill()
+
+    def remove(self, inside: Inside) -> None:
+        """One that has ended: its control socket may be closed now."""
+        with self._lock:
+            self._those = [one for one in self._those if one is not inside]
+
+    def require_open(self) -> None:
+        """Raise HarnessError where all have been ended."""
+        if self._closed:
+            raise HarnessError("expected to start a program, but the grading was interrupted")
+
+    def close(self) -> None:
+        """End all of them, and let no other begin."""
+        with self._lock:
+            self._closed = True
+            for one in self._those:
+                one.kill()
+
+
 @dataclass(frozen=True)
 class Tools:
-    """The compiled keeper and runners, in a folder that everyone may read."""
+    """The compiled keeper and runners, in a folder that everyone may read, and what runs of them."""
 
     folder: Path
     jail: Path
     runner: Path
     gpu_runner: Path | None = None
+    running: Running = field(default_factory=Running, compare=False)
 
     @property
     def headers(self) -> Path:
@@ -204,8 +248,9 @@ def start(
     """Start the command; ``root`` is an empty folder, ``seen`` and ``written`` the paths that it may read and write.
 
     ``device`` is the number of the GPU that it uses; without ``hidden`` Python's packages are seen.
-    Raises HarnessError where the keeper cannot be started.
+    Raises HarnessError where the keeper cannot be started, or all that ran was ended.
     """
+    tools.running.require_open()
     gpu = device is not None
     ours, theirs = socket.socketpair()
     words = [f"root={root}", f"control={theirs.fileno()}", f"cwd={cwd}", f"filter={int(filtered)}", f"gpu={int(gpu)}"]
@@ -242,6 +287,7 @@ def start(
     finally:
         theirs.close()
     inside = Inside(process, ours, cgroup)
+    tools.running.add(inside)
     if not inside.wait_for("started", 30.0):
         inside.end()
         raise HarnessError(f"expected the keeper to start {command[0]}, got: {'; '.join(inside.lacks) or inside.ended}")

@@ -39,8 +39,11 @@ def grade_all(found: Sequence[Submission], run: Runner, log: Log | None = None) 
     return records
 
 
-def here(grader_for: Callable[[str], Grader], jobs: int) -> Runner:
-    """Grades on this machine, so many at a time; ``grader_for(context)`` gives the grader."""
+def here(grader_for: Callable[[str], Grader], jobs: int, end: Callable[[], None] = lambda: None) -> Runner:
+    """Grades on this machine, so many at a time; ``grader_for(context)`` gives the grader.
+
+    Where the caller gives up, ``end()`` is to end the programs of those being graded, which are then waited for.
+    """
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(jobs):
         slots.put(slot)
@@ -61,6 +64,7 @@ def here(grader_for: Callable[[str], Grader], jobs: int) -> Runner:
                     yield futures[future], future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                end()
                 raise
 
     return run

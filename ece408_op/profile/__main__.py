@@ -10,7 +10,12 @@ from pathlib import Path
 
 from .session import DATA, TEXT, TIMELINE, Session
 
-_EPILOG = "Exit codes: the script's own; 2 where there is no such script. Tables go to stdout behind what it prints."
+_EPILOG = """\
+example:
+  python -m ece408_op.profile --out profile script.py its arguments
+
+Tables go to stdout behind what the script prints.
+exit codes: the script's own; 2 where there is no such script"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Run a script, and print what its time went to: GPU kernels, copies and CUDA calls, and MXNet's "
         "operators. Kernels of MXNet, CuPy and this package are recorded alike.",
         epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help=f"write {TEXT}, {DATA} and {TIMELINE} there")
     parser.add_argument("script", help="the Python file to run")
