@@ -245,6 +245,17 @@ def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
     assert not any("undefined reference" in line or "forward" in line and "after" in said for line in lines)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *y) {}\n  ^\n\n1 error detected\n",
+        "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *y) {}\n      | ^~~~\n",
+    ],
+)
+def test_the_code_stands_below_its_error(said: str) -> None:
+    assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]
+
+
 def test_a_processors_extension_that_was_not_asked_for_is_called_that() -> None:
     said = (
         "/usr/include/avxintrin.h:12:1: error: inlining failed: target specific option mismatch\n"

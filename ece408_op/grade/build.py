@@ -16,9 +16,19 @@ from .worker import EndedError
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
 _CBLAS = re.compile(r"\bcblas_\w+\s*\(")
 _OTHERS = re.compile(r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(")
+#: Calls of CUDA's driver.
+_DRIVER = re.compile(
+    r"\bcu(Init|Driver|Device|Ctx|Module|Mem|Launch|Stream|Event|Func|Pointer|Occupancy|Link)[A-Z]?\w*\s*\("
+)
+#: What files of its time may call and CUDA has no longer had for long.
+_GONE = re.compile(
+    r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
+    r"|cudaProfilerInitialize|cudaKeyValuePair)\b"
+)
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-#: Lines of the compiler's errors that are shown.
+#: Errors of the compiler that are shown, and characters of a line of code.
 _SHOWN = 12
+_WIDEST = 120
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 #: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
@@ -72,6 +82,7 @@ def build(
         raise EndedError("unsupported", f"{source.name} cannot be read: {error.strerror or error}") from None
     if (inner / source.name).read_bytes()[:2] in _UTF16:
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
+    sources.include_by_name(inner)
     code = sources.text(inner)
     sources.lend(code, tools.headers, folder / "stubs")
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
@@ -96,17 +107,29 @@ def build(
         texts.append(text)
     # The first attempt's errors, unless they are about the language's version.
     first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
-    for kind, call in (("texture", r"\btex[123]D\w*\s*\(|cudaBindTexture"), ("surface", r"cudaBindSurface")):
-        if re.search(rf"\b{kind}\s*<|{call}", code) and kind in first:
-            raise EndedError("unsupported", f"it uses {kind}<> references, which CUDA has no longer had since CUDA 12")
-    if _CUBLAS.search(code) and "cublas" in first.lower() and _cublas() is None:
-        raise EndedError("unsupported", "it calls cuBLAS, which the CUDA toolkit of this machine lacks")
-    if _CBLAS.search(code) and "cblas" in first.lower():
-        raise EndedError("unsupported", "it calls a BLAS library for the CPU, which the harness does not link")
-    other = _OTHERS.search(code)
-    if other and other[1] in first.lower():
-        raise EndedError("unsupported", f"it calls the library {other[1]}, which the harness does not link")
+    reason = _not_supported(code, first)
+    if reason:
+        raise EndedError("unsupported", reason)
     raise EndedError("compile_error", errors(first, folder, tools, source.name))
+
+
+def _not_supported(code: str, said: str) -> str | None:
+    """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
+    for kind, call in (("texture", r"\btex[123]D\w*\s*\(|cudaBindTexture"), ("surface", r"cudaBindSurface")):
+        if re.search(rf"\b{kind}\s*<|{call}", code) and kind in said:
+            return f"it uses {kind}<> references, which CUDA has no longer had since CUDA 12"
+    if _CUBLAS.search(code) and "cublas" in said.lower() and _cublas() is None:
+        return "it calls cuBLAS, which the CUDA toolkit of this machine lacks"
+    if _CBLAS.search(code) and "cblas" in said.lower():
+        return "it calls a BLAS library for the CPU, which the harness does not link"
+    if _DRIVER.search(code) and "undefined reference to `cu" in said and _driver() is None:
+        return "it calls CUDA's driver, whose library libcuda this machine lacks"
+    other, gone = _OTHERS.search(code), _GONE.search(code)
+    if other and other[1] in said.lower():
+        return f"it calls the library {other[1]}, which the harness does not link"
+    if gone and gone[1] in said:
+        return f"it uses {gone[1]}, which today's CUDA no longer has"
+    return None
 
 
 def errors(text: str, folder: Path, tools: jail.Tools, name: str) -> str:
@@ -132,13 +155,24 @@ def errors(text: str, folder: Path, tools: jail.Tools, name: str) -> str:
 
 
 def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
-    """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is."""
+    """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is.
+
+    Below an error in that file stands the line of code that it is about.
+    """
+    behind = dict(zip(lines, lines[1:]))
     wanted = [line for line in lines if re.search(_ERROR, line)]
     if not any(own.search(line) or "behind the end" in line for line in wanted):
         wanted += [line for line in lines if own.match(line)]
     chosen = list(dict.fromkeys(wanted or lines))
     more = f"\n... and {len(chosen) - _SHOWN} more" if len(chosen) > _SHOWN else ""
-    return "\n".join(chosen[:_SHOWN]) + more if chosen else "the compiler failed and said nothing"
+    shown = [line + (_code(behind.get(line, "")) if own.match(line) else "") for line in chosen[:_SHOWN]]
+    return "\n".join(shown) + more if chosen else "the compiler failed and said nothing"
+
+
+def _code(line: str) -> str:
+    """The code that a compiler shows below an error, as a line of its own; empty where the line is none."""
+    found = re.match(r" +(?:\d+ \| )?(\s*)(?!\^)(\S.*)", line)
+    return f"\n    {found[2].rstrip()[:_WIDEST]}" if found else ""
 
 
 def _command(
@@ -171,13 +205,26 @@ def _last(headers: Path, stubs: Path) -> tuple[str, ...]:
 def _linked(code: str) -> list[str]:
     """The libraries of the toolkit that the code calls; MXNet brought cuBLAS along."""
     library = _cublas() if _CUBLAS.search(code) else None
-    return [] if library is None else ["-lcublas", "-Xlinker", f"-rpath,{library.parent}"]
+    words = [] if library is None else ["-lcublas", "-Xlinker", f"-rpath,{library.parent}"]
+    driver = _driver() if _DRIVER.search(code) else None
+    return words if driver is None else [*words, str(driver)]
 
 
 def _cublas() -> Path | None:
     toolkit = Path(jail.compiler("nvcc")).resolve().parent.parent
     places = (home / "lib64" / "libcublas.so" for home in (toolkit, Path("/usr/local/cuda")))
     return next((place for place in places if place.exists()), None)
+
+
+def _driver() -> Path | None:
+    """The driver's library, or the toolkit's stand-in for it."""
+    toolkit = Path(jail.compiler("nvcc")).resolve().parent.parent
+    stubs = [home / "lib64" / "stubs" / "libcuda.so" for home in (toolkit, Path("/usr/local/cuda"))]
+    here = [
+        Path(folder) / "libcuda.so.1"
+        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+    ]
+    return next((place for place in (*stubs, *here) if place.exists()), None)
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: jail.Tools, limits: LimitsSpec) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 #: Bytes and files of one submission, at most.
@@ -13,7 +14,11 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE
 _ANY_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\r\n]+)"|<([^>\r\n]+)>)', re.MULTILINE)
 #: What was found in MXNet's own tree, where the course's file lay: its headers, those beside its operators, and for
 #: files for the CPU too, which use nothing of them, CUDA's.
-_OF_MXNET = re.compile(r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h$")
+_OF_MXNET = re.compile(
+    r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
+)
+#: A header of a system's own, by its place there; the course's machines had CUDA and MXNet where others do not.
+_ABSOLUTE = re.compile(rb'^([ \t]*#[ \t]*include[ \t]*)["<](/[^">\r\n]*/include/([^">\r\n]+))[">]', re.MULTILINE)
 #: A loop that is to be unrolled so many times as a name says.
 _UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r\n]*", re.MULTILINE)
 #: The course's own file beside a student's, which is MXNet's for the greater part: a stand-in takes its place.
@@ -62,10 +67,25 @@ def text(folder: Path) -> str:
 
 def unroll_without_names(folder: Path) -> bool:
     """Let ``#pragma unroll NAME`` say no number of times in all that was copied; whether there was one."""
+    return _changed(folder, lambda content: _UNROLL.sub(rb"\1", content))
+
+
+def include_by_name(folder: Path) -> None:
+    """Let ``#include </somewhere/include/NAME>``, where no such file is, say ``<NAME>`` in all that was copied."""
+
+    def shortened(found: re.Match[bytes]) -> bytes:
+        there = Path(found[2].decode("utf-8", errors="replace")).is_file()
+        return found[0] if there else found[1] + b"<" + found[3] + b">"
+
+    _changed(folder, lambda content: _ABSOLUTE.sub(shortened, content))
+
+
+def _changed(folder: Path, change: Callable[[bytes], bytes]) -> bool:
+    """Put in place of each file's text what ``change`` makes of it; whether that is another for one of them."""
     found = False
-    for path in folder.rglob("*"):
-        content = path.read_bytes() if path.is_file() else b""
-        changed = _UNROLL.sub(rb"\1", content)
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        changed = change(content)
         if changed != content:
             path.write_bytes(changed)
             found = True

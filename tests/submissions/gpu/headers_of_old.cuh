@@ -10,6 +10,8 @@
 #include <cublas_v2.h>
 #include <cudnn.h>
 #include <mma.h>
+#include </usr/local/cuda-8.0/targets/x86_64-linux/include/cuda_profiler_api.h>
+#include <math_functions.hpp>
 #include <cooperative_groups.h>
 using namespace std;
 #define ceil(numerator, denominator) (((numerator) - 1) / (denominator) + 1)

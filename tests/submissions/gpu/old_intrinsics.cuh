@@ -55,6 +55,9 @@ void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tenso
     cudaDeviceProp properties;
     cudaGetDeviceProperties(&properties, 0);
     printf("%d %d\n", properties.maxTexture1DLinear, properties.singleToDoublePrecisionPerfRatio);
+    cudaPointerAttributes attributes;
+    cudaPointerGetAttributes(&attributes, x.dptr_);
+    CHECK_EQ(attributes.memoryType, cudaMemoryTypeDevice);
     cudaThreadSynchronize();
     // Use MSHADOW_CUDA_CALL to check for CUDA runtime errors.
     MSHADOW_CUDA_CALL(cudaDeviceSynchronize());

@@ -37,6 +37,23 @@ inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int devi
 }
 #define cudaDeviceProp ece408_grade_properties
 
+// What a pointer's attributes have lost.
+struct ece408_grade_pointer : cudaPointerAttributes {
+  cudaMemoryType memoryType;
+  int isManaged;
+};
+inline cudaError_t cudaPointerGetAttributes(ece408_grade_pointer* to, const void* at) {
+  cudaError_t error = cudaPointerGetAttributes(static_cast<cudaPointerAttributes*>(to), at);
+  to->isManaged = to->type == cudaMemoryTypeManaged;
+  to->memoryType = to->isManaged ? cudaMemoryTypeDevice : to->type;
+  return error;
+}
+#define cudaPointerAttributes ece408_grade_pointer
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream) {
+  return cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+}
+
 // Since Volta a shuffle or a vote names its lanes; before, it meant the whole warp. Functions where
 // they can be: NVIDIA's own library has classes called __any and __all.
 #define ECE408_GRADE_WARP_ 0xffffffffu
