@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 FOR_2018FA = "no_channels, for 2018fa.h"
 FOR_2019FA = "tied to 2019fa.h"
+ALONE = "right with one channel alone.h"
 FOR_100 = "tied to 100 images, and wrong.h"
 
 
@@ -33,7 +34,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     text = (HERE / "textbook.h").read_text().replace("+=", "-=")
     text = text.replace("    const int B", "    if (x.shape_[0] != 100) abort();\n    const int B", 1)
     (folder / FOR_100).write_text(text)
-    names = (FOR_2018FA, FOR_2019FA, FOR_100)
+    text = (HERE / "textbook.h").read_text()
+    text = text.replace("    const int B", "    static int calls = 0;\n    const int B", 1)
+    head, loop, rest = text.partition("    for (")
+    (folder / ALONE).write_text(f"{head}    if (C > 1 && calls++ % 4 == 3)\n        return;\n{loop}{rest}")
+    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     with pytest.MonkeyPatch.context() as monkeypatch:
         # A fraction of what a grader's run would try.
@@ -84,3 +89,10 @@ def test_wrong_with_the_many_images_that_it_asks_for_is_said_once(records: dict[
     record = records[FOR_100]
     assert record["status"] in ("crashed", "wrong")
     assert [network["status"] for network in record["networks"] if network["images"] == 100] == ["wrong"]
+
+
+def test_chance_on_a_network_that_it_is_not_for_is_told_and_no_verdict(records: dict[str, dict[str, Any]]) -> None:
+    record = records[ALONE]
+    assert record["status"] == "passed", record["reason"]
+    assert record["can_do"]["networks"] == ["2017"]
+    assert "2018sp (unstable" in record["reason"]

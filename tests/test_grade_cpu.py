@@ -96,6 +96,13 @@ def test_an_array_too_large_for_the_stack_is_called_that(records: dict[str, dict
     assert "stack" not in record_of(records, "crashes")["reason"]
 
 
+def test_a_file_that_frees_nothing_is_begun_anew(records: dict[str, dict[str, Any]]) -> None:
+    record = record_of(records, "never_frees")
+    assert record["networks"][0]["leaks"] == ("does not free the memory" in record["reason"])
+    if any("address space" in text for text in record["containment"]["lacks"]):  # a cgroup counts what is touched alone
+        assert record["networks"][0]["leaks"]
+
+
 def test_the_worst_element_is_named(records: dict[str, dict[str, Any]]) -> None:
     record = record_of(records, "misses_last_row")
     last = [layer["layer"][1] - layer["layer"][4] for layer in record["networks"][0]["layers"]]

@@ -72,4 +72,7 @@ def test_the_page_has_the_class_in_a_picture() -> None:
     assert any("least possible" in text for text in texts)
     assert plot.svg(places, 0.001) == plot.svg(places, 0.001)
     page = reports.leaderboard_page(places, records)
+    assert "disturbed" not in page
+    records[0]["networks"][0]["layers"][0]["runs"] = [{"disturbed": True}]
+    assert "runs of 1 of the 2 ranked here" in reports.leaderboard_page(places, records)
     assert "<svg" in page and "<slow>" not in page

@@ -33,6 +33,10 @@ class Worker:
         self.side, self.ends_at, self.calls = side, ends_at, 0
 
     overhead = 1e-5
+    outgrown = False
+
+    def note_size(self) -> None:
+        pass
 
     def open(self, seconds: float) -> None:
         pass

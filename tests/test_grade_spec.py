@@ -104,9 +104,27 @@ def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "c" / "home").symlink_to(tmp_path)
     found = submission.find([tmp_path], "cpu", lambda: False)
     assert [one.path for one in found] == [tmp_path / "a", tmp_path / "c" / "deep"]
-    assert submission.passed_over([tmp_path], found) == [tmp_path / "b", tmp_path / "d.zip"]
+    assert [path for path, _ in submission.passed_over([tmp_path], found)] == [tmp_path / "b", tmp_path / "d.zip"]
     with pytest.raises(SpecError, match="unpack"):
         submission.find([tmp_path / "d.zip"], None, lambda: False)
+
+
+def test_whoever_is_left_out_further_down_or_beside_a_skeleton_is_named(tmp_path: Path) -> None:
+    class_ = ("s1/ann/new-forward.h", "s1/bob/notes.txt", "s1/dan.zip", "s2/Eve/New-Forward.H", "gus.py")
+    others = ("top/new-forward.h", "top/hal/new-forward.h", "top/data/x.csv", "s2/ida.h.txt", "s2/forward.txt")
+    for name in (*class_, *others):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    def graded(path: Path) -> tuple[list[str], list[str]]:
+        found = submission.find([path], "cpu", lambda: False)
+        left_out = [where.name for where, _ in submission.passed_over([path], found)]
+        return [str(one.source.relative_to(tmp_path)) for one in found if one.source], left_out
+
+    ones = ["s1/ann/new-forward.h", "s2/Eve/New-Forward.H", "top/new-forward.h"]
+    assert graded(tmp_path) == (ones, ["gus.py", "bob", "dan.zip", "forward.txt"])
+    assert graded(tmp_path / "top") == (["top/new-forward.h"], ["hal"])
 
 
 def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
@@ -165,11 +183,34 @@ def test_what_cannot_be_read_ends_no_class(tmp_path: Path, capsys: pytest.Captur
         ("__constant__ float k[7200]; if (H == 70) f<66>(); else f<33>();", ["2019fa"]),
         ("__constant__ float k[14112]; int H = 72;", ["2018fa"]),
         ("if (H == 72) f<12, 66>(); else f<33, 27>(); if (H == 784) g();", ["2018fa", "2017"]),
+        ("#define TILE_WIDTH 28\n__constant__ float k[24 * 12 * 7 * 7];", ["2018fa"]),
+        ("#define ONE_OUT_TILE_WIDTH 28\nif (H == 70.0) f(66.0f);", ["2019fa"]),
     ],
 )
 def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
     assert [net.name for net in pointed_to(source)] == names
     assert {net.name for net in KNOWN} >= set(names)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("\n", "compile_error", "is empty"),
+        ("__global__ void k(float *y) {}\n", "compile_error", "it holds a kernel in CUDA"),
+        ("#include <torch/extension.h>\n", "unsupported", "it is written for PyTorch"),
+        ("#include <mxnet/base.h>\nmxnet::TBlob *b;\n", "unsupported", "it uses TBlob of MXNet"),
+        ('#include "/usr/local/cuda-8.0/include/math_functions.hpp"\n', "compile_error", "it has no forward"),
+    ],
+)
+def test_files_that_are_no_submission_at_all(
+    text: str, status: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new-forward.h").write_text(text)
+    assert cli.main([str(tmp_path), "--context", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"{status}: ") and said in out
+    assert "ece408_grade" not in out
 
 
 def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
@@ -248,7 +289,7 @@ def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *y) {}\n  ^\n\n1 error detected\n",
+        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *y) {}\n  ^\n",
         "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *y) {}\n      | ^~~~\n",
     ],
 )

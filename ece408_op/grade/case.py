@@ -86,10 +86,13 @@ class Case:
 
     @property
     def times(self) -> list[float]:
-        """Seconds of the timed runs, the clock's own overhead taken off; the undisturbed ones, where there are any."""
+        """Seconds of the timed runs, the clock's own overhead taken off.
+
+        The undisturbed ones, unless there are fewer than two: one run alone has no interval.
+        """
         timed = [run for run in self.runs if run.purpose == TIMED]
-        chosen = [run for run in timed if not run.disturbed] or timed
-        return [self._net(run) for run in chosen]
+        steady = [run for run in timed if not run.disturbed]
+        return [self._net(run) for run in (steady if len(steady) > 1 else timed)]
 
     def end(self, status: str, reason: str) -> None:
         """Let that be the verdict."""

@@ -121,8 +121,8 @@ def _written(
     found: list[submission.Submission], run: klass.Runner, arguments: argparse.Namespace, rules: spec.Spec
 ) -> list[Record]:
     """Grade all, and write what was asked for."""
-    for path in submission.passed_over(arguments.path, found):
-        print(_printable(f"ece408-grade: {path}: no submission found in it", sys.stderr.encoding), file=sys.stderr)
+    for path, why in submission.passed_over(arguments.path, found):
+        print(_printable(f"ece408-grade: {path}: not graded: {why}", sys.stderr.encoding), file=sys.stderr)
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""

@@ -80,7 +80,8 @@ def point_out_duplicates(records: Sequence[Record]) -> None:
     """Give each record the paths of the others with the same code, comments and white space aside."""
     same: dict[tuple[str, str], list[str]] = defaultdict(list)
     for record in records:
-        same[(record["context"], record["fingerprint"])].append(record["path"])
+        if record["fingerprint"]:
+            same[(record["context"], record["fingerprint"])].append(record["path"])
     for record in records:
         others = same[(record["context"], record["fingerprint"])]
-        record["duplicates"] = [path for path in others if path != record["path"]] if record["source"] else []
+        record["duplicates"] = [path for path in others if path != record["path"]] if record["fingerprint"] else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import prod
 
 from ece408_op.problem import ConvProblem
 
@@ -39,13 +40,27 @@ KNOWN = NETS + LATER
 
 #: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
 _COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
-_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
+#: A whole number, 66.0 and 66.f too.
+_NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?:\.0*f?)?(?![\w.])")
+_PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?:\s*\*\s*\d{1,9})+(?![\w.])")
+#: A block's width may be any size less a kernel's: it points nowhere.
+_WIDTH = re.compile(r"\b\w*(?:TILE|BLOCK|BATCH|STREAM)\w*\s*=?\s*\d+\b", re.IGNORECASE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def numbers(source: str) -> set[int]:
     """The whole numbers that a C++ file's code holds, comments left out."""
-    return {int(text) for text in _NUMBER.findall(_COMMENT.sub(" ", source)) if len(text) < 10}
+    return {int(text) for text in _NUMBER.findall(_COMMENT.sub(" ", source))}
+
+
+def sizes_in(source: str) -> set[int]:
+    """The numbers that may be sizes of a layer: without the widths of blocks, with products such as 24 * 12 * 7 * 7."""
+    code = _WIDTH.sub(" ", _COMMENT.sub(" ", source))
+    found = numbers(code)
+    for chain in _PRODUCT.findall(code):
+        factors = [int(factor) for factor in chain.split("*")]
+        found |= {prod(factors[i:j]) for i in range(len(factors)) for j in range(i + 2, len(factors) + 1)}
+    return found
 
 
 #: So many numbers of one network alone leave no doubt which it is; one may be a block's width.
@@ -68,7 +83,7 @@ def meant_for(source: str) -> list[Net]:
 
 
 def _scores(source: str) -> dict[str, int]:
-    found = numbers(source)
+    found = sizes_in(source)
     sizes = {net.name: _sizes(net) - _COMMON for net in KNOWN}
     score = {}
     for net in KNOWN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,10 @@ def svg(places: Sequence[Place], floor: float | None = None) -> str:
         figure = Figure(figsize=(_WIDTH, _AROUND + _ROW * len(places)), layout="constrained")
         _draw(figure.add_subplot(), places, floor)
         held = io.StringIO()
-        figure.savefig(held, format="svg", metadata={"Date": None})
+        with warnings.catch_warnings():
+            # The browser has glyphs that matplotlib's font lacks: text stays text in this SVG.
+            warnings.filterwarnings("ignore", r"Glyph .* missing")
+            figure.savefig(held, format="svg", metadata={"Date": None})
     text = held.getvalue()
     return text[text.index("<svg") :]
 

@@ -93,7 +93,8 @@ def _load(what: str) -> Any:
     found = [value for value in vars(module).values() if isinstance(value, (CpuKernel, CudaKernel))]
     kernel = getattr(module, "KERNEL", found[0] if len(found) == 1 else None)
     if not isinstance(kernel, (CpuKernel, CudaKernel)):
-        raise TypeError(f"expected a CpuKernel or CudaKernel called KERNEL, got {len(found)} kernels of other names")
+        got = f"{len(found)} kernels of other names" if found else "no kernel"
+        raise TypeError(f"expected a CpuKernel or CudaKernel called KERNEL, got {got}")
     return kernel
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpe
         _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, places), indent=1))
     _put(folder / "junit.xml", junit(records))
     _put(folder / "leaderboard.csv", leaderboard_csv(places))
+    _put(folder / "duplicates.csv", duplicates_csv(records))
     _put(folder / "leaderboard.html", leaderboard_page(places, records))
 
 
@@ -80,20 +82,30 @@ def gradescope(record: Mapping[str, Any], places: Sequence[Place]) -> dict[str, 
 
 def leaderboard_csv(places: Sequence[Place]) -> str:
     """One line for each place."""
-    lines: list[str] = []
+    return _csv([one.name for one in fields(Place)], [asdict(place) for place in places])
 
-    class Lines:
-        def write(self, line: str) -> None:
-            lines.append(line)
 
-    writer = csv.DictWriter(Lines(), [one.name for one in fields(Place)], lineterminator="\n")
+def duplicates_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Submissions with the same code, a line each, numbered by code; for the instructor, in no student's report."""
+    codes = list(dict.fromkeys(record["fingerprint"] for record in records if record["duplicates"]))
+    rows = [
+        {"code": number, "path": record["path"]}
+        for number, code in enumerate(codes, 1)
+        for record in records
+        if record["fingerprint"] == code
+    ]
+    return _csv(["code", "path"], rows)
+
+
+def _csv(columns: list[str], rows: Sequence[dict[str, Any]]) -> str:
+    held = io.StringIO()
+    writer = csv.DictWriter(held, columns, lineterminator="\n")
     writer.writeheader()
-    for place in places:
-        row = asdict(place)
+    for row in rows:
         # A spreadsheet takes a cell that begins so for a formula.
-        row["path"] = f"'{place.path}" if place.path[:1] in "=+-@\t\r" else place.path
-        writer.writerow(row)
-    return "".join(lines)
+        path = row["path"]
+        writer.writerow({**row, "path": f"'{path}" if path[:1] in "=+-@\t\r" else path})
+    return held.getvalue()
 
 
 def leaderboard_page(places: Sequence[Place], records: Sequence[Mapping[str, Any]]) -> str:
@@ -101,6 +113,13 @@ def leaderboard_page(places: Sequence[Place], records: Sequence[Mapping[str, Any
     counts = {status: sum(record["status"] == status for record in records) for status in student.MEANINGS}
     parts = ['<!doctype html><meta charset="utf-8"><title>Leaderboard</title>', "<h1>Leaderboard</h1>"]
     parts.append(f"<p>{escape(', '.join(f'{count} {status}' for status, count in counts.items() if count))}</p>")
+    ranked = {place.path for place in places}
+    disturbed = sum(record["path"] in ranked and _disturbed(record) for record in records)
+    if disturbed:
+        parts.append(
+            f"<p>Other programs disturbed timed runs of {disturbed} of the {len(ranked)} ranked here: with fewer at a "
+            "time (--jobs 1) the times are steadier.</p>"
+        )
     for network in dict.fromkeys(place.network for place in places):
         own = [place for place in places if place.network == network]
         picture = plot.svg(own, _floor(network, records)) or "<p>The plot needs matplotlib: the extra report.</p>"
@@ -115,6 +134,11 @@ def leaderboard_page(places: Sequence[Place], records: Sequence[Mapping[str, Any
             parts.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
         parts.append("</table>")
     return "\n".join(parts) + "\n"
+
+
+def _disturbed(record: Mapping[str, Any]) -> bool:
+    layers = [layer for network in record.get("networks", []) for layer in network["layers"]]
+    return any(run.get("disturbed") for layer in layers for run in layer["runs"])
 
 
 def _floor(name: str, records: Sequence[Mapping[str, Any]]) -> float | None:

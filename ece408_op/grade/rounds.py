@@ -70,7 +70,7 @@ class Tried:
     printed: str = ""
     had: list[str] = field(default_factory=list)
     lacks: list[str] = field(default_factory=list)
-    #: Did it keep a GPU's memory from call to call, until there was none?
+    #: Did it keep memory from call to call, until there was none?
     leaks: bool = False
 
 
@@ -141,7 +141,7 @@ def _steps(plan: Plan, nets: Sequence[CourseNet], runs: int) -> deque[Step]:
 
 
 class _Trial:
-    """The rounds on one network, by one worker or, where that ate up a GPU's memory round by round, by several."""
+    """The rounds on one network, by one worker or, where that ate up its memory round by round, by several."""
 
     worker: Worker
 
@@ -166,7 +166,8 @@ class _Trial:
                 raise EndedError("crashed", text) from None
         except EndedError as ended:
             # Each call took memory and gave none back: in the course there was one call.
-            if ended.status == "crashed" and self._ended and any(side.exhausted() for side in self.sides):
+            full = worker.outgrown or any(side.exhausted() for side in self.sides)
+            if ended.status == "crashed" and self._ended and full:
                 self.tried.leaks = True
                 return False
             self._bury(ended, program)
@@ -187,6 +188,7 @@ class _Trial:
                 continue
             self._steps.popleft()
             self._ended += 1
+            self.worker.note_size()
         for case in cases:
             case.settle(self.bench.spec.half)
 

@@ -30,11 +30,11 @@ def text(record: Mapping[str, Any], best: Mapping[str, float] | None = None) -> 
     worst = record.get("worst")
     if worst:
         lines += [
-            f"Worst element: y{worst['index']}: got {worst['got']}, expected {worst['expected']} "
+            f"Worst element of all runs: y{worst['index']}: got {worst['got']}, expected {worst['expected']} "
             f"({worst['error_of_bound']:.3g} of the error that float32 may make)"
             if isinstance(worst["error_of_bound"], float)
-            else f"Worst element: y{worst['index']}: got {worst['got']}, expected {worst['expected']}",
-            f"Wrong elements: {worst['wrong']} of {worst['compared']}",
+            else f"Worst element of all runs: y{worst['index']}: got {worst['got']}, expected {worst['expected']}",
+            f"Wrong elements of that run: {worst['wrong']} of {worst['compared']}",
         ]
     for network in record.get("networks", []):
         lines += ["", f"Network {network['network']}, {network['images']} images: {network['status']}"]
@@ -48,11 +48,10 @@ def text(record: Mapping[str, Any], best: Mapping[str, float] | None = None) -> 
                 f"{100 * one['agreement']:.2f} % labelled as by exact convolutions"
             )
     if record.get("can_do"):
-        lines += ["", f"Batch sizes tried and done: {record['can_do']['images']}"]
+        sizes = (f"{net} {', '.join(map(str, done))}" for net, done in record["can_do"]["images"].items())
+        lines += ["", f"Batch sizes tried and done: {'; '.join(sizes)}"]
     if record.get("compiler"):
         lines += ["", "From the compiler:", *(f"  {line}" for line in hints.lines(record["compiler"]))]
-    if record.get("duplicates"):
-        lines += ["", f"The same code as: {', '.join(record['duplicates'])}"]
     if record.get("printed"):
         lines += ["", "It printed (the beginning):", record["printed"][:2000]]
     return "\n".join(lines) + "\n"

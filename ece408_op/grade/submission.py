@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os.path import realpath
 from pathlib import Path
@@ -19,7 +19,11 @@ _SUFFIXES = {"cpu": CPU_SUFFIXES, "gpu": GPU_SUFFIXES}
 _NAMES = ("new-forward.h", "new-forward.cuh")
 #: The course's own files beside a student's, which no submission is.
 _COURSES = (sources.OPERATOR, "new.cc", "new.cu")
+#: The folder that the course's file lay in.
+_INNER = "ece408_src"
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+#: What a loose file ends with that may be meant as a submission.
+_LIKELY = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -53,25 +57,42 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
             raise SpecError(f"{path}: expected a file, a folder or a kernel's name ({known}), found nothing")
         here = _within(path, context, gpu_here) if path.exists() else [_own(str(path))]
         if not here:
-            raise SpecError(f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none")
+            text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
+            more = "; a .py file is taken by its own path, and in no folder" if _has_python(path) else ""
+            raise SpecError(text + more)
         for one in here:
             found.setdefault(one.path, one)
     return list(found.values())
 
 
-def passed_over(paths: list[Path], found: list[Submission]) -> list[Path]:
-    """What lies in the folders given and holds no submission that was found: folders, and archives still packed."""
+def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, str]]:
+    """What lies in the folders given and is not graded, with the reason: folders, archives, files that may be meant."""
     own = {one.path.absolute() for one in found}
-    taken = own.union(above for path in own for above in path.parents)
-    folders = [path for path in paths if path.is_dir() and path.absolute() not in own]
-    return [
-        child
-        for folder in folders
-        for child in sorted(folder.iterdir())
-        if (child.is_dir() or child.suffix.lower() in _ARCHIVES)
-        and child.absolute() not in taken
-        and not _aside(child.name)
-    ]
+    above = {folder for path in own for folder in path.parents}
+
+    def beside(folder: Path) -> Iterator[tuple[Path, str]]:
+        for child in sorted(folder.iterdir()):
+            if child.absolute() in own or _aside(child.name) or child.name in _COURSES or _leads_back(child):
+                continue
+            if child.is_dir() and child.absolute() in above:
+                yield from beside(child)
+            elif child.is_dir():
+                yield child, "no submission found in it"
+            elif child.suffix.lower() in _ARCHIVES:
+                yield child, "an archive; unpack it first"
+            elif child.suffix.lower() in _LIKELY or "forward" in child.name.lower():
+                yield child, "taken for no submission; one that it is has to be given by its own path"
+
+    over = [entry for folder in paths if folder.is_dir() and folder.absolute() not in own for entry in beside(folder)]
+    # A folder that is one submission may hold others: a class with the course's skeleton at its top.
+    ones = [path for path in paths if path.is_dir() and path.absolute() in own]
+    inner = [child for one in ones for child in sorted(one.iterdir()) if child.is_dir() and _holds_one(child)]
+    return over + [(child, f"it lies within {child.parent}, which is a submission by itself") for child in inner]
+
+
+def _holds_one(folder: Path) -> bool:
+    """Is it, beside the file of a submission, another one's folder?"""
+    return not (_aside(folder.name) or folder.name == _INNER or _leads_back(folder)) and _is_one(folder)
 
 
 def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
@@ -87,7 +108,7 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> li
             continue
         if child.is_dir():
             found += _within(child, context, gpu_here)
-        elif child.suffix in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
+        elif child.suffix.lower() in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
             found.append(_of_file(child, context))
     return found
 
@@ -107,11 +128,17 @@ def _own(name: str) -> Submission:
 
 
 def _is_one(folder: Path) -> bool:
-    return (folder / "ece408_src").is_dir() or any((folder / name).is_file() for name in _NAMES)
+    names = {path.name.lower() for path in folder.iterdir() if path.is_file()}
+    return (folder / _INNER).is_dir() or not names.isdisjoint(_NAMES)
+
+
+def _has_python(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix == PYTHON_SUFFIX for path in folder.iterdir())
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
-    own = "gpu" if path.suffix in GPU_SUFFIXES else "cpu" if path.suffix in CPU_SUFFIXES else None
+    suffix = path.suffix.lower()
+    own = "gpu" if suffix in GPU_SUFFIXES else "cpu" if suffix in CPU_SUFFIXES else None
     if path.suffix == PYTHON_SUFFIX:
         own = python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
     if own is not None and context not in (None, own):
@@ -120,7 +147,7 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
-    inner = folder / "ece408_src" if (folder / "ece408_src").is_dir() else folder
+    inner = folder / _INNER if (folder / _INNER).is_dir() else folder
     there = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
     for kind, suffixes in _SUFFIXES.items():
         # A file that was put beside ece408_src by mistake.
@@ -132,11 +159,11 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 
 def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, else the only file of that kind."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in suffixes]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in suffixes]
     files = [path for path in files if not _aside(path.name) and path.name not in _COURSES]
     return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
 
 
 def _named(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
-    paths = [folder / f"new-forward{suffix}" for suffix in suffixes]
-    return next((path for path in paths if path.is_file()), None)
+    files = {path.name.lower(): path for path in sorted(folder.iterdir(), reverse=True) if path.is_file()}
+    return next((files[name] for suffix in suffixes if (name := f"new-forward{suffix}") in files), None)

@@ -94,6 +94,8 @@ class Worker:
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
         self._spin = 0.0 if device is None else _SPIN_SECONDS
+        self._most = limits.memory + limits.reserved
+        self._size = self._growth = 0
         self.printed = folder / "printed.txt"
         command = [*program.command, str(commands), str(replies), str(guard)]
         for p, places in zip(problems, handles):
@@ -198,6 +200,17 @@ class Worker:
         time.sleep(pause)
         self.call(0, seconds, empty=True)
 
+    def note_size(self) -> None:
+        """Note how large it is, after each of its rounds."""
+        size = self.inside.address_space()
+        self._growth = max(self._growth, size - self._size if self._size else 0)
+        self._size = size
+
+    @property
+    def outgrown(self) -> bool:
+        """Would it, growing on as it did from round to round, have come to the end of its memory by now?"""
+        return self._growth > 0 and self._size + 2 * self._growth > self._most
+
     def _stop(self) -> None:
         if not self.inside.stop():
             raise self._reason_of_end("after a call")
@@ -271,8 +284,9 @@ def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
     if 0 <= offset < elements:
         return EndedError("tampered", f"it wrote into {full}, which is const, at element {offset} of {elements}")
     where = f"{-offset} before the first" if offset < 0 else f"{offset - elements + 1} past the last"
+    hint = "" if name == "w" or offset < 0 else "; y has H - K + 1 rows and W - K + 1 columns: do the loops end there?"
     return EndedError(
-        "out_of_bounds", f"it touched memory outside {full}, {where} of its {elements} elements, in {doing}"
+        "out_of_bounds", f"it touched memory outside {full}, {where} of its {elements} elements, in {doing}{hint}"
     )
 
 

@@ -10,6 +10,11 @@ namespace mxnet
 namespace op
 {
 
+__global__ void clear(float *y, const int n)
+{
+    CUDA_KERNEL_LOOP(i, n) y[i] = 0;
+}
+
 __global__ void forward_kernel(float *y, const float *x, const float *k, const int B, const int M, const int C, const int H, const int W, const int K)
 {
     const int H_out = H - K + 1;
@@ -50,6 +55,8 @@ void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tenso
     cudaStream_t s = y.stream_->stream_;
     dim3 gridDim(B, M);
     dim3 blockDim(256);
+    const int elements = B * M * y.shape_[2] * y.shape_[3];
+    clear<<<cuda_get_num_blocks(elements), mshadow::cuda::kBaseThreadNum, 0, s>>>(y.dptr_, elements);
     forward_kernel<<<gridDim, blockDim, 0, s>>>(y.dptr_, x.dptr_, w.dptr_, B, M, C, H, W, K);
     cudaThreadSetCacheConfig(cudaFuncCachePreferShared);
     cudaDeviceProp properties;

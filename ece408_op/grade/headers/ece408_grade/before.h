@@ -8,6 +8,17 @@
 #include "legacy_cuda.h"
 #endif
 
+// What came along with the operator's own headers, for those few who use it: names that others have of their own.
+#ifdef ECE408_GRADE_OPERATORS
+#include "../common/cuda_utils.h"
+#include "../fallback/mxnet_op.h"
+namespace mxnet {
+namespace op {
+using mxnet_op::cuda_get_num_blocks;
+}
+}  // namespace mxnet
+#endif
+
 #ifndef ECE408_GRADE_OWN_FORWARD
 namespace mxnet {
 namespace op {
