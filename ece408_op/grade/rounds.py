@@ -122,7 +122,7 @@ def try_network(
                 if failures == _BEGINNINGS:
                     raise
                 time.sleep(_AGAIN_SECONDS)
-        tried.printed = kept(worker.printed)
+        tried.printed = program.shown(kept(worker.printed))
     return tried
 
 
