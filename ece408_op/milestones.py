@@ -250,7 +250,11 @@ def _infer(
     print(f"Agreeing predictions: {verification.agreeing} of {verification.compared}")
     results["verification"] = asdict(verification)
     reduced = any(dispatch.find(call.implementation).precision != "float32" for call in calls)
-    return verification.right and (verification.agreeing == verification.compared or reduced)
+    passed = verification.right and (verification.agreeing == verification.compared or reduced)
+    if not passed:
+        what = "other predictions" if verification.right else "an output that is NaN or errs by more than it may"
+        print(f"{milestone.script}: verification FAILED: {what}", file=sys.stderr)
+    return passed
 
 
 def _context(mx: Any, milestone: Milestone, asked: str | None) -> tuple[Any, bool]:

@@ -133,13 +133,14 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {row["path"] for row in rows} == {record["path"] for record in records if record["status"] == "passed"}
     page = (reports / "leaderboard.html").read_text(encoding="utf-8")
     assert ("<svg" in page or "needs matplotlib" in page) and "<broken>" not in page
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(reports.glob("students/*/results.json"))]
-    assert [result["score"] for result in results] == [100.0, 100.0, 100.0, 0.0]
-    assert [bool(result["leaderboard"]) for result in results] == [True, True, True, False]
-    texts = [path.read_text(encoding="utf-8") for path in sorted(reports.glob("students/*.txt"))]
-    assert "not & finished" in texts[3]
+    results = {path.parent.name: json.loads(path.read_text()) for path in reports.glob("students/*/results.json")}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in reports.glob("students/*.txt")}
+    named = [next(name for name in texts if texts[name].startswith(record["path"] + ": ")) for record in records]
+    assert [results[name]["score"] for name in named] == [100.0, 100.0, 100.0, 0.0]
+    assert [bool(results[name]["leaderboard"]) for name in named] == [True, True, True, False]
+    assert "not & finished" in texts[named[3]]
     # Whose code it is the same as is for the instructor alone.
-    assert not any("zz-copy" in text for text in texts[:2])
+    assert not any("zz-copy" in texts[name] for name in named[:2])
     copies = csv.DictReader(io.StringIO((reports / "duplicates.csv").read_text(encoding="utf-8")))
     assert [(row["code"], row["path"]) for row in copies] == [("1", records[n]["path"]) for n in (0, 2)]
 

@@ -13,7 +13,7 @@ from ece408_op.grade.spec import RankingSpec
 def record(path: str, milliseconds: float, spread: float = 0.0, status: str = "passed") -> dict[str, Any]:
     seconds = milliseconds / 1e3
     layer = {"seconds": {"median": seconds, "fastest": seconds - spread / 1e3, "slowest": seconds + spread / 1e3}}
-    network = {"network": "2017", "status": status, "layers": [layer], "seconds": seconds}
+    network = {"network": "2017", "images": 9, "status": status, "layers": [layer], "seconds": seconds}
     return {"path": path, "status": status, "precision": "float32", "networks": [network]}
 
 
@@ -40,6 +40,17 @@ def test_an_outlier_moves_the_robust_points_little() -> None:
     shaken = rank([*usual, record("slow", 5000)], RankingSpec())
     assert abs(shaken[0].robust_points - calm[0].robust_points) < 15
     assert abs(shaken[0].points - calm[0].points) > 20
+
+
+def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
+    few = record("few", 1)
+    few["networks"][0]["images"] = 3
+    places = rank([record("a", 10), few, record("b", 20)], RankingSpec())
+    assert [(place.network, place.place, place.path) for place in places] == [
+        ("2017, 9 images", 1, "a"),
+        ("2017, 9 images", 2, "b"),
+        ("2017, 3 images", 1, "few"),
+    ]
 
 
 def test_overlapping_intervals_share_a_place() -> None:

@@ -55,7 +55,7 @@ def test_hints_name_what_is_in_the_way() -> None:
 
 
 def test_a_student_sees_the_distance_from_the_best_and_from_the_floor() -> None:
-    text = student.text(record("a", 4), {"2017": 0.002})
+    text = student.text(record("a", 4), {"2017, 100 images": 0.002})
     assert "2.00 times the fastest of the class" in text
     assert "4.00 times the least" in text
     assert "93.00 % of 100 images right (sample)" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,9 @@ def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
         ("#include <torch/extension.h>\n", "unsupported", "it is written for PyTorch"),
         ("#include <mxnet/base.h>\nmxnet::TBlob *b;\n", "unsupported", "it uses TBlob of MXNet"),
         ('#include "/usr/local/cuda-8.0/include/math_functions.hpp"\n', "compile_error", "it has no forward"),
+        (f"#include </{'a' * 300}/include/{'x' * 300}.h>\n", "compile_error", "fatal error"),
+        ("#include <mxnet/a.h>\n#include <mxnet/a.h/b.h>\n", "compile_error", "a.h/b.h"),
+        ("// __global__ torch::Tensor\nint a = scalar\n", "compile_error", "'scalar' was not declared"),
     ],
 )
 def test_files_that_are_no_submission_at_all(
@@ -211,6 +215,22 @@ def test_files_that_are_no_submission_at_all(
     out = capsys.readouterr().out
     assert out.startswith(f"{status}: ") and said in out
     assert "ece408_grade" not in out
+
+
+@pytest.mark.parametrize("text", ["TILE" * 500 + "1" * 2000 + "x", "2*" * 5000 + "2", "TILE" + " " * 9000 + "x"])
+def test_sizes_are_found_in_no_time_whatever_a_file_holds(text: str) -> None:
+    began = time.process_time()
+    pointed_to(text * 5)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "one" / "private").mkdir(parents=True)
+    (tmp_path / "one" / "new-forward.h").write_text("")
+    (tmp_path / "one" / "private").chmod(0)
+    found = submission.find([tmp_path / "one"], "cpu", lambda: False)
+    assert len(found) == 1 and submission.passed_over([tmp_path / "one"], found) == []
 
 
 def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(

@@ -124,6 +124,9 @@ class Case:
         """Are runs of the same kind of data right and wrong?"""
         others = [run for run in self.runs if run.purpose != WARM]
         bad = [run for run in wrong if run.purpose != WARM]
+        right = [run for run in self.runs if run.judged.verdict != WRONG]
+        if len(bad) < len(wrong) and right and all(run.judged.verdict == HALF for run in right):
+            return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
         if bad:
             return len(bad) < len(others)
         # Wrong on whole numbers alone: too coarse a precision, unless the others are float32's.

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
     for record in records:
         print(_printable(line(record), sys.stdout.encoding))
+    if len(records) > 1:
+        counts = Counter(record["status"] for record in records)
+        told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        print(f"ece408-grade: {len(records)} submissions: {told}", file=sys.stderr)
     return 0 if all(record["status"] == "passed" for record in records) else 1
 
 
@@ -71,6 +76,7 @@ def _interrupted_when_terminated() -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would cut the clearing up short
         raise KeyboardInterrupt(number)
 
     before = signal.signal(signal.SIGTERM, interrupt)

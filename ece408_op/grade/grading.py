@@ -172,7 +172,7 @@ class Grader:
         first = results[0].tried
         record["containment"] = {"had": sorted(set(first.had)), "lacks": sorted(set(first.lacks))}
         pointed = pointed_to(source)
-        failed = next((one for one in results if _is_final(one, results, pointed)), None)
+        failed = next((one for one in results if _is_final(one, pointed)), None)
         if spec.demanding or failed is not None:
             failed = failed or next((one for one in results if one.status != PASSED), None)
             good = failed is None
@@ -217,7 +217,7 @@ class Grader:
             done = bool(pointed) and right
             results.append(self._net(program, net, self._images(net), seconds, BRIEF if done else FULL))
             status = results[-1].status
-            if _is_final(results[-1], results, pointed):
+            if _is_final(results[-1], pointed):
                 return results
             if status == "timed_out":
                 seconds = min(seconds, _SHORT_SECONDS)
@@ -256,12 +256,12 @@ class Grader:
         return {name: sorted(sizes) for name, sizes in can.items()}
 
 
-def _is_final(one: NetResult, results: Sequence[NetResult], pointed: Sequence[Net]) -> bool:
+def _is_final(one: NetResult, pointed: Sequence[Net]) -> bool:
     """Does this speak against the file, whatever it does on other networks?
 
-    Chance on a network that it does not point to says nothing of one that it has passed.
+    Chance on a network that it is not for says nothing of those that it is for, where its constants tell which.
     """
-    elsewhere = one.net not in pointed and any(other.status == PASSED for other in results)
+    elsewhere = bool(pointed) and one.net not in pointed
     return one.status in _FINAL and not (one.status == "unstable" and elsewhere)
 
 

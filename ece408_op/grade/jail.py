@@ -7,6 +7,7 @@ import os
 import platform
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -127,17 +128,17 @@ class Inside:
             _remove(self.cgroup)
         return self.ended or "lost"
 
-    def address_space(self) -> int:
-        """Bytes of address space of the innermost process; 0 where the system does not tell."""
-        pid, size = self.process.pid, 0
+    def data_bytes(self) -> int:
+        """Bytes that the innermost process may write to and shares with none; 0 where the system does not tell."""
+        pid, pages = self.process.pid, 0
         with suppress(OSError, ValueError, IndexError):
             while True:
                 children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
                 if not children:
                     break
                 pid = int(children[0])
-            size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        return size
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[5])
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def _send(self, command: bytes) -> None:
         try:
@@ -234,17 +235,25 @@ def build_tools(folder: Path, gpu: bool = False, many: bool = False) -> Tools:
         commands["gpu_runner"] = [*nvcc, "-x", "cu", str(NATIVE / "runner.cpp"), "-ldl"]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     started = {
-        name: subprocess.Popen([*words, "-o", str(folder / name)], **pipes)  # type: ignore[call-overload]
+        name: subprocess.Popen(  # type: ignore[call-overload]
+            [*words, "-o", str(folder / name)], **pipes, start_new_session=True
+        )
         for name, words in commands.items()
     }
     made = {}
-    for name, process in started.items():
-        _, errors = process.communicate()
-        if process.returncode != 0:
-            compilers = commands[name][0]
-            raise HarnessError(f"expected {compilers} to build the harness's own {name}, got: {errors.strip()}")
-        made[name] = folder / name
-        made[name].chmod(0o755)
+    try:
+        for name, process in started.items():
+            _, errors = process.communicate()
+            if process.returncode != 0:
+                compilers = commands[name][0]
+                raise HarnessError(f"expected {compilers} to build the harness's own {name}, got: {errors.strip()}")
+            made[name] = folder / name
+            made[name].chmod(0o755)
+    except BaseException:
+        for process in started.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        raise
     return Tools(folder, made["jail"], made["runner"], made.get("gpu_runner"))
 
 

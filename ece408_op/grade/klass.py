@@ -58,8 +58,8 @@ def here(grader_for: Callable[[str], Grader], jobs: int, end: Callable[[], None]
 
     def run(waiting: dict[str, Submission]) -> Iterator[tuple[str, Record]]:
         with ThreadPoolExecutor(jobs) as pool:
-            futures = {pool.submit(grade, one): name for name, one in waiting.items()}
             try:
+                futures = {pool.submit(grade, one): name for name, one in waiting.items()}
                 for future in as_completed(futures):
                     yield futures[future], future.result()
             except BaseException:

@@ -42,9 +42,10 @@ KNOWN = NETS + LATER
 _COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
 #: A whole number, 66.0 and 66.f too.
 _NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?:\.0*f?)?(?![\w.])")
-_PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?:\s*\*\s*\d{1,9})+(?![\w.])")
-#: A block's width may be any size less a kernel's: it points nowhere.
-_WIDTH = re.compile(r"\b\w*(?:TILE|BLOCK|BATCH|STREAM)\w*\s*=?\s*\d+\b", re.IGNORECASE)
+_PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?: {0,4}\* {0,4}\d{1,9}){1,7}(?![\w.])")
+#: A name and the number that it stands for. A block's width may be any size less a kernel's: it points nowhere.
+_NAMED = re.compile(r"\b([A-Za-z_]\w{0,80})[ \t]{0,8}=?[ \t]{0,8}\d{1,9}\b")
+_WIDTH = re.compile(r"TILE|BLOCK|BATCH|STREAM", re.IGNORECASE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -55,7 +56,7 @@ def numbers(source: str) -> set[int]:
 
 def sizes_in(source: str) -> set[int]:
     """The numbers that may be sizes of a layer: without the widths of blocks, with products such as 24 * 12 * 7 * 7."""
-    code = _WIDTH.sub(" ", _COMMENT.sub(" ", source))
+    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], _COMMENT.sub(" ", source))
     found = numbers(code)
     for chain in _PRODUCT.findall(code):
         factors = [int(factor) for factor in chain.split("*")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -118,10 +119,14 @@ def _load(name: str) -> CourseNet:
     return CourseNet(name, size, filters, connected)
 
 
+#: Two threads that redirect stderr by turns would leave it redirected.
+_REDIRECTING = threading.Lock()
+
+
 @lru_cache(maxsize=16)
 def _test_set(size: int, count: int) -> tuple[np.ndarray, np.ndarray, str]:
     # That the generated set takes the real one's place stands in the record, once, and not on stderr for each file.
-    with contextlib.redirect_stderr(io.StringIO()):
+    with _REDIRECTING, contextlib.redirect_stderr(io.StringIO()):
         found = load_test(size, count)
     return found.images, found.labels, found.source
 

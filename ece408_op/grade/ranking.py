@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ _MAD_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True)
 class Place:
-    """One submission on one network. Seconds are sums over the layers: of medians, fastest and slowest runs.
+    """One submission on one network with so many images.
 
+    Seconds are sums over the layers: of medians, fastest and slowest runs.
     Deviations are how far below the class's median the time lies, in standard deviations (robust: in scaled median
     absolute deviations); points are their place on the range given, ends clamped.
     """
@@ -34,8 +35,16 @@ class Place:
     robust_points: float
 
 
+def name_of(network: Mapping[str, Any]) -> str:
+    """What is ranked together: a network of a record, with its number of images."""
+    return f"{network['network']}, {network['images']} images"
+
+
 def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
-    """The places on each network, the fastest first. Overlapping intervals share a place; what is wrong has none."""
+    """The places on each network and number of images, the fastest first.
+
+    Overlapping intervals share a place; what is wrong has none.
+    """
     by_network: dict[str, list[tuple[float, float, float, dict[str, Any]]]] = {}
     for record in records:
         if record["status"] != "passed":
@@ -44,7 +53,7 @@ def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
             if network["status"] == "passed" and "seconds" in network:
                 layers = [layer["seconds"] for layer in network["layers"]]
                 ends = (sum(layer["fastest"] for layer in layers), sum(layer["slowest"] for layer in layers))
-                by_network.setdefault(network["network"], []).append((network["seconds"], *ends, record))
+                by_network.setdefault(name_of(network), []).append((network["seconds"], *ends, record))
     places = []
     for name, entries in by_network.items():
         places += _one_network(name, sorted(entries, key=lambda entry: entry[0]), rules)

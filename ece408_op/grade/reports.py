@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 from ece408_op.data.atomic import replacing
 
 from . import plot, student
-from .ranking import Place, rank
+from .ranking import Place, name_of, rank
 from .spec import RankingSpec
 
 #: What XML 1.0 cannot hold, even escaped.
@@ -27,8 +28,10 @@ def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpe
     """Write every report into the folder: a page, a text and a results.json for each submission, and the class's."""
     places = rank(records, rules)
     best = {place.network: place.seconds for place in reversed(places) if place.place == 1}
-    for number, record in enumerate(records, 1):
-        name = f"{number:04d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}"
+    for record in records:
+        # The same submission gets the same name in a later run, whoever came or went.
+        mark = hashlib.blake2b(record["path"].encode(errors="surrogateescape"), digest_size=4).hexdigest()
+        name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}-{mark}"
         _put(folder / "students" / f"{name}.txt", student.text(record, best))
         _put(folder / "students" / f"{name}.html", student.page(record, best))
         _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, places), indent=1))
@@ -61,11 +64,13 @@ def gradescope(record: Mapping[str, Any], places: Sequence[Place]) -> dict[str, 
     passed = record["status"] == "passed"
     tests = [
         {
-            "name": f"{network['network']}, {network['images']} images",
+            "name": name_of(network),
             "status": "passed" if network["status"] == "passed" else "failed",
             "output": "\n".join(filter(None, (layer["reason"] for layer in network["layers"]))) or network["status"],
         }
         for network in record.get("networks", [])
+        # What a submission that passed need not do is told in the text.
+        if not passed or network["status"] == "passed"
     ]
     own = [place for place in places if place.path == record["path"]]
     return {
@@ -87,14 +92,18 @@ def leaderboard_csv(places: Sequence[Place]) -> str:
 
 def duplicates_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """Submissions with the same code, a line each, numbered by code; for the instructor, in no student's report."""
-    codes = list(dict.fromkeys(record["fingerprint"] for record in records if record["duplicates"]))
+    codes = list(dict.fromkeys(_code(record) for record in records if record["duplicates"]))
     rows = [
         {"code": number, "path": record["path"]}
         for number, code in enumerate(codes, 1)
         for record in records
-        if record["fingerprint"] == code
+        if _code(record) == code
     ]
     return _csv(["code", "path"], rows)
+
+
+def _code(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["context"], record["fingerprint"]
 
 
 def _csv(columns: list[str], rows: Sequence[dict[str, Any]]) -> str:
@@ -138,12 +147,12 @@ def leaderboard_page(places: Sequence[Place], records: Sequence[Mapping[str, Any
 
 def _disturbed(record: Mapping[str, Any]) -> bool:
     layers = [layer for network in record.get("networks", []) for layer in network["layers"]]
-    return any(run.get("disturbed") for layer in layers for run in layer["runs"])
+    return record.get("context") != "gpu" and any(run.get("disturbed") for layer in layers for run in layer["runs"])
 
 
 def _floor(name: str, records: Sequence[Mapping[str, Any]]) -> float | None:
-    """The least seconds that a network could take, where a record says it."""
-    networks = [network for record in records for network in record.get("networks", []) if network["network"] == name]
+    """The least seconds that a ranked network could take, where a record says it."""
+    networks = [network for record in records for network in record.get("networks", []) if name_of(network) == name]
     return next((network["floor_seconds"] for network in networks if network.get("floor_seconds")), None)
 
 

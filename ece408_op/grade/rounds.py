@@ -160,6 +160,7 @@ class _Trial:
         try:
             try:
                 worker.open(self.bench.spec.limits.load_seconds)
+                worker.note_size()
                 self._finish()
             except MemoryError as error:
                 text = f"the grader found no room for itself beside what the file had taken: {error}"
@@ -181,14 +182,17 @@ class _Trial:
             case.floor = self.bench.floor(case.problem, self.bench.device) if self.bench.floor else None
         while self._steps and not any(self._hopeless(case) for case in cases):
             purpose, net = self._steps[0]
+            disturbed = False
             if net is not None:
                 self._pictures(net)
-            elif self._all_layers(purpose) and self._spare:
-                self._spare -= 1
-                continue
-            self._steps.popleft()
+            else:
+                disturbed = self._all_layers(purpose)
             self._ended += 1
             self.worker.note_size()
+            if disturbed and self._spare:
+                self._spare -= 1
+            else:
+                self._steps.popleft()
         for case in cases:
             case.settle(self.bench.spec.half)
 

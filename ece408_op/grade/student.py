@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from . import hints
+from .ranking import name_of
 
 #: Status to a sentence.
 MEANINGS = {
@@ -23,8 +24,11 @@ MEANINGS = {
 
 
 def text(record: Mapping[str, Any], best: Mapping[str, float] | None = None) -> str:
-    """The report in plain text; ``best`` has the class's fastest seconds for each network."""
-    lines = [f"{record['path']}: {record['status']}", MEANINGS.get(record["status"], ""), "", record["reason"]]
+    """The report in plain text; ``best`` has the class's fastest seconds, by ``name_of``."""
+    meaning = MEANINGS.get(record["status"], "")
+    if record["status"] == "passed" and any(one["status"] != "passed" for one in record.get("networks", [])):
+        meaning = "It is right where it has to be; below stands what else was tried."
+    lines = [f"{record['path']}: {record['status']}", meaning, "", record["reason"]]
     if record.get("precision"):
         lines.append(f"Precision: {record['precision']}")
     worst = record.get("worst")
@@ -79,6 +83,6 @@ def _time(layer: Mapping[str, Any]) -> str:
 
 
 def _behind(network: Mapping[str, Any], best: Mapping[str, float] | None) -> str:
-    first, floor = (best or {}).get(network["network"]), network.get("floor_seconds")
+    first, floor = (best or {}).get(name_of(network)), network.get("floor_seconds")
     text = f", {network['seconds'] / first:.2f} times the fastest of the class" if first else ""
     return text + (f", {network['seconds'] / floor:.2f} times the least that this device could take" if floor else "")

@@ -71,8 +71,8 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
     above = {folder for path in own for folder in path.parents}
 
     def beside(folder: Path) -> Iterator[tuple[Path, str]]:
-        for child in sorted(folder.iterdir()):
-            if child.absolute() in own or _aside(child.name) or child.name in _COURSES or _leads_back(child):
+        for child in _listed(folder):
+            if child.absolute() in own or _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
                 continue
             if child.is_dir() and child.absolute() in above:
                 yield from beside(child)
@@ -86,7 +86,7 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
     over = [entry for folder in paths if folder.is_dir() and folder.absolute() not in own for entry in beside(folder)]
     # A folder that is one submission may hold others: a class with the course's skeleton at its top.
     ones = [path for path in paths if path.is_dir() and path.absolute() in own]
-    inner = [child for one in ones for child in sorted(one.iterdir()) if child.is_dir() and _holds_one(child)]
+    inner = [child for one in ones for child in _listed(one) if child.is_dir() and _holds_one(child)]
     return over + [(child, f"it lies within {child.parent}, which is a submission by itself") for child in inner]
 
 
@@ -103,14 +103,22 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> li
     if _is_one(path):
         return [_of_folder(path, context, gpu_here)]
     found = []
-    for child in sorted(path.iterdir()):
-        if _aside(child.name) or child.name in _COURSES or _leads_back(child):
+    for child in _listed(path):
+        if _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
             continue
         if child.is_dir():
             found += _within(child, context, gpu_here)
         elif child.suffix.lower() in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
             found.append(_of_file(child, context))
     return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in the folder, in order; nothing where it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _aside(name: str) -> bool:
@@ -128,18 +136,18 @@ def _own(name: str) -> Submission:
 
 
 def _is_one(folder: Path) -> bool:
-    names = {path.name.lower() for path in folder.iterdir() if path.is_file()}
+    names = {path.name.lower() for path in _listed(folder) if path.is_file()}
     return (folder / _INNER).is_dir() or not names.isdisjoint(_NAMES)
 
 
 def _has_python(folder: Path) -> bool:
-    return folder.is_dir() and any(path.suffix == PYTHON_SUFFIX for path in folder.iterdir())
+    return folder.is_dir() and any(path.suffix == PYTHON_SUFFIX for path in _listed(folder))
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
     suffix = path.suffix.lower()
     own = "gpu" if suffix in GPU_SUFFIXES else "cpu" if suffix in CPU_SUFFIXES else None
-    if path.suffix == PYTHON_SUFFIX:
+    if suffix == PYTHON_SUFFIX:
         own = python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
     if own is not None and context not in (None, own):
         return Submission(path, None, str(context), f"{path.name} is for --context {own}, not {context}")
@@ -159,11 +167,11 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 
 def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, else the only file of that kind."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in suffixes]
-    files = [path for path in files if not _aside(path.name) and path.name not in _COURSES]
+    files = [path for path in _listed(folder) if path.is_file() and path.suffix.lower() in suffixes]
+    files = [path for path in files if not _aside(path.name) and path.name.lower() not in _COURSES]
     return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
 
 
 def _named(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
-    files = {path.name.lower(): path for path in sorted(folder.iterdir(), reverse=True) if path.is_file()}
+    files = {path.name.lower(): path for path in reversed(_listed(folder)) if path.is_file()}
     return next((files[name] for suffix in suffixes if (name := f"new-forward{suffix}") in files), None)

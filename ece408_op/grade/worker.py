@@ -94,7 +94,7 @@ class Worker:
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
         self._spin = 0.0 if device is None else _SPIN_SECONDS
-        self._most = limits.memory + limits.reserved
+        self._most = limits.memory
         self._size = self._growth = 0
         self.printed = folder / "printed.txt"
         command = [*program.command, str(commands), str(replies), str(guard)]
@@ -201,8 +201,8 @@ class Worker:
         self.call(0, seconds, empty=True)
 
     def note_size(self) -> None:
-        """Note how large it is, after each of its rounds."""
-        size = self.inside.address_space()
+        """Note how large it is, at its beginning and after each of its rounds; on a GPU others look after memory."""
+        size = 0 if self._on_gpu else self.inside.data_bytes()
         self._growth = max(self._growth, size - self._size if self._size else 0)
         self._size = size
 
