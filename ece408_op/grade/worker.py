@@ -203,12 +203,11 @@ class Worker:
     def note_size(self) -> None:
         """Note how large it is, at its beginning and after each of its rounds; on a GPU others look after memory."""
         size = 0 if self._on_gpu else self.inside.data_bytes()
-        self._growth = max(self._growth, size - self._size if self._size else 0)
-        self._size = size
+        self._growth, self._size = (size - self._size if self._size else 0), size
 
     @property
     def outgrown(self) -> bool:
-        """Would it, growing on as it did from round to round, have come to the end of its memory by now?"""
+        """Would it, growing on as in its last round, have come to the end of its memory by now?"""
         return self._growth > 0 and self._size + 2 * self._growth > self._most
 
     def _stop(self) -> None:
