@@ -38,7 +38,13 @@ class Worker:
     def note_size(self) -> None:
         pass
 
-    def open(self, seconds: float) -> None:
+    def begin(self) -> None:
+        pass
+
+    def touch(self, layer: int) -> None:
+        pass
+
+    def load(self, seconds: float) -> None:
         pass
 
     def ping(self) -> float:
@@ -47,7 +53,7 @@ class Worker:
     def idle(self, pause: float, seconds: float) -> None:
         pass
 
-    def call(self, layer: int, seconds: float, empty: bool = False) -> Call:
+    def call(self, layer: int, seconds: float, word: str = "run") -> Call:
         self.calls += 1
         if self.calls == self.ends_at:
             raise EndedError("crashed", "the GPU reported out of memory")
@@ -161,12 +167,24 @@ def test_a_clock_that_cannot_be_right_fails_the_runs(claimed: float, status: str
     assert case.status == status
 
 
-@pytest.mark.parametrize(("took", "late"), [(0.0012, 0.0), (0.003, 0.002)])
-def test_a_gpus_work_behind_the_answer_is_timed(took: float, late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("took", "late", "status"),
+    [
+        ([1.2, 1.4, 1.4], [0, 0, 0], "passed"),
+        ([3.0, 1.2, 1.2], [1.8, 0, 0], "passed"),  # once is no proof, and costs the time
+        ([3.0, 1.7, 3.0], [1.8, 0.5, 1.8], "tampered"),
+    ],
+)
+def test_a_gpus_work_behind_the_answer(
+    took: list[float], late: list[float], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with HostSide(PROBLEM) as side:
-        this, tried = trial(Bench(TOOLS, Spec(), gpu=True, repeats=0), side, [WARM, TIMED])
-        copied, copy = [0.001, took] * 2, side.snapshot
-        monkeypatch.setattr(side, "snapshot", lambda: copy() + copied.pop(0))
+        this, tried = trial(Bench(TOOLS, Spec(), gpu=True, repeats=0), side, [WARM, TIMED, TIMED, TIMED])
+        # Five behind honest answers, the one that warms up, those that are timed; milliseconds.
+        turns = [1.2, 1.1, 1.3, 1.2, 1.2, 1.2, *took]
+        monkeypatch.setattr(side, "turn", lambda: 1e-3 * turns.pop(0))
         assert this.goes_through(Worker(side), PROGRAM)
-    run = tried.cases[0].runs[-1]
-    assert (run.seconds, run.late) == (pytest.approx(1e-3 + late), pytest.approx(late))
+    runs = tried.cases[0].runs[1:]
+    assert [run.late for run in runs] == pytest.approx([1e-3 * one for one in late])
+    assert [run.seconds for run in runs] == pytest.approx([1e-3 + 1e-3 * one for one in late])
+    assert tried.cases[0].status == status

@@ -119,6 +119,11 @@ class Case:
         if timed and all(run.clocks_disagree for run in timed):
             text = f"its process's clock says {timed[0].claimed:.3g} s where {timed[0].seconds:.3g} s went by"
             self.end("tampered", text)
+        elif timed and all(run.late for run in timed):
+            least = 1e3 * min(run.late for run in timed)
+            self.end(
+                "tampered", f"in every run its answer came {least:.3g} ms and more before the GPU had done its work"
+            )
 
     def _unstable(self, wrong: list[Run]) -> bool:
         """Are runs of the same kind of data right and wrong?"""

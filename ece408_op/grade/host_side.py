@@ -102,10 +102,13 @@ class HostSide:
     def clocks(self) -> None:
         """There is no portable way to ask."""
 
-    def snapshot(self) -> float:
-        """Copy the output; 0 seconds, since nothing goes on behind a worker's threads, which are stopped."""
-        self._y = self._buffers.y.array.copy()
+    def turn(self) -> float:
+        """0 seconds: nothing goes on behind a worker's threads, which are stopped."""
         return 0.0
+
+    def snapshot(self) -> None:
+        """Copy the output."""
+        self._y = self._buffers.y.array.copy()
 
     def changed_late(self) -> bool:
         """Is the output another than when it was copied?"""

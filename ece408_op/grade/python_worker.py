@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         arrays.append([opened(place, shape, int(guard), shape is shapes[2]) for place, shape in zip(one[6:], shapes)])
     reply("open")
     lines = os.fdopen(int(commands))
-    _wait_for_load(lines, reply)
+    _wait_for_load(lines, reply, [y for _, _, y in arrays])
     try:
         kernel = _load(what)
         device = "gpu" if on_gpu else "cpu"
@@ -98,13 +98,18 @@ def _load(what: str) -> Any:
     return kernel
 
 
-def _wait_for_load(lines: TextIO, reply: Callable[[str], None]) -> None:
-    """Answer empty calls until the command to load the kernel comes."""
+def _wait_for_load(lines: TextIO, reply: Callable[[str], None], outputs: list[Any]) -> None:
+    """Answer calls that are empty, or fill an output with zeros, until the command to load the kernel comes."""
     for line in lines:
-        word, *nonce = line.split()
-        if word != "empty":
+        word, *rest = line.split()
+        if word == "touch":
+            from ece408_op import cuda
+
+            outputs[int(rest[1])].fill(0)
+            cuda.cupy().cuda.runtime.deviceSynchronize()
+        elif word != "empty":
             return
-        reply(f"done {nonce[0]} 0 -")
+        reply(f"done {rest[0]} 0 -")
 
 
 def _on_cpu(kernel: Any) -> Callable[..., None]:

@@ -9,7 +9,8 @@ import select
 import signal
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +45,7 @@ class EndedError(Exception):
 class Call:
     """Seconds of one call of forward: by the parent's clock, and as the worker has it; CUDA's error left unread.
 
-    ``late`` is how much longer than else a GPU took for the parent's own work behind the answer, in seconds.
+    ``late``: seconds for which a GPU was at the worker's work after the answer, where that is beyond doubt.
     """
 
     seconds: float
@@ -129,21 +130,30 @@ class Worker:
         os.close(self._commands)
         os.close(self._replies)
 
-    def open(self, seconds: float) -> None:
-        """Wait until the submission is loaded, its static constructors run, and stop the worker.
+    def begin(self) -> None:
+        """Wait until the buffers are mapped, and see what an empty call takes, before anything of the submission runs.
 
-        Raises EndedError where that fails or takes longer than so many seconds, HarnessError where the runner itself
-        cannot begin: nothing of the submission has run by then.
+        Raises HarnessError where the runner cannot begin.
         """
-        try:
-            line = self._line(time.monotonic() + seconds + _BEGIN_SECONDS, "beginning")
+        with self._sound():
+            line = self._line(time.monotonic() + _BEGIN_SECONDS, "beginning")
             if line != "open":
                 raise HarnessError(f"expected the worker to begin, got {line}")
             self.overhead = self.ping()
+
+    def touch(self, layer: int) -> None:
+        """Have the runner fill a GPU's output with zeros, which it has done when it answers; before load alone."""
+        with self._sound():
+            self.call(layer, _BEGIN_SECONDS, "touch")
+
+    def load(self, seconds: float) -> None:
+        """Wait until the submission is loaded, its static constructors run, and stop the worker.
+
+        Raises EndedError where that fails or takes longer than so many seconds.
+        """
+        with self._sound():
             self.inside.go()
             os.write(self._commands, b"load\n")
-        except (EndedError, BrokenPipeError) as ended:
-            raise HarnessError(f"expected the worker to begin, but {ended}: {kept(self.printed)}") from None
         line = self._line(time.monotonic() + seconds, "loading it")
         if line.startswith("unloadable"):
             raise EndedError("compile_error", f"it cannot be loaded: {line.partition(' ')[2]}")
@@ -151,8 +161,16 @@ class Worker:
             raise EndedError("tampered", f"a message came that the runner does not send while loading: {line!r}")
         self._stop()
 
-    def call(self, layer: int, seconds: float, empty: bool = False) -> Call:
-        """Let the worker run for one call on that layer, and stop it; an empty one does nothing there.
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """What goes wrong here is the harness's fault: nothing of the submission has run."""
+        try:
+            yield
+        except (EndedError, BrokenPipeError) as ended:
+            raise HarnessError(f"expected the worker to begin, but {ended}: {kept(self.printed)}") from None
+
+    def call(self, layer: int, seconds: float, word: str = "run") -> Call:
+        """Let the worker run for one call on that layer, and stop it; the word "empty" has it do nothing.
 
         Raises EndedError where it does not come back in time.
         """
@@ -161,7 +179,7 @@ class Worker:
         start = time.perf_counter()
         self.inside.go()
         try:
-            os.write(self._commands, f"{f'empty {nonce}' if empty else f'run {nonce} {layer}'}\n".encode())
+            os.write(self._commands, f"{word} {nonce} {layer}\n".encode())
         except BrokenPipeError:
             raise self._reason_of_end("between two calls") from None
         line = self._line(time.monotonic() + seconds, "a call of forward")
@@ -191,14 +209,14 @@ class Worker:
 
         On the CPU, which others use too, the least: what is taken off must not be more than there was.
         """
-        seconds = [self.call(0, 10.0, empty=True).seconds for _ in range(_PINGS)]
+        seconds = [self.call(0, 10.0, "empty").seconds for _ in range(_PINGS)]
         return statistics.median(seconds) if self._on_gpu else min(seconds)
 
     def idle(self, pause: float, seconds: float) -> None:
         """Let the worker run with nothing to do, so that work left behind comes to light; seconds bounds its answer."""
         self.inside.go()
         time.sleep(pause)
-        self.call(0, seconds, empty=True)
+        self.call(0, seconds, "empty")
 
     def note_size(self) -> None:
         """Note how large it is, at its beginning and after each of its rounds; on a GPU others look after memory."""

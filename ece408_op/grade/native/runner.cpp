@@ -7,7 +7,7 @@
 //
 // Commands and replies are lines over two pipes. "load" loads the submission, "run NONCE LAYER" calls forward and is
 // answered "done NONCE NANOSECONDS NOTE", or "failed TEXT" where forward threw; "empty NONCE" is answered at once, before
-// "load" too. NOTE is the CUDA error that forward left unread, or "-". Nothing here is believed by the parent, since a submission can write to any
+// "load" too, and "touch NONCE LAYER", before "load" alone, when y is full of zeros. NOTE is the CUDA error that forward left unread, or "-". Nothing here is believed by the parent, since a submission can write to any
 // memory of this process: the parent has its own clock and checks the output.
 #include <cerrno>
 #include <csignal>
@@ -198,8 +198,20 @@ int main(int argc, char** argv) {
   sigaction(SIGBUS, &action, nullptr);
   reply("open");
   // What an empty call takes is measured before there is anybody who could make it slow.
+  // And how soon the parent's own work follows an answer that is honest.
   char line[80], nonce[40];
-  while (fgets(line, sizeof line, commands) && sscanf(line, "empty %39s", nonce) == 1) answer_empty(nonce);
+  unsigned layer = 0;
+  while (fgets(line, sizeof line, commands)) {
+    if (sscanf(line, "touch %39s %u", nonce, &layer) == 2 && layer < calls.size()) {
+#ifdef ECE408_GRADE_GPU
+      const unsigned* n = calls[layer].y_shape;
+      cudaMemset(calls[layer].y, 0, 4ull * n[0] * n[1] * n[2] * n[3]);
+#endif
+    } else if (sscanf(line, "empty %39s", nonce) != 1) {
+      break;
+    }
+    answer_empty(nonce);
+  }
 
   void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (!loaded) {
@@ -213,7 +225,6 @@ int main(int argc, char** argv) {
   }
   reply("ready");
 
-  unsigned layer = 0;
   while (fgets(line, sizeof line, commands)) {
     if (sscanf(line, "empty %39s", nonce) == 1) {
       answer_empty(nonce);
