@@ -15,6 +15,10 @@
 // multiply-add that reads three registers that no reuse cache holds takes two cycles (docs/gpu/float32.md),
 // so a weight stays for P multiply-adds, and the next one begins with the pixel that the last one ended with.
 //
+// With UNIFORM all weights lie in constant memory and come from there into uniform registers, two at a time: a
+// multiply-add then reads two registers at most, which lie in different banks more often than not. The compiler has to
+// see that a warp's group is the same for all its lanes, so it comes from lane 0.
+//
 // Bytes: x once for each block of filters, plus K - 1 rows a block; y once, through shared memory, so that
 // a warp writes 32 P neighbouring floats where a row is a whole number of strips.
 
@@ -27,7 +31,7 @@ constexpr int INPUTS = P + K - 1;                          // that one strip rea
 constexpr int KF = (K * F + 3) / 4 * 4;                    // weights of a filter row, for F filters
 constexpr int CHANNEL = ROWS * S;                          // floats of one channel in shared memory
 constexpr int X_FLOATS = (CC * CHANNEL + SLACK + 3) / 4 * 4;
-constexpr int W_FLOATS = GL * G * CC * K * KF;
+constexpr int W_FLOATS = UNIFORM ? 0 : GL * G * CC * K * KF;
 constexpr bool EXACT = OW % P == 0 && TILES_X == 1;        // the strips of a row are the row, no more
 constexpr int UNITS = (32 * P / OV + 31) / 32;             // stores of a lane for one filter
 constexpr int TILE_PIXELS = OH * CG;                       // strips of an image's column tile
@@ -135,6 +139,20 @@ __device__ __forceinline__ void load_weights(float *to, const float *w, int m0, 
     }
 }
 
+#if UNIFORM
+constexpr int ALL_WEIGHTS = BLOCKS_M * GL * G * C * K * KF;
+__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS];
+
+// What is to be copied there: [group][channel][filter row][filter column][F], padded with zeros.
+extern "C" __global__ void __launch_bounds__(256) strip_weights(const float *__restrict__ w, float *__restrict__ to) {
+    for (int e = blockIdx.x * 256 + threadIdx.x; e < ALL_WEIGHTS; e += gridDim.x * 256) {
+        const int qf = e % KF, p = e / KF % K, c = e / (KF * K) % C, q = qf / F;
+        const int m = e / (KF * K * C) * F + qf % F;
+        to[e] = q < K && m < M ? w[(index_t(m) * C + c) * (K * K) + p * K + q] : 0.0f;
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 strip(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
     extern __shared__ __align__(16) float shared[];
@@ -144,13 +162,19 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
 
     const unsigned items = (images * unsigned(TILE_PIXELS) + LANES - 1) / LANES * TILES_X;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int my_group = warp / (LANES / 32), my_warp = warp % (LANES / 32) * 32;
+    const int my_warp = warp % (LANES / 32) * 32;
+#if UNIFORM
+    const int my_group = __shfl_sync(0xffffffffu, warp / (LANES / 32), 0);
+#else
+    const int my_group = warp / (LANES / 32);
+#endif
     const int block_m0 = blockIdx.x % BLOCKS_M * (F * G * GL);
     unsigned item = blockIdx.x / BLOCKS_M;
     const unsigned step = gridDim.x / BLOCKS_M;
     if (item >= items) return;
 
-    if (KEEP_W)
+    if (UNIFORM) {
+    } else if (KEEP_W)
         for (int k = 0; k < CHUNKS; k++) load_weights(weights + k * W_FLOATS, w, block_m0, k * CC);
     else
         load_weights(weights, w, block_m0, 0);
@@ -181,7 +205,11 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
 
         const auto add_channels = [&](int k, int group) {
             const float *xs = x_rows + stage * X_FLOATS + x_at;
+#if UNIFORM
+            const float *ws = uniform_weights + ((blockIdx.x % BLOCKS_M * (G * GL) + group) * C + k * CC) * (K * KF);
+#else
             const float *ws = weights + (KEEP_W ? k : stage) * W_FLOATS + group * (CC * K * KF);
+#endif
             const int channels = CHUNKS == 1 ? C : min(CC, C - k * CC);
 #pragma unroll 1
             for (int c = 0; c < channels; c++, xs += CHANNEL - K * S) {
@@ -191,7 +219,7 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
 #pragma unroll
                     for (int j = 0; j < INPUTS; j += XV) read<XV>(xr + j, xs + j);
 #pragma unroll
-                    for (int q = 0; q < KF; q += 4) read<4>(wr + q, ws + q);
+                    for (int q = 0; q < KF; q += UNIFORM ? 2 : 4) read<UNIFORM ? 2 : 4>(wr + q, ws + q);
 #pragma unroll
                     for (int q = 0; q < K; q++)
 #pragma unroll
@@ -262,7 +290,7 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
             const auto load_next = [&](int into) {
                 const Strips next = strips_of(item_next, images);
                 load_rows(x_rows + into * X_FLOATS, image_of(x, first, IMAGE), next, k_next * CC);
-                if (!KEEP_W) load_weights(weights + into * W_FLOATS, w, block_m0, k_next * CC);
+                if (!UNIFORM && !KEEP_W) load_weights(weights + into * W_FLOATS, w, block_m0, k_next * CC);
             };
             if (STAGES == 2) {
                 if (fetch) load_next(stage ^ 1);

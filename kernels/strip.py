@@ -15,7 +15,17 @@ from itertools import product
 from pathlib import Path
 
 from ece408_op.kernel import CudaKernel
-from ece408_op.launch import Chip, Launch, Plan, ceil_div, images_a_round, layer_defines, round_up
+from ece408_op.launch import (
+    Chip,
+    CopyToConstant,
+    Launch,
+    Plan,
+    Step,
+    ceil_div,
+    images_a_round,
+    layer_defines,
+    round_up,
+)
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 _FOLDER = Path(__file__).parent
@@ -40,8 +50,17 @@ _GROUPS = (1, 2, 3, 4, 6, 8)
 #: The first chips that copy into shared memory while they compute.
 _ASYNCHRONOUS = (8, 0)
 
-#: Cost a product and output, P, F, XV, S.
-Shape = tuple[float, int, int, int, int]
+#: The chip whose compiler takes weights from constant memory to uniform registers.
+_UNIFORM = (9, 0)
+#: Constant memory, and how much of it the nearest cache holds, with room to spare.
+_CONSTANT_BYTES, _CACHED_BYTES = 65536, 8192
+#: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights there first.
+_WORTH_COPYING = 10**10
+#: Pixels of a thread from which on it asks for weights seldom enough to do without that cache, and that it must have.
+_SELDOM, _FEWEST = 20, 9
+
+#: Cost a product and output, P, F, XV, S, UNIFORM.
+Shape = tuple[float, int, int, int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,7 @@ class Tile:
     x_vector: int  # XV: floats of one read of inputs from shared memory
     copied: int  # XG: floats of one copy into it
     keep_weights: bool  # KEEP_W
+    uniform: bool = False  # UNIFORM: weights in constant memory
 
     @property
     def threads(self) -> int:
@@ -73,6 +93,11 @@ class Tile:
         """Strips in a row of a column tile: CG."""
         return ceil_div(self.columns, self.pixels)
 
+    def constant_bytes(self, problem: ConvProblem) -> int:
+        """Constant memory of all weights."""
+        groups = round_up(ceil_div(problem.filters, self.filters), self.groups * self.passes)
+        return ITEM_BYTES * groups * problem.channels * problem.kernel * round_up(problem.kernel * self.filters, 4)
+
     def slack(self, kernel: int) -> int:
         """Floats that the last strip of the last row may read beyond it."""
         read = round_up(self.pixels + kernel - 1, self.x_vector)
@@ -82,7 +107,7 @@ class Tile:
         """Shared memory of a block: input rows, weights, and the sums on their way out."""
         k, chunks = problem.kernel, ceil_div(problem.channels, self.channels)
         x = round_up(self.channels * self.rows * self.stride + self.slack(k), 4)
-        weights = self.passes * self.groups * self.channels * k * round_up(k * self.filters, 4)
+        weights = 0 if self.uniform else self.passes * self.groups * self.channels * k * round_up(k * self.filters, 4)
         sums = self.threads * self.pixels
         return ITEM_BYTES * (self.stages * x + (chunks if self.keep_weights else self.stages) * weights + sums)
 
@@ -90,8 +115,10 @@ class Tile:
 Priced = tuple[float, Tile]
 
 
-def _registers(pixels: int, filters: int, kernel: int, exact: bool, chip: Chip) -> int:
+def _registers(pixels: int, filters: int, kernel: int, exact: bool, uniform: bool, chip: Chip) -> int:
     """Registers that a thread needs, about: sums, inputs, addresses; more where strips reach beyond the row."""
+    if uniform:  # with more to spare the compiler takes weights to ordinary registers
+        return pixels * filters + pixels + kernel - 1 + 12
     # For the chip that this was tuned on the compiler was seen to do with fewer than for others.
     other = 24 if chip.capability == (9, 0) else 40
     return pixels * filters + pixels + kernel - 1 + other + (0 if exact else 4)
@@ -141,19 +168,31 @@ def _stored(problem: ConvProblem, tile: Tile, aligned: int) -> int:
     return 4 if exact and pixels % 4 == 0 and aligned == 16 else 1
 
 
-def _loop(problem: ConvProblem, pixels: int, filters: int, vector: int, cycles: float) -> float:
+def _loop(problem: ConvProblem, pixels: int, filters: int, vector: int, cycles: float, uniform: bool) -> float:
     """Cycles of a scheduler for a warp's K P F multiply-adds: of issue, or of shared memory if that is more."""
     k = problem.kernel
     products = k * pixels * filters
     reads, weights = ceil_div(pixels + k - 1, vector), round_up(k * filters, 4) // 4
+    if uniform:
+        # By 101 tiles of the course's layers timed on an H200: banks met twice, an odd F; reads; the loop itself.
+        met_twice = (1.02 if pixels >= _SELDOM else 1.07) * (1.05 if filters % 2 else 1.0)
+        return max(products * met_twice + reads + 2 * weights + 8, 3.5 * cycles * reads)
     issue = 1.09 * products + 3 * (reads + weights) + 36 + 0.2 * k * filters
     return max(issue, 3.5 * (cycles * reads + 4 * weights))
 
 
-def _shapes(problem: ConvProblem, columns: int, copied: int) -> Iterator[Shape]:
-    """Cost a product and output, P, F, XV, S: the thread's tiles for column tiles of that width."""
+def _cached(problem: ConvProblem, pixels: int, filters: int) -> bool:
+    """Whether all weights have room in constant memory, and warps ask for them seldom or find them in the cache."""
+    k = problem.kernel
+    size = ITEM_BYTES * ceil_div(problem.filters, filters) * problem.channels * k * round_up(k * filters, 4)
+    return pixels >= _FEWEST and size <= (_CONSTANT_BYTES if pixels >= _SELDOM else _CACHED_BYTES)
+
+
+def _shapes(problem: ConvProblem, columns: int, copied: int, may_be_uniform: bool) -> Iterator[Shape]:
+    """The thread's tiles for column tiles of that width, with what they cost."""
     k, width = problem.kernel, min(problem.width, columns + problem.kernel - 1)
-    wanted = {ceil_div(columns, n) for n in range(1, columns + 1)} if columns < 64 else set()
+    wanted = {ceil_div(columns, n) for n in range(1, columns + 1)}
+    wanted = {p for p in wanted if columns < 64 or p >= _SELDOM}
     for pixels in sorted(p for p in wanted | {4, 6, 8, 10, 12, 20} if p <= min(_MOST_PIXELS, columns)):
         strips = ceil_div(columns, pixels)
         for filters in _FILTERS:
@@ -165,22 +204,25 @@ def _shapes(problem: ConvProblem, columns: int, copied: int) -> Iterator[Shape]:
                 stride = _stride(round_up(width, copied), strips, pixels, max(vector, copied))
                 cycles = _read_cycles(stride, strips, pixels, vector)
                 waste = strips * pixels / columns * round_up(problem.filters, filters) / problem.filters
-                cost = waste * _loop(problem, pixels, filters, vector, cycles) / (k * pixels * filters)
-                yield cost, pixels, filters, vector, stride
+                for uniform in sorted({False, may_be_uniform and _cached(problem, pixels, filters)}):
+                    cost = waste * _loop(problem, pixels, filters, vector, cycles, uniform) / (k * pixels * filters)
+                    yield cost, pixels, filters, vector, stride, uniform
 
 
 def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip, copied: int) -> Iterator[Priced]:
     """Cost and tile of every block that fits the chip, for a thread's tile."""
-    cost, pixels, filters, vector, stride = shape
+    cost, pixels, filters, vector, stride, uniform = shape
     k, channels = problem.kernel, problem.channels
     all_groups = ceil_div(problem.filters, filters)
     exact = columns == problem.output_width and columns % pixels == 0
-    per_thread = min(255, round_up(_registers(pixels, filters, k, exact, chip), 8))
+    per_thread = min(255, round_up(_registers(pixels, filters, k, exact, uniform, chip), 8))
     # A multiprocessor has four schedulers, each with a quarter of the registers.
     held = min(_MOST_HELD, 4 * (_REGISTERS // (4 * 32 * per_thread)))
     loop = cost * k * pixels * filters  # of one row of one channel, waste and all
     chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
     ways = [(1, True), (1, False)] + ([(2, True), (2, False)] if chip.capability >= _ASYNCHRONOUS else [])
+    if uniform:
+        ways = [(1, True), (2, True)]
     for warps in _WARPS:
         rows = _rows(problem, ceil_div(columns, pixels), 32 * warps)
         for chunk, groups, (stages, keep) in product(chunks, sorted({min(all_groups, g) for g in _GROUPS}), ways):
@@ -188,7 +230,11 @@ def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip,
                 continue
             for passes in {1, ceil_div(all_groups, groups)} if chunk == channels and keep else {1}:
                 block = (columns, groups, passes, 32 * warps, chunk, stages)
-                tile = Tile(pixels, filters, *block, held // (warps * groups), rows, stride, vector, copied, keep)
+                tile = Tile(
+                    pixels, filters, *block, held // (warps * groups), rows, stride, vector, copied, keep, uniform
+                )
+                if uniform and tile.constant_bytes(problem) > _CONSTANT_BYTES:
+                    continue
                 room = (chip.shared_bytes + _BLOCK_BYTES) // (tile.shared_bytes(problem) + _BLOCK_BYTES)
                 if room:
                     tile = replace(tile, blocks=min(tile.blocks, room, _MOST_BLOCKS))
@@ -217,18 +263,24 @@ def _cost(problem: ConvProblem, tile: Tile, loop: float, all_groups: int) -> flo
     item += 80 * chunks * warps
     item += 270 * chunks * (0.31 if tile.stages == 2 else 1.0) * (1.37 if tile.blocks == 1 else 1.0) / tile.blocks
     useful = tile.passes * channels * k * k * tile.pixels * tile.filters
+    # Groups that a warp computes one after another find their weights elsewhere in constant memory each time.
+    if tile.uniform and tile.passes > 1 and channels > 1:
+        item *= 1.05 if tile.blocks > 1 else 1.15
     together = tile.groups * tile.passes
     padding = ceil_div(all_groups, together) * together / all_groups
     return item * padding / useful
 
 
 @lru_cache(maxsize=256)
-def best_tile(problem: ConvProblem, chip: Chip, aligned: int) -> Tile | None:
-    """The tile of the least cost for the layer on the chip; None where no tile fits its shared memory."""
-    width = problem.output_width
+def best_tile(problem: ConvProblem, chip: Chip, aligned: int, many: bool = True) -> Tile | None:
+    """The tile of the least cost for the layer on the chip; None where no tile fits its shared memory.
+
+    ``many`` images make weights in constant memory worth their copy.
+    """
+    width, may_be_uniform = problem.output_width, many and chip.capability == _UNIFORM
     for columns in [width, *(c for c in (512, 256, 128, 64, 32, 16, 8, 4) if c < width)]:
         copied = _copied(problem, columns, aligned)
-        shapes = sorted(_shapes(problem, columns, copied))[:_TRIED]
+        shapes = sorted(_shapes(problem, columns, copied, may_be_uniform))[:_TRIED]
         found = [each for shape in shapes for each in _blocks_around(problem, shape, columns, chip, copied)]
         if found:
             return min(found, key=lambda pair: pair[0])[1]
@@ -265,6 +317,7 @@ def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | 
         "S": tile.stride,
         "SLACK": tile.slack(problem.kernel),
         "KEEP_W": int(tile.keep_weights),
+        "UNIFORM": int(tile.uniform),
         "XV": tile.x_vector,
         "XG": tile.copied,
         "OV": _stored(problem, tile, aligned),
@@ -273,8 +326,13 @@ def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | 
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = best_tile(_layer(problem), chip, aligned)
+    tile = best_tile(_layer(problem), chip, aligned, problem.flops >= _WORTH_COPYING)
     assert tile is not None, "a problem that _reasons takes"
+    return plan_of(tile, problem, chip, aligned)
+
+
+def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    """The plan of one tile."""
     strips = problem.output_height * tile.strips
     tiles = ceil_div(problem.output_width, tile.columns)
     blocks_m = ceil_div(problem.filters, tile.filters * tile.groups * tile.passes)
@@ -286,7 +344,17 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         shared = tile.shared_bytes(problem)
         return (Launch("strip", grid, (tile.threads, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
-    return Plan(_defines(problem, tile, aligned), images_a_round(problem.batch, strips * tiles), steps)
+    before: tuple[Step, ...] = ()
+    scratch = {}
+    if tile.uniform:
+        scratch["weights"] = size = tile.constant_bytes(problem)
+        blocks = ceil_div(size // ITEM_BYTES, 256)
+        before = (
+            Launch("strip_weights", (blocks, 1, 1), (256, 1, 1), ("w", "weights")),
+            CopyToConstant("uniform_weights", "weights", size),
+        )
+    defines = _defines(problem, tile, aligned)
+    return Plan(defines, images_a_round(problem.batch, strips * tiles), steps, before, scratch=scratch)
 
 
 KERNEL = CudaKernel(

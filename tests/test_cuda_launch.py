@@ -65,7 +65,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
         buffers = {"x", "w", "y", *plan.scratch}
         for step in (*plan.before, *plan.steps(min(plan.images, problem.batch))):
             if isinstance(step, CopyToConstant):
-                assert re.search(rf"__constant__ float {step.symbol}\[", text)
+                assert re.search(rf"__constant__ (__align__\(16\) )?float {step.symbol}\[", text)
                 assert step.source in buffers
                 continue
             assert [_passed(argument) for argument in step.args] == _parameters(text, step.entry)
