@@ -162,7 +162,9 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "DIRECT": int(tile.direct),
         "PAIR_ROWS": int(tile.row_steps == 0 and not tile.folded),
         "XV": tile.vector,
-        "OUT_FLOATS": tile.out_floats,
+        "OUT_FLOATS": tile.out_floats(problem),
+        "OUT_PITCH": tile.out_pitch,
+        "BULK": int(tile.bulk),
         "TAP_LIST": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in tile.taps),
     }
     if tile.stationary and not tile.folded:

@@ -73,6 +73,8 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         const Item item(number, images);
         const int half = turn % 2, span = min(SPAN, (OH - item.row) * TW);
         await(s.gates + FULL + half, turn / 2);
+        // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
+        meet<BEGUN, COMPUTE>();
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE) + apart;
         const int e = 127 - s.e[half];
         float *const out = image_of(y, item.image, OUTPUTS) + item.row * index_t(OW) + t * PIXELS;

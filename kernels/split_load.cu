@@ -63,7 +63,23 @@ __device__ __forceinline__ void await(Gate *gate, int time) {
     __syncwarp();
 }
 constexpr int LINE = (WT + ALONG - 1) / ALONG;                  // words of a plane's row
-constexpr int LOADED = 1, HANDED = 2;        // barriers: of the loaders, of a team that hands over sums
+
+// Whole runs of outputs leave by the copy engine (BULK): it reads what all warps have put into shared memory, while they
+// go on, and no sector of 32 bytes is written in two parts at different times.
+__device__ __forceinline__ void make_visible() {
+    if (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_copy(float *to, const float *from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(address_of(from)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_sent() {
+    if (BULK) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void await_read() {
+    if (BULK) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+constexpr int LOADED = 1, HANDED = 2, BEGUN = 15;  // barriers: of the loaders, of a team that hands over sums, of products
 constexpr int FULL = 0, EMPTY = 2, GATES = 4;  // of both halves of the planes
 
 // A tile: its first image and how many there are, its first output row and column.
@@ -270,7 +286,16 @@ __device__ __forceinline__ void mark(int *marks, int image, int images, int all)
         if (atomicExch(marks + 1 + all + i, 1) == 0) marks[1 + atomicAdd(marks, 1)] = i;
 }
 
-__device__ __forceinline__ void loader(const Shared &s, const float *x, int *marks, int images, int items) {
+// A tile's outputs to y: of one half of the staging memory, all filters of all images.
+__device__ __forceinline__ void send(const float *staged, float *y, const Item &item, int thread) {
+    constexpr int RUN = SUPER_ROWS * TR * OW, PITCH = OUT_PITCH;
+    const int bytes = 4 * min(RUN, (OH - item.row) * OW);
+    for (int i = thread; i < item.images * M; i += LOADERS)
+        bulk_copy(image_of(y, item.image + i / M, OUTPUTS) + i % M * PIXELS + item.row * index_t(OW), staged + i * PITCH, bytes);
+    bulk_sent();
+}
+
+__device__ __forceinline__ void loader(const Shared &s, const float *x, float *y, int *marks, int images, int items) {
     const int thread = threadIdx.x - COMPUTE;
     load(s.raw, x, Item(blockIdx.x / MBLOCKS, images), thread);
     int places[PLACES], turn = 0, lowest = 0, highest = 0;
@@ -299,17 +324,27 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, int *mar
         // 2^(e + f) must be a float32 number too, for every filter.
         const bool far = e > MOST_SCALE || e + lowest < -126 || e + highest > 126;
         const bool bad = most && (exponent == 255 || far || least + 1 < limit);
-        if (turn > 1) await(s.gates + EMPTY + half, turn / 2 - 1);
+        if (turn > 1) {
+            await(s.gates + EMPTY + half, turn / 2 - 1);
+            if (BULK) send(s.out + half * (OUT_FLOATS / 2), y, Item(number - 2 * stride, images), thread);
+        }
         if (thread == 0) {
             s.e[half] = min(e, MOST_SCALE);
             if (bad) mark(marks, item.image, item.images, images);
         }
         convert(s.planes + half * STAGE, from, item, __uint_as_float((127 + min(e, MOST_SCALE)) << 23), places,
                 thread);
+        await_read();
         arrive(s.gates + FULL + half);
         meet<LOADED, LOADERS>();
         if (number + stride < items) load(s.raw, x, Item(number + stride, images), thread);
     }
+    // What the last two tiles have left.
+    for (int last = max(turn - 2, 0); BULK && last < turn; last++) {
+        await(s.gates + EMPTY + last % 2, last / 2);
+        send(s.out + last % 2 * (OUT_FLOATS / 2), y, Item(blockIdx.x / MBLOCKS + last * stride, images), thread);
+    }
+    await_read();
 }
 
 // What all threads do first: the filters, where taps and positions lie in the planes, the filters' exponents.

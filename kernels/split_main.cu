@@ -19,7 +19,7 @@ split(const float *__restrict__ x, float *__restrict__ y, const unsigned *__rest
 #if WGMMA
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
 #endif
-        loader(s, image_of(x, first, IMAGE), marks, images, items);
+        loader(s, image_of(x, first, IMAGE), image_of(y, first, OUTPUTS), marks, images, items);
     } else {
 #if WGMMA
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TEAM_REGISTERS));

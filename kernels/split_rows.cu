@@ -12,6 +12,7 @@ struct Fragment {
 };
 
 constexpr int UNITS = (POSITIONS + 15) / 16, SLOTS = NC / NGROUPS;
+constexpr index_t FILTER = BULK ? OUT_PITCH : PIXELS;               // floats from one filter's outputs to the next
 constexpr int LINES = K + RA - 1, FRAGMENTS = LINES * KR;          // rows that a position reads; fragments
 
 __device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *global, int images, int items) {
@@ -33,6 +34,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         const Item item(number, images);
         const int half = turn % 2;
         await(s.gates + FULL + half, turn / 2);
+        if (!BULK) meet<BEGUN, COMPUTE>();  // parts of one line of y that two warps store then leave the cache as one
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE);
         const int e = 127 - s.e[half];
         const auto place = [&](int unit) {
@@ -88,7 +90,8 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                 const int at = unit * 16 + (h ? other : own), line = at / TW, image = IMG == 1 ? 0 : line / TR;
                 const int row = item.row + (line - image * TR) * RA, column = item.column + at - line * TW;
                 rows[h] = image < item.images && line - image * TR < TR && column < OW ? OH - row : 0;
-                to[h] = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
+                to[h] = BULK ? s.out + half * (OUT_FLOATS / 2) + image * (M * OUT_PITCH) + (row - item.row) * OW + column
+                             : image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
             }
 #pragma unroll
             for (int n = 0; n < NT; n++)
@@ -107,8 +110,10 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                             v[h] = multiply(v[h], scale);
                         }
                         if (PAIRS) {
-                            float2 *const pair = reinterpret_cast<float2 *>(to[0] + m * PIXELS + r * index_t(OW));
-                            if (r < rows[0]) __stcs(pair, make_float2(v[0], v[1]));
+                            float2 *const pair = reinterpret_cast<float2 *>(to[0] + m * FILTER + r * index_t(OW));
+                            if (r >= rows[0]) continue;
+                            if (BULK) *pair = make_float2(v[0], v[1]);
+                            else __stcs(pair, make_float2(v[0], v[1]));
                         } else {
                             if (r < rows[0]) __stcs(to[0] + m * PIXELS + r * index_t(OW), v[0]);
                             if (r < rows[PAIRS ? 0 : 1]) __stcs(to[PAIRS ? 0 : 1] + m * PIXELS + r * index_t(OW), v[1]);
@@ -118,6 +123,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             base = next;
         }
         mine = unit - UNITS;
+        make_visible();
         arrive(s.gates + EMPTY + half);
     }
 }

@@ -24,6 +24,8 @@ _READ = 2
 _EACH_TILE = 900
 #: How much longer it takes where inputs are read twice from the cache.
 _DIRECT = 1.03
+#: And where outputs leave by the copy engine.
+_BULK = 0.82
 #: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
 _MOST_FILTERS = 100 * 1024
 #: Share of the shared memory that wgmma's filters may take.
@@ -128,8 +130,12 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
                     parts, 1, sets, images, lines, columns, stride, plane, taps, row_steps, each, 8, vector,
                     direct=direct, stationary=True, shared_weights=False, pairs=pairs,
                 )  # fmt: skip
-                if tile.shared_bytes(problem) <= chip.shared_bytes:
-                    yield tile
+                runs = whole and problem.output_height * columns % 4 == 0
+                runs = runs and (sets * lines >= problem.output_height or sets * lines * columns % 4 == 0)
+                bulk = chip.capability >= (9, 0) and aligned == 16 and pairs and runs
+                for tile in (replace(tile, bulk=way) for way in ([True, False] if bulk else [False])):
+                    if tile.shared_bytes(problem) <= chip.shared_bytes:
+                        yield tile
 
 
 def rows_price(problem: ConvProblem, tile: Tile) -> float:
@@ -142,7 +148,8 @@ def rows_price(problem: ConvProblem, tile: Tile) -> float:
     words = tile.images * ceil_div(problem.channels, 2) * tile.plane
     work = units * (mma + 0.5 * reads + stored) + words / 32 * (3 + 2 * parts) * 1.3
     busy = min(1.0, units * 1.6 / tile.warps)
-    total = (work / busy + _EACH_TILE) * (_DIRECT if tile.direct else 1.0) * _part(problem, tile)
+    ways = (_DIRECT if tile.direct else 1.0) * (_BULK if tile.bulk else 1.0)
+    total = (work / busy + _EACH_TILE) * ways * _part(problem, tile)
     return total * tile.tiles_an_image(problem) / tile.images
 
 

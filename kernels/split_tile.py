@@ -49,6 +49,7 @@ class Tile:
     quads: bool = False  # QUADS
     filter_blocks: int = 1  # MBLOCKS: blocks that share the filters
     y_vector: int = 1  # YV: floats of one store
+    bulk: bool = False  # BULK: outputs leave by the copy engine, from memory for those of two tiles
 
     @property
     def steps(self) -> int:
@@ -66,8 +67,15 @@ class Tile:
         return 1 if self.folded else self.rows * self.sets
 
     @property
-    def out_floats(self) -> int:
+    def out_pitch(self) -> int:
+        """Floats from one filter's outputs to the next: OUT_PITCH, so that a warp's stores meet no bank twice."""
+        run = self.down * self.super_rows * self.columns
+        return run + (4 - run) % 16
+
+    def out_floats(self, problem: ConvProblem) -> int:
         """Floats for sums on their way out: OUT_FLOATS."""
+        if self.bulk:
+            return 2 * self.images * problem.filters * self.out_pitch
         if self.folded or self.stationary or self.quads:
             return 0
         return self.teams * 2 * 8 * self.tiles * 68 if self.teams else self.warps * 8 * (16 * self.pixels + 4)
@@ -95,7 +103,7 @@ class Tile:
         rows = min(problem.height, self.down * self.super_rows + problem.kernel - 1)
         words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
         words += 0 if self.direct else self.images * problem.channels * rows * columns
-        words += self.out_floats + 8 * self.steps + 8 * self.padded_tiles(problem)
+        words += self.out_floats(problem) + 8 * self.steps + 8 * self.padded_tiles(problem)
         words += round_up(self.images * self.super_rows * self.columns, 16) // 2 if self.stationary else 0
         filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0
         return ITEM_BYTES * words + filters + _SLACK

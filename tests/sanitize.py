@@ -32,6 +32,10 @@ LAYERS = (
     ConvProblem(2, 5, 7, 45, 70, 3),
     ConvProblem(5, 2, 4, 5, 3, 2),
 )
+#: Several tiles for every block of kernels whose blocks go from tile to tile: what one leaves, another takes. strip has
+#: its weights in constant memory from so many operations on.
+MANY = {"split": (ConvProblem(450, 6, 30, 30, 16, 5), ConvProblem(300, 1, 72, 72, 12, 7))}
+MANY |= {"rounded": MANY["split"], "strip": (ConvProblem(500, 12, 33, 33, 24, 7),)}
 
 
 def main(names: list[str]) -> int:
@@ -49,7 +53,7 @@ def main(names: list[str]) -> int:
     for kernel in KERNELS:
         if not isinstance(kernel, CudaKernel) or (names and kernel.name not in names):
             continue
-        for problem in LAYERS:
+        for problem in LAYERS + MANY.get(kernel.name.partition("_")[0], ()):
             if kernel.not_supported_reasons(problem, chip):
                 continue
             x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)

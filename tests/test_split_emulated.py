@@ -59,6 +59,12 @@ FUNCTIONS = {
     "mma": "inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) "
     "{ emulated_mma(d, a, b0, b1); }",
     "fence": "inline void fence() {}",
+    "make_visible": "inline void make_visible() {}",
+    "bulk_copy": "inline void bulk_copy(float *to, const float *from, int bytes) "
+    "{ require_aligned(to, 16), require_aligned(from, 16); if (bytes % 16) std::abort(); "
+    "std::memcpy(to, from, bytes); }",
+    "bulk_sent": "inline void bulk_sent() {}",
+    "await_read": "inline void await_read() {}",
     "commit": "inline void commit() {}",
     "wait": "template <int PENDING> inline void wait() {}",
 }
@@ -149,6 +155,8 @@ CASES = [
     ("columns", (4, 1, 28, 28, 50, 5), LARGE, {"images": 2, "stationary": False}),
     ("columns", (5, 1, 16, 20, 6, 7), LARGE, {"images": 2, "stationary": True}),
     ("rows", (2, 6, 14, 14, 16, 5), LARGE, {"sets": 2, "pairs": True}),
+    ("rows", (7, 6, 30, 30, 16, 5), LARGE, {"sets": 2, "images": 1, "bulk": True}),
+    ("rows", (5, 3, 14, 12, 20, 3), LARGE, {"sets": 3, "bulk": True}),
     ("rows", (3, 3, 15, 12, 20, 4), LARGE, {"sets": 3, "pairs": False}),
     ("warps", (3, 3, 10, 9, 4, 2), SMALL, {}),
     ("warps", (2, 6, 14, 14, 10, 3), LARGE, {"quads": True}),
