@@ -81,14 +81,14 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
     order = [] if chip is None or isinstance(problem, PooledProblem) else choices.preference(problem, chip)
     measured = [kernel for name in order for kernel in fitting if kernel.name == name]
     candidates = measured + [kernel for kernel in fitting if kernel not in measured]
-    return candidates if chip is None else _filling_first(candidates, problem, chip)
+    return candidates if chip is None else _suiting_first(candidates, problem, chip)
 
 
-def _filling_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip) -> Iterator[Kernel]:
-    """The table's layers have many images: for a few, kernels that take many at a time come last."""
+def _suiting_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip) -> Iterator[Kernel]:
+    """Kernels for which the times of the table's layers say nothing of this problem come last."""
     late = []
     for kernel in kernels:
-        if isinstance(kernel, CudaKernel) and not kernel.fills(problem, chip):
+        if isinstance(kernel, CudaKernel) and not kernel.suits(problem, chip):
             late.append(kernel)
         else:
             yield kernel

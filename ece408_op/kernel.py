@@ -30,8 +30,8 @@ def supports_all(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return []
 
 
-def fills_always(problem: ConvProblem, chip: Chip) -> bool:
-    """Every problem is large enough, or the kernel is no worse than others for small ones."""
+def suits_always(problem: ConvProblem, chip: Chip) -> bool:
+    """Whatever the problem, the kernel does as well as on the nearest that was timed."""
     return True
 
 
@@ -134,8 +134,8 @@ class CudaKernel:
     device: str = "gpu"
     #: Whether chips of that capability alone can run it.
     exact: bool = False
-    #: Whether a problem is large enough to keep the chip at work.
-    fills: Callable[[ConvProblem, Chip], bool] = fills_always
+    #: Whether a problem is one that times of others speak for.
+    suits: Callable[[ConvProblem, Chip], bool] = suits_always
     #: Whether it takes a PooledProblem too, out then being (B, M, PH, PW).
     pools: bool = False
 

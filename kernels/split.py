@@ -88,9 +88,9 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
     return reasons
 
 
-def _fills(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
-    """Whether the tile that fits is one that the table's times are like, there is one for every multiprocessor, and the
-    sum is long enough to err as much as a product's parts."""
+def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
+    """Whether the tile that fits is one that the table's times are like, and the sum is long enough to err as much as a
+    product's parts."""
     tile = best_tile(way, _layer(problem), chip, 4, parts)
     if tile is None or problem.products < _SHORT_SUM or problem.kernel not in _TIMED_KERNELS:
         return False
@@ -98,8 +98,7 @@ def _fills(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
         return False
     # Parts of rows, and inputs split again for every few filters, took up to four times as long as another way.
     whole = tile.columns * (tile.rows if tile.folded else 1) == problem.output_width
-    blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
-    return whole and tile.filter_blocks <= _MOST_FILTER_BLOCKS and blocks >= chip.multiprocessors
+    return whole and tile.filter_blocks <= _MOST_FILTER_BLOCKS
 
 
 def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
@@ -227,7 +226,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         # wgmma is an instruction of that one architecture.
         options=("--gpu-architecture=sm_90a",) if teams else (),
         exact=teams,
-        fills=partial(_fills, way, parts),
+        suits=partial(_suits, way, parts),
     )
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ece408_op import choices, cuda, sweep
+from ece408_op import choices, cuda, dispatch, sweep
 from ece408_op.choices import ChipTable, Measured
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.kernel import CudaKernel
@@ -72,6 +72,18 @@ def test_the_tables_own_names_are_kernels():
     known = {kernel.name for kernel in KERNELS if isinstance(kernel, CudaKernel)}
     named = {name for chip in choices.read(choices.TABLE) for row in chip.layers for name in row.milliseconds}
     assert named <= known
+
+
+@pytest.mark.parametrize("images", [10, 100, 10_000])
+@pytest.mark.parametrize("layer", sweep.COURSE, ids=str)
+def test_auto_takes_what_was_fastest_for_that_many_images_of_a_course_layer(layer, images):
+    (table,) = (table for table in choices.read(choices.TABLE) if table.capability == (9, 0))
+    chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+    problem = ConvProblem(images, *layer)
+    (row,) = (row for row in table.layers if row.problem == problem)
+    exact = {kernel.name for kernel in KERNELS if kernel.precision == "float32"}
+    fastest = min((name for name in row.milliseconds if name in exact), key=lambda name: row.milliseconds[name])
+    assert dispatch.select(problem, "gpu", chip=chip).name == fastest
 
 
 def test_drawn_layers_keep_to_their_ranges_and_to_their_seed():

@@ -46,12 +46,6 @@ def chosen(monkeypatch):
     dispatch.select.cache_clear()
 
 
-def test_for_a_few_images_a_kernel_that_takes_many_at_a_time_comes_last(chosen):
-    order = ["split_columns", "window"]
-    names = [chosen(order, COURSE[0].with_batch(batch)) for batch in (10_000, 10)]
-    assert names == ["split_columns", "window"]
-
-
 def test_kernels_whose_parts_err_by_more_than_a_short_sum_come_last_for_one(chosen):
     order = ["split_columns", "window"]
     names = [chosen(order, ConvProblem(10_000, 1, 60, 60, 8, kernel)) for kernel in (5, 3)]
