@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -224,8 +225,9 @@ def _changes(runs: Runs, asked: Asked, distinct: list[Layer]) -> Section:
     if blocks:
         words = (
             "Registers are a thread's, shared memory is a block's, spilled bytes are a thread's in local memory; of a "
-            "kernel that launches several functions, those of the one with the least occupancy. Occupancy is the share "
-            "of a multiprocessor's warps: at most as many as fit, by the driver; measured as they were there. That, "
+            "kernel that launches several functions, each one's, in their order. Occupancy is the share "
+            "of a multiprocessor's warps: at most as many as fit, by the driver; measured as they were there, the mean "
+            "of all launches, long and short. That, "
             "and the bytes read from and written to the GPU's memory and moved through its second-level cache, are "
             "hardware counters of one call by Nsight Compute, over all launches; a dash where they were not read."
         )
@@ -235,17 +237,20 @@ def _changes(runs: Runs, asked: Asked, distinct: list[Layer]) -> Section:
 
 def _change(row: dict[str, Any], counted: dict[str, Any]) -> list[str]:
     launches = row["launches"]
-    tightest = min(launches, key=lambda launch: float(launch["occupancy"]))
-    shared = tightest["static_shared"] + tightest["dynamic_shared"]
+    functions = {launch["entry"]: launch for launch in launches}.values()
+
+    def of_each(figure: Callable[[dict[str, Any]], str]) -> str:
+        return " / ".join(figure(launch) for launch in functions)
+
     return [
         row["kernel"],
         seconds(row.get("seconds")),
         str(sum(launch["count"] for launch in launches)),
-        str(prod(tightest["block"])),
-        str(tightest["registers"]),
-        amount(shared),
+        of_each(lambda launch: str(prod(launch["block"]))),
+        of_each(lambda launch: str(launch["registers"])),
+        of_each(lambda launch: amount(launch["static_shared"] + launch["dynamic_shared"])),
         amount(max(launch["local"] for launch in launches)),
-        percent(tightest["occupancy"]),
+        of_each(lambda launch: percent(launch["occupancy"])),
         percent(counted.get("occupancy")),
         *(amount(counted.get(key)) for key in ("read", "written", "cache")),
     ]
