@@ -84,7 +84,7 @@ def gpu_problem(context: str) -> str | None:
         raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
     try:
         if context == "device":
-            _require_mxnet_gpu()
+            require_mxnet_gpu()
         chip = chip_of()
         if context == "device":
             _require_mxnet_kernels(chip)
@@ -93,7 +93,8 @@ def gpu_problem(context: str) -> str | None:
     return None
 
 
-def _require_mxnet_gpu() -> None:
+def require_mxnet_gpu() -> None:
+    """Raise DeviceError, with what to do, where this MXNet has no mx.gpu()."""
     import mxnet as mx
 
     if not mx.runtime.Features().is_enabled("CUDA"):

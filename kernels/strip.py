@@ -54,8 +54,9 @@ _ASYNCHRONOUS = (8, 0)
 _UNIFORM = (9, 0)
 #: Constant memory, and how much of it the nearest cache holds, with room to spare.
 _CONSTANT_BYTES, _CACHED_BYTES = 65536, 8192
-#: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights there first.
-_WORTH_COPYING = 10**10
+#: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights there first, and operations
+#: for each byte from which its lanes take longer than its memory.
+_WORTH_COPYING, _RIDGE = 10**10, 15
 #: Pixels of a thread from which on it asks for weights seldom enough to do without that cache, and that it must have.
 _SELDOM, _FEWEST = 20, 9
 
@@ -275,7 +276,7 @@ def _cost(problem: ConvProblem, tile: Tile, loop: float, all_groups: int) -> flo
 def best_tile(problem: ConvProblem, chip: Chip, aligned: int, many: bool = True) -> Tile | None:
     """The tile of the least cost for the layer on the chip; None where no tile fits its shared memory.
 
-    ``many`` images make weights in constant memory worth their copy.
+    ``many`` operations make weights in constant memory worth their copy.
     """
     width, may_be_uniform = problem.output_width, many and chip.capability == _UNIFORM
     for columns in [width, *(c for c in (512, 256, 128, 64, 32, 16, 8, 4) if c < width)]:
@@ -326,7 +327,8 @@ def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | 
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = best_tile(_layer(problem), chip, aligned, problem.flops >= _WORTH_COPYING)
+    many = problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
+    tile = best_tile(_layer(problem), chip, aligned, many)
     assert tile is not None, "a problem that _reasons takes"
     return plan_of(tile, problem, chip, aligned)
 

@@ -11,6 +11,7 @@ pytest.importorskip("mxnet")
 from ece408_op import bridge
 from ece408_op.bench import networks, one_image
 from ece408_op.bench.__main__ import main
+from ece408_op.errors import DeviceError
 
 
 def test_each_network_is_timed_by_each_setting(tmp_path, capsys):
@@ -32,6 +33,15 @@ def test_one_image_and_a_first_call():
     assert len(result.first_calls) == 1
     text = one_image.table(result, "cpu")
     assert f"| difference | {result.extra:.0f} |" in text
+
+
+def test_one_image_in_a_context_that_mxnet_lacks_exits_3_with_one_sentence(capsys, monkeypatch):
+    def lacks():
+        raise DeviceError("mx.gpu(): expected a GPU build of MXNet, got its CPU build")
+
+    monkeypatch.setattr(bridge, "require_mxnet_gpu", lacks)
+    assert main(["--one-image", "--context", "gpu"]) == 3
+    assert capsys.readouterr().err == "mx.gpu(): expected a GPU build of MXNet, got its CPU build\n"
 
 
 @pytest.mark.gpu

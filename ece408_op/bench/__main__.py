@@ -162,8 +162,12 @@ def _run_one_image(options: argparse.Namespace) -> int:
 
     mxnet_import.load()
 
+    from ece408_op import bridge
+
     from . import one_image, report
 
+    if options.context == "gpu":
+        bridge.require_mxnet_gpu()
     result = one_image.measure(options.context, calls=2000, processes=3)
     print(one_image.table(result, options.context))
     data = {"one_image": asdict(result), "machine": report.machine(options.threads), "versions": report.versions()}
