@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -98,7 +98,10 @@ def read(path: Path) -> tuple[ChipTable, ...]:
 
 
 def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
-    """The tables as the file's text, the new one in the place of the same chip's."""
+    """The tables as the file's text, the new one's layers in the place of the same chip's."""
+    timed = {row.problem for row in new.layers}
+    old = [row for table in tables if table.chip == new.chip for row in table.layers if row.problem not in timed]
+    new = replace(new, layers=(*new.layers, *old))
     kept = [table for table in tables if table.chip != new.chip]
     chips = [
         {

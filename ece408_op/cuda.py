@@ -63,6 +63,7 @@ def chip(device: int = 0) -> Chip:
         capability=(figures["major"], figures["minor"]),
         multiprocessors=figures["multiProcessorCount"],
         shared_bytes=figures["sharedMemPerBlockOptin"],
+        compiler=cupy().cuda.nvrtc.getVersion(),
     )
 
 

@@ -128,6 +128,8 @@ class CudaKernel:
     bound: Callable[[ConvProblem], float] = float32_bound
     #: The oldest compute capability that the source compiles and is right for.
     capability: tuple[int, int] = (5, 0)
+    #: The oldest release of the run-time compiler that knows the source's instructions.
+    compiler: tuple[int, int] = (11, 0)
     precision: str = "float32"
     #: Options for NVRTC beside the language's version.
     options: tuple[str, ...] = ()
@@ -150,6 +152,9 @@ class CudaKernel:
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
             least = "" if self.exact else "at least "
             reasons.append(f"compute capability: {least}{need}, got {got} ({chip.name})")
+        if chip is not None and chip.compiler < self.compiler:
+            need, got = (".".join(map(str, pair)) for pair in (self.compiler, chip.compiler))
+            reasons.append(f"NVRTC: at least {need}, got {got}; install a CuPy for a newer CUDA")
         return reasons
 
     def error_bound(self, problem: ConvProblem) -> float:

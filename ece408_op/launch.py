@@ -39,6 +39,8 @@ class Chip:
     multiprocessors: int
     #: The most shared memory that one block may ask for, in bytes.
     shared_bytes: int = SHARED_BYTES
+    #: The release of the run-time compiler that is there, which may be older than the chip.
+    compiler: tuple[int, int] = (13, 0)
 
     @property
     def architecture(self) -> int:

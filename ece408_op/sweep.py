@@ -33,7 +33,7 @@ _MOST_FLOPS = 2 * 10**12
 
 
 #: The course's layers are timed with so many times fewer images too: what is best for many is not for few.
-_FEWER = 100
+_FEWER = (100, 1000)
 
 _EPILOG = """\
 example:
@@ -125,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 3
     print(f"{chip.name}, compute capability {chip.capability[0]}.{chip.capability[1]}", file=sys.stderr)
     kernels = [k for k in KERNELS if isinstance(k, CudaKernel) and k.name in asked.kernels]
-    few = max(1, asked.images // _FEWER)
-    layers = [ConvProblem(images, *layer) for images in (asked.images, few) for layer in COURSE]
+    batches = dict.fromkeys([asked.images, *(max(1, asked.images // times) for times in _FEWER)])
+    layers = [ConvProblem(images, *layer) for images in batches for layer in COURSE]
     layers += drawn_layers(asked.random, asked.seed)
     rows, all_right = _sweep(kernels, layers, chip, asked.seed)
     table = choices.ChipTable(chip.name, chip.capability, tuple(row for row in rows if row.milliseconds))

@@ -28,6 +28,7 @@ KERNELS: tuple[Kernel, ...] = (
     loops.KERNEL,
     window.KERNEL,
     strip.KERNEL,
+    strip.UNIFORM,
     register_tiled.REGISTER_TILED,
     shared.UNROLLED,
     shared.CONSTANT,

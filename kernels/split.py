@@ -43,6 +43,8 @@ _SHORT_SUM = 16
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
 #: Blocks that share the filters, each of which splits all inputs, where auto may choose a kernel.
 _MOST_FILTER_BLOCKS = 2
+#: Blocks of the smallest call that was timed and was faster than without tensor cores.
+_FEWEST_BLOCKS = 10
 #: A tile has no more images.
 _MOST_IMAGES = 16
 #: Images of one launch: their marks take 8 bytes each.
@@ -89,8 +91,8 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
 
 
 def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
-    """Whether the tile that fits is one that the table's times are like, and the sum is long enough to err as much as a
-    product's parts."""
+    """Whether the tile that fits is one that the table's times are like, there are as many as on the layers with the
+    fewest images, and the sum is long enough to err as much as a product's parts."""
     tile = best_tile(way, _layer(problem), chip, 4, parts)
     if tile is None or problem.products < _SHORT_SUM or problem.kernel not in _TIMED_KERNELS:
         return False
@@ -98,7 +100,8 @@ def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
         return False
     # Parts of rows, and inputs split again for every few filters, took up to four times as long as another way.
     whole = tile.columns * (tile.rows if tile.folded else 1) == problem.output_width
-    return whole and tile.filter_blocks <= _MOST_FILTER_BLOCKS
+    blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
+    return whole and tile.filter_blocks <= _MOST_FILTER_BLOCKS and blocks >= _FEWEST_BLOCKS
 
 
 def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
@@ -222,6 +225,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         partial(_reasons, way, parts),
         split_bound if parts == 2 else reduced_bound(_EPS, _EPS_SUM),
         capability=(9, 0) if teams else (8, 0),
+        compiler=(12, 0) if teams else (11, 0),
         precision="float32" if parts == 2 else "tf32",
         # wgmma is an instruction of that one architecture.
         options=("--gpu-architecture=sm_90a",) if teams else (),

@@ -65,7 +65,7 @@ __device__ __forceinline__ void await(Gate *gate, int time) {
 constexpr int LINE = (WT + ALONG - 1) / ALONG;                  // words of a plane's row
 
 // Whole runs of outputs leave by the copy engine (BULK): it reads what all warps have put into shared memory, while they
-// go on, and no sector of 32 bytes is written in two parts at different times.
+// go on, and only the ends of a run are parts of a sector of 32 bytes. An instruction of CUDA 12.
 __device__ __forceinline__ void make_visible() {
     if (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

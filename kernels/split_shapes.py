@@ -132,7 +132,8 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
                 )  # fmt: skip
                 runs = whole and problem.output_height * columns % 4 == 0
                 runs = runs and (sets * lines >= problem.output_height or sets * lines * columns % 4 == 0)
-                bulk = chip.capability >= (9, 0) and aligned == 16 and pairs and runs
+                knows_bulk = chip.capability >= (9, 0) and chip.compiler >= (12, 0)
+                bulk = knows_bulk and aligned == 16 and pairs and runs
                 for tile in (replace(tile, bulk=way) for way in ([True, False] if bulk else [False])):
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
                         yield tile

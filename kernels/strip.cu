@@ -15,7 +15,7 @@
 // multiply-add that reads three registers that no reuse cache holds takes two cycles (docs/gpu/float32.md),
 // so a weight stays for P multiply-adds, and the next one begins with the pixel that the last one ended with.
 //
-// With UNIFORM all weights lie in constant memory and come from there into uniform registers, two at a time: a
+// UNIFORM (strip_uniform): all weights lie in constant memory and come from there into uniform registers, two at a time: a
 // multiply-add then reads two registers at most, which lie in different banks more often than not. The compiler has to
 // see that a warp's group is the same for all its lanes, so it comes from lane 0.
 //

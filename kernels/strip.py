@@ -2,7 +2,8 @@
 
 Every thread has a strip of P pixels for F filters; ``strip.cu`` says how. This file picks the tile: it counts the
 instructions and the shared-memory cycles of each candidate, and takes the one that does a layer's products in the
-fewest. docs/gpu/float32.md tells how well the count agrees with what was measured.
+fewest. docs/gpu/float32.md tells how well the count agrees with what was measured. ``strip_uniform`` is the same kernel
+with its weights in constant memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -54,8 +55,8 @@ _ASYNCHRONOUS = (8, 0)
 _UNIFORM = (9, 0)
 #: Constant memory, and how much of it the nearest cache holds, with room to spare.
 _CONSTANT_BYTES, _CACHED_BYTES = 65536, 8192
-#: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights there first, and operations
-#: for each byte from which its lanes take longer than its memory.
+#: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights to constant memory, and
+#: operations for each byte from which its lanes take longer than its memory.
 _WORTH_COPYING, _RIDGE = 10**10, 15
 #: Pixels of a thread from which on it asks for weights seldom enough to do without that cache, and that it must have.
 _SELDOM, _FEWEST = 20, 9
@@ -118,7 +119,7 @@ Priced = tuple[float, Tile]
 
 def _registers(pixels: int, filters: int, kernel: int, exact: bool, uniform: bool, chip: Chip) -> int:
     """Registers that a thread needs, about: sums, inputs, addresses; more where strips reach beyond the row."""
-    if uniform:  # with more to spare the compiler takes weights to ordinary registers
+    if uniform and chip.capability == _UNIFORM:  # with more to spare weights go to ordinary registers
         return pixels * filters + pixels + kernel - 1 + 12
     # For the chip that this was tuned on the compiler was seen to do with fewer than for others.
     other = 24 if chip.capability == (9, 0) else 40
@@ -189,7 +190,7 @@ def _cached(problem: ConvProblem, pixels: int, filters: int) -> bool:
     return pixels >= _FEWEST and size <= (_CONSTANT_BYTES if pixels >= _SELDOM else _CACHED_BYTES)
 
 
-def _shapes(problem: ConvProblem, columns: int, copied: int, may_be_uniform: bool) -> Iterator[Shape]:
+def _shapes(problem: ConvProblem, columns: int, copied: int, uniform: bool) -> Iterator[Shape]:
     """The thread's tiles for column tiles of that width, with what they cost."""
     k, width = problem.kernel, min(problem.width, columns + problem.kernel - 1)
     wanted = {ceil_div(columns, n) for n in range(1, columns + 1)}
@@ -199,15 +200,16 @@ def _shapes(problem: ConvProblem, columns: int, copied: int, may_be_uniform: boo
         for filters in _FILTERS:
             if pixels * filters > _MOST_SUMS or filters > problem.filters:
                 continue
+            if uniform and not _cached(problem, pixels, filters):
+                continue
             for vector in (1, 2, 4):
                 if strips > 1 and pixels % vector:
                     continue
                 stride = _stride(round_up(width, copied), strips, pixels, max(vector, copied))
                 cycles = _read_cycles(stride, strips, pixels, vector)
                 waste = strips * pixels / columns * round_up(problem.filters, filters) / problem.filters
-                for uniform in sorted({False, may_be_uniform and _cached(problem, pixels, filters)}):
-                    cost = waste * _loop(problem, pixels, filters, vector, cycles, uniform) / (k * pixels * filters)
-                    yield cost, pixels, filters, vector, stride, uniform
+                cost = waste * _loop(problem, pixels, filters, vector, cycles, uniform) / (k * pixels * filters)
+                yield cost, pixels, filters, vector, stride, uniform
 
 
 def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip, copied: int) -> Iterator[Priced]:
@@ -273,15 +275,12 @@ def _cost(problem: ConvProblem, tile: Tile, loop: float, all_groups: int) -> flo
 
 
 @lru_cache(maxsize=256)
-def best_tile(problem: ConvProblem, chip: Chip, aligned: int, many: bool = True) -> Tile | None:
-    """The tile of the least cost for the layer on the chip; None where no tile fits its shared memory.
-
-    ``many`` operations make weights in constant memory worth their copy.
-    """
-    width, may_be_uniform = problem.output_width, many and chip.capability == _UNIFORM
+def best_tile(problem: ConvProblem, chip: Chip, aligned: int, uniform: bool = False) -> Tile | None:
+    """The tile of the least cost for the layer on the chip; None where none fits its shared or constant memory."""
+    width = problem.output_width
     for columns in [width, *(c for c in (512, 256, 128, 64, 32, 16, 8, 4) if c < width)]:
         copied = _copied(problem, columns, aligned)
-        shapes = sorted(_shapes(problem, columns, copied, may_be_uniform))[:_TRIED]
+        shapes = sorted(_shapes(problem, columns, copied, uniform))[:_TRIED]
         found = [each for shape in shapes for each in _blocks_around(problem, shape, columns, chip, copied)]
         if found:
             return min(found, key=lambda pair: pair[0])[1]
@@ -293,11 +292,22 @@ def _layer(problem: ConvProblem) -> ConvProblem:
     return problem.with_batch(1)
 
 
-def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+def _reasons(uniform: bool, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     known = chip or Chip("any", (5, 0), 1)
-    if best_tile(_layer(problem), known, 4) is not None:
+    if best_tile(_layer(problem), known, 4, uniform) is not None:
         return []
+    if uniform and best_tile(_layer(problem), known, 4) is not None:
+        return [
+            f"weights: expected {_CONSTANT_BYTES} bytes at most, and rows of {_SELDOM} outputs and more for more than "
+            f"{_CACHED_BYTES} bytes, of {_FEWEST} for less; got {4 * math.prod(problem.w_shape)} bytes before padding, "
+            f"rows of {problem.output_width}"
+        ]
     return [f"shared memory of a block: a tile of K = {problem.kernel} does not fit {known.shared_bytes} bytes"]
+
+
+def _worth(problem: ConvProblem, chip: Chip) -> bool:
+    """Whether copying the weights first pays: for much work that memory does not bound, on the chip it was timed on."""
+    return chip.capability == _UNIFORM and problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
 
 
 def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | str]:
@@ -326,10 +336,10 @@ def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | 
     }
 
 
-def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    many = problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
-    tile = best_tile(_layer(problem), chip, aligned, many)
-    assert tile is not None, "a problem that _reasons takes"
+def _plan(uniform: bool, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    # What wide copies make of rows may not fit where single floats do.
+    tiles = (best_tile(_layer(problem), chip, bytes_, uniform) for bytes_ in (aligned, 4))
+    tile = next(filter(None, tiles))
     return plan_of(tile, problem, chip, aligned)
 
 
@@ -359,10 +369,19 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     return Plan(defines, images_a_round(problem.batch, strips * tiles), steps, before, scratch=scratch)
 
 
+_SOURCES = (_FOLDER / "layer.cuh", _FOLDER / "strip.cu")
 KERNEL = CudaKernel(
     "strip",
     "a strip of a row for several filters a thread, in registers",
-    (_FOLDER / "layer.cuh", _FOLDER / "strip.cu"),
-    _plan,
-    _reasons,
+    _SOURCES,
+    partial(_plan, False),
+    partial(_reasons, False),
+)
+UNIFORM = CudaKernel(
+    "strip_uniform",
+    "strip with weights from constant memory in uniform registers",
+    _SOURCES,
+    partial(_plan, True),
+    partial(_reasons, True),
+    suits=_worth,
 )

@@ -33,9 +33,11 @@ def missing() -> list[str]:
     return [release for release, path in LIBRARIES.items() if not (_site() / path).is_file()]
 
 
-def compile_text(text: str, architecture: int, options: tuple[str, ...] = ()) -> dict[str, Report]:
+def compile_text(
+    text: str, architecture: int, options: tuple[str, ...] = (), release: str | None = None
+) -> dict[str, Report]:
     """The report of each kernel in the text; raises ValueError with the log where there is an error or a warning."""
-    nvrtc = _library(RELEASE_OF[architecture])
+    nvrtc = _library(release or RELEASE_OF[architecture])
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"text.cu", 0, None, None))
     try:

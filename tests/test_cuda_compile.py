@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Union
 
 import nvrtc
 import pytest
 from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
 
+from ece408_op.kernels import split, strip
 from ece408_op.launch import Launch
 from ece408_op.problem import ConvProblem
 
@@ -98,3 +100,12 @@ def test_the_compiler_check_sees_an_error_a_warning_and_a_spill():
     local = 'extern "C" __global__ void f(int *y) { int a[64]; for (int i = 0; i < 64; i++) a[y[i] & 63] = y[i + 64];'
     report = nvrtc.compile_text(local + " y[0] = a[y[1] & 63]; }", 80)["f"]
     assert report.stack_bytes >= 4 * 64
+
+
+def test_a_compiler_older_than_the_chip_is_given_what_it_knows():
+    chip, problem = replace(chip_of(90), compiler=(11, 8)), ConvProblem(10_000, 6, 30, 30, 16, 5)
+    reason = "NVRTC: at least 12.0, got 11.8; install a CuPy for a newer CUDA"
+    assert split.TEAMS.not_supported_reasons(problem, chip) == [reason]
+    for kernel in (split.ROWS, strip.UNIFORM):
+        assert not kernel.not_supported_reasons(problem, chip)
+        assert nvrtc.compile_text(kernel.text(kernel.plan(problem, chip, 16)), 90, kernel.options, "11.8")

@@ -102,7 +102,7 @@ def test_one_binary_serves_every_batch(kernel):
 @KERNEL_IDS
 def test_the_rounds_take_every_image_once(kernel):
     for batch in (1, 5, 4097):
-        problem = ConvProblem(batch, 1, 10, 8, 3, 3)  # every kernel takes it
+        problem = ConvProblem(batch, 1, 10, 32, 3, 3)  # every kernel takes it
         taken = [first + i for first, n in kernel.plan(problem, CHIP, 4).rounds(batch) for i in range(n)]
         assert taken == list(range(batch))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cuda_layers import ARCHITECTURES, COURSE, chip_of
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ece408_op.kernels import strip, window
@@ -30,11 +30,19 @@ def _rows_read(problem: ConvProblem, tile: strip.Tile, start: int) -> int:
 
 
 @settings(max_examples=60, deadline=None)
-@given(problem=layers, architecture=st.sampled_from(ARCHITECTURES), aligned=st.sampled_from([4, 8, 16]))
-def test_a_strip_tile_fits_the_chip_and_its_rows_fit_the_tile(problem, architecture, aligned):
+@given(
+    problem=layers,
+    architecture=st.sampled_from(ARCHITECTURES),
+    aligned=st.sampled_from([4, 8, 16]),
+    uniform=st.booleans(),
+)
+def test_a_strip_tile_fits_the_chip_and_its_rows_fit_the_tile(problem, architecture, aligned, uniform):
     chip = chip_of(architecture)
-    tile = strip.best_tile(problem, chip, aligned)
-    assert tile is not None
+    tile = strip.best_tile(problem, chip, aligned, uniform)
+    assert uniform or tile is not None
+    assume(tile is not None)
+    assert tile.uniform == uniform
+    assert not uniform or tile.constant_bytes(problem) <= 65536
     assert tile.shared_bytes(problem) <= chip.shared_bytes
     assert tile.threads <= 1024
     assert tile.threads % 32 == 0
