@@ -224,8 +224,8 @@ def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip,
     loop = cost * k * pixels * filters  # of one row of one channel, waste and all
     chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
     ways = [(1, True), (1, False)] + ([(2, True), (2, False)] if chip.capability >= _ASYNCHRONOUS else [])
-    if uniform:
-        ways = [(1, True), (2, True)]
+    if uniform:  # no weights to keep or not
+        ways = [way for way in ways if way[1]]
     for warps in _WARPS:
         rows = _rows(problem, ceil_div(columns, pixels), 32 * warps)
         for chunk, groups, (stages, keep) in product(chunks, sorted({min(all_groups, g) for g in _GROUPS}), ways):
