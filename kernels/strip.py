@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ece408_op.kernel import CudaKernel
 from ece408_op.launch import (
+    CONSTANT_BYTES,
     Chip,
     CopyToConstant,
     Launch,
@@ -53,8 +54,8 @@ _ASYNCHRONOUS = (8, 0)
 
 #: The chip whose compiler takes weights from constant memory to uniform registers.
 _UNIFORM = (9, 0)
-#: Constant memory, and how much of it the nearest cache holds, with room to spare.
-_CONSTANT_BYTES, _CACHED_BYTES = 65536, 8192
+#: Bytes of constant memory that the nearest cache holds, with room to spare.
+_CACHED_BYTES = 8192
 #: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights to constant memory, and
 #: operations for each byte from which its lanes take longer than its memory.
 _WORTH_COPYING, _RIDGE = 10**10, 15
@@ -187,7 +188,7 @@ def _cached(problem: ConvProblem, pixels: int, filters: int) -> bool:
     """Whether all weights have room in constant memory, and warps ask for them seldom or find them in the cache."""
     k = problem.kernel
     size = ITEM_BYTES * ceil_div(problem.filters, filters) * problem.channels * k * round_up(k * filters, 4)
-    return pixels >= _FEWEST and size <= (_CONSTANT_BYTES if pixels >= _SELDOM else _CACHED_BYTES)
+    return pixels >= _FEWEST and size <= (CONSTANT_BYTES if pixels >= _SELDOM else _CACHED_BYTES)
 
 
 def _shapes(problem: ConvProblem, columns: int, copied: int, uniform: bool) -> Iterator[Shape]:
@@ -236,7 +237,7 @@ def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip,
                 tile = Tile(
                     pixels, filters, *block, held // (warps * groups), rows, stride, vector, copied, keep, uniform
                 )
-                if uniform and tile.constant_bytes(problem) > _CONSTANT_BYTES:
+                if uniform and tile.constant_bytes(problem) > CONSTANT_BYTES:
                     continue
                 room = (chip.shared_bytes + _BLOCK_BYTES) // (tile.shared_bytes(problem) + _BLOCK_BYTES)
                 if room:
@@ -298,7 +299,7 @@ def _reasons(uniform: bool, problem: ConvProblem, chip: Chip | None = None) -> l
         return []
     if uniform and best_tile(_layer(problem), known, 4) is not None:
         return [
-            f"weights: expected {_CONSTANT_BYTES} bytes at most, and rows of {_SELDOM} outputs and more for more than "
+            f"weights: expected {CONSTANT_BYTES} bytes at most, and rows of {_SELDOM} outputs and more for more than "
             f"{_CACHED_BYTES} bytes, of {_FEWEST} for less; got {4 * math.prod(problem.w_shape)} bytes before padding, "
             f"rows of {problem.output_width}"
         ]
@@ -338,8 +339,9 @@ def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | 
 
 def _plan(uniform: bool, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     # What wide copies make of rows may not fit where single floats do.
-    tiles = (best_tile(_layer(problem), chip, bytes_, uniform) for bytes_ in (aligned, 4))
-    tile = next(filter(None, tiles))
+    one = _layer(problem)
+    tile = best_tile(one, chip, aligned, uniform) or best_tile(one, chip, 4, uniform)
+    assert tile is not None, "a problem that _reasons takes"
     return plan_of(tile, problem, chip, aligned)
 
 
