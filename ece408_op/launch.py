@@ -24,7 +24,11 @@ CONSTANT_BYTES = 64 * 1024
 #: What a kernel may take of device memory for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
 
+#: How often a grid in waves fills the chip, and the items of a block that are worth it.
+_WAVES, _ITEMS_IN_WAVES = 7, 8
+
 Triple = tuple[int, int, int]
+
 #: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
 #: number of "images" (int), or a number whose NumPy type is the parameter's type.
 Argument = Union[str, np.int32, np.int64, np.float32]
@@ -105,6 +109,16 @@ def ceil_div(a: int, b: int) -> int:
 def round_up(a: int, b: int) -> int:
     """The smallest multiple of b not below a."""
     return ceil_div(a, b) * b
+
+
+def waves_defines(held: int) -> dict[str, int | str]:
+    """What ``kernels/waves.cuh`` has to know, which tells what waves are: how many blocks the chip holds at once."""
+    return {"HELD": held, "WAVES": _WAVES}
+
+
+def blocks_in_waves(items: int, held: int) -> int:
+    """The blocks that share so many items: as many as the chip holds at once, or several times as many."""
+    return min(items, held) if items < _ITEMS_IN_WAVES * held else _WAVES * held
 
 
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:

@@ -134,11 +134,12 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
     const Filters *const filters = reinterpret_cast<const Filters *>(W_SHARED ? s.filters : global) + lane;
     const int2 *const taps = s.taps + lane % 4;
     float *const out = s.out + warp * (8 * OUT);
-    int turn = 0, mine = warp;
-    for (int number = blockIdx.x; number < items; number += gridDim.x, turn++) {
+    int turn = 0, mine = warp, number = blockIdx.x;
+    for (; number < items; turn++) {
         const Item item(number, images);
         const int half = turn % 2;
         await(s.gates + FULL + half, turn / 2);
+        number = after(s, half);
         const unsigned *const planes = s.planes + half * STAGE;
         const int e = s.e[half];
         // The warps take the units of all tiles in turn, so that none waits for those that have one more.

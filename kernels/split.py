@@ -135,8 +135,9 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         )
 
     images = max(1, min(problem.batch, _MOST_A_ROUND))
-    # A count and a list of images, and a mark for each.
-    scratch = {"filters": tile.filter_bytes(problem), "columns": 4 * 9 * columns, "marks": 4 * (1 + 2 * images)}
+    # A count and a list of images, and a mark for each; the queues of tiles.
+    marks = 4 * (1 + 2 * images + blocks)
+    scratch = {"filters": tile.filter_bytes(problem), "columns": 4 * 9 * columns, "marks": marks}
     wide = max(layer_defines(problem, tile.images + 1)["WIDE"], repair.defines["WIDE"])
     defines = {**repair.defines, **_defines(tile, problem), "WIDE": wide}
     return Plan(defines, images, steps, scratch=scratch)

@@ -68,11 +68,13 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                 a[part][2 + h] = *reinterpret_cast<const unsigned *>(base.at[h] + tap_y(k) + part * (4 * LOW));
             }
     };
-    int turn = 0, mine = warp;
-    for (int number = blockIdx.x; number < items; number += gridDim.x, turn++) {
+    int turn = 0, mine = warp, number = blockIdx.x;
+    for (; number < items; turn++) {
         const Item item(number, images);
-        const int half = turn % 2, span = min(SPAN, (OH - item.row) * TW);
+        const int half = turn % 2;
         await(s.gates + FULL + half, turn / 2);
+        number = after(s, half);
+        const int span = min(SPAN, (OH - item.row) * TW);
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
         meet<BEGUN, COMPUTE>();
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE) + apart;

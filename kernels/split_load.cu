@@ -81,6 +81,7 @@ __device__ __forceinline__ void await_read() {
 }
 constexpr int LOADED = 1, HANDED = 2, BEGUN = 15;  // barriers: of the loaders, of a team that hands over sums, of products
 constexpr int FULL = 0, EMPTY = 2, GATES = 4;  // of both halves of the planes
+constexpr int NEXT = 2;  // behind the scales of both halves: the number of the tile after the one that lies there
 
 // A tile: its first image and how many there are, its first output row and column.
 struct Item {
@@ -281,6 +282,11 @@ __device__ __forceinline__ void convert(unsigned *planes, const float *from, con
     }
 }
 
+// How many tiles the blocks that share these filters have taken, beside their first ones: behind the images' marks.
+__device__ __forceinline__ int *queue_of(int *marks, int images) {
+    return marks + 1 + 2ll * images + blockIdx.x % MBLOCKS;
+}
+
 __device__ __forceinline__ void mark(int *marks, int image, int images, int all) {
     for (int i = image; i < image + images; i++)
         if (atomicExch(marks + 1 + all + i, 1) == 0) marks[1 + atomicAdd(marks, 1)] = i;
@@ -297,16 +303,18 @@ __device__ __forceinline__ void send(const float *staged, float *y, const Item &
 
 __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y, int *marks, int images, int items) {
     const int thread = threadIdx.x - COMPUTE;
-    load(s.raw, x, Item(blockIdx.x / MBLOCKS, images), thread);
-    int places[PLACES], turn = 0, lowest = 0, highest = 0;
+    int number = blockIdx.x / MBLOCKS;
+    load(s.raw, x, Item(number, images), thread);
+    int places[PLACES], turn = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
     if (KEPT) find_places(places, thread);
     for (int i = thread % 32; i < COLUMNS; i += 32)
         lowest = min(lowest, s.exponents[i]), highest = max(highest, s.exponents[i]);
     lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
-    const int stride = gridDim.x / MBLOCKS;
-    for (int number = blockIdx.x / MBLOCKS; number < items; number += stride, turn++) {
+    for (; number < items; turn++) {
         const Item item(number, images);
         const int half = turn % 2;
+        // Multiprocessors store at speeds of their own, by up to a third: whichever comes first takes the next tile.
+        const int after = thread == 0 ? gridDim.x / MBLOCKS + atomicAdd(queue_of(marks, images), 1) : 0;
         const float *const direct = image_of(x, item.image, IMAGE) + index_t(item.row) * W + item.column;
         const float *const from = DIRECT ? direct : s.raw;
         if (!DIRECT) {
@@ -326,7 +334,7 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y
         const bool bad = most && (exponent == 255 || far || least + 1 < limit);
         if (turn > 1) {
             await(s.gates + EMPTY + half, turn / 2 - 1);
-            if (BULK) send(s.out + half * (OUT_FLOATS / 2), y, Item(number - 2 * stride, images), thread);
+            if (BULK) send(s.out + half * (OUT_FLOATS / 2), y, Item(last_but_one, images), thread);
         }
         if (thread == 0) {
             s.e[half] = min(e, MOST_SCALE);
@@ -334,17 +342,26 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y
         }
         convert(s.planes + half * STAGE, from, item, __uint_as_float((127 + min(e, MOST_SCALE)) << 23), places,
                 thread);
+        if (thread == 0) s.e[NEXT + half] = after;
         await_read();
         arrive(s.gates + FULL + half);
         meet<LOADED, LOADERS>();
-        if (number + stride < items) load(s.raw, x, Item(number + stride, images), thread);
+        last_but_one = last, last = number, number = s.e[NEXT + half];
+        if (number < items) load(s.raw, x, Item(number, images), thread);
     }
     // What the last two tiles have left.
-    for (int last = max(turn - 2, 0); BULK && last < turn; last++) {
-        await(s.gates + EMPTY + last % 2, last / 2);
-        send(s.out + last % 2 * (OUT_FLOATS / 2), y, Item(blockIdx.x / MBLOCKS + last * stride, images), thread);
-    }
+    const auto send_last = [&](int turn, int number) {
+        await(s.gates + EMPTY + turn % 2, turn / 2);
+        send(s.out + turn % 2 * (OUT_FLOATS / 2), y, Item(number, images), thread);
+    };
+    if (BULK && turn > 1) send_last(turn - 2, last_but_one);
+    if (BULK) send_last(turn - 1, last);
     await_read();
+}
+
+// The number of the tile after the one that lies in that half; `items` or more where there is none.
+__device__ __forceinline__ int after(const Shared &s, int half) {
+    return __shfl_sync(~0u, s.e[NEXT + half], 0);  // the compiler then knows that a warp stays together
 }
 
 // What all threads do first: the filters, where taps and positions lie in the planes, the filters' exponents.

@@ -29,11 +29,12 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
     int2 tap[KR];
 #pragma unroll
     for (int j = 0; j < KR; j++) tap[j] = s.taps[j * 4 + t];
-    int turn = 0, mine = slot;
-    for (int number = blockIdx.x; number < items; number += gridDim.x, turn++) {
+    int turn = 0, mine = slot, number = blockIdx.x;
+    for (; number < items; turn++) {
         const Item item(number, images);
         const int half = turn % 2;
         await(s.gates + FULL + half, turn / 2);
+        number = after(s, half);
         if (!BULK) meet<BEGUN, COMPUTE>();  // parts of one line of y that two warps store then leave the cache as one
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE);
         const int e = 127 - s.e[half];

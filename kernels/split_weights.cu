@@ -4,7 +4,7 @@
 // lie in the order of TAPS, zeros where a tap is beyond the filter. A filter with a value below 2^-28 of its largest
 // one, or with one that is no number, cannot be split: the block then says so behind the exponents.
 //
-// The list of the images to be computed anew is emptied here too.
+// The list of the images to be computed anew is emptied here too, and the tiles' queues are set to their beginnings.
 
 constexpr int SPREAD = 28;       // powers of two below the largest value within which all others must lie
 constexpr int MOST_SCALE = 120;  // so that 2^120 and 2^-120 are both float32 numbers
@@ -50,6 +50,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) marks[1 + images + i] = 0;
     if (tile == 0 && threadIdx.x == 0) marks[0] = 0;
+    if (threadIdx.x == 0) marks[1 + 2ll * images + tile] = 0;  // no tiles taken; there are no more queues than blocks here
 
     const auto filter_of = [&](int n) { return min(tile * 8 + n, WIDTH - 1) / R; };
     unsigned most = 0, least = ~0u;

@@ -62,12 +62,13 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
     int2 kept[KEPT_TAPS];
 #pragma unroll
     for (int j = 0; j < KEPT_TAPS; j++) kept[j] = taps[j * 4];
-    int turn = 0, mine = team;
-    const int tile0 = blockIdx.x % MBLOCKS * (GB * NT), stride = gridDim.x / MBLOCKS;
-    for (int number = blockIdx.x / MBLOCKS; number < items; number += stride, turn++) {
+    int turn = 0, mine = team, number = blockIdx.x / MBLOCKS;
+    const int tile0 = blockIdx.x % MBLOCKS * (GB * NT);
+    for (; number < items; turn++) {
         const Item item(number, images);
         const int half = turn % 2;
         await(s.gates + FULL + half, turn / 2);
+        number = after(s, half);
         const unsigned *const planes = s.planes + half * STAGE;
         const int e = s.e[half];
         // The groups take the units of all tiles in turn, so that none waits for those that have one more.

@@ -27,6 +27,7 @@ constexpr int CG = (TW + P - 1) / P;                       // strips in a row of
 constexpr int TILES_X = (OW + TW - 1) / TW;                // column tiles
 constexpr int BLOCKS_M = (M + F * G * GL - 1) / (F * G * GL);
 constexpr int CHUNKS = (C + CC - 1) / CC;
+constexpr int ALL_CHANNELS = CHUNKS == 1 && C <= 8 ? C : 4; // copies in a row
 constexpr int INPUTS = P + K - 1;                          // that one strip reads of a row
 constexpr int KF = (K * F + 3) / 4 * 4;                    // weights of a filter row, for F filters
 constexpr int CHANNEL = ROWS * S;                          // floats of one channel in shared memory
@@ -34,6 +35,7 @@ constexpr int X_FLOATS = (CC * CHANNEL + SLACK + 3) / 4 * 4;
 constexpr int W_FLOATS = UNIFORM ? 0 : GL * G * CC * K * KF;
 constexpr bool EXACT = OW % P == 0 && TILES_X == 1;        // the strips of a row are the row, no more
 constexpr int UNITS = (32 * P / OV + 31) / 32;             // stores of a lane for one filter
+constexpr bool KEEP_PLACES = TILES_X == 1 && UNITS <= 8;   // registers for the stores' addresses
 constexpr int TILE_PIXELS = OH * CG;                       // strips of an image's column tile
 
 template <int V>
@@ -118,13 +120,13 @@ __device__ __forceinline__ void load_rows(float *to, const float *x, const Strip
     const int rows = row1 / OH * H + row1 % OH + K - row0;
     const int width = TILES_X == 1 ? W / XG : (min(TW + K - 1, W - s.x0) + XG - 1) / XG;
     const float *from = image_of(x, s.image, IMAGE) + index_t(c0) * (H * index_t(W)) + s.x0;
-    const int channels = min(CC, C - c0);
+    const int channels = CHUNKS == 1 ? C : min(CC, C - c0);
     for (int e = threadIdx.x; e < rows * width; e += THREADS) {
         const int row = e / width, column = (e - row * width) * XG;
         const int in_x = row0 + row, image = in_x / H;
         const float *source = from + image * IMAGE + (in_x - image * H) * index_t(W) + column;
         float *target = to + row * S + column;
-#pragma unroll 4
+#pragma unroll ALL_CHANNELS
         for (int c = 0; c < channels; c++) copy<XG>(target + c * CHANNEL, source + c * (H * index_t(W)));
     }
 }
@@ -169,9 +171,9 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
     const int my_group = warp / (LANES / 32);
 #endif
     const int block_m0 = blockIdx.x % BLOCKS_M * (F * G * GL);
-    unsigned item = blockIdx.x / BLOCKS_M;
-    const unsigned step = gridDim.x / BLOCKS_M;
-    if (item >= items) return;
+    const Turn turn = turn_of(items, blockIdx.x / BLOCKS_M, gridDim.x / BLOCKS_M);
+    unsigned item = turn.item;
+    if (item >= turn.end) return;
 
     if (UNIFORM) {
     } else if (KEEP_W)
@@ -181,7 +183,7 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
     load_rows(x_rows, image_of(x, first, IMAGE), strips_of(item, images), 0);
     copies_issued();
 
-    for (int stage = 0; item < items; item += step) {
+    for (int stage = 0; item < turn.end; item += turn.step) {
         // A thread beyond the last strip computes the last one once more and stores nothing.
         const auto place = [&](const Strips &s) {
             const int strip = min(s.at + my_warp + lane, s.at + s.count - 1), row = strip / CG;
@@ -247,6 +249,17 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
             const int end = strip1 < strip0 ? begin : strip1 / CG * TW + min(strip1 % CG * P + P, TW);
             const bool inside = my_warp + lane < s.count;
             float *const out = image_of(y, first + s.image, OUTPUTS) + m0 * PIXELS;
+            // Where the lane's pixels lie in a map; the strips of a warp lie in two maps at most if one has as many pixels.
+            float *to[KEEP_PLACES ? UNITS : 1];
+            const int left = end - begin - lane * OV;
+            if (KEEP_PLACES) {
+                const int map = begin / (OH * OW), edge = (map + 1) * (OH * OW) - begin - lane * OV;
+#pragma unroll
+                for (int u = 0; u < UNITS; u++) {
+                    const int b = 32 * P <= OH * OW ? map + (u * 32 * OV >= edge) : (begin + (u * 32 + lane) * OV) / (OH * OW);
+                    to[KEEP_PLACES ? u : 0] = out + b * (OUTPUTS - PIXELS) + begin + (u * 32 + lane) * OV;
+                }
+            }
 #pragma unroll
             for (int f = 0; f < F; f++) {
                 if (m0 + f >= M) break;
@@ -259,8 +272,19 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
                         if (at.column + j < TW) mine[at.row * TW + at.column + j - begin] = sum[f][j];
                 }
                 __syncwarp();
+                if (KEEP_PLACES) {
+#pragma unroll
+                    for (int u = 0; u < UNITS; u++)
+                        if (u * 32 * OV < left) {
+                            float v[OV];
+                            read<OV>(v, mine + (u * 32 + lane) * OV);
+                            write_through<OV>(to[KEEP_PLACES ? u : 0] + f * PIXELS, v);
+                        }
+                    __syncwarp();
+                    continue;
+                }
                 int from = begin;
-                if (UNITS > 8) asm volatile("" : "+r"(from));  // the same again: too many places to keep
+                asm volatile("" : "+r"(from));  // the same again: too many places to keep
 #pragma unroll
                 for (int u = 0; u < UNITS; u++) {
                     const int pixel = from + (u * 32 + lane) * OV;
@@ -285,8 +309,8 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
         for (int k = 0; k < CHUNKS; k++) {
             const bool last = k + 1 == CHUNKS;
             const int k_next = last ? 0 : k + 1;
-            const unsigned item_next = last ? item + step : item;
-            const bool fetch = item_next < items;
+            const unsigned item_next = last ? item + turn.step : item;
+            const bool fetch = item_next < turn.end;
             const auto load_next = [&](int into) {
                 const Strips next = strips_of(item_next, images);
                 load_rows(x_rows + into * X_FLOATS, image_of(x, first, IMAGE), next, k_next * CC);

@@ -23,10 +23,12 @@ from ece408_op.launch import (
     Launch,
     Plan,
     Step,
+    blocks_in_waves,
     ceil_div,
     images_a_round,
     layer_defines,
     round_up,
+    waves_defines,
 )
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
@@ -350,11 +352,11 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     strips = problem.output_height * tile.strips
     tiles = ceil_div(problem.output_width, tile.columns)
     blocks_m = ceil_div(problem.filters, tile.filters * tile.groups * tile.passes)
+    held = max(1, chip.multiprocessors * tile.blocks // blocks_m)
 
     def steps(images: int) -> tuple[Launch, ...]:
         items = ceil_div(images * strips, tile.lanes) * tiles
-        held = max(1, chip.multiprocessors * tile.blocks // blocks_m)
-        grid = (min(items, held) * blocks_m, 1, 1)
+        grid = (blocks_in_waves(items, held) * blocks_m, 1, 1)
         shared = tile.shared_bytes(problem)
         return (Launch("strip", grid, (tile.threads, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
@@ -367,11 +369,11 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
             Launch("strip_weights", (blocks, 1, 1), (256, 1, 1), ("w", "weights")),
             CopyToConstant("uniform_weights", "weights", size),
         )
-    defines = _defines(problem, tile, aligned)
+    defines = {**_defines(problem, tile, aligned), **waves_defines(held)}
     return Plan(defines, images_a_round(problem.batch, strips * tiles), steps, before, scratch=scratch)
 
 
-_SOURCES = (_FOLDER / "layer.cuh", _FOLDER / "strip.cu")
+_SOURCES = (_FOLDER / "layer.cuh", _FOLDER / "waves.cuh", _FOLDER / "strip.cu")
 KERNEL = CudaKernel(
     "strip",
     "a strip of a row for several filters a thread, in registers",

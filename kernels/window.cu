@@ -36,12 +36,27 @@ __device__ __forceinline__ void read(float *to, const float *from) {
     }
 }
 
-// Outputs are not read again here: they should not push the inputs out of the cache.
-template <int V>
+// A row of N outputs, V in a store. They are not read again here and should not push the inputs out of the cache. Stores of
+// one row stand together: what two of them put into one sector then goes to the cache at once, and otherwise twice.
+template <int V, int N>
 __device__ __forceinline__ void write_through(float *to, const float *from) {
-    if (V == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[V / 4], from[V / 2], from[3 * V / 4]));
-    else if (V == 2) __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[V / 2]));
-    else __stcs(to, *from);
+    const size_t at = __cvta_generic_to_global(to);
+    if (V == 4)
+        __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]));
+    else if (V == 2 && N == 4)
+        asm volatile("st.global.cs.v2.f32 [%0], {%1, %2}; st.global.cs.v2.f32 [%0 + 8], {%3, %4};"
+                     ::"l"(at), "f"(from[0]), "f"(from[N / 4]), "f"(from[N / 2]), "f"(from[3 * N / 4]) : "memory");
+    else if (V == 2)
+        __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[N / 2]));
+    else if (N == 4)
+        asm volatile("st.global.cs.f32 [%0], %1; st.global.cs.f32 [%0 + 4], %2;"
+                     "st.global.cs.f32 [%0 + 8], %3; st.global.cs.f32 [%0 + 12], %4;"
+                     ::"l"(at), "f"(from[0]), "f"(from[N / 4]), "f"(from[N / 2]), "f"(from[3 * N / 4]) : "memory");
+    else if (N == 2)
+        asm volatile("st.global.cs.f32 [%0], %1; st.global.cs.f32 [%0 + 4], %2;"
+                     ::"l"(at), "f"(from[0]), "f"(from[N / 2]) : "memory");
+    else
+        __stcs(to, *from);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -55,8 +70,11 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
     }
     __syncthreads();
 
-    const unsigned tiles = images * unsigned(TILES_X * TILES_Y), step = gridDim.x / PARTS * THREADS;
-    for (unsigned tile = blockIdx.x / PARTS * THREADS + threadIdx.x; tile < tiles; tile += step) {
+    const unsigned tiles = images * unsigned(TILES_X * TILES_Y);
+    const Turn turn = turn_of((tiles + THREADS - 1) / THREADS, blockIdx.x / PARTS, gridDim.x / PARTS);
+    for (unsigned item = turn.item; item < turn.end; item += turn.step) {
+        const unsigned tile = item * THREADS + threadIdx.x;
+        if (tile >= tiles) return;
         const unsigned strip = tile / TILES_X, image = strip / TILES_Y;
         const int x0 = min(int(tile - strip * TILES_X) * P, COLUMNS_DONE - P);
         const int y0 = min(int(strip - image * TILES_Y) * R, ROWS_DONE - R);
@@ -95,24 +113,25 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
                         for (int i = 0; i < R * P; i++)
                             sum[f][i] = fmaf(xr[i / P + e / K][i % P + e % K], wr[e * F + f], sum[f][i]);
             }
+            // Once; a loop, so that no store comes before the last sum: the compiler would part those of a row.
+            do {
 #pragma unroll
-            for (int f = 0; f < F; f++)
-                if (M % F == 0 || m + f < M)
+                for (int f = 0; f < F; f++)
+                    if (M % F == 0 || m + f < M)
 #pragma unroll
-                    for (int r = 0; r < R; r += STEP) {
-                        const float *const row = &sum[f][r * P];
+                        for (int r = 0; r < R; r += STEP) {
+                            const float *const row = &sum[f][r * P];
 #if POOL
-                        float done[P / 2];
+                            float done[P / 2];
 #pragma unroll
-                        for (int j = 0; j < P; j += 2)
-                            done[j / 2] = tanh_of_largest(row[j], row[j + 1], row[P + j], row[P + j + 1]);
+                            for (int j = 0; j < P; j += 2)
+                                done[j / 2] = tanh_of_largest(row[j], row[j + 1], row[P + j], row[P + j + 1]);
 #else
-                        const float *const done = row;
+                            const float *const done = row;
 #endif
-#pragma unroll
-                        for (int j = 0; j < P / STEP; j += OV)
-                            write_through<OV>(out + f * PIXELS + r / STEP * index_t(YW) + j, done + j);
-                    }
+                            write_through<OV, P / STEP>(out + f * PIXELS + r / STEP * index_t(YW), done);
+                        }
+            } while (images < 0);
         }
     }
 }
