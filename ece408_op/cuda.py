@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from . import cuda_early
 from .errors import DeviceError
 from .launch import SHARED_BYTES, Chip, CopyToConstant, Launch, Plan, Step
 from .mxnet_import import load_libraries
@@ -245,7 +246,9 @@ def _put(binary: Binary, steps: tuple[Step, ...], values: Mapping[str, Any], str
                 cupy().cuda.runtime.memcpyAsync(target, source, step.bytes, _DEVICE_TO_DEVICE, stream.ptr)
             else:
                 args = tuple(values[argument] if isinstance(argument, str) else argument for argument in step.args)
-                binary.function(step.entry, step.shared)(step.grid, step.block, args, shared_mem=step.shared)
+                function = binary.function(step.entry, step.shared)
+                if not (step.early and cuda_early.launch(function.kernel.ptr, step, args, stream.ptr)):
+                    function(step.grid, step.block, args, shared_mem=step.shared)
 
 
 @contextmanager

@@ -54,13 +54,17 @@ class Chip:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the kernel ``entry``; ``shared`` is dynamic shared memory, in bytes."""
+    """One launch of the kernel ``entry``; ``shared`` is dynamic shared memory, in bytes.
+
+    ``early``: it may begin before the launch before it has ended, for which it waits by itself.
+    """
 
     entry: str
     grid: Triple
     block: Triple
     args: tuple[Argument, ...]
     shared: int = 0
+    early: bool = False
 
 
 @dataclass(frozen=True)

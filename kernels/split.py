@@ -54,7 +54,7 @@ _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 _SOURCES = {
     "warps": ("split_mma.cu", "split.cu"),
     "columns": ("split_mma.cu", "split_columns.cu"),
-    "rows": ("split_mma.cu", "split_rows.cu"),
+    "rows": ("split_mma.cu", "split_rows.cu", "split_filters.cu"),
     "teams": ("split_wgmma.cu",),
 }
 #: Chips whose figures nobody gave: the first with the instructions.
@@ -118,6 +118,8 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     repair = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
     (repairing,) = [step for step in repair.steps(1) if isinstance(step, Launch)]
 
+    early = chip.capability >= (9, 0)  # whose kernels wait by themselves
+
     @cache
     def steps(images: int) -> tuple[Launch, ...]:
         items = ceil_div(images, tile.images) * tile.tiles_an_image(problem)
@@ -130,8 +132,8 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
             Launch(
                 "split_weights", (blocks, 1, 1), (_FILTER_THREADS, 1, 1), ("w", "filters", "columns", "marks", "images")
             ),
-            Launch("split", grid, (tile.threads, 1, 1), arguments, tile.shared_bytes(problem)),
-            Launch("split_repair", (_REPAIR_BLOCKS * chip.multiprocessors, 1, 1), repairing.block, again),
+            Launch("split", grid, (tile.threads, 1, 1), arguments, tile.shared_bytes(problem), early),
+            Launch("split_repair", (_REPAIR_BLOCKS * chip.multiprocessors, 1, 1), repairing.block, again, 0, early),
         )
 
     images = max(1, min(problem.batch, _MOST_A_ROUND))
@@ -168,10 +170,12 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "OUT_FLOATS": tile.out_floats(problem),
         "OUT_PITCH": tile.out_pitch,
         "BULK": int(tile.bulk),
+        "AHEAD": int(tile.ahead),
         "TAP_LIST": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in tile.taps),
     }
     if tile.stationary and not tile.folded:
-        return {**defines, "KR": tile.row_steps, "PAIRS": int(tile.pairs)}
+        first = int(tile.filters_first)
+        return {**defines, "KR": tile.row_steps, "PAIRS": int(tile.pairs), "FILTERS_FIRST": first}
     if tile.teams:
         high = _wgmma("MMA_HIGH", 8 * tile.tiles * tile.parts)
         low = _wgmma("MMA_LOW", 8 * tile.tiles) if tile.parts == 2 else {"MMA_LOW(d, a, b)": ""}

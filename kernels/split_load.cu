@@ -2,7 +2,7 @@
 //
 // NP warps do this for one half of the planes while the others multiply the other half. They look at a tile's values
 // twice: for the largest and the smallest, which give the scale e and say whether the tile can be split at all, then
-// to split them. DIRECT 0 copies them to shared memory meanwhile, DIRECT 1 reads them twice, from the cache.
+// to split them. DIRECT 0 copies them to shared memory before, AHEAD a tile earlier; DIRECT 1 reads them from the cache.
 //
 // A word of a plane holds two products of one input pixel: those of two channels; of an odd last channel, of two
 // neighbouring rows (PAIR_ROWS) or columns. FOLDED: columns 2 i and 2 i + 1 of one channel, for every i.
@@ -81,7 +81,7 @@ __device__ __forceinline__ void await_read() {
 }
 constexpr int LOADED = 1, HANDED = 2, BEGUN = 15;  // barriers: of the loaders, of a team that hands over sums, of products
 constexpr int FULL = 0, EMPTY = 2, GATES = 4;  // of both halves of the planes
-constexpr int NEXT = 2;  // behind the scales of both halves: the number of the tile after the one that lies there
+constexpr int NEXT = 2, COMING = 4;  // behind the scales of both halves: the tile after the one there; one more (AHEAD)
 
 // A tile: its first image and how many there are, its first output row and column.
 struct Item {
@@ -113,12 +113,12 @@ struct Shared {
             return static_cast<void *>(mine);
         };
         filters = static_cast<unsigned *>(take(W_SHARED ? 4 * FILTER_WORDS : 0));
-        raw = static_cast<float *>(take(4 * RAW));
+        raw = static_cast<float *>(take(4 * (1 + AHEAD) * RAW));
         planes = static_cast<unsigned *>(take(4 * (2 * STAGE)));
         taps = static_cast<int2 *>(take(KSTEPS * 4 * 8));
         out = static_cast<float *>(take(OUT_FLOATS * 4));
         exponents = static_cast<int *>(take(MBLOCKS * GB * NT * 8 * 4));
-        e = static_cast<int *>(take(16));
+        e = static_cast<int *>(take(20));
         found = static_cast<unsigned *>(take(2 * NP * 4));
         places = static_cast<unsigned short *>(take(2 * PLACES_KEPT));
         gates = static_cast<Gate *>(take(GATES * 8));
@@ -136,6 +136,12 @@ __device__ __forceinline__ void copy(float *to, const float *from) {
     const unsigned at = address_of(to);
     if (V == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(4 * V) : "memory");
+}
+
+__device__ __forceinline__ void copies_arrived() {
+    if (!DIRECT) {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
 }
 
 // Input rows of a tile to shared memory, as they are.
@@ -303,8 +309,7 @@ __device__ __forceinline__ void send(const float *staged, float *y, const Item &
 
 __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y, int *marks, int images, int items) {
     const int thread = threadIdx.x - COMPUTE;
-    int number = blockIdx.x / MBLOCKS;
-    load(s.raw, x, Item(number, images), thread);
+    int number = blockIdx.x / MBLOCKS, coming = number + gridDim.x / MBLOCKS;  // the first one's rows are on their way
     int places[PLACES], turn = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
     if (KEPT) find_places(places, thread);
     for (int i = thread % 32; i < COLUMNS; i += 32)
@@ -314,12 +319,16 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y
         const Item item(number, images);
         const int half = turn % 2;
         // Multiprocessors store at speeds of their own, by up to a third: whichever comes first takes the next tile.
-        const int after = thread == 0 ? gridDim.x / MBLOCKS + atomicAdd(queue_of(marks, images), 1) : 0;
+        const int after = thread == 0 ? (1 + AHEAD) * (gridDim.x / MBLOCKS) + atomicAdd(queue_of(marks, images), 1) : 0;
         const float *const direct = image_of(x, item.image, IMAGE) + index_t(item.row) * W + item.column;
-        const float *const from = DIRECT ? direct : s.raw;
+        const float *const from = DIRECT ? direct : s.raw + turn % (1 + AHEAD) * RAW;
         if (!DIRECT) {
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
+            copies_arrived();
             meet<LOADED, LOADERS>();
+        }
+        if (AHEAD) {
+            if (turn) coming = s.e[COMING];
+            if (coming < items) load(s.raw + (turn + 1) % 2 * RAW, x, Item(coming, images), thread);
         }
         unsigned most, least;
         extremes(from, item, thread, most, least);
@@ -342,11 +351,13 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y
         }
         convert(s.planes + half * STAGE, from, item, __uint_as_float((127 + min(e, MOST_SCALE)) << 23), places,
                 thread);
-        if (thread == 0) s.e[NEXT + half] = after;
+        if (thread == 0) s.e[NEXT + half] = AHEAD ? coming : after, s.e[COMING] = after;
         await_read();
         arrive(s.gates + FULL + half);
+        last_but_one = last, last = number, number = coming;
+        if (AHEAD) continue;
         meet<LOADED, LOADERS>();
-        last_but_one = last, last = number, number = s.e[NEXT + half];
+        number = s.e[NEXT + half];
         if (number < items) load(s.raw, x, Item(number, images), thread);
     }
     // What the last two tiles have left.
@@ -364,21 +375,25 @@ __device__ __forceinline__ int after(const Shared &s, int half) {
     return __shfl_sync(~0u, s.e[NEXT + half], 0);  // the compiler then knows that a warp stays together
 }
 
-// What all threads do first: the filters, where taps and positions lie in the planes, the filters' exponents.
-__device__ __forceinline__ void prepare(const Shared &s, const unsigned *filters, const int *columns) {
-    if (W_SHARED) {
-        const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + blockIdx.x % MBLOCKS * (FILTER_WORDS / 4);
-        uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
-        for (int i = threadIdx.x; i < FILTER_WORDS / 4; i += ALL) to[i] = from[i];
-    }
+// What all threads do first: where taps and positions lie in the planes.
+__device__ __forceinline__ void prepare(const Shared &s) {
     for (int i = threadIdx.x; i < KSTEPS * 4; i += ALL) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
     }
     if (threadIdx.x < GATES) make_gate(s.gates + threadIdx.x, threadIdx.x < EMPTY ? LOADERS : COMPUTE);
-    for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.exponents[i] = columns[i];
     for (int i = threadIdx.x; i < PLACES_KEPT; i += ALL) {
         const int at = min(i, POSITIONS - 1), line = at / TW, image = line / TR;
         s.places[i] = image * IMAGE_WORDS + (line - image * TR) * (SUPER_ROWS * S) + (at - line * TW);
     }
+}
+
+// Then the filters, and their exponents.
+__device__ __forceinline__ void take_filters(const Shared &s, const unsigned *filters, const int *columns) {
+    if (W_SHARED) {
+        const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + blockIdx.x % MBLOCKS * (FILTER_WORDS / 4);
+        uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
+        for (int i = threadIdx.x; i < FILTER_WORDS / 4; i += ALL) to[i] = from[i];
+    }
+    for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.exponents[i] = columns[i];
 }

@@ -5,11 +5,19 @@ split(const float *__restrict__ x, float *__restrict__ y, const unsigned *__rest
       const int *__restrict__ columns, int *marks, long long first, int images) {
     extern __shared__ __align__(128) unsigned char memory[];
     const Shared s(memory);
-    const int items = (images + IMG - 1) / IMG * (TILES_X * TILES_Y);
+    const int items = (images + IMG - 1) / IMG * (TILES_X * TILES_Y), first_item = blockIdx.x / MBLOCKS;
+    if (first_item >= items) return;
+    if (threadIdx.x >= COMPUTE) load(s.raw, image_of(x, first, IMAGE), Item(first_item, images), threadIdx.x - COMPUTE);
+    prepare(s);
+    await_launch_before();
+    let_next_begin();
     bool bad = false;
     for (int n = 0; n < NTILES; n++) bad = bad || columns[8 * NTILES + n];
-    if (bad || blockIdx.x / MBLOCKS >= items) return;  // bad: the filters cannot be split, split_repair does all images
-    prepare(s, filters, columns);
+    if (bad) {  // the filters cannot be split, split_repair does all images
+        copies_arrived();
+        return;
+    }
+    take_filters(s, filters, columns);
 #if WGMMA
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads the filters past the caches' order
 #endif

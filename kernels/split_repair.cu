@@ -4,6 +4,7 @@
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 split_repair(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
              const int *__restrict__ columns, const int *__restrict__ marks, long long first, int images) {
+    await_launch_before();
     bool all = false;
     for (int n = 0; n < NTILES; n++) all = all || columns[8 * NTILES + n];
     const unsigned listed = all ? images : marks[0];

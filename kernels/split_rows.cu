@@ -7,6 +7,8 @@
 //
 // PAIRS: a lane has two neighbouring positions and stores both outputs at once; OW and TW are even.
 
+#if !FILTERS_FIRST
+
 struct Fragment {
     unsigned a[PARTS][4];
 };
@@ -128,3 +130,5 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         arrive(s.gates + EMPTY + half);
     }
 }
+
+#endif

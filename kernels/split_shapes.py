@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
-from ece408_op.launch import Chip, ceil_div
+from ece408_op.launch import Chip, ceil_div, round_up
 from ece408_op.problem import ConvProblem
 
 from .split_taps import folded_layout, layout, quiet_layouts, row_taps
@@ -24,8 +25,8 @@ _READ = 2
 _EACH_TILE = 900
 #: How much longer it takes where inputs are read twice from the cache.
 _DIRECT = 1.03
-#: And where outputs leave by the copy engine.
-_BULK = 0.82
+#: And where outputs leave by the copy engine, and where inputs are copied a tile ahead.
+_BULK, _AHEAD = 0.82, 0.97
 #: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
 _MOST_FILTERS = 100 * 1024
 #: Share of the shared memory that wgmma's filters may take.
@@ -109,10 +110,11 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
     """Every tile for filters that stay in registers, inputs shared by rows of outputs (``split_rows.cu``)."""
     tiles, words = ceil_div(problem.filters, 8), len(row_taps(problem.channels, problem.kernel))
     row_steps = ceil_div(words, 8)
-    for sets in (1, 2, 3, 4):
-        filters, sums = 2 * parts * problem.kernel * row_steps, 4 * parts * sets
-        each = _stationary(tiles, 8, filters + sums, 8 * parts, _MOST_STATIONARY)
-        if each is None or sets > problem.output_height:
+    for sets, first in product((1, 2, 3, 4), (False, True)):
+        # Of two tiles' filters as A the sums of eight positions are as many as those of one tile's for 16.
+        filters, sums = 2 * parts * problem.kernel * row_steps, (2 if first else 4) * parts * sets
+        each = _stationary(tiles, 8, filters + sums, (4 if first else 8) * parts, _MOST_STATIONARY)
+        if each is None or sets > problem.output_height or (first and each % 2):
             continue
         for images, lines, columns in cuts(problem, sets):
             whole = columns == problem.output_width
@@ -121,35 +123,44 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
             if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
                 continue
             pairs = columns % 2 == 0 and problem.output_width % 2 == 0 and aligned >= 8
+            if first and not pairs:
+                continue
+            step = 2 if pairs and not first else 1
             stride, plane, taps, _ = layout(
-                problem.channels, problem.kernel, 1, sets, columns, width, high, 2 if pairs else 1, whole_rows=True
+                problem.channels, problem.kernel, 1, sets, columns, width, high, step, whole_rows=True
             )
             vector = copied(problem, sets, lines, whole, aligned)
             for direct in _copied_or_not(problem, images, sets * lines, columns):
                 tile = Tile(
                     parts, 1, sets, images, lines, columns, stride, plane, taps, row_steps, each, 8, vector,
-                    direct=direct, stationary=True, shared_weights=False, pairs=pairs,
+                    direct=direct, stationary=True, shared_weights=False, pairs=pairs, filters_first=first,
                 )  # fmt: skip
                 runs = whole and problem.output_height * columns % 4 == 0
                 runs = runs and (sets * lines >= problem.output_height or sets * lines * columns % 4 == 0)
                 knows_bulk = chip.capability >= (9, 0) and chip.compiler >= (12, 0)
                 bulk = knows_bulk and aligned == 16 and pairs and runs
-                for tile in (replace(tile, bulk=way) for way in ([True, False] if bulk else [False])):
-                    if tile.shared_bytes(problem) <= chip.shared_bytes:
-                        yield tile
+                for way, ahead in product((True, False) if bulk else (False,), (False,) if direct else (True, False)):
+                    found = replace(tile, bulk=way, ahead=ahead)
+                    if found.shared_bytes(problem) <= chip.shared_bytes:
+                        yield found
 
 
 def rows_price(problem: ConvProblem, tile: Tile) -> float:
     """Cycles of a multiprocessor for one image."""
     parts, groups = tile.parts, tile.groups(problem)
     mma = (3 if parts == 2 else 1) * _MMA * tile.tiles * tile.sets * tile.steps
+    if tile.filters_first:  # rows beyond the last one are left out, which takes a turn of its own
+        high = tile.down * tile.super_rows
+        real = problem.output_height / round_up(problem.output_height, high)
+        mma *= real + 0.25 * (1 - real)
     reads = 4 * parts * tile.row_steps * (problem.kernel + tile.sets - 1)
     stored = tile.sets * tile.tiles * 8
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 16) * groups
+    positions = tile.images * tile.super_rows * tile.columns
+    units = (ceil_div(positions, 8) / 2 if tile.filters_first else ceil_div(positions, 16)) * groups
     words = tile.images * ceil_div(problem.channels, 2) * tile.plane
     work = units * (mma + 0.5 * reads + stored) + words / 32 * (3 + 2 * parts) * 1.3
     busy = min(1.0, units * 1.6 / tile.warps)
-    ways = (_DIRECT if tile.direct else 1.0) * (_BULK if tile.bulk else 1.0)
+    ways = (_DIRECT if tile.direct else 1.0) * (_BULK if tile.bulk else 1.0) * (_AHEAD if tile.ahead else 1.0)
     total = (work / busy + _EACH_TILE) * ways * _part(problem, tile)
     return total * tile.tiles_an_image(problem) / tile.images
 
@@ -309,8 +320,9 @@ def _quiet(problem: ConvProblem, tile: Tile, chip: Chip) -> Tile:
     whole = tile.columns == problem.output_width
     width = problem.width if whole else tile.columns + problem.kernel - 1
     high = tile.down * tile.super_rows + problem.kernel - 1
+    step = 2 if tile.pairs and not tile.filters_first else 1
     layouts = quiet_layouts(
-        problem.channels, problem.kernel, tile.columns, width, high, tile.down, 2 if tile.pairs else 1, tile.stationary
+        problem.channels, problem.kernel, tile.columns, width, high, tile.down, step, tile.stationary
     )
     quieter = (replace(tile, stride=stride, plane=plane, taps=taps) for _, plane, stride, taps in layouts)
     fitting = (each for each in quieter if each.shared_bytes(problem) <= chip.shared_bytes and each.steps == tile.steps)

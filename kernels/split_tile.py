@@ -43,6 +43,8 @@ class Tile:
     keep_a: bool = False  # KEEP_A
     stationary: bool = False  # STATIONARY: a warp keeps its filters in registers
     pairs: bool = False  # PAIRS: a lane's two positions are neighbours
+    filters_first: bool = False  # FILTERS_FIRST: filters are the tensor cores' A, positions their B
+    ahead: bool = False  # AHEAD: a tile's inputs are copied while those of the one before are split
     shared_weights: bool = True  # W_SHARED
     direct: bool = False  # DIRECT
     folded: bool = False  # FOLDED
@@ -70,7 +72,7 @@ class Tile:
     def out_pitch(self) -> int:
         """Floats from one filter's outputs to the next: OUT_PITCH, so that a warp's stores meet no bank twice."""
         run = self.down * self.super_rows * self.columns
-        return run + (4 - run) % 16
+        return run + ((8 if self.filters_first else 4) - run) % 16
 
     def out_floats(self, problem: ConvProblem) -> int:
         """Floats for sums on their way out: OUT_FLOATS."""
@@ -102,7 +104,7 @@ class Tile:
         columns = problem.width if whole else self.columns + problem.kernel - 1
         rows = min(problem.height, self.down * self.super_rows + problem.kernel - 1)
         words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
-        words += 0 if self.direct else self.images * problem.channels * rows * columns
+        words += 0 if self.direct else (1 + self.ahead) * self.images * problem.channels * rows * columns
         words += self.out_floats(problem) + 8 * self.steps + 8 * self.padded_tiles(problem)
         words += round_up(self.images * self.super_rows * self.columns, 16) // 2 if self.stationary else 0
         filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0

@@ -9,6 +9,19 @@
 constexpr int SPREAD = 28;       // powers of two below the largest value within which all others must lie
 constexpr int MOST_SCALE = 120;  // so that 2^120 and 2^-120 are both float32 numbers
 
+// A launch of these kernels begins before the one before it has ended (sm_90), does what does not depend on it, and
+// waits here until all of it is in memory. let_next_begin: the one behind it may be brought to the chip.
+__device__ __forceinline__ void await_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // A word of a plane, seen from an output pixel: two products.
 struct Tap {
     short plane, row, column;  // plane < 0: none
@@ -47,6 +60,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
               int images) {
     constexpr int WIDTH = R * M, TILES = (WIDTH + 7) / 8;
     __shared__ int exponent[8], bad[8];
+    let_next_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) marks[1 + images + i] = 0;
     if (tile == 0 && threadIdx.x == 0) marks[0] = 0;

@@ -56,6 +56,9 @@ FUNCTIONS = {
     "to_rest": "inline unsigned to_rest(float a, float b, unsigned word) { return rest_of(a, b, word); }",
     "multiply": "inline float multiply(float a, float b) { return a * b; }",
     "multiply_add": "inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }",
+    "mma_if": "inline void mma_if(bool there, float (&d)[4], const Filters &low, const Filters &high, int word, "
+    "const unsigned (&b)[2]) { const unsigned a[4] = {low.word[word], high.word[word], low.word[word + 1], "
+    "high.word[word + 1]}; if (there) emulated_mma(d, a, b[0], b[1]); }",
     "mma": "inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) "
     "{ emulated_mma(d, a, b0, b1); }",
     "fence": "inline void fence() {}",
@@ -107,7 +110,7 @@ def _translated(text: str) -> str:
         while found := definition.search(text):
             end = _closed(text, _closed(text, found.end(), "()"), "{}")
             text, replacement = text[: found.start()] + replacement + text[end:], ""
-    text = re.sub(r'asm volatile\("(cp\.async|setmaxnreg|fence\.proxy).*?\);', "", text)
+    text = re.sub(r'asm volatile\("(cp\.async|setmaxnreg|fence\.proxy|griddepcontrol).*?\);', "", text)
     assert not re.search(r"^[^/\n]*\basm\b", text, re.M), "an instruction without a translation"
     return f'#include <utility>\n#include "cuda_on_cpu.h"\n{text}{ENTRY}'
 
@@ -155,7 +158,9 @@ CASES = [
     ("columns", (4, 1, 28, 28, 50, 5), LARGE, {"images": 2, "stationary": False}),
     ("columns", (5, 1, 16, 20, 6, 7), LARGE, {"images": 2, "stationary": True}),
     ("rows", (2, 6, 14, 14, 16, 5), LARGE, {"sets": 2, "pairs": True}),
-    ("rows", (7, 6, 30, 30, 16, 5), LARGE, {"sets": 2, "images": 1, "bulk": True}),
+    ("rows", (7, 6, 30, 30, 16, 5), LARGE, {"sets": 2, "images": 1, "bulk": True, "filters_first": False}),
+    ("rows", (8, 6, 30, 30, 16, 5), LARGE, {"sets": 4, "images": 1, "bulk": True, "filters_first": True, "ahead": 1}),
+    ("rows", (7, 2, 17, 15, 28, 4), LARGE, {"sets": 3, "images": 2, "bulk": False, "filters_first": True}),
     ("rows", (5, 3, 14, 12, 20, 3), LARGE, {"sets": 3, "bulk": True}),
     ("rows", (3, 3, 15, 12, 20, 4), LARGE, {"sets": 3, "pairs": False}),
     ("warps", (3, 3, 10, 9, 4, 2), SMALL, {}),

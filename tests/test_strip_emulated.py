@@ -60,7 +60,6 @@ def _built(text: str, folder: Path) -> ctypes.CDLL:
         "extern __shared__ __align__(16) float shared[];", "float *const shared = reinterpret_cast<float *>(memory);"
     )
     text = re.sub(r'^ *asm volatile\("" : "\+r".*\n', "", text, flags=re.M)
-    text = re.sub(r"if \(UNITS > 8\) asm volatile.*", "", text)
     text = re.sub(r"__constant__ __align__\(16\)", "alignas(16) static", text)
     source, library = folder / "kernel.cpp", folder / "kernel.so"
     source.write_text(f'#include <utility>\n#include "cuda_on_cpu.h"\n{text}{ENTRY}')
