@@ -1,0 +1,78 @@
+"""Launches that begin before the one before them has ended: they must not see what is not there yet."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from gpu_case import refused, require_gpu
+
+from ece408_op import cuda, cuda_early
+from ece408_op.kernels import split
+from ece408_op.launch import Launch
+from ece408_op.problem import ConvProblem
+
+LAYERS = {
+    split.COLUMNS: (1, 28, 28, 50, 5),
+    split.ROWS: (6, 30, 30, 16, 5),
+    split.TEAMS: (12, 33, 33, 24, 7),
+    split.WARPS: (6, 30, 30, 16, 5),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", LAYERS, ids=lambda kernel: kernel.name)
+def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeypatch):
+    cupy = require_gpu()
+    problem = ConvProblem(400, *LAYERS[kernel])
+    if refused(kernel, problem):
+        return
+    plan = kernel.plan(problem, cuda.chip(), 16)
+    program = cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan)
+    rng, sets = cupy.random.default_rng(408), []
+    for number in range(4):
+        x, w = rng.random(problem.x_shape, np.float32), rng.standard_normal(problem.w_shape, np.float32)
+        if number == 1:
+            x[::7, 0, 3, 4] = np.nan  # images to be repaired
+        if number == 2:
+            w[0, 0, 0, 0] = 1e-38  # filters that cannot be split: all images are
+        sets.append({"x": x, "w": w, "y": cupy.empty(problem.y_shape, np.float32)})
+
+    def call(arrays):
+        cuda.execute(program, problem.batch, arrays, None)
+
+    expected = []
+    with monkeypatch.context() as without:
+        without.setattr(cuda_early, "launch", lambda *_: False)
+        for arrays in sets:
+            arrays["y"].fill(np.nan)
+            call(arrays)
+            cupy.cuda.Device().synchronize()
+            expected.append(arrays["y"].copy())
+    early, launch = [], cuda_early.launch
+    monkeypatch.setattr(cuda_early, "launch", lambda *given: early.append(launch(*given)) or early[-1])
+    for _ in range(20):
+        for arrays in sets:
+            arrays["y"].fill(7)
+        for arrays in sets * 3:
+            call(arrays)
+        for arrays, exact in zip(sets, expected):
+            same = (arrays["y"] == exact) | (cupy.isnan(arrays["y"]) & cupy.isnan(exact))
+            assert bool(same.all())
+    # One step of each call is launched as ever: what was on the stream before has then ended.
+    steps = plan.steps(problem.batch)
+    assert [step.early for step in steps] == [False] + [cuda.chip().capability >= (9, 0)] * 2
+    assert all(early)
+
+
+def test_without_a_driver_it_says_so(monkeypatch):
+    def missing(name: str):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    cuda_early._driver.cache_clear()
+    try:
+        assert not cuda_early.launch(0, Launch("split", (1, 1, 1), (32, 1, 1), ()), [], 0)
+    finally:
+        cuda_early._driver.cache_clear()
