@@ -7,13 +7,12 @@ the instruction ``griddepcontrol.wait``, before it touches what the one before i
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
-import numpy as np
-
-from .launch import Launch
+from .launch import Launch, Triple
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 _EARLY = 6
@@ -49,13 +48,35 @@ def _driver() -> Any:
     return call
 
 
-def launch(function: int, step: Launch, arguments: Sequence[np.generic], stream: int) -> bool:
-    """Put the step, a launch of that CUfunction, on the stream; False where the driver cannot or will not."""
+class _Prepared:
+    """All that calls of one launch have in common; what differs is filled in under the lock."""
+
+    def __init__(self, grid: Triple, block: Triple, shared: int, count: int) -> None:
+        self.lock = threading.Lock()
+        # Little-endian integers: a parameter of four bytes is the first half of its eight.
+        self.values = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self.values)
+        self.pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        self.attribute = _Attribute(_EARLY, 0, 1)
+        self.config = _Config(grid, block, shared, None, ctypes.pointer(self.attribute), 1)
+        self.reference = ctypes.byref(self.config)
+
+
+@lru_cache(maxsize=256)
+def _prepared(grid: Triple, block: Triple, shared: int, count: int) -> _Prepared:
+    return _Prepared(grid, block, shared, count)
+
+
+def launch(function: int, step: Launch, arguments: Sequence[Any], stream: int) -> bool:
+    """Put the step, a launch of that CUfunction, on the stream; False where the driver cannot or will not.
+
+    ``arguments`` are addresses and other integers.
+    """
     call = _driver()
     if call is None:
         return False
-    held = [np.asarray(argument) for argument in arguments]  # of the parameters' own types
-    pointers = (ctypes.c_void_p * len(held))(*(each.ctypes.data for each in held))
-    attribute = _Attribute(_EARLY, 0, 1)
-    config = _Config(step.grid, step.block, step.shared, stream, ctypes.pointer(attribute), 1)
-    return bool(call(ctypes.byref(config), function, pointers, None) == 0)
+    prepared = _prepared(step.grid, step.block, step.shared, len(arguments))
+    with prepared.lock:
+        prepared.values[:] = [int(argument) % 2**64 for argument in arguments]
+        prepared.config.stream = stream
+        return bool(call(prepared.reference, function, prepared.pointers, None) == 0)

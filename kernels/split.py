@@ -118,8 +118,6 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     repair = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
     (repairing,) = [step for step in repair.steps(1) if isinstance(step, Launch)]
 
-    early = chip.capability >= (9, 0)  # whose kernels wait by themselves
-
     @cache
     def steps(images: int) -> tuple[Launch, ...]:
         items = ceil_div(images, tile.images) * tile.tiles_an_image(problem)
@@ -127,6 +125,8 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         grid = (min(items, held) * tile.filter_blocks, 1, 1)
         arguments = ("x", "y", "filters", "columns", "marks", "first", "images")
         again = ("x", "w", "y", "columns", "marks", "first", "images")
+        # On chips whose kernels wait by themselves; where there is little to do, the call costs more than it hides.
+        early = chip.capability >= (9, 0) and items >= held
         # The filters are split for every round anew, which as a rule is the only one: the list is emptied with them.
         return (
             Launch(

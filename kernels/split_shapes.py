@@ -25,6 +25,8 @@ _READ = 2
 _EACH_TILE = 900
 #: How much longer it takes where inputs are read twice from the cache.
 _DIRECT = 1.03
+#: Images of a tile of one channel whose inputs are worth copying a tile ahead: of two it took longer.
+_MANY_IMAGES = 8
 #: And where outputs leave by the copy engine, and where inputs are copied a tile ahead.
 _BULK, _AHEAD = 0.82, 0.97
 #: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
@@ -84,8 +86,8 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
                 copied(problem, 1, lines, True, aligned), pixels=kept, stationary=stays, folded=True, direct=direct,
                 shared_weights=not stays and steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=aligned // 4,
             )  # fmt: skip
-            if tile.shared_bytes(problem) <= chip.shared_bytes:
-                yield tile
+            further = replace(tile, ahead=not direct and images >= _MANY_IMAGES)
+            yield from [each for each in (further, tile) if each.shared_bytes(problem) <= chip.shared_bytes][:1]
 
 
 def columns_price(problem: ConvProblem, tile: Tile) -> float:

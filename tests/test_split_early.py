@@ -25,7 +25,7 @@ LAYERS = {
 @pytest.mark.parametrize("kernel", LAYERS, ids=lambda kernel: kernel.name)
 def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeypatch):
     cupy = require_gpu()
-    problem = ConvProblem(400, *LAYERS[kernel])
+    problem = ConvProblem(2200, *LAYERS[kernel])
     if refused(kernel, problem):
         return
     plan = kernel.plan(problem, cuda.chip(), 16)
@@ -52,7 +52,7 @@ def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeyp
             expected.append(arrays["y"].copy())
     early, launch = [], cuda_early.launch
     monkeypatch.setattr(cuda_early, "launch", lambda *given: early.append(launch(*given)) or early[-1])
-    for _ in range(20):
+    for _ in range(10):
         for arrays in sets:
             arrays["y"].fill(7)
         for arrays in sets * 3:

@@ -153,6 +153,7 @@ def _run(
 
 #: Tiles of several images, bands, parts of bands, blocks that share filters, odd channels, few and many steps.
 CASES = [
+    ("columns", (19, 1, 12, 12, 5, 5), LARGE, {"images": 8, "ahead": 1}),
     ("columns", (5, 1, 12, 12, 5, 5), LARGE, {}),
     ("columns", (2, 1, 40, 64, 6, 5), SMALL, {"images": 1}),
     ("columns", (4, 1, 28, 28, 50, 5), LARGE, {"images": 2, "stationary": False}),
