@@ -28,7 +28,6 @@ SCRATCH_BYTES = 1 << 28
 _WAVES, _ITEMS_IN_WAVES = 7, 8
 
 Triple = tuple[int, int, int]
-
 #: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
 #: number of "images" (int), or a number whose NumPy type is the parameter's type.
 Argument = Union[str, np.int32, np.int64, np.float32]

@@ -14,7 +14,8 @@
 // The order of the products is free: TAPS says where the words of a step lie, four of them in different banks each time.
 //
 // NC warps multiply, and store through shared memory, a warp 32 neighbouring outputs at a time. NP warps copy the next
-// tile's input, find e, and split it into one half of the planes while the others work on the other half.
+// tile's input, find e, and split it into one half of the planes while the others work on the other half. Tiles beyond
+// a block's first are taken from a queue.
 //
 // Arithmetic: 3 (PARTS 2) or 1 (PARTS 1) times 2 M C K K operations an output pixel, products rounded up to 16 and
 // columns to 8. Bytes: x once and K - 1 rows more for each band of rows; y once.

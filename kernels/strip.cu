@@ -7,8 +7,8 @@
 // pixels, where a row is too long). A block takes LANES strips in a row, which may begin and end within
 // an image, for G * GL groups of F filters; a warp has 32 strips and one group at a time, so that a weight
 // is the same for the whole warp. Input rows, CC channels at a time, and the weights, padded with zeros,
-// lie in shared memory. The grid is as large as the chip can hold: a block goes on to its next strips, and
-// their input is on its way while the last sums are stored (STAGES 1) or computed (STAGES 2).
+// lie in shared memory. The grid is as large as the chip can hold, or comes in waves: a block goes on to its next strips,
+// and their input is on its way while the last sums are stored (STAGES 1) or computed (STAGES 2).
 //
 // Arithmetic: for K P F multiply-adds (P + K - 1) / XV reads of inputs and K F / 4 of weights: P = 13,
 // F = 8, K = 5 makes 520 of 552 instructions multiply-adds. The order of the innermost loops matters: a

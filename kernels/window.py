@@ -34,9 +34,9 @@ _REGISTERS = 16384
 _OTHER = 24
 #: With more channels the window is read too often.
 _MOST_CHANNELS = 4
-#: Multiply-adds of a thread for one tile, or groups of filters if those are more: with more work for each there are too
-#: few tiles to go round, with less the window is read too often.
-_MOST_WORK = 15000
+#: Filters, or groups of them, that one block goes through: fewer would read the window too often, more leave too few
+#: tiles to go round.
+_PASSES = 12
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class Tile:
         """Blocks that share the filters of a tile: PARTS."""
         passes = ceil_div(problem.filters, self.filters)
         room = SHARED_BYTES // self.pass_bytes(problem)
-        work = self.rows * self.pixels * self.filters * problem.products
-        return ceil_div(passes, min(max(1, _MOST_WORK // work), room))
+        return ceil_div(passes, min(_PASSES, room))
 
     def pass_bytes(self, problem: ConvProblem) -> int:
         """Shared memory of F filters' weights."""
