@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from gpu_case import refused, require_gpu
 
 from ece408_op import cuda, cuda_early
 from ece408_op.kernels import split
-from ece408_op.launch import Launch
+from ece408_op.launch import Chip, Launch
 from ece408_op.problem import ConvProblem
 
 LAYERS = {
@@ -76,3 +77,13 @@ def test_without_a_driver_it_says_so(monkeypatch):
         assert not cuda_early.launch(0, Launch("split", (1, 1, 1), (32, 1, 1), ()), [], 0)
     finally:
         cuda_early._driver.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", [split.COLUMNS, split.ROWS, split.WARPS], ids=lambda kernel: kernel.name)
+def test_launches_are_early_only_where_the_kernels_wait_and_the_chip_is_full(kernel):
+    problem = ConvProblem(10_000, *LAYERS[kernel])
+    hopper = Chip("Hopper", (9, 0), 132, 227 * 1024)
+    chips = [hopper, replace(hopper, compiler=(11, 7)), replace(hopper, capability=(8, 6), shared_bytes=99 * 1024)]
+    found = [[step.early for step in kernel.plan(problem, chip, 16).steps(10_000)] for chip in chips]
+    assert found == [[False, True, True], [False] * 3, [False] * 3]
+    assert not any(step.early for step in kernel.plan(problem, hopper, 16).steps(10))
