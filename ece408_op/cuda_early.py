@@ -49,10 +49,9 @@ def _driver() -> Any:
 
 
 class _Prepared:
-    """All that calls of one launch have in common; what differs is filled in under the lock."""
+    """All that one thread's calls of one launch have in common; what differs is filled in each time."""
 
     def __init__(self, grid: Triple, block: Triple, shared: int, count: int) -> None:
-        self.lock = threading.Lock()
         # Little-endian integers: a parameter of four bytes is the first half of its eight.
         self.values = (ctypes.c_uint64 * count)()
         first = ctypes.addressof(self.values)
@@ -62,9 +61,14 @@ class _Prepared:
         self.reference = ctypes.byref(self.config)
 
 
-@lru_cache(maxsize=256)
-def _prepared(grid: Triple, block: Triple, shared: int, count: int) -> _Prepared:
-    return _Prepared(grid, block, shared, count)
+class _Mine(threading.local):
+    """A thread's launches: threads do not wait for one another, since a full stream may keep a call waiting."""
+
+    def __init__(self) -> None:
+        self.prepared = lru_cache(maxsize=256)(_Prepared)
+
+
+_mine = _Mine()
 
 
 def launch(function: int, step: Launch, arguments: Sequence[Any], stream: int) -> bool:
@@ -75,8 +79,7 @@ def launch(function: int, step: Launch, arguments: Sequence[Any], stream: int) -
     call = _driver()
     if call is None:
         return False
-    prepared = _prepared(step.grid, step.block, step.shared, len(arguments))
-    with prepared.lock:
-        prepared.values[:] = [int(argument) % 2**64 for argument in arguments]
-        prepared.config.stream = stream
-        return bool(call(prepared.reference, function, prepared.pointers, None) == 0)
+    prepared = _mine.prepared(step.grid, step.block, step.shared, len(arguments))
+    prepared.values[:] = [int(argument) % 2**64 for argument in arguments]
+    prepared.config.stream = stream
+    return bool(call(prepared.reference, function, prepared.pointers, None) == 0)

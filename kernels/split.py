@@ -57,8 +57,6 @@ _SOURCES = {
     "rows": ("split_mma.cu", "split_rows.cu", "split_filters.cu"),
     "teams": ("split_wgmma.cu",),
 }
-#: The first compiler whose code for a Hopper chip is not that of an older one.
-_KNOWS_HOPPER = (11, 8)
 #: Chips whose figures nobody gave: the first with the instructions.
 _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227 * 1024)
 
@@ -127,9 +125,8 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         grid = (min(items, held) * tile.filter_blocks, 1, 1)
         arguments = ("x", "y", "filters", "columns", "marks", "first", "images")
         again = ("x", "w", "y", "columns", "marks", "first", "images")
-        # Where the kernels are compiled with the instruction that waits: older compilers make code for older chips.
-        # With little to do the call costs more than it hides.
-        early = chip.capability >= (9, 0) and chip.compiler >= _KNOWS_HOPPER and items >= held
+        # On chips whose kernels wait by themselves; with little to do the call costs more than it hides.
+        early = chip.capability >= (9, 0) and items >= held
         # The filters are split for every round anew, which as a rule is the only one: the list is emptied with them.
         return (
             Launch(
@@ -233,7 +230,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         partial(_reasons, way, parts),
         split_bound if parts == 2 else reduced_bound(_EPS, _EPS_SUM),
         capability=(9, 0) if teams else (8, 0),
-        compiler=(12, 0) if teams else (11, 0),
+        compiler=(12, 0) if teams else (11, 8),
         precision="float32" if parts == 2 else "tf32",
         # wgmma is an instruction of that one architecture.
         options=("--gpu-architecture=sm_90a",) if teams else (),

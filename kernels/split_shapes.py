@@ -115,7 +115,7 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
     for sets, first in product((1, 2, 3, 4), (False, True)):
         # Of two tiles' filters as A the sums of eight positions are as many as those of one tile's for 16.
         filters, sums = 2 * parts * problem.kernel * row_steps, (2 if first else 4) * parts * sets
-        each = _stationary(tiles, 8, filters + sums, (4 if first else 8) * parts, _MOST_STATIONARY)
+        each = _stationary(tiles, 8, filters + sums, 8 * parts, _MOST_STATIONARY)
         if each is None or sets > problem.output_height or (first and each % 2):
             continue
         for images, lines, columns in cuts(problem, sets):
@@ -268,7 +268,7 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
             ]:
                 mine = ceil_div(tiles, blocks)
                 found = _team_groups(mine, sets, parts, registers)
-                if ceil_div(tiles, mine) != blocks or found is None:
+                if found is None or ceil_div(ceil_div(tiles, found[1]), found[0]) != blocks:
                     continue
                 if len(taps) // 8 * found[0] * found[1] * 256 * parts > chip.shared_bytes * _MOST_SHARE:
                     continue

@@ -12,8 +12,8 @@
 // maximum takes, is not computed.
 //
 // Arithmetic: 2 M C K K operations an output pixel, 95 % of all instructions for 50 filters of 5 x 5. Bytes: x
-// once and its overlaps from the cache; y once, P neighbouring floats in one store, neighbouring lanes side
-// by side: P is no wider than a store, since stores with gaps between the lanes took twice as long.
+// once and its overlaps from the cache; y once, P neighbouring floats in one store or in stores next to
+// each other, neighbouring lanes side by side: stores with gaps between the lanes took twice as long.
 
 constexpr int STEP = POOL ? 2 : 1;                                   // from one element of y to the next, in outputs
 constexpr int ROWS_DONE = STEP * YH, COLUMNS_DONE = STEP * YW;       // outputs of a map that are computed
@@ -36,27 +36,12 @@ __device__ __forceinline__ void read(float *to, const float *from) {
     }
 }
 
-// A row of N outputs, V in a store. They are not read again here and should not push the inputs out of the cache. Stores of
-// one row stand together: what two of them put into one sector then goes to the cache at once, and otherwise twice.
-template <int V, int N>
+// Outputs are not read again here: they should not push the inputs out of the cache.
+template <int V>
 __device__ __forceinline__ void write_through(float *to, const float *from) {
-    const size_t at = __cvta_generic_to_global(to);
-    if (V == 4)
-        __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]));
-    else if (V == 2 && N == 4)
-        asm volatile("st.global.cs.v2.f32 [%0], {%1, %2}; st.global.cs.v2.f32 [%0 + 8], {%3, %4};"
-                     ::"l"(at), "f"(from[0]), "f"(from[N / 4]), "f"(from[N / 2]), "f"(from[3 * N / 4]) : "memory");
-    else if (V == 2)
-        __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[N / 2]));
-    else if (N == 4)
-        asm volatile("st.global.cs.f32 [%0], %1; st.global.cs.f32 [%0 + 4], %2;"
-                     "st.global.cs.f32 [%0 + 8], %3; st.global.cs.f32 [%0 + 12], %4;"
-                     ::"l"(at), "f"(from[0]), "f"(from[N / 4]), "f"(from[N / 2]), "f"(from[3 * N / 4]) : "memory");
-    else if (N == 2)
-        asm volatile("st.global.cs.f32 [%0], %1; st.global.cs.f32 [%0 + 4], %2;"
-                     ::"l"(at), "f"(from[0]), "f"(from[N / 2]) : "memory");
-    else
-        __stcs(to, *from);
+    if (V == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[V / 4], from[V / 2], from[3 * V / 4]));
+    else if (V == 2) __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[V / 2]));
+    else __stcs(to, *from);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -113,7 +98,8 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
                         for (int i = 0; i < R * P; i++)
                             sum[f][i] = fmaf(xr[i / P + e / K][i % P + e % K], wr[e * F + f], sum[f][i]);
             }
-            // Once; a loop, so that no store comes before the last sum: the compiler would part those of a row.
+            // Once; a loop, so that no store comes before the last sum. The compiler would part those of a row, and two that
+            // share a sector then go to the cache one by one (docs/gpu/float32.md).
             do {
 #pragma unroll
                 for (int f = 0; f < F; f++)
@@ -129,7 +115,9 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
 #else
                             const float *const done = row;
 #endif
-                            write_through<OV, P / STEP>(out + f * PIXELS + r / STEP * index_t(YW), done);
+#pragma unroll
+                            for (int j = 0; j < P / STEP; j += OV)
+                                write_through<OV>(out + f * PIXELS + r / STEP * index_t(YW) + j, done + j);
                         }
             } while (images < 0);
         }
