@@ -25,10 +25,10 @@ _READ = 2
 _EACH_TILE = 900
 #: How much longer it takes where inputs are read twice from the cache.
 _DIRECT = 1.03
-#: Images of a tile of one channel whose inputs are worth copying a tile ahead: of two it took longer.
-_MANY_IMAGES = 8
 #: And where outputs leave by the copy engine, and where inputs are copied a tile ahead.
 _BULK, _AHEAD = 0.82, 0.97
+#: Images of a tile of one channel whose inputs are worth copying a tile ahead: of two it took longer.
+_MANY_IMAGES = 8
 #: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
 _MOST_FILTERS = 100 * 1024
 #: Share of the shared memory that wgmma's filters may take.
