@@ -29,11 +29,13 @@ from ece408_op.launch import Chip, Launch, Plan, ceil_div, layer_defines
 from ece408_op.problem import ConvProblem
 
 from . import register_tiled
-from .split_shapes import TEAM_REGISTERS, best_tile
+from .split_shapes import best_tile
 from .split_taps import NO_TAP
 from .split_tile import Tile
 
 _FOLDER = Path(__file__).parent
+#: Registers of a multiprocessor.
+_REGISTERS = 65536
 #: Blocks of the repairing kernel on a multiprocessor, and threads of a block that splits filters.
 _REPAIR_BLOCKS = 2
 _FILTER_THREADS = 256
@@ -49,6 +51,8 @@ _FEWEST_BLOCKS = 10
 _MOST_IMAGES = 16
 #: Images of one launch: their marks take 8 bytes each.
 _MOST_A_ROUND = 1 << 24
+#: Ways in which the words of half a step lie that a thread keeps addresses for.
+_MOST_PATTERNS = 5
 #: Rounding to a 16-bit float; what a product adds to the error of a tensor core's sum.
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 _SOURCES = {
@@ -179,10 +183,16 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
     if tile.teams:
         high = _wgmma("MMA_HIGH", 8 * tile.tiles * tile.parts)
         low = _wgmma("MMA_LOW", 8 * tile.tiles) if tile.parts == 2 else {"MMA_LOW(d, a, b)": ""}
-        team, loader = TEAM_REGISTERS[tile.teams]
         rest = tile.steps - problem.kernel * tile.row_steps
-        registers: dict[str, int | str] = {"TEAM_REGISTERS": team, "LOADER_REGISTERS": loader}
-        return {**defines, **registers, "KR": tile.row_steps, "KREST": rest, **high, **low}
+        halves, patterns = _patterns(tile)
+        lists = {
+            "HALF_LIST": ", ".join(f"{{{place}, {pattern}}}" for place, pattern in halves) or "{0}",
+            "PATTERN_LIST": ", ".join(map(str, patterns)) or "0",
+            "PATTERNS": len(patterns),
+        }
+        left = (_REGISTERS // 32 - 4 * tile.teams * tile.registers) // tile.loaders
+        registers: dict[str, int | str] = {"TEAM_REGISTERS": tile.registers, "LOADER_REGISTERS": left}
+        return {**defines, **registers, "KR": tile.row_steps, "KREST": rest, **lists, **high, **low}
     defines["MT"] = tile.pixels
     if tile.folded:
         return {**defines, "YV": tile.y_vector, "AFFINE": int(_affine(tile)), "HALF_LIST": _halves(tile)}
@@ -211,6 +221,19 @@ def _affine(tile: Tile) -> bool:
     real = [i for i in range(0, len(places), 4) if set(tile.taps[i : i + 4]) != {NO_TAP}]
     halves = [[place - places[i] for place in places[i : i + 4]] for i in real]
     return all(half == halves[0] for half in halves)
+
+
+def _patterns(tile: Tile) -> tuple[list[tuple[int, int]], list[int]]:
+    """Of every half of a filter row's steps, where its first word lies, in bytes, and which pattern its words make;
+    of every pattern, a half that has it. Nothing where patterns are too many for a thread's registers."""
+    halves: list[tuple[int, int]] = []
+    patterns: dict[tuple[int, ...], int] = {}
+    places = _places(tile)
+    for i in range(0, 8 * tile.row_steps, 4):
+        words = tuple(place - places[i] for place in places[i : i + 4])
+        patterns.setdefault(words, i // 4)
+        halves.append((4 * places[i], list(patterns).index(words)))
+    return (halves, list(patterns.values())) if len(patterns) <= _MOST_PATTERNS else ([], [])
 
 
 def _halves(tile: Tile) -> str:

@@ -40,14 +40,16 @@ _SUMS = {8: 100, 12: 72}
 _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
 #: How much longer it takes where a tile is a part of its rows only, whose inputs are copied and split one by one.
 _PART_OF_ROWS = 3.0
-#: Warps by four, and the registers that each of their threads and of the loaders' may have: 65536 in all.
-TEAM_REGISTERS = {3: (144, 80)}
-#: What a step of wgmma and its addresses take of them, beside the sums.
-_OTHER = 40
+#: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many a step
+#: of wgmma and its addresses take of them, beside the sums.
+_TEAMS, _TEAM_REGISTERS = 3, {144: 44, 152: 28}
 #: Rows of filters with fewer words than this are not taken step by step.
 _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
 _MOST_STEPS = 24
+#: Tiles so much larger than shared memory are looked at: rows and planes may lie closer together than at first. So many
+#: of them at most, for it takes long.
+_NEARLY, _MOST_NEARLY = 1.1, 2
 #: Units of 32 positions that keep the warps of a block at work: of one image, of several.
 _UNITS_ALONE, _UNITS = 64, 110
 
@@ -235,15 +237,16 @@ def warps_price(problem: ConvProblem, tile: Tile) -> float:
 
 def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int, int] | None:
     """How many groups of how many column tiles a block has whose sums fit the registers."""
+    others = 8 * parts + _TEAM_REGISTERS[registers]
     for groups in range(1, tiles + 1):
         each = ceil_div(tiles, groups)
-        if (12 if parts == 2 else 4) * each * sets + 12 * parts + _OTHER <= registers and each * parts <= 32:
+        if (12 if parts == 2 else 4) * each * sets + others <= registers and each * parts <= 32:
             return groups, each
     return None
 
 
 def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for groups of four warps (``split_wgmma.cu``)."""
+    """Every tile for groups of four warps (``split_wgmma.cu``), those among them that nearly fit."""
     ways = [(1, sets) for sets in (1, 2, 3, 4) if len(row_taps(problem.channels, problem.kernel)) >= _LEAST_ROW]
     ways += [(rows, 0) for rows in ((1, 2, 4) if problem.channels <= 3 else (1,))]
     for rows, by_row in ways:
@@ -263,22 +266,22 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
             if not by_row and len(taps) > 8 * _MOST_STEPS:
                 continue
             vector = copied(problem, down, lines, whole, aligned)
-            for (teams, (registers, _)), blocks in [
-                (t, b) for t in TEAM_REGISTERS.items() for b in range(1, tiles + 1)
-            ]:
-                mine = ceil_div(tiles, blocks)
-                found = _team_groups(mine, sets, parts, registers)
+            for blocks, direct in product(range(1, tiles + 1), _copied_or_not(problem, images, down * lines, columns)):
+                # Loaders that copy rows do not do with the fewer registers.
+                most = [r for r in _TEAM_REGISTERS if direct or r == min(_TEAM_REGISTERS)]
+                groups = {r: _team_groups(ceil_div(tiles, blocks), sets, parts, r) for r in most}
+                found = groups[most[-1]]
                 if found is None or ceil_div(ceil_div(tiles, found[1]), found[0]) != blocks:
                     continue
                 if len(taps) // 8 * found[0] * found[1] * 256 * parts > chip.shared_bytes * _MOST_SHARE:
                     continue
-                for direct in _copied_or_not(problem, images, down * lines, columns):
-                    tile = Tile(
-                        parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
-                        4 * teams, vector, teams=teams, direct=direct, filter_blocks=blocks,
-                    )  # fmt: skip
-                    if tile.shared_bytes(problem) <= chip.shared_bytes:
-                        yield tile
+                registers = next(r for r in most if groups[r] == found)
+                tile = Tile(
+                    parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
+                    4 * _TEAMS, vector, teams=_TEAMS, registers=registers, direct=direct, filter_blocks=blocks,
+                )  # fmt: skip
+                if tile.shared_bytes(problem) <= _NEARLY * chip.shared_bytes:
+                    yield tile
 
 
 def teams_price(problem: ConvProblem, tile: Tile) -> float:
@@ -311,8 +314,16 @@ _WAYS = {
 def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Tile | None:
     """The cheapest tile of that way, "columns", "rows", "warps" or "teams"; None where none fits shared memory."""
     tiles, price = _WAYS[way]
-    best = min(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile), default=None)
-    return best and _quiet(problem, best, chip)
+    nearly = 0
+    for tile in sorted(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile)):
+        fits = tile.shared_bytes(problem) <= chip.shared_bytes
+        if not fits and nearly == _MOST_NEARLY:
+            continue
+        quiet = _quiet(problem, tile, chip)
+        if quiet.shared_bytes(problem) <= chip.shared_bytes:
+            return quiet
+        nearly += 1
+    return None
 
 
 def _quiet(problem: ConvProblem, tile: Tile, chip: Chip) -> Tile:

@@ -39,6 +39,7 @@ class Tile:
     vector: int  # XV
     loaders: int = 4  # NP
     teams: int = 0  # warps by four that multiply with wgmma; 0: warps by themselves, with mma.sync
+    registers: int = 0  # TEAM_REGISTERS: of a team's thread; the loaders have the rest
     pixels: int = 4  # MT: sixteens of positions of a warp
     keep_a: bool = False  # KEEP_A
     stationary: bool = False  # STATIONARY: a warp keeps its filters in registers
@@ -80,7 +81,7 @@ class Tile:
             return 2 * self.images * problem.filters * self.out_pitch
         if self.folded or self.stationary or self.quads:
             return 0
-        return self.teams * 2 * 8 * self.tiles * 68 if self.teams else self.warps * 8 * (16 * self.pixels + 4)
+        return self.teams * self.sets * 8 * self.tiles * 68 if self.teams else self.warps * 8 * (16 * self.pixels + 4)
 
     def column_tiles(self, problem: ConvProblem) -> int:
         """Tiles of eight columns, R columns a filter: NTILES."""

@@ -6,14 +6,16 @@
 // row of outputs. With one channel there is nothing to share (RA 1, KR 0), R of split_weights.cu does it instead.
 //
 // One product of 64 x 16 NT x 16 gives sum high high and sum high low side by side, one of 64 x 8 NT x 16 sum low high.
+//
+// Outputs lie in shared memory until their team multiplies again: between two products it sends a piece of them.
 
 constexpr int UNITS = (POSITIONS + 63) / 64 * NGROUPS, TEAMS = NC / 4;
 constexpr int SUMS = 4 * PARTS * NT, LOW_SUMS = 4 * NT;        // of a thread, for one row of outputs
 constexpr int OUT = 64 + 4;                                    // floats from one column to the next on the way out
 constexpr int ROW_STEPS = KR * (K + RA - 1), ALL_STEPS = ROW_STEPS + RA * KREST;
 constexpr int ROW_MOD = KR ? KR : 1, REST_MOD = KREST ? KREST : 1;
-constexpr bool UNROLLED = ALL_STEPS <= 64;
-constexpr int KEPT_TAPS = UNROLLED && KR > 0 && KR <= 5 ? KR : 1;
+constexpr bool UNROLLED = ALL_STEPS > 1 && ALL_STEPS <= 64;
+constexpr int ALIKE = UNROLLED && PATTERNS > 0 ? PATTERNS : 1;   // ways in which the four words of half a step lie
 constexpr int STEP = NGROUPS * PARTS * NT * 16;                // of the filters, from one step to the next, 16 bytes each
 
 struct Fragment {
@@ -27,15 +29,20 @@ __device__ __forceinline__ void wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *const (&base)[2], int2 tap, int more) {
+// The words of both halves of a step: of positions g and g + 8.
+__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *first0, const unsigned char *first1, const unsigned char *second0,
+                                      const unsigned char *second1) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-        const int at = more + part * (4 * LOW);
-        f.a[part][0] = *reinterpret_cast<const unsigned *>(base[0] + tap.x + at);
-        f.a[part][1] = *reinterpret_cast<const unsigned *>(base[1] + tap.x + at);
-        f.a[part][2] = *reinterpret_cast<const unsigned *>(base[0] + tap.y + at);
-        f.a[part][3] = *reinterpret_cast<const unsigned *>(base[1] + tap.y + at);
+        const int at = part * (4 * LOW);
+        f.a[part][0] = *reinterpret_cast<const unsigned *>(first0 + at);
+        f.a[part][1] = *reinterpret_cast<const unsigned *>(first1 + at);
+        f.a[part][2] = *reinterpret_cast<const unsigned *>(second0 + at);
+        f.a[part][3] = *reinterpret_cast<const unsigned *>(second1 + at);
     }
+}
+__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *const (&base)[2], int2 tap, int more) {
+    fetch(f, base[0] + tap.x + more, base[1] + tap.x + more, base[0] + tap.y + more, base[1] + tap.y + more);
 }
 
 // Step number `step` of the sums of the rows from `first` up to `last`, the filters' step being `back` less for each.
@@ -52,16 +59,53 @@ __device__ __forceinline__ void add_products(float (&sums)[RA][SUMS], float (&lo
     commit();
 }
 
+constexpr int PIECES = RA * 4 * NT;                            // of a lane's outputs, each a float
+constexpr int PIECES_A_STEP = UNROLLED ? (PIECES + ALL_STEPS - 2) / (ALL_STEPS - 1) : PIECES;
+
+// A unit's outputs on their way out: of one position a lane has every second column of the filters.
+struct Outgoing {
+    static constexpr bool ALL_COLUMNS = COLUMNS % (8 * NT * NGROUPS * MBLOCKS) == 0, ALL_ROWS = OH % SUPER_ROWS == 0;
+    const float *from;
+    float *to;
+    int rows;     // output rows there are, from the position's first on
+    int columns;  // columns of filters there are, from the warp's first on
+
+    __device__ __forceinline__ explicit Outgoing(const float *out) : from(out), to(nullptr), rows(0), columns(0) {}
+    __device__ __forceinline__ Outgoing(const float *out, float *y, const Item &item, int group, int n0) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, odd = warp % 2, in_group = warp / 2 * 32 + lane;
+        const int at = group * 64 + in_group, line = at / TW, image = line / TR;
+        const int row = item.row + line % TR * SUPER_ROWS + odd % R, column = item.column + at % TW;
+        from = out + odd * OUT + in_group;
+        columns = COLUMNS - n0 * 8 - odd;
+        rows = image < item.images && column < OW ? OH - row : 0;
+        to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column + index_t((n0 * 8 + odd) / R) * PIXELS;
+    }
+    // A piece is read at one step and written at the next.
+    __device__ __forceinline__ float read(int piece) const {
+        const int n = piece % (4 * NT) * 2, r = piece / (4 * NT);
+        return from[(r * (8 * NT) + n) * OUT];
+    }
+    __device__ __forceinline__ void write(int piece, float v) const {
+        const int n = piece % (4 * NT) * 2, r = piece / (4 * NT), down = r * R + n % R;
+        if ((ALL_COLUMNS || n < columns) && (ALL_ROWS ? 0 : down) < rows)
+            __stcs(to + n / R * PIXELS + down * index_t(OW), v);
+    }
+};
+
 __device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *, int images, int items) {
     const int lane = threadIdx.x % 32, team = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
     const int2 *const taps = s.taps + t;
-    int half_out = 0;
+    float *const out = s.out + team * (RA * 8 * NT * OUT);
+    Outgoing outgoing(out);
     const unsigned filters = address_of(s.filters);
     // Core matrices without a swizzle: 128 bytes apart along the products, 256 along the columns.
     const unsigned long long described = (filters >> 4) | (128ull >> 4) << 16 | (256ull >> 4) << 32;
-    int2 kept[KEPT_TAPS];
+    const auto send = [&] {
 #pragma unroll
-    for (int j = 0; j < KEPT_TAPS; j++) kept[j] = taps[j * 4];
+        for (int piece = 0; piece < PIECES; piece++) outgoing.write(piece, outgoing.read(piece));
+    };
+    // Where the first word of every half of a row's steps lies, and which pattern its words make; a half for each pattern.
+    constexpr int halves[][2] = {HALF_LIST}, examples[] = {PATTERN_LIST};
     int turn = 0, mine = team, number = blockIdx.x / MBLOCKS;
     const int tile0 = blockIdx.x % MBLOCKS * (GB * NT);
     for (; number < items; turn++) {
@@ -83,33 +127,52 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                 base[i] = reinterpret_cast<const unsigned char *>(
                     planes + line / TR * IMAGE_WORDS + line % TR * (SUPER_ROWS * S) + at % TW);
             }
-            const unsigned long long b = described + in_block * (PARTS * 16);
+            const unsigned char *alike[ALIKE];
+            const int second_line = base[1] - base[0];
+#pragma unroll
+            for (int i = 0; i < ALIKE; i++) {
+                const int2 tap = taps[examples[i] / 2 * 4];
+                alike[i] = base[0] + ((examples[i] % 2 ? tap.y : tap.x) - halves[examples[i]][0]);
+            }
+            unsigned long long b = described + in_block * (PARTS * 16);
+            asm volatile("" : "+l"(b));  // otherwise every step's is worked out beforehand, and kept
             float sums[RA][SUMS] = {}, low[RA][LOW_SUMS] = {};
 
-            // While the products of one fragment are added, the next is there and the one after it on its way.
             Fragment f0, f1, f2;
             if constexpr (UNROLLED) {
-                const auto number = [&](int k) -> Fragment & { return k % 3 == 0 ? f0 : k % 3 == 1 ? f1 : f2; };
+                // While the products of one fragment are added, the next is read. With one more in between RA 2 is faster, by
+                // 3 %, but there are no registers for it with RA 3, which is worth 8 %.
+                const auto number = [&](int k) -> Fragment & { return k % 2 == 0 ? f0 : f1; };
                 const auto fetch_step = [&](int k) {
                     const int rest = k - ROW_STEPS;
-                    if (k < ROW_STEPS && KR <= 5)
-                        fetch(number(k), base, kept[k % KEPT_TAPS], k / KEPT_TAPS * (4 * S));
-                    else if (k < ROW_STEPS)
+                    if (k < ROW_STEPS && PATTERNS > 0) {
+                        constexpr int down = 4 * S;
+                        const int j = k % ROW_MOD * 2, p = k / ROW_MOD * down, x = halves[j][0] + p, y = halves[j + 1][0] + p;
+                        const auto first = alike[halves[j][1]], second = alike[halves[j + 1][1]];
+                        fetch(number(k), first + x, first + second_line + x, second + y, second + second_line + y);
+                    } else if (k < ROW_STEPS)
                         fetch(number(k), base, taps[k % ROW_MOD * 4], k / ROW_MOD * (4 * S));
                     else if (k < ALL_STEPS)
                         fetch(number(k), base, taps[(K * KR + rest % REST_MOD) * 4], rest / REST_MOD * (4 * S));
                 };
+                float held[PIECES_A_STEP];
                 fetch_step(0);
-                fetch_step(1);
 #pragma unroll
                 for (int k = 0; k < ALL_STEPS; k++) {
                     const int p = k / ROW_MOD, rest = k - ROW_STEPS, r = rest / REST_MOD;
                     if (k < ROW_STEPS) add_products(sums, low, number(k), b + k * STEP, p - K + 1, p, KR * STEP);
                     else add_products(sums, low, number(k), b + (K * KR + rest % REST_MOD) * STEP, r, r, 0);
+#pragma unroll
+                    for (int i = 0; i < PIECES_A_STEP; i++) {
+                        const int piece = k * PIECES_A_STEP + i, before = piece - PIECES_A_STEP;
+                        if (before >= 0 && before < PIECES) outgoing.write(before, held[i]);
+                        if (piece < PIECES) held[i] = outgoing.read(piece);
+                    }
                     wait<1>();
-                    fetch_step(k + 2);
+                    fetch_step(k + 1);
                 }
             } else {
+                send();
                 int j = 0, p = 0;  // the step within its row, and the row
                 int2 tap = taps[0];
                 const auto next = [&](Fragment &f) {
@@ -145,12 +208,9 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             }
             wait<0>();
 
-            const int left = group * 64 + lane;
+            meet(HANDED + team, 128);  // all have sent what lay there
 #pragma unroll
-            for (int r = 0; r < RA; r++) {
-                // Two halves take turns: whoever writes one again has met the others after they read it.
-                half_out ^= 8 * NT * OUT;
-                float *const out = s.out + team * (2 * 8 * NT * OUT) + half_out;
+            for (int r = 0; r < RA; r++)
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
                     float scale[2];
@@ -162,27 +222,14 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                         float sum = sums[r][4 * n + v];
                         if (PARTS == 2)
                             sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
-                        out[(8 * n + 2 * t + v % 2) * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
+                        out[((r * NT + n) * 8 + 2 * t + v % 2) * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
                     }
                 }
-                meet(HANDED + team, 128);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const int at = left + 32 * i, line = at / TW, image = line / TR;
-                    const int row = item.row + line % TR * SUPER_ROWS + r * R, column = item.column + at % TW;
-                    if (image >= item.images || column >= OW) continue;
-                    float *to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
-                    const float *from = out + warp * OUT + 32 * i + lane;
-                    to += index_t((n0 * 8 + warp) / R) * PIXELS + warp % R * index_t(OW);
-#pragma unroll
-                    for (int n = 0; n < 2 * NT; n++, from += 4 * OUT, to += 4 / R * PIXELS) {
-                        const int column_of_filters = n0 * 8 + n * 4 + warp;
-                        if (column_of_filters < COLUMNS && row + warp % R < OH) __stcs(to, *from);
-                    }
-                }
-            }
+            meet(HANDED + team, 128);
+            outgoing = Outgoing(out, y, item, group, n0);
         }
         mine = unit - UNITS;
         arrive(s.gates + EMPTY + half);
     }
+    send();
 }

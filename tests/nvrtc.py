@@ -26,6 +26,7 @@ class Report:
     registers: int
     stack_bytes: int
     spill_bytes: int
+    serialized: bool  # products of wgmma wait for one another
 
 
 def missing() -> list[str]:
@@ -64,7 +65,9 @@ def _reports(log: str) -> dict[str, Report]:
         stack, stores, loads = map(
             int, re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", rest).groups()
         )
-        found[entry] = Report(int(re.search(r"Used (\d+) registers", rest).group(1)), stack, stores + loads)
+        found[entry] = Report(
+            int(re.search(r"Used (\d+) registers", rest).group(1)), stack, stores + loads, "serialized" in rest
+        )
     return found
 
 

@@ -86,6 +86,7 @@ def test_it_compiles_and_keeps_its_values_in_registers(kernel, compiled):
             report = result[launch.entry]
             assert report.spill_bytes == 0, f"{where}: {launch.entry} spills {report}"
             assert report.stack_bytes == 0, f"{where}: {launch.entry} has an array in local memory: {report}"
+            assert not report.serialized, f"{where}: {launch.entry}'s products wait for one another"
             threads = launch.block[0] * launch.block[1] * launch.block[2]
             assert report.registers * threads <= REGISTERS, (
                 f"{where}: {threads} threads of {report.registers} registers"
