@@ -185,7 +185,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         low = _wgmma("MMA_LOW", 8 * tile.tiles) if tile.parts == 2 else {"MMA_LOW(d, a, b)": ""}
         rest = tile.steps - problem.kernel * tile.row_steps
         halves, patterns = _patterns(tile)
-        lists = {
+        lists: dict[str, int | str] = {
             "HALF_LIST": ", ".join(f"{{{place}, {pattern}}}" for place, pattern in halves) or "{0}",
             "PATTERN_LIST": ", ".join(map(str, patterns)) or "0",
             "PATTERNS": len(patterns),
