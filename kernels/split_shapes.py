@@ -40,8 +40,8 @@ _SUMS = {8: 100, 12: 72}
 _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
 #: How much longer it takes where a tile is a part of its rows only, whose inputs are copied and split one by one.
 _PART_OF_ROWS = 3.0
-#: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many a step
-#: of wgmma and its addresses take of them, beside the sums.
+#: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many to
+#: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another.
 _TEAMS, _TEAM_REGISTERS = 3, {144: 44, 152: 28}
 #: Rows of filters with fewer words than this are not taken step by step.
 _LEAST_ROW = 7
@@ -317,7 +317,7 @@ def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: i
     nearly = 0
     for tile in sorted(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile)):
         fits = tile.shared_bytes(problem) <= chip.shared_bytes
-        if not fits and nearly == _MOST_NEARLY:
+        if not fits and (nearly == _MOST_NEARLY or not tile.row_steps):
             continue
         quiet = _quiet(problem, tile, chip)
         if quiet.shared_bytes(problem) <= chip.shared_bytes:

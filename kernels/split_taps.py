@@ -129,6 +129,7 @@ def layout(
     return min(options)[1:]
 
 
+@lru_cache(maxsize=256)
 def quiet_layouts(
     channels: int, kernel: int, columns: int, width: int, high: int, down: int, step: int, whole_rows: bool
 ) -> list[tuple[float, int, int, tuple[Tap, ...]]]:

@@ -104,8 +104,9 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++) outgoing.write(piece, outgoing.read(piece));
     };
-    // Where the first word of every half of a row's steps lies, and which pattern its words make; a half for each pattern.
-    constexpr int halves[][2] = {HALF_LIST}, examples[] = {PATTERN_LIST};
+    // Where the first word of every half of a row's steps lies, and which pattern its words make; a half for each
+    // pattern. Static: the compiler then knows them before it asks whether the addresses are those of shared memory.
+    static constexpr int halves[][2] = {HALF_LIST}, examples[] = {PATTERN_LIST};
     int turn = 0, mine = team, number = blockIdx.x / MBLOCKS;
     const int tile0 = blockIdx.x % MBLOCKS * (GB * NT);
     for (; number < items; turn++) {
@@ -140,14 +141,15 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 
             Fragment f0, f1, f2;
             if constexpr (UNROLLED) {
-                // While the products of one fragment are added, the next is read. With one more in between RA 2 is faster, by
-                // 3 %, but there are no registers for it with RA 3, which is worth 8 %.
+                // While the products of one fragment are added, the next is read. With one more in between RA 2 is
+                // faster, but there are no registers for it with RA 3, which is worth more.
                 const auto number = [&](int k) -> Fragment & { return k % 2 == 0 ? f0 : f1; };
                 const auto fetch_step = [&](int k) {
                     const int rest = k - ROW_STEPS;
                     if (k < ROW_STEPS && PATTERNS > 0) {
                         constexpr int down = 4 * S;
-                        const int j = k % ROW_MOD * 2, p = k / ROW_MOD * down, x = halves[j][0] + p, y = halves[j + 1][0] + p;
+                        const int j = k % ROW_MOD * 2, p = k / ROW_MOD * down;
+                        const int x = halves[j][0] + p, y = halves[j + 1][0] + p;
                         const auto first = alike[halves[j][1]], second = alike[halves[j + 1][1]];
                         fetch(number(k), first + x, first + second_line + x, second + y, second + second_line + y);
                     } else if (k < ROW_STEPS)
@@ -186,8 +188,8 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     if (++j_done == KR) j_done = 0, p_done++;
                     wait<1>();
                 };
-                next(f0);
-                next(f1);
+                if (ROW_STEPS > 0) next(f0);
+                if (ROW_STEPS > 1) next(f1);
 #pragma unroll 1
                 for (int k = 0; k < ROW_STEPS; k += 3) {
                     use(f0);

@@ -61,12 +61,14 @@ def compile_text(
 
 def _reports(log: str) -> dict[str, Report]:
     found = {}
+    # Said of the whole text, before the kernels one by one.
+    waiting = set(re.findall(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'", log))
     for entry, rest in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
         stack, stores, loads = map(
             int, re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", rest).groups()
         )
         found[entry] = Report(
-            int(re.search(r"Used (\d+) registers", rest).group(1)), stack, stores + loads, "serialized" in rest
+            int(re.search(r"Used (\d+) registers", rest).group(1)), stack, stores + loads, entry in waiting
         )
     return found
 

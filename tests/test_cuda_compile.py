@@ -103,6 +103,20 @@ def test_the_compiler_check_sees_an_error_a_warning_and_a_spill():
     assert report.stack_bytes >= 4 * 64
 
 
+def test_the_compiler_check_sees_products_that_wait_for_one_another():
+    text = split.TEAMS.text(split.TEAMS.plan(COURSE[-1], chip_of(90), 16))
+    # A sum that is used while products add to it.
+    used = text.replace("    commit();\n}", "    commit();\n    sums[0][0] += 1.0f;\n}")
+    assert used != text
+    assert nvrtc.compile_text(used, 90, split.TEAMS.options)["split"].serialized
+
+
+def test_teams_keep_their_addresses_in_registers_where_a_filter_row_takes_many_steps():
+    plan = split.TEAMS.plan(ConvProblem(1000, 24, 43, 37, 24, 6), chip_of(90), 16)
+    report = nvrtc.compile_text(split.TEAMS.text(plan), 90, split.TEAMS.options)["split"]
+    assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+
+
 def test_a_compiler_older_than_the_chip_is_given_what_it_knows():
     chip, problem = replace(chip_of(90), compiler=(11, 8)), ConvProblem(10_000, 6, 30, 30, 16, 5)
     reason = "NVRTC: at least 12.0, got 11.8; install a CuPy for a newer CUDA"
