@@ -21,6 +21,8 @@ GRID_YZ = 65535
 BLOCK_THREADS = 1024
 SHARED_BYTES = 48 * 1024
 CONSTANT_BYTES = 64 * 1024
+#: Registers of a multiprocessor, all chips alike.
+REGISTERS = 65536
 #: What a kernel may take of device memory for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
 

@@ -25,7 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ece408_op.kernel import CudaKernel, reduced_bound
-from ece408_op.launch import Chip, Launch, Plan, ceil_div, layer_defines
+from ece408_op.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines
 from ece408_op.problem import ConvProblem
 
 from . import register_tiled
@@ -34,8 +34,6 @@ from .split_taps import NO_TAP
 from .split_tile import Tile
 
 _FOLDER = Path(__file__).parent
-#: Registers of a multiprocessor.
-_REGISTERS = 65536
 #: Blocks of the repairing kernel on a multiprocessor, and threads of a block that splits filters.
 _REPAIR_BLOCKS = 2
 _FILTER_THREADS = 256
@@ -190,7 +188,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
             "PATTERN_LIST": ", ".join(map(str, patterns)) or "0",
             "PATTERNS": len(patterns),
         }
-        left = (_REGISTERS // 32 - 4 * tile.teams * tile.registers) // tile.loaders
+        left = (REGISTERS // 32 - 4 * tile.teams * tile.registers) // tile.loaders
         registers: dict[str, int | str] = {"TEAM_REGISTERS": tile.registers, "LOADER_REGISTERS": left}
         return {**defines, **registers, "KR": tile.row_steps, "KREST": rest, **lists, **high, **low}
     defines["MT"] = tile.pixels

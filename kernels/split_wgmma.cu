@@ -30,8 +30,8 @@ __device__ __forceinline__ void wait() {
 }
 
 // The words of both halves of a step: of positions g and g + 8.
-__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *first0, const unsigned char *first1, const unsigned char *second0,
-                                      const unsigned char *second1) {
+__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *first0, const unsigned char *first1,
+                                      const unsigned char *second0, const unsigned char *second1) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         const int at = part * (4 * LOW);
@@ -78,7 +78,8 @@ struct Outgoing {
         from = out + odd * OUT + in_group;
         columns = COLUMNS - n0 * 8 - odd;
         rows = image < item.images && column < OW ? OH - row : 0;
-        to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column + index_t((n0 * 8 + odd) / R) * PIXELS;
+        to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
+        to += index_t((n0 * 8 + odd) / R) * PIXELS;
     }
     // A piece is read at one step and written at the next.
     __device__ __forceinline__ float read(int piece) const {
@@ -224,7 +225,8 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                         float sum = sums[r][4 * n + v];
                         if (PARTS == 2)
                             sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
-                        out[((r * NT + n) * 8 + 2 * t + v % 2) * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
+                        const int column = (r * NT + n) * 8 + 2 * t + v % 2;
+                        out[column * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
                     }
                 }
             meet(HANDED + team, 128);

@@ -18,6 +18,7 @@ from pathlib import Path
 from ece408_op.kernel import CudaKernel
 from ece408_op.launch import (
     CONSTANT_BYTES,
+    REGISTERS,
     Chip,
     CopyToConstant,
     Launch,
@@ -33,8 +34,6 @@ from ece408_op.launch import (
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 _FOLDER = Path(__file__).parent
-#: Registers of a multiprocessor; a thread has them in steps of 8.
-_REGISTERS = 65536
 #: A multiprocessor keeps 1 KB of shared memory for each block that it holds.
 _BLOCK_BYTES = 1024
 #: Filters of a thread, and warps of strips in a block, that are tried.
@@ -222,8 +221,8 @@ def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip,
     all_groups = ceil_div(problem.filters, filters)
     exact = columns == problem.output_width and columns % pixels == 0
     per_thread = min(255, round_up(_registers(pixels, filters, k, exact, uniform, chip), 8))
-    # A multiprocessor has four schedulers, each with a quarter of the registers.
-    held = min(_MOST_HELD, 4 * (_REGISTERS // (4 * 32 * per_thread)))
+    # A multiprocessor has four schedulers, each with a quarter of the registers; a thread has them in steps of 8.
+    held = min(_MOST_HELD, 4 * (REGISTERS // (4 * 32 * per_thread)))
     loop = cost * k * pixels * filters  # of one row of one channel, waste and all
     chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
     ways = [(1, True), (1, False)] + ([(2, True), (2, False)] if chip.capability >= _ASYNCHRONOUS else [])

@@ -13,7 +13,7 @@ import pytest
 from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
 
 from ece408_op.kernels import split, strip
-from ece408_op.launch import Launch
+from ece408_op.launch import REGISTERS, Launch
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(
@@ -22,8 +22,6 @@ pytestmark = pytest.mark.skipif(
 
 #: The architecture that all layers are compiled for where the kernel takes it; the others get one layer each.
 MAIN = 80
-#: The registers of a multiprocessor, all architectures alike.
-REGISTERS = 65536
 #: More than 2**31 elements in one image: indices of 64 bits.
 WIDE = ConvProblem(1, 3, 23000, 23000, 5, 3)
 
