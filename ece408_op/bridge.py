@@ -21,51 +21,35 @@ from .launch import Chip
 #: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
 MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
-#: A CUDA device, as DLPack numbers devices.
-_DLPACK_CUDA = 2
-
 #: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
 _REORDER_LATER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 
-def cpu_view(array: Any) -> np.ndarray:
-    """A writable float32 view of a CPU NDArray's own memory, of the array's shape.
+def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A writable float32 view of a CPU NDArray's own memory, of the array's shape, which may be given if known.
 
     The array must be dense float32 and must outlive the view. Its memory is C-contiguous, also where
     it is a slice of another array. Raises MXNetError where MXNet gives no pointer.
     """
-    shape = array.shape
+    if shape is None:
+        shape = array.shape
     if 0 in shape:
         return np.empty(shape, np.float32)
     address = _data_pointer(array).value
     assert address is not None, "an array that is not empty has memory"
-    return np.ndarray(shape, np.float32, (ctypes.c_float * math.prod(shape)).from_address(address))
+    memory: Any = (ctypes.c_float * math.prod(shape)).from_address(address)
+    return np.ndarray(shape, np.float32, memory)
 
 
-def gpu_view(array: Any) -> Any:
-    """A writable CuPy float32 view, by DLPack, of a GPU NDArray's own memory, on the array's own device.
+def gpu_address(array: Any) -> int:
+    """Where the memory of a GPU NDArray that is not empty begins, on the array's own device.
 
-    The array must be dense float32. Raises DeviceError where CuPy cannot be imported.
+    The array must be dense float32. Its memory is C-contiguous, also where it is a slice of another array. An address
+    is all that a kernel needs: a view by DLPack takes some fifty microseconds, as long as a small kernel.
     """
-    cp = cuda.cupy()
-    if 0 in array.shape:
-        with cp.cuda.Device(array.context.device_id):
-            return cp.empty(array.shape, np.float32)
-    return cp.from_dlpack(_Exported(array))
-
-
-class _Exported:
-    """An NDArray as an exporter of DLPack's protocol."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def __dlpack__(self, **options: Any) -> Any:
-        # A stream asked for changes nothing: nothing is pending on an array whose engine has been waited for.
-        return self._array.to_dlpack_for_write()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _DLPACK_CUDA, self._array.context.device_id
+    address = _data_pointer(array).value
+    assert address is not None, "an array that is not empty has memory"
+    return address
 
 
 def chip_of(device: int = 0) -> Chip:

@@ -6,18 +6,18 @@ This file and ``bridge.py`` alone know about streams. CuPy is imported at the fi
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from . import cuda_early
+from .cuda_launch import Addresses, Prepared
 from .errors import DeviceError
-from .launch import SHARED_BYTES, Chip, CopyToConstant, Launch, Plan, Step
+from .launch import SHARED_BYTES, Chip, CopyToConstant, Plan, Step
 from .mxnet_import import load_libraries
 
 #: The run-time compiler, which CuPy looks up by name: a machine with only a driver has it from a wheel.
@@ -73,7 +73,7 @@ def cache_bytes(device: int = 0) -> int:
     return int(cupy().cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A kernel made ready for one problem: its name for messages, its text, NVRTC's options, its plan."""
 
@@ -81,6 +81,8 @@ class Program:
     text: str
     options: tuple[str, ...]
     plan: Plan
+    #: Its work made ready, by device and batch: who enqueues takes one out for that long.
+    ready: dict[tuple[int, int], deque[_Ready]] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -156,30 +158,98 @@ def median_milliseconds(call: Callable[[], None], name: str, repeats: int = 10, 
     return sorted(times)[len(times) // 2]
 
 
+class _Ready:
+    """A program's work on one device for one batch, ready but for the arrays' addresses; for one caller at a time."""
+
+    def __init__(self, program: Program, batch: int, device: int) -> None:
+        plan = program.plan
+        self.plan = plan
+        self.binary = compiled(program, device)
+        rounds = plan.rounds(batch)
+        kinds = {images: plan.steps(images) for images in {images for _, images in rounds}}
+        #: What a round's steps are given as numbers.
+        numbers = [{"first": np.int64(first), "images": np.int32(images)} for first, images in rounds]
+        steps = [[_numbered(step, these) for step in kinds[images]] for (_, images), these in zip(rounds, numbers)]
+        used = [_named(step) for step in (*plan.before, *(step for some in steps for step in some))]
+        self.addresses = Addresses(dict.fromkeys(name for names in used for name in names))
+        self.before = tuple(map(self._made, plan.before))
+        self.rounds = [tuple(map(self._made, some)) for some in steps]
+        self.constants = any(isinstance(step, CopyToConstant) for some in (plan.before, *steps) for step in some)
+
+    def _made(self, step: Step) -> Prepared | CopyToConstant:
+        if isinstance(step, CopyToConstant):
+            return step
+        return Prepared(self.binary.function(step.entry, step.shared), step, self.addresses)
+
+    def put(self, stream: Any) -> None:
+        """Put it all on the stream, in as many lanes as the plan has."""
+        self._put(self.before, stream)
+        lanes = [stream] if self.plan.lanes == 1 else _fork(stream, min(self.plan.lanes, len(self.rounds)))
+        for number, steps in enumerate(self.rounds):
+            self._put(steps, lanes[number % len(lanes)])
+        if lanes[0] is not stream:
+            for lane in lanes:
+                stream.wait_event(lane.record())
+
+    def _put(self, steps: tuple[Prepared | CopyToConstant, ...], stream: Any) -> None:
+        for step in steps:
+            if isinstance(step, Prepared):
+                step.put(stream)
+            else:
+                target, source = self.binary.symbol(step.symbol), self.addresses[step.source]
+                cupy().cuda.runtime.memcpyAsync(target, source, step.bytes, _DEVICE_TO_DEVICE, stream.ptr)
+
+
+def _numbered(step: Step, numbers: Mapping[str, Any]) -> Step:
+    if isinstance(step, CopyToConstant):
+        return step
+    return replace(step, args=tuple(numbers.get(a, a) if isinstance(a, str) else a for a in step.args))
+
+
+def _named(step: Step) -> tuple[str, ...]:
+    """The buffers that a step uses."""
+    return (step.source,) if isinstance(step, CopyToConstant) else tuple(a for a in step.args if isinstance(a, str))
+
+
+def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: int, stream: Any) -> None:
+    """Put the program's work on the stream of the device, which is the current one, and return.
+
+    ``addresses`` are those of "x", "w" and "y". Raises CuPy's errors, as ``reported`` expects them, where compiling or
+    launching fails; what fails later, on the device, is reported by ``wait``.
+    """
+    idle = program.ready.setdefault((device, batch), deque())
+    try:
+        ready = idle.pop()
+    except IndexError:
+        ready = _Ready(program, batch, device)
+    ready.addresses.fill(addresses)
+    if program.plan.scratch:
+        with stream:
+            # CuPy's pool gives memory freed here to later work of this stream only: no need to wait for the kernels.
+            scratch = {key: cupy().cuda.alloc(size) for key, size in program.plan.scratch.items()}
+        ready.addresses.fill({key: memory.ptr for key, memory in scratch.items()})
+    if ready.constants:
+        binary = ready.binary
+        with binary.lock:
+            if binary.last_use is not None:
+                stream.wait_event(binary.last_use)
+            ready.put(stream)
+            binary.last_use = stream.record()
+    else:
+        ready.put(stream)
+    idle.append(ready)
+
+
 def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any) -> None:
     """Put the program's work on the stream (None: CuPy's current one) of the arrays' device, and return.
 
     ``arrays`` are the CuPy arrays "x", "w" and "y". Raises DeviceError where compiling or launching fails;
     what fails later, on the device, is reported by ``wait``.
     """
-    plan = program.plan
     device = arrays["x"].device
     with device, reported(program.name):
         main = cupy().cuda.get_current_stream() if stream is None else stream
-        binary = compiled(program, device.id)
-        with main:
-            # CuPy's pool gives memory freed here to later work of this stream only: no need to wait for the kernels.
-            scratch = {key: cupy().cuda.alloc(size) for key, size in plan.scratch.items()}
-        values = {key: np.uint64(array.data.ptr) for key, array in arrays.items()}
-        values.update({key: np.uint64(memory.ptr) for key, memory in scratch.items()})
-        if any(isinstance(step, CopyToConstant) for step in plan.before):
-            with binary.lock:
-                if binary.last_use is not None:
-                    main.wait_event(binary.last_use)
-                _run(binary, plan, batch, values, main)
-                binary.last_use = main.record()
-        else:
-            _run(binary, plan, batch, values, main)
+        enqueue(program, batch, {key: array.data.ptr for key, array in arrays.items()}, device.id, main)
 
 
 def bound(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[], None]:
@@ -189,42 +259,12 @@ def bound(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[
     memory for constants or scratch, or several streams, are executed as they are.
     """
     plan, device = program.plan, arrays["x"].device
-    rounds = plan.rounds(batch)
-    steps = {images: plan.steps(images) for images in {images for _, images in rounds}}
-    launches = [step for some in (plan.before, *steps.values()) for step in some]
-    if plan.scratch or plan.lanes != 1 or any(isinstance(step, CopyToConstant) for step in launches):
-        return lambda: execute(program, batch, arrays, None)
     with device, reported(program.name):
-        binary = compiled(program, device.id)
-    values = {key: np.uint64(array.data.ptr) for key, array in arrays.items()}
-    ready = []
-    for step, this in [(step, values) for step in plan.before] + [
-        (step, {**values, "first": np.int64(first), "images": np.int32(images)})
-        for first, images in rounds
-        for step in steps[images]
-    ]:
-        assert isinstance(step, Launch), "judged above"
-        args = tuple(this[argument] if isinstance(argument, str) else argument for argument in step.args)
-        ready.append((binary.function(step.entry, step.shared), step.grid, step.block, args, step.shared))
-
-    def launch() -> None:
-        for function, grid, block, args, shared in ready:
-            function(grid, block, args, shared_mem=shared)
-
-    return launch
-
-
-def _run(binary: Binary, plan: Plan, batch: int, values: Mapping[str, Any], main: Any) -> None:
-    _put(binary, plan.before, values, main)
-    rounds = plan.rounds(batch)
-    lanes = [main] if plan.lanes == 1 else _fork(main, min(plan.lanes, len(rounds)))
-    steps = {images: plan.steps(images) for images in {images for _, images in rounds}}
-    for number, (first, images) in enumerate(rounds):
-        this = {**values, "first": np.int64(first), "images": np.int32(images)}
-        _put(binary, steps[images], this, lanes[number % len(lanes)])
-    if lanes[0] is not main:
-        for lane in lanes:
-            main.wait_event(lane.record())
+        ready = _Ready(program, batch, device.id)
+    if plan.scratch or plan.lanes != 1 or ready.constants:
+        return lambda: execute(program, batch, arrays, None)
+    ready.addresses.fill({key: array.data.ptr for key, array in arrays.items()})
+    return lambda: ready.put(cupy().cuda.get_current_stream())
 
 
 def _fork(main: Any, count: int) -> list[Any]:
@@ -237,34 +277,29 @@ def _fork(main: Any, count: int) -> list[Any]:
     return lanes
 
 
-def _put(binary: Binary, steps: tuple[Step, ...], values: Mapping[str, Any], stream: Any) -> None:
-    """Put the steps on the stream, their arguments' names replaced by values."""
-    with stream:
-        for step in steps:
-            if isinstance(step, CopyToConstant):
-                target, source = binary.symbol(step.symbol), int(values[step.source])
-                cupy().cuda.runtime.memcpyAsync(target, source, step.bytes, _DEVICE_TO_DEVICE, stream.ptr)
-            else:
-                args = tuple(values[argument] if isinstance(argument, str) else argument for argument in step.args)
-                function = binary.function(step.entry, step.shared)
-                if not (step.early and cuda_early.launch(function.kernel.ptr, step, args, stream.ptr)):
-                    function(step.grid, step.block, args, shared_mem=step.shared)
+class reported:  # noqa: N801 - used as a function
+    """A context in which CUDA's and the compiler's errors become a DeviceError that names the kernel."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-@contextmanager
-def reported(name: str) -> Iterator[None]:
-    """CUDA's and the compiler's errors become a DeviceError that names the kernel."""
-    cuda = cupy().cuda
-    try:
-        yield
-    except cuda.compiler.CompileException as error:
-        raise DeviceError(f"{name}: expected the source to compile, got {error}") from error
-    except cuda.memory.OutOfMemoryError as error:
-        raise DeviceError(f"{name}: expected room for its scratch memory, got {error}; use a smaller batch") from error
-    except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-        raise DeviceError(
-            f"{name}: expected the kernel to run, got {error}; if later calls fail too, start the program again"
-        ) from error
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        cuda, name = cupy().cuda, self._name
+        if isinstance(error, cuda.compiler.CompileException):
+            raise DeviceError(f"{name}: expected the source to compile, got {error}") from error
+        if isinstance(error, cuda.memory.OutOfMemoryError):
+            raise DeviceError(
+                f"{name}: expected room for its scratch memory, got {error}; use a smaller batch"
+            ) from error
+        if isinstance(error, (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)):
+            raise DeviceError(
+                f"{name}: expected the kernel to run, got {error}; if later calls fail too, start the program again"
+            ) from error
 
 
 def alignment(*pointers: int) -> int:

@@ -7,10 +7,10 @@ stream of ours, which orders it after nothing else, and that stream alone is wai
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from . import cuda
 from .call_record import Timing
 from .kernel import CudaKernel
 from .launch import GRID_X, Launch, Plan, ceil_div
-from .problem import ConvProblem
+from .problem import ITEM_BYTES, ConvProblem
 
 _THREADS = 256
+_DEVICE_TO_DEVICE = 3
 
 _ADD = """
 extern "C" __global__ void add(const float *x, float *y, long long count) {
@@ -31,84 +32,104 @@ extern "C" __global__ void add(const float *x, float *y, long long count) {
 """
 
 
-def convolve(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, y: Any, add: bool = False) -> Timing:
+def convolve(
+    kernel: CudaKernel, problem: ConvProblem, addresses: Sequence[int], device: int, add: bool = False
+) -> Timing:
     """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a GPU kernel, or add the result to y.
 
-    The arrays are CuPy's, C-contiguous float32, all on one GPU, where it is computed; y may share memory with x
-    or w. Returns when y is filled. Raises DeviceError where the GPU
+    ``addresses`` are those of x, w and y: C-contiguous float32 arrays, all on that GPU, where it is computed, B at
+    least 1; y may share memory with x or w. Returns when y is filled. Raises DeviceError where the GPU
     fails, and UnsupportedError as the kernel does.
     """
-    cp = cuda.cupy()
-    device = x.device
-    with device, cuda.reported(kernel.name), _stream(device.id) as stream:
-        # A kernel may not read what it writes.
-        aside = add or _overlap(x, y) or _overlap(w, y)
-        target = cp.empty(y.shape, np.float32) if aside else y
-        _warm_up(kernel, problem, x, w, target, stream)
-        start, end = cp.cuda.Event(), cp.cuda.Event()
+    x, w, y = addresses
+    gpu = cuda.cupy().cuda
+    x_size, w_size, y_size = _sizes(problem)
+    # A kernel may not read what it writes.
+    aside = add or _overlap(x, x_size, y, y_size) or _overlap(w, w_size, y, y_size)
+    with gpu.Device(device), cuda.reported(kernel.name), _Lane(device) as (stream, start, end):
+        memory = _alloc(y_size, stream) if aside else None
+        target = memory.ptr if memory else y
+        program = kernel.program(problem, device, x, w, target)
+        places = {"x": x, "w": w, "y": target}
+        if (program.name, problem, device) not in _warm:
+            _warm_up(program, problem, places, device, stream)
         start.record(stream)
-        kernel.run(problem, x, w, target, stream)
+        cuda.enqueue(program, problem.batch, places, device, stream)
         end.record(stream)
         if add:
-            _add(target, y, stream)
+            _add(target, y, y_size // ITEM_BYTES, device, stream)
         elif aside:
-            y.data.copy_from_device_async(target.data, y.nbytes, stream)
-        cuda.wait(kernel.name, stream)
-        return Timing(cp.cuda.get_elapsed_time(start, end) / 1000)
+            gpu.runtime.memcpyAsync(y, target, y_size, _DEVICE_TO_DEVICE, stream.ptr)
+        stream.synchronize()
+        return Timing(gpu.get_elapsed_time(start, end) / 1000)
 
 
-def fill_nan(array: Any) -> None:
-    """Fill a CuPy float32 array with NaN, and wait for it."""
-    with array.device as device, _stream(device.id) as stream:
+def fill_nan(address: int, size: int, device: int) -> None:
+    """Fill so many bytes of a GPU's memory, which are float32 numbers, with NaN, and wait for it."""
+    gpu = cuda.cupy().cuda
+    with gpu.Device(device), cuda.reported("backward"), _Lane(device) as (stream, *_):
         # All bits set is a NaN.
-        cuda.cupy().cuda.runtime.memsetAsync(array.data.ptr, 0xFF, array.nbytes, stream.ptr)
-        cuda.wait("backward", stream)
+        gpu.runtime.memsetAsync(address, 0xFF, size, stream.ptr)
+        stream.synchronize()
 
 
 _warm: set[tuple[str, ConvProblem, int]] = set()
-_streams: dict[int, deque[Any]] = {}
-_lock = threading.Lock()
+_lanes: defaultdict[int, deque[Any]] = defaultdict(deque)
 
 
-def _warm_up(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, y: Any, stream: Any) -> None:
-    """Run a layer's kernel once before it is timed: that compiles and loads it."""
-    key = (kernel.name, problem.with_batch(1), x.device.id)
+def _warm_up(program: cuda.Program, problem: ConvProblem, places: dict[str, int], device: int, stream: Any) -> None:
+    """Run a layer's kernel once before it is timed, whatever the batch: that compiles and loads it."""
+    key = (program.name, problem.with_batch(1), device)
     if key not in _warm:
-        kernel.run(problem, x, w, y, stream)
-        cuda.wait(kernel.name, stream)
+        cuda.enqueue(program, problem.batch, places, device, stream)
+        stream.synchronize()
         _warm.add(key)
+    _warm.add((program.name, problem, device))
 
 
-@contextmanager
-def _stream(device: int) -> Iterator[Any]:
-    """A stream of the current device, which is that number, for the caller alone.
+class _Lane:
+    """A stream of the current device, which is that number, and two events, for the caller alone.
 
-    Streams are kept here and not by thread: a thread of MXNet's is a new one to Python at each call.
+    They are kept here and not by thread: a thread of MXNet's is a new one to Python at each call.
     """
-    with _lock:
-        idle = _streams.setdefault(device, deque())
-    try:
-        stream = idle.pop()
-    except IndexError:
-        stream = cuda.cupy().cuda.Stream(non_blocking=True)
-    try:
-        with stream:
-            yield stream
-    finally:
-        idle.append(stream)
+
+    def __init__(self, device: int) -> None:
+        self._idle = _lanes[device]
+
+    def __enter__(self) -> Any:
+        try:
+            self._lane = self._idle.pop()
+        except IndexError:
+            gpu = cuda.cupy().cuda
+            self._lane = gpu.Stream(non_blocking=True), gpu.Event(), gpu.Event()
+        return self._lane
+
+    def __exit__(self, *error: object) -> None:
+        self._idle.append(self._lane)
 
 
-def _overlap(a: Any, b: Any) -> bool:
-    """Whether two contiguous arrays share memory."""
-    return bool(a.data.ptr < b.data.ptr + b.nbytes and b.data.ptr < a.data.ptr + a.nbytes)
+@lru_cache(maxsize=1024)
+def _sizes(problem: ConvProblem) -> tuple[int, ...]:
+    """Bytes of x, w and y."""
+    return tuple(ITEM_BYTES * math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
 
 
-def _add(x: Any, y: Any, stream: Any) -> None:
+def _overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
+    """Whether so many bytes at both addresses are partly the same."""
+    return a < b + b_size and b < a + a_size
+
+
+def _alloc(size: int, stream: Any) -> Any:
+    with stream:  # the pool keeps what is freed for work on the same stream
+        return cuda.cupy().cuda.alloc(size)
+
+
+def _add(x: int, y: int, count: int, device: int, stream: Any) -> None:
     """y += x, by a kernel of our own: CuPy's need more of CUDA on the machine than compiling these does."""
-    blocks = min(GRID_X, ceil_div(y.size, _THREADS))
-    launch = Launch("add", (blocks, 1, 1), (_THREADS, 1, 1), ("x", "y", np.int64(y.size)))
+    blocks = min(GRID_X, ceil_div(count, _THREADS))
+    launch = Launch("add", (blocks, 1, 1), (_THREADS, 1, 1), ("x", "y", np.int64(count)))
     plan = Plan(defines={}, images=1, steps=lambda images: (launch,))
-    cuda.execute(cuda.Program("add", _ADD, (), plan), 1, {"x": x, "y": y}, stream)
+    cuda.enqueue(cuda.Program("add", _ADD, (), plan), 1, {"x": x, "y": y}, device, stream)
 
 
 __all__ = ("convolve", "fill_nan")

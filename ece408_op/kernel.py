@@ -112,7 +112,7 @@ class CpuKernel:
         return float32_bound(problem)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CudaKernel:
     """A convolution on CuPy arrays: CUDA C++ texts beside the record, and a plan of how to launch them.
 
@@ -173,18 +173,22 @@ class CudaKernel:
         reason, and DeviceError where compiling or launching fails.
         """
         self._check(problem, x, w, out)
-        program = self._program(problem, x, w, out)
+        program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
         if problem.batch:
             cuda.execute(program, problem.batch, {"x": x, "w": w, "y": out}, stream)
 
     def bind(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
         """``run`` on these arrays, B at least 1, and CuPy's current stream, again and again: see ``cuda.bound``."""
         self._check(problem, x, w, out)
-        return cuda.bound(self._program(problem, x, w, out), problem.batch, {"x": x, "w": w, "y": out})
+        return cuda.bound(
+            self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out))),
+            problem.batch,
+            {"x": x, "w": w, "y": out},
+        )
 
-    def _program(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> cuda.Program:
-        aligned = cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr)
-        return _prepared(self, problem, cuda.chip(x.device.id), aligned)
+    def program(self, problem: ConvProblem, device: int, *addresses: int) -> cuda.Program:
+        """What that device does for the problem, its arrays at these addresses; raises UnsupportedError, as ``run``."""
+        return _prepared(self, problem, device, cuda.alignment(*addresses))
 
     def _check(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> None:
         arrays = {"x": x, "w": w, "y": out}
@@ -203,7 +207,8 @@ Kernel = Union[CpuKernel, CudaKernel]
 
 
 @lru_cache(maxsize=256)
-def _prepared(kernel: CudaKernel, problem: ConvProblem, chip: Chip, aligned: int) -> cuda.Program:
+def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: int) -> cuda.Program:
+    chip = cuda.chip(device)
     reasons = kernel.not_supported_reasons(problem, chip)
     if reasons:
         raise UnsupportedError(f"{kernel.name} does not take {problem}: {'; '.join(reasons)}")

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+_BYTE = ctypes.c_byte
+
 #: A cache line, in bytes.
 LINE = 64
 
@@ -25,8 +27,11 @@ def aligned(count: int) -> np.ndarray:
 
 
 def address(array: np.ndarray) -> int:
-    """Where an array begins; quicker than ``array.ctypes.data``, which makes objects that nobody needs here."""
-    return int(array.__array_interface__["data"][0])
+    """Where a C-contiguous array begins; several times as quick as ``array.ctypes.data``."""
+    try:
+        return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type] # a buffer it is
+    except (TypeError, ValueError):  # not to be written to, or empty
+        return int(array.__array_interface__["data"][0])
 
 
 @cache
@@ -59,7 +64,7 @@ def advise_huge_pages(array: np.ndarray) -> None:
     madvise = _madvise()
     if madvise is None or array.nbytes < _WORTH:
         return
-    start = array.ctypes.data
+    start = address(array)
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     madvise(first, last - first, mmap.MADV_HUGEPAGE)

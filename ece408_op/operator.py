@@ -9,19 +9,19 @@ the constructor only keeps them; they are judged when shapes are inferred.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from . import bridge, call_record, cpu_context, device_context, dispatch, host_context, mxnet_errors, plain_layout
-from .attributes import Attributes
+from .attributes import FULL, Attributes
 from .call_record import Timing
 from .errors import DeviceError, ProblemError
 from .kernel import CudaKernel, Kernel
 from .launch import Chip
-from .problem import ConvProblem, check_pooled
+from .problem import ITEM_BYTES, ConvProblem, check_pooled
 
 _UNKNOWN = -1
 _INPUTS = ("data", "weight")
@@ -34,6 +34,10 @@ class NewProp(mx.operator.CustomOpProp):
         super().__init__(need_top_grad=True)
         self._text = attributes
 
+    @cached_property
+    def _attributes(self) -> Attributes:
+        return Attributes.parse(self._text)
+
     def list_arguments(self) -> list[str]:
         """The inputs' names."""
         return list(_INPUTS)
@@ -45,26 +49,17 @@ class NewProp(mx.operator.CustomOpProp):
     @mxnet_errors.keeps_reason(asynchronous=False)
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
         """Shapes of data, weight and output, as far as they are known: -1 is an unknown size, [] an unknown rank."""
-        attributes = Attributes.parse(self._text)
+        attributes = self._attributes
         plain_layout.check_subgraph(self._text)
-        data, weight = _agreed_shapes(list(in_shape[0]), list(in_shape[1]), attributes)
-        output = [data[0], attributes.num_filter]
-        for axis, name in ((2, "rows"), (3, "columns")):
-            size = data[axis]
-            if size != _UNKNOWN and size < attributes.kernel:
-                raise ProblemError(
-                    f"kernel: expected at most the image's {size} {name}, got ({attributes.kernel}, "
-                    f"{attributes.kernel}) for data of shape {_text(data)}; use a smaller kernel or larger images"
-                )
-            output.append(_UNKNOWN if size == _UNKNOWN else _output_size(size, name, attributes))
-        return [data, weight], [output], []
+        data, weight, output = _inferred(attributes, *map(tuple, in_shape))
+        return [list(data), list(weight)], [list(output)], []
 
     @mxnet_errors.keeps_reason(asynchronous=False)
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """float32 for everything, whether known yet or not."""
-        Attributes.parse(self._text)
+        self._attributes  # noqa: B018 - judged here where no shape has been inferred before
         for name, dtype in zip(_INPUTS, in_type):
-            if dtype is not None and np.dtype(dtype) != np.float32:
+            if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
         return [np.float32, np.float32], [np.float32], []
 
@@ -73,36 +68,28 @@ class NewProp(mx.operator.CustomOpProp):
         """Dense arrays for everything."""
         for name, stype in zip(_INPUTS, in_stype):
             bridge.check_dense(stype, name)
-        return super().infer_storage_type(in_stype)
+        return list(in_stype), ["default"], []
 
     @mxnet_errors.keeps_reason(asynchronous=False)
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NewOp:
         """The operator for arrays of one device and shape."""
-        attributes = Attributes.parse(self._text)
         home = "gpu" if ctx.device_type == "gpu" else "cpu"
-        device = attributes.device or home
-        if dispatch.device_of(attributes.impl, device) != device:
-            raise DeviceError(
-                f"impl: expected an implementation for the {device}, where "
-                f"{'it is to run' if attributes.device else 'the arrays live'}, got "
-                f"{attributes.impl!r}; pass device='{dispatch.device_of(attributes.impl, device)}' or another impl"
-            )
-        if device == "cpu" and home == "gpu":
-            raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
-        chip = bridge.chip_of(ctx.device_id if home == "gpu" else 0) if device == "gpu" else None
-        return NewOp(attributes, home, chip)
+        number = ctx.device_id if home == "gpu" else 0
+        chip = bridge.chip_of(number) if _computes_on(self._attributes, home) == "gpu" else None
+        return NewOp(self._attributes, home, number, chip)
 
 
 class NewOp(mx.operator.CustomOp):
     """One layer at work on one device; MXNet calls forward from its worker threads, several at a time.
 
-    home: where the arrays live, "cpu" or "gpu"; chip: the GPU that computes, None for the CPU.
+    home: where the arrays live, "cpu" or "gpu"; number: that GPU's; chip: the GPU that computes, None for the CPU.
     """
 
-    def __init__(self, attributes: Attributes, home: str, chip: Chip | None) -> None:
+    def __init__(self, attributes: Attributes, home: str, number: int, chip: Chip | None) -> None:
         super().__init__()
         self._attributes = attributes
         self._home = home
+        self._number = number
         self._chip = chip
 
     @mxnet_errors.keeps_reason(asynchronous=True)
@@ -111,19 +98,17 @@ class NewOp(mx.operator.CustomOp):
         if req[0] == "null":
             return
         arrays = (*in_data, *out_data)
-        problem = _problem(arrays[0].shape, arrays[1].shape)
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
-        if attributes.fuse:
-            problem = problem.pooled(attributes.full)
+        problem = _problem(arrays[0].shape, arrays[1].shape, attributes.fuse)
         kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
         timing = self._compute(kernel, problem, arrays, req[0] == "add") if problem.batch else Timing(0.0)
         call_record.record(call_record.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing))
 
     def _compute(self, kernel: Kernel, problem: ConvProblem, arrays: Sequence[Any], add: bool) -> Timing:
         if isinstance(kernel, CudaKernel) and self._home == "gpu":
-            x, w, y = map(bridge.gpu_view, arrays)
-            return device_context.convolve(kernel, problem, x, w, y, add)
-        x, w, y = map(bridge.cpu_view, arrays)
+            there = tuple(map(bridge.gpu_address, arrays))
+            return device_context.convolve(kernel, problem, there, self._number, add)
+        x, w, y = map(bridge.cpu_view, arrays, (problem.x_shape, problem.w_shape, problem.y_shape))
         if isinstance(kernel, CudaKernel):
             return host_context.convolve(kernel, problem, x, w, y, add)
         return cpu_context.convolve(kernel, problem, x, w, y, add)
@@ -135,20 +120,55 @@ class NewOp(mx.operator.CustomOp):
             if request == "null" or not gradient.size:
                 continue
             if self._home == "gpu":
-                device_context.fill_nan(bridge.gpu_view(gradient))
+                size = ITEM_BYTES * gradient.size
+                device_context.fill_nan(bridge.gpu_address(gradient), size, self._number)
             else:
                 bridge.cpu_view(gradient)[...] = np.nan
         raise DeviceError("there is no gradient; train with MXNet's Convolution and use New for inference")
 
 
+@lru_cache(maxsize=256)
+def _computes_on(attributes: Attributes, home: str) -> str:
+    """ "cpu" or "gpu": where it is to be computed for arrays that live on the other or on the same."""
+    device = attributes.device or home
+    if dispatch.device_of(attributes.impl, device) != device:
+        raise DeviceError(
+            f"impl: expected an implementation for the {device}, where "
+            f"{'it is to run' if attributes.device else 'the arrays live'}, got "
+            f"{attributes.impl!r}; pass device='{dispatch.device_of(attributes.impl, device)}' or another impl"
+        )
+    if device == "cpu" and home == "gpu":
+        raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
+    return device
+
+
 @lru_cache(maxsize=1024)
-def _problem(x: tuple[int, ...], w: tuple[int, ...]) -> ConvProblem:
-    return ConvProblem.from_shapes(x, w)
+def _problem(x: tuple[int, ...], w: tuple[int, ...], fuse: str | None) -> ConvProblem:
+    problem = ConvProblem.from_shapes(x, w)
+    return problem.pooled(fuse == FULL) if fuse else problem
 
 
 def register() -> None:
     """Make ``New`` known to MXNet; once a process."""
     mx.operator.register("New")(NewProp)
+
+
+@lru_cache(maxsize=1024)
+def _inferred(
+    attributes: Attributes, data_shape: tuple[int, ...], weight_shape: tuple[int, ...]
+) -> tuple[list[int], list[int], list[int]]:
+    """Shapes of data, weight and output, as far as they are known."""
+    data, weight = _agreed_shapes(list(data_shape), list(weight_shape), attributes)
+    output = [data[0], attributes.num_filter]
+    for axis, name in ((2, "rows"), (3, "columns")):
+        size = data[axis]
+        if size != _UNKNOWN and size < attributes.kernel:
+            raise ProblemError(
+                f"kernel: expected at most the image's {size} {name}, got ({attributes.kernel}, "
+                f"{attributes.kernel}) for data of shape {_text(data)}; use a smaller kernel or larger images"
+            )
+        output.append(_UNKNOWN if size == _UNKNOWN else _output_size(size, name, attributes))
+    return data, weight, output
 
 
 def _output_size(size: int, name: str, attributes: Attributes) -> int:

@@ -60,15 +60,13 @@ def _compiled(plan: Plan | FilterPlan, target: Cpu, streamed: bool, pooling: Poo
 
 def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
     """The weights, shape (M, C, K, K), block by block as [block][c][p][q][filter], flat."""
-    packed = np.empty(w.size, np.float32)
-    flat = w.reshape(plan.layer.filters, plan.layer.products)
-    done = 0
+    packed, flat, products = np.empty(w.size, np.float32), w.reshape(-1), plan.layer.products
+    start = 0
     for filters, blocks in plan.blocks:
-        part = slice(done, done + filters * blocks)
-        to = packed[part.start * plan.layer.products : part.stop * plan.layer.products]
-        blocked = flat[part].reshape(blocks, filters, plan.layer.products)
-        to.reshape(blocks, plan.layer.products, filters)[...] = blocked.transpose(0, 2, 1)
-        done = part.stop
+        stop = start + filters * blocks * products
+        blocked = flat[start:stop].reshape(blocks, filters, products)
+        packed[start:stop].reshape(blocks, products, filters)[...] = blocked.transpose(0, 2, 1)
+        start = stop
     return packed
 
 
@@ -81,12 +79,16 @@ def _plan(problem: ConvProblem, target: Cpu) -> Plan | FilterPlan:
     return make_filter_plan(layer, target.lanes, target.registers) or plan
 
 
+@lru_cache(maxsize=1024)
+def _code(problem: ConvProblem, target: Cpu, large: bool) -> tuple[Plan | FilterPlan, Any]:
+    plan = _plan(problem, target)
+    return plan, _compiled(plan, target, large and isinstance(plan, Plan) and plan.whole_lines)
+
+
 def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan | FilterPlan, Any]:
     """The layer's plan, and the compiled function for outputs of that size and alignment."""
-    target = cpu()
-    plan = _plan(problem, target)
     large = out.nbytes >= STREAMED_BYTES and memory.address(out) % memory.LINE == 0
-    return plan, _compiled(plan, target, large and isinstance(plan, Plan) and plan.whole_lines)
+    return _code(problem, cpu(), large)
 
 
 def _pooled_layer(problem: ConvProblem, full: bool) -> tuple[Plan | FilterPlan, Pooling, Any]:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 #: Each file of the package stands on one floor; a folder's name stands for its files.
 FLOORS = {
     0: "errors timing problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
-    1: "kernel launch cuda cuda_early staging choices floors",
+    1: "kernel launch cuda cuda_launch staging choices floors",
     2: "kernels",
     3: "dispatch check sweep call_record bridge plain_layout",
     4: "attributes bench builder connect cpu_context device_context host_context mxnet_errors operator "

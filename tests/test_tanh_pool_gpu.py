@@ -209,7 +209,7 @@ def test_both_contexts_fill_and_add(context, add, batch):
         y = cupy.asarray(y_host)
         assert timing.copy_seconds > 0
     else:
-        timing = device_context.convolve(kernel, problem, x, w, y, add)
+        timing = device_context.convolve(kernel, problem, (x.data.ptr, w.data.ptr, y.data.ptr), 0, add)
     assert timing.seconds > 0
     if add:
         plain = cupy.empty_like(y)

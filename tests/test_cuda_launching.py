@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from gpu_case import refused, require_gpu
 
-from ece408_op import cuda, cuda_early
+from ece408_op import cuda, cuda_launch
 from ece408_op.kernels import split
 from ece408_op.launch import Chip, Launch
 from ece408_op.problem import ConvProblem
@@ -45,14 +46,14 @@ def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeyp
 
     expected = []
     with monkeypatch.context() as without:
-        without.setattr(cuda_early, "launch", lambda *_: False)
+        without.setattr(cuda_launch, "_driver", lambda: None)
         for arrays in sets:
             arrays["y"].fill(np.nan)
             call(arrays)
             cupy.cuda.Device().synchronize()
             expected.append(arrays["y"].copy())
-    early, launch = [], cuda_early.launch
-    monkeypatch.setattr(cuda_early, "launch", lambda *given: early.append(launch(*given)) or early[-1])
+    done, driver = [], cuda_launch._driver()
+    monkeypatch.setattr(cuda_launch, "_driver", lambda: lambda *given: done.append(driver(*given)) or done[-1])
     for _ in range(10):
         for arrays in sets:
             arrays["y"].fill(7)
@@ -64,19 +65,79 @@ def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeyp
     # One step of each call is launched as ever: what was on the stream before has then ended.
     steps = plan.steps(problem.batch)
     assert [step.early for step in steps] == [False] + [cuda.chip().capability >= (9, 0)] * 2
-    assert all(early)
+    assert done and not any(done)
 
 
-def test_without_a_driver_it_says_so(monkeypatch):
+class Function:
+    """CuPy's, which remembers what it was called with."""
+
+    def __init__(self):
+        self.kernel, self.calls = SimpleNamespace(ptr=408), []
+
+    def __call__(self, *given, **more):
+        self.calls.append((given, more))
+
+
+class Stream:
+    """CuPy's."""
+
+    ptr = 7
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+STEP = Launch("k", (3, 2, 1), (32, 1, 1), ("x", "y", np.int64(-5), np.int32(9), np.float32(0.5)), 64, early=True)
+
+
+def prepared(function):
+    addresses = cuda_launch.Addresses(["y", "x"])
+    ready = cuda_launch.Prepared(function, STEP, addresses)
+    addresses.fill({"x": 2**63 + 1, "y": 512, "not used": 1})
+    return ready
+
+
+@pytest.mark.parametrize("driver", ["none", "one that refuses"])
+def test_what_the_driver_will_not_launch_cupy_does(monkeypatch, driver):
+    monkeypatch.setattr(cuda_launch, "_driver", lambda: None if driver == "none" else lambda *_: 1)
+    function = Function()
+    prepared(function).put(Stream())
+    args = (2**63 + 1, 512, -5, 9, 0.5)
+    assert function.calls == [(((3, 2, 1), (32, 1, 1), args), {"shared_mem": 64})]
+
+
+def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatch):
+    seen = []
+
+    def call(config, function, pointers, extra):
+        given = config._obj
+        kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32, ctypes.c_float)
+        numbers = [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers)]
+        attribute = given.attributes[0]
+        seen.append((tuple(given.grid), tuple(given.block), given.shared, given.stream, function, numbers, extra))
+        seen.append((given.count, attribute.which, attribute.value))
+        return 0
+
+    monkeypatch.setattr(cuda_launch, "_driver", lambda: call)
+    function = Function()
+    prepared(function).put(Stream())
+    assert not function.calls
+    assert seen == [((3, 2, 1), (32, 1, 1), 64, 7, 408, [2**63 + 1, 512, -5, 9, 0.5], None), (1, 6, 1)]
+
+
+def test_a_driver_that_is_not_there_is_none(monkeypatch):
     def missing(name: str):
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    cuda_early._driver.cache_clear()
+    cuda_launch._driver.cache_clear()
     try:
-        assert not cuda_early.launch(0, Launch("split", (1, 1, 1), (32, 1, 1), ()), [], 0)
+        assert cuda_launch._driver() is None
     finally:
-        cuda_early._driver.cache_clear()
+        cuda_launch._driver.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", [split.COLUMNS, split.ROWS, split.WARPS], ids=lambda kernel: kernel.name)

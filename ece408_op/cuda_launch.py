@@ -1,0 +1,104 @@
+"""Launches made ready beforehand, put on a stream by the driver's own call: a call then fills in addresses alone.
+
+CuPy makes a launch's arguments anew each time, which for one small image takes longer than the kernel; and it launches
+kernels one after another, where the driver lets one begin before the one before it has ended (programmatic dependent
+launch). Such a kernel waits by itself, with the instruction ``griddepcontrol.wait``, before it touches what the one
+before it writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .launch import Launch
+
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+_EARLY = 6
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: which, and a union of 64 bytes that begins with an int."""
+
+    _fields_ = (("which", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@cache
+def _driver() -> Any:
+    """The driver's call, None where the driver is older than it."""
+    try:
+        call = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = (ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+    return call
+
+
+class Addresses:
+    """The addresses of one call, by name, at a place that launches made ready point to."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self._values = (ctypes.c_uint64 * len(self._places))()
+
+    def fill(self, given: Mapping[str, int]) -> None:
+        """Set some of them."""
+        for name, address in given.items():
+            if name in self._places:  # a kernel may leave an array alone
+                self._values[self._places[name]] = address
+
+    def place(self, name: str) -> int:
+        """Where that address is kept."""
+        return ctypes.addressof(self._values) + 8 * self._places[name]
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._values[self._places[name]])
+
+
+class Prepared:
+    """One launch, ready but for the addresses and the stream; one caller at a time.
+
+    ``function`` is CuPy's, of the current device.
+    """
+
+    def __init__(self, function: Any, step: Launch, addresses: Addresses) -> None:
+        self._function, self._step, self._addresses = function, step, addresses
+        self._handle = function.kernel.ptr
+        self._numbers = [a if isinstance(a, str) else ctypes.create_string_buffer(a.tobytes(), 8) for a in step.args]
+        places = [addresses.place(a) if isinstance(a, str) else ctypes.addressof(a) for a in self._numbers]
+        self._pointers = (ctypes.c_void_p * len(places))(*places)
+        self._attribute = _Attribute(_EARLY, 0, 1)
+        attributes = ctypes.pointer(self._attribute)
+        self._config = _Config(step.grid, step.block, step.shared, None, attributes, int(step.early))
+        self._reference = ctypes.byref(self._config)
+
+    def put(self, stream: Any) -> None:
+        """Put it on the CuPy stream; raises CuPy's errors where it cannot be launched."""
+        call = _driver()
+        self._config.stream = stream.ptr
+        if call is None or call(self._reference, self._handle, self._pointers, None) != 0:
+            # CuPy can do it with an older driver, and says what is wrong.
+            step = self._step
+            args = tuple(np.uint64(self._addresses[a]) if isinstance(a, str) else a for a in step.args)
+            with stream:
+                self._function(step.grid, step.block, args, shared_mem=step.shared)
+
+
+__all__ = ("Addresses", "Prepared")
