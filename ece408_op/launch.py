@@ -26,8 +26,8 @@ REGISTERS = 65536
 #: What a kernel may take of device memory for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
 
-#: How often a grid in waves fills the chip, and the items of a block that are worth it.
-_WAVES, _ITEMS_IN_WAVES = 7, 8
+#: The items of a block from which on waves are worth it.
+_ITEMS_IN_WAVES = 8
 
 Triple = tuple[int, int, int]
 #: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
@@ -116,14 +116,14 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
-def waves_defines(held: int) -> dict[str, int | str]:
+def waves_defines(held: int, waves: int) -> dict[str, int | str]:
     """What ``kernels/waves.cuh`` has to know, which tells what waves are: how many blocks the chip holds at once."""
-    return {"HELD": held, "WAVES": _WAVES}
+    return {"HELD": held, "WAVES": waves}
 
 
-def blocks_in_waves(items: int, held: int) -> int:
+def blocks_in_waves(items: int, held: int, waves: int) -> int:
     """The blocks that share so many items: as many as the chip holds at once, or several times as many."""
-    return min(items, held) if items < _ITEMS_IN_WAVES * held else _WAVES * held
+    return min(items, held) if items < _ITEMS_IN_WAVES * held else waves * held
 
 
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:

@@ -17,7 +17,8 @@
 //
 // UNIFORM (strip_uniform): all weights lie in constant memory and come from there into uniform registers, two at a time: a
 // multiply-add then reads two registers at most, which lie in different banks more often than not. The compiler has to
-// see that a warp's group is the same for all its lanes, so it comes from lane 0.
+// see that a warp's group is the same for all its lanes, so it comes from lane 0. AHEAD: those of the next row are asked
+// for while a row is computed, since a constant that the nearest cache does not have keeps the warp waiting.
 //
 // Bytes: x once for each block of filters, plus K - 1 rows a block; y once, through shared memory, so that
 // a warp writes 32 P neighbouring floats where a row is a whole number of strips.
@@ -143,7 +144,7 @@ __device__ __forceinline__ void load_weights(float *to, const float *w, int m0, 
 
 #if UNIFORM
 constexpr int ALL_WEIGHTS = BLOCKS_M * GL * G * C * K * KF;
-__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS];
+__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS + KF];  // one row beyond the last is asked for
 
 // What is to be copied there: [group][channel][filter row][filter column][F], padded with zeros.
 extern "C" __global__ void __launch_bounds__(256) strip_weights(const float *__restrict__ w, float *__restrict__ to) {
@@ -213,24 +214,55 @@ strip(const float *__restrict__ x, const float *__restrict__ w, float *__restric
             const float *ws = weights + (KEEP_W ? k : stage) * W_FLOATS + group * (CC * K * KF);
 #endif
             const int channels = CHUNKS == 1 ? C : min(CC, C - k * CC);
+            const auto take = [&](float (&wr)[KF], const float *from) {
+#pragma unroll
+                for (int q = 0; q < KF; q += UNIFORM ? 2 : 4) read<UNIFORM ? 2 : 4>(wr + q, from + q);
+            };
+            constexpr int READ = (INPUTS + XV - 1) / XV * XV;
+            const auto take_inputs = [&](float (&xr)[READ], const float *from) {
+#pragma unroll
+                for (int j = 0; j < INPUTS; j += XV) read<XV>(xr + j, from + j);
+            };
+            const auto add = [&](const float (&xr)[READ], const float (&wr)[KF]) {
+#pragma unroll
+                for (int q = 0; q < K; q++)
+#pragma unroll
+                    for (int f = 0; f < F; f++)
+#pragma unroll
+                        for (int i = 0; i < P; i++) {
+                            const int j = (q * F + f) % 2 ? P - 1 - i : i;
+                            sum[f][j] = fmaf(xr[j + q], wr[q * F + f], sum[f][j]);
+                        }
+            };
+            if (AHEAD) {
+                float here[KF], there[KF];
+                take(here, ws);
+                int p = 0;
+                const auto add_row = [&](const float (&wr)[KF]) {
+                    float xr[READ];
+                    take_inputs(xr, xs);
+                    add(xr, wr);
+                    p = p == K - 1 ? 0 : p + 1, xs += p ? S : CHANNEL - (K - 1) * S;
+                };
+                const int rows = channels * K;
 #pragma unroll 1
-            for (int c = 0; c < channels; c++, xs += CHANNEL - K * S) {
+                for (int row = 0; row < rows; row += 2, ws += 2 * KF) {
+                    take(there, ws + KF);
+                    add_row(here);
+                    if (row + 1 == rows) break;
+                    take(here, ws + 2 * KF);
+                    add_row(there);
+                }
+            } else {
 #pragma unroll 1
-                for (int p = 0; p < K; p++, xs += S, ws += KF) {
-                    float xr[(INPUTS + XV - 1) / XV * XV], wr[KF];
-#pragma unroll
-                    for (int j = 0; j < INPUTS; j += XV) read<XV>(xr + j, xs + j);
-#pragma unroll
-                    for (int q = 0; q < KF; q += UNIFORM ? 2 : 4) read<UNIFORM ? 2 : 4>(wr + q, ws + q);
-#pragma unroll
-                    for (int q = 0; q < K; q++)
-#pragma unroll
-                        for (int f = 0; f < F; f++)
-#pragma unroll
-                            for (int i = 0; i < P; i++) {
-                                const int j = (q * F + f) % 2 ? P - 1 - i : i;
-                                sum[f][j] = fmaf(xr[j + q], wr[q * F + f], sum[f][j]);
-                            }
+                for (int c = 0; c < channels; c++, xs += CHANNEL - K * S) {
+#pragma unroll 1
+                    for (int p = 0; p < K; p++, xs += S, ws += KF) {
+                        float xr[READ], wr[KF];
+                        take_inputs(xr, xs);
+                        take(wr, ws);
+                        add(xr, wr);
+                    }
                 }
             }
         };

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,8 @@ from ece408_op.launch import (
     waves_defines,
 )
 from ece408_op.problem import ITEM_BYTES, ConvProblem
+
+from .strip_tile import Tile
 
 _FOLDER = Path(__file__).parent
 #: A multiprocessor keeps 1 KB of shared memory for each block that it holds.
@@ -55,65 +57,23 @@ _ASYNCHRONOUS = (8, 0)
 
 #: The chip whose compiler takes weights from constant memory to uniform registers.
 _UNIFORM = (9, 0)
-#: Bytes of constant memory that the nearest cache holds, with room to spare.
-_CACHED_BYTES = 8192
+#: Bytes of constant memory that the nearest cache holds, with room to spare; and of the weights of a row, which the
+#: kernel asks for beyond the last one too.
+_CACHED_BYTES, _ROW_BYTES = 8192, 512
 #: Operations of a call, 0.2 ms of an H200, from which it is worth the while to copy weights to constant memory, and
 #: operations for each byte from which its lanes take longer than its memory.
 _WORTH_COPYING, _RIDGE = 10**10, 15
 #: Pixels of a thread from which on it asks for weights seldom enough to do without that cache, and that it must have.
 _SELDOM, _FEWEST = 20, 9
+#: Where a strip is a row, its inputs and sums leave registers for little else. A row of so many multiply-adds is then
+#: worth asking for the next one's weights beforehand, as long as both rows' fit the uniform registers; inputs are read
+#: by two (by four the compiler took 162 registers for 128, and 1.3 % longer).
+_WORTH_ASKING, _TWO_ROWS, _ASKING_VECTOR = 400, 24, 2
+#: How often the grid fills the chip: 5 times took 0.986 to 1.000 of what 7 times did, 4 times up to 1.008.
+_WAVES = 5
 
 #: Cost a product and output, P, F, XV, S, UNIFORM.
 Shape = tuple[float, int, int, int, int, bool]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A thread's, a warp's and a block's share; the letters are those of ``strip.cu``."""
-
-    pixels: int  # P
-    filters: int  # F
-    columns: int  # TW
-    groups: int  # G
-    passes: int  # GL
-    lanes: int  # LANES
-    channels: int  # CC
-    stages: int  # STAGES
-    blocks: int  # BLOCKS: of a multiprocessor
-    rows: int  # ROWS
-    stride: int  # S
-    x_vector: int  # XV: floats of one read of inputs from shared memory
-    copied: int  # XG: floats of one copy into it
-    keep_weights: bool  # KEEP_W
-    uniform: bool = False  # UNIFORM: weights in constant memory
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.lanes * self.groups
-
-    @property
-    def strips(self) -> int:
-        """Strips in a row of a column tile: CG."""
-        return ceil_div(self.columns, self.pixels)
-
-    def constant_bytes(self, problem: ConvProblem) -> int:
-        """Constant memory of all weights."""
-        groups = round_up(ceil_div(problem.filters, self.filters), self.groups * self.passes)
-        return ITEM_BYTES * groups * problem.channels * problem.kernel * round_up(problem.kernel * self.filters, 4)
-
-    def slack(self, kernel: int) -> int:
-        """Floats that the last strip of the last row may read beyond it."""
-        read = round_up(self.pixels + kernel - 1, self.x_vector)
-        return max(0, (self.strips - 1) * self.pixels + read - self.stride)
-
-    def shared_bytes(self, problem: ConvProblem) -> int:
-        """Shared memory of a block: input rows, weights, and the sums on their way out."""
-        k, chunks = problem.kernel, ceil_div(problem.channels, self.channels)
-        x = round_up(self.channels * self.rows * self.stride + self.slack(k), 4)
-        weights = 0 if self.uniform else self.passes * self.groups * self.channels * k * round_up(k * self.filters, 4)
-        sums = self.threads * self.pixels
-        return ITEM_BYTES * (self.stages * x + (chunks if self.keep_weights else self.stages) * weights + sums)
 
 
 Priced = tuple[float, Tile]
@@ -189,7 +149,14 @@ def _cached(problem: ConvProblem, pixels: int, filters: int) -> bool:
     """Whether all weights have room in constant memory, and warps ask for them seldom or find them in the cache."""
     k = problem.kernel
     size = ITEM_BYTES * ceil_div(problem.filters, filters) * problem.channels * k * round_up(k * filters, 4)
-    return pixels >= _FEWEST and size <= (CONSTANT_BYTES if pixels >= _SELDOM else _CACHED_BYTES)
+    return pixels >= _FEWEST and size <= (CONSTANT_BYTES - _ROW_BYTES if pixels >= _SELDOM else _CACHED_BYTES)
+
+
+def _asks_ahead(problem: ConvProblem, pixels: int, filters: int, uniform: bool) -> bool:
+    """Whether weights are worth asking for a row ahead."""
+    k = problem.kernel
+    fits = round_up(k * filters, 4) <= _TWO_ROWS and pixels % _ASKING_VECTOR == 0
+    return uniform and fits and pixels == problem.output_width and k * pixels * filters >= _WORTH_ASKING
 
 
 def _shapes(problem: ConvProblem, columns: int, copied: int, uniform: bool) -> Iterator[Shape]:
@@ -204,7 +171,7 @@ def _shapes(problem: ConvProblem, columns: int, copied: int, uniform: bool) -> I
                 continue
             if uniform and not _cached(problem, pixels, filters):
                 continue
-            for vector in (1, 2, 4):
+            for vector in (_ASKING_VECTOR,) if _asks_ahead(problem, pixels, filters, uniform) else (1, 2, 4):
                 if strips > 1 and pixels % vector:
                     continue
                 stride = _stride(round_up(width, copied), strips, pixels, max(vector, copied))
@@ -223,11 +190,14 @@ def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip,
     per_thread = min(255, round_up(_registers(pixels, filters, k, exact, uniform, chip), 8))
     # A multiprocessor has four schedulers, each with a quarter of the registers; a thread has them in steps of 8.
     held = min(_MOST_HELD, 4 * (REGISTERS // (4 * 32 * per_thread)))
+    ahead = _asks_ahead(problem, pixels, filters, uniform)
     loop = cost * k * pixels * filters  # of one row of one channel, waste and all
     chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
     ways = [(1, True), (1, False)] + ([(2, True), (2, False)] if chip.capability >= _ASYNCHRONOUS else [])
     if uniform:  # no weights to keep or not
         ways = [way for way in ways if way[1]]
+    if ahead:  # two tiles' inputs at a time took 1.05 times as long
+        ways = ways[:1]
     for warps in _WARPS:
         rows = _rows(problem, ceil_div(columns, pixels), 32 * warps)
         for chunk, groups, (stages, keep) in product(chunks, sorted({min(all_groups, g) for g in _GROUPS}), ways):
@@ -236,9 +206,19 @@ def _blocks_around(problem: ConvProblem, shape: Shape, columns: int, chip: Chip,
             for passes in {1, ceil_div(all_groups, groups)} if chunk == channels and keep else {1}:
                 block = (columns, groups, passes, 32 * warps, chunk, stages)
                 tile = Tile(
-                    pixels, filters, *block, held // (warps * groups), rows, stride, vector, copied, keep, uniform
+                    pixels,
+                    filters,
+                    *block,
+                    held // (warps * groups),
+                    rows,
+                    stride,
+                    vector,
+                    copied,
+                    keep,
+                    uniform,
+                    ahead,
                 )
-                if uniform and tile.constant_bytes(problem) > CONSTANT_BYTES:
+                if uniform and tile.constant_bytes(problem) > CONSTANT_BYTES - _ROW_BYTES:
                     continue
                 room = (chip.shared_bytes + _BLOCK_BYTES) // (tile.shared_bytes(problem) + _BLOCK_BYTES)
                 if room:
@@ -300,9 +280,9 @@ def _reasons(uniform: bool, problem: ConvProblem, chip: Chip | None = None) -> l
         return []
     if uniform and best_tile(_layer(problem), known, 4) is not None:
         return [
-            f"weights: expected {CONSTANT_BYTES} bytes at most, and rows of {_SELDOM} outputs and more for more than "
-            f"{_CACHED_BYTES} bytes, of {_FEWEST} for less; got {4 * math.prod(problem.w_shape)} bytes before padding, "
-            f"rows of {problem.output_width}"
+            f"weights: expected {CONSTANT_BYTES - _ROW_BYTES} bytes at most, and rows of {_SELDOM} outputs and more "
+            f"for more than {_CACHED_BYTES} bytes, of {_FEWEST} for less; got {4 * math.prod(problem.w_shape)} bytes "
+            f"before padding, rows of {problem.output_width}"
         ]
     return [f"shared memory of a block: a tile of K = {problem.kernel} does not fit {known.shared_bytes} bytes"]
 
@@ -331,6 +311,7 @@ def _defines(problem: ConvProblem, tile: Tile, aligned: int) -> dict[str, int | 
         "SLACK": tile.slack(problem.kernel),
         "KEEP_W": int(tile.keep_weights),
         "UNIFORM": int(tile.uniform),
+        "AHEAD": int(tile.ahead),
         "XV": tile.x_vector,
         "XG": tile.copied,
         "OV": _stored(problem, tile, aligned),
@@ -355,7 +336,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
     def steps(images: int) -> tuple[Launch, ...]:
         items = ceil_div(images * strips, tile.lanes) * tiles
-        grid = (blocks_in_waves(items, held) * blocks_m, 1, 1)
+        grid = (blocks_in_waves(items, held, _WAVES) * blocks_m, 1, 1)
         shared = tile.shared_bytes(problem)
         return (Launch("strip", grid, (tile.threads, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
@@ -368,7 +349,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
             Launch("strip_weights", (blocks, 1, 1), (256, 1, 1), ("w", "weights")),
             CopyToConstant("uniform_weights", "weights", size),
         )
-    defines = {**_defines(problem, tile, aligned), **waves_defines(held)}
+    defines = {**_defines(problem, tile, aligned), **waves_defines(held, _WAVES)}
     return Plan(defines, images_a_round(problem.batch, strips * tiles), steps, before, scratch=scratch)
 
 

@@ -37,6 +37,8 @@ _MOST_CHANNELS = 4
 #: Filters, or groups of them, that one block goes through: fewer would read the window too often, more leave too few
 #: tiles to go round.
 _PASSES = 12
+#: How often the grid fills the chip.
+_WAVES = 7
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     held = max(1, chip.multiprocessors * blocks // parts)
 
     def steps(images: int) -> tuple[Launch, ...]:
-        grid = (blocks_in_waves(ceil_div(images * tiles, _THREADS), held) * parts, 1, 1)
+        grid = (blocks_in_waves(ceil_div(images * tiles, _THREADS), held, _WAVES) * parts, 1, 1)
         return (Launch("window", grid, (_THREADS, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
     defines = {
@@ -160,7 +162,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         "PARTS": parts,
         "THREADS": _THREADS,
         "BLOCKS": blocks,
-        **waves_defines(held),
+        **waves_defines(held, _WAVES),
     }
     return Plan(defines, images_a_round(problem.batch, tiles), steps)
 

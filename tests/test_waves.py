@@ -33,11 +33,18 @@ extern "C" void count(unsigned items, unsigned held, unsigned blocks, unsigned *
 """
 
 
+@pytest.fixture(scope="module", params=[5, 7])
+def waves(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def count(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("waves")
+def count(tmp_path_factory, waves):
+    folder = tmp_path_factory.mktemp(f"waves{waves}")
     source, library = folder / "waves.cpp", folder / "waves.so"
-    text = (COUNT % SOURCE.read_text()).replace("unsigned HELD", f"unsigned HELD, WAVES = {waves_defines(1)['WAVES']}")
+    text = (COUNT % SOURCE.read_text()).replace(
+        "unsigned HELD", f"unsigned HELD, WAVES = {waves_defines(1, waves)['WAVES']}"
+    )
     source.write_text(text)
     subprocess.run(["g++", "-O2", "-std=c++17", "-shared", "-fPIC", source, "-o", library], check=True)
     return ctypes.CDLL(str(library)).count
@@ -45,8 +52,8 @@ def count(tmp_path_factory):
 
 @settings(max_examples=300, deadline=None)
 @given(items=st.integers(1, 60_000), held=st.integers(1, 2200))
-def test_every_item_is_done_once(count, items, held):
-    blocks = blocks_in_waves(items, held)
+def test_every_item_is_done_once(count, waves, items, held):
+    blocks = blocks_in_waves(items, held, waves)
     taken = np.zeros(items, np.uint32)
     count(items, held, blocks, ctypes.c_void_p(taken.ctypes.data))
     assert (taken == 1).all()
