@@ -21,6 +21,9 @@ from .launch import Chip
 #: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
 MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
+#: A GPU, as MXNet numbers kinds of devices.
+_GPU = 2
+
 #: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
 _REORDER_LATER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
@@ -50,6 +53,14 @@ def gpu_address(array: Any) -> int:
     address = _data_pointer(array).value
     assert address is not None, "an array that is not empty has memory"
     return address
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether an NDArray lives on a GPU; quicker than to ask its ``context``, which makes objects."""
+    lib, check_call = _mxnet()
+    kind, number = ctypes.c_int(), ctypes.c_int()
+    check_call(lib.MXNDArrayGetContext(array.handle, ctypes.byref(kind), ctypes.byref(number)))
+    return kind.value == _GPU
 
 
 def chip_of(device: int = 0) -> Chip:
@@ -117,8 +128,9 @@ def settle(array: Any) -> None:
     earlier begins before the reordering, and MXNet drops what it asked for where the array has been written since.
     Raises ProblemError for a sparse array.
     """
-    check_dense(array.stype, f"an array of shape {array.shape}")
-    if array.size:
+    shape = array.shape
+    check_dense(array.stype, "an array of shape {}", shape)
+    if 0 not in shape:
         _reorder_later()(array.handle)
 
 
@@ -132,10 +144,12 @@ def _reorder_later() -> Callable[[Any], None]:
     return function  # type: ignore[no-any-return]
 
 
-def check_dense(stype: str, name: str) -> None:
-    """Raise ProblemError for a storage type of MXNet's sparse arrays."""
+def check_dense(stype: str, name: str, *given: object) -> None:
+    """Raise ProblemError for a storage type of MXNet's sparse arrays; the name is formatted with what is given."""
     if stype != "default":
-        raise ProblemError(f"{name}: expected a dense array, got a {stype} one; convert it with tostype('default')")
+        raise ProblemError(
+            f"{name.format(*given)}: expected a dense array, got a {stype} one; convert it with tostype('default')"
+        )
 
 
 def _data_pointer(array: Any) -> ctypes.c_void_p:

@@ -6,8 +6,9 @@ This file and ``bridge.py`` alone know about streams. CuPy is imported at the fi
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -26,6 +27,7 @@ _NVRTC = ("libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13")
 _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
 _FEWEST_REPEATS = 3
+_NOTHING = nullcontext()
 
 
 @cache
@@ -68,6 +70,12 @@ def chip(device: int = 0) -> Chip:
     )
 
 
+def on(device: int) -> AbstractContextManager[Any]:
+    """A context in which the GPU of that number is the current one."""
+    gpu = cupy().cuda
+    return _NOTHING if gpu.runtime.getDevice() == device else gpu.Device(device)
+
+
 def cache_bytes(device: int = 0) -> int:
     """The size of one GPU's second-level cache."""
     return int(cupy().cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
@@ -82,7 +90,7 @@ class Program:
     options: tuple[str, ...]
     plan: Plan
     #: Its work made ready, by device and batch: who enqueues takes one out for that long.
-    ready: dict[tuple[int, int], deque[_Ready]] = field(default_factory=dict, repr=False)
+    ready: dict[tuple[int, int], deque[_Ready]] = field(default_factory=lambda: defaultdict(deque), repr=False)
 
 
 @dataclass
@@ -217,7 +225,7 @@ def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: 
     ``addresses`` are those of "x", "w" and "y". Raises CuPy's errors, as ``reported`` expects them, where compiling or
     launching fails; what fails later, on the device, is reported by ``wait``.
     """
-    idle = program.ready.setdefault((device, batch), deque())
+    idle = program.ready[device, batch]
     try:
         ready = idle.pop()
     except IndexError:

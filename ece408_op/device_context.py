@@ -42,24 +42,23 @@ def convolve(
     fails, and UnsupportedError as the kernel does.
     """
     x, w, y = addresses
-    gpu = cuda.cupy().cuda
-    x_size, w_size, y_size = _sizes(problem)
+    gpu, layer = cuda.cupy().cuda, _layer(kernel, problem, device)
     # A kernel may not read what it writes.
-    aside = add or _overlap(x, x_size, y, y_size) or _overlap(w, w_size, y, y_size)
-    with gpu.Device(device), cuda.reported(kernel.name), _Lane(device) as (stream, start, end):
-        memory = _alloc(y_size, stream) if aside else None
+    aside = add or _overlap(x, layer.x_bytes, y, layer.y_bytes) or _overlap(w, layer.w_bytes, y, layer.y_bytes)
+    with cuda.on(device), cuda.reported(kernel.name), _Lane(device) as (stream, start, end):
+        memory = _alloc(layer.y_bytes, stream) if aside else None
         target = memory.ptr if memory else y
-        program = kernel.program(problem, device, x, w, target)
+        program = layer.program(x, w, target)
         places = {"x": x, "w": w, "y": target}
-        if (program.name, problem, device) not in _warm:
-            _warm_up(program, problem, places, device, stream)
+        if not layer.warm:
+            layer.warm_up(program, places, stream)
         start.record(stream)
         cuda.enqueue(program, problem.batch, places, device, stream)
         end.record(stream)
         if add:
-            _add(target, y, y_size // ITEM_BYTES, device, stream)
+            _add(target, y, layer.y_bytes // ITEM_BYTES, device, stream)
         elif aside:
-            gpu.runtime.memcpyAsync(y, target, y_size, _DEVICE_TO_DEVICE, stream.ptr)
+            gpu.runtime.memcpyAsync(y, target, layer.y_bytes, _DEVICE_TO_DEVICE, stream.ptr)
         stream.synchronize()
         return Timing(gpu.get_elapsed_time(start, end) / 1000)
 
@@ -67,7 +66,7 @@ def convolve(
 def fill_nan(address: int, size: int, device: int) -> None:
     """Fill so many bytes of a GPU's memory, which are float32 numbers, with NaN, and wait for it."""
     gpu = cuda.cupy().cuda
-    with gpu.Device(device), cuda.reported("backward"), _Lane(device) as (stream, *_):
+    with cuda.on(device), cuda.reported("backward"), _Lane(device) as (stream, *_):
         # All bits set is a NaN.
         gpu.runtime.memsetAsync(address, 0xFF, size, stream.ptr)
         stream.synchronize()
@@ -77,14 +76,34 @@ _warm: set[tuple[str, ConvProblem, int]] = set()
 _lanes: defaultdict[int, deque[Any]] = defaultdict(deque)
 
 
-def _warm_up(program: cuda.Program, problem: ConvProblem, places: dict[str, int], device: int, stream: Any) -> None:
-    """Run a layer's kernel once before it is timed, whatever the batch: that compiles and loads it."""
-    key = (program.name, problem.with_batch(1), device)
-    if key not in _warm:
-        cuda.enqueue(program, problem.batch, places, device, stream)
-        stream.synchronize()
-        _warm.add(key)
-    _warm.add((program.name, problem, device))
+class _Layer:
+    """What is known of a kernel's calls for one problem on one GPU."""
+
+    def __init__(self, kernel: CudaKernel, problem: ConvProblem, device: int) -> None:
+        self._kernel, self._problem, self._device = kernel, problem, device
+        shapes = problem.x_shape, problem.w_shape, problem.y_shape
+        self.x_bytes, self.w_bytes, self.y_bytes = (ITEM_BYTES * math.prod(shape) for shape in shapes)
+        self._programs: dict[int, cuda.Program] = {}
+        self.warm = False
+
+    def program(self, *addresses: int) -> cuda.Program:
+        """What is done for arrays at these addresses."""
+        aligned = cuda.alignment(*addresses)
+        if aligned not in self._programs:
+            self._programs[aligned] = self._kernel.program(self._problem, self._device, *addresses)
+        return self._programs[aligned]
+
+    def warm_up(self, program: cuda.Program, places: dict[str, int], stream: Any) -> None:
+        """Run the kernel once before it is timed, whatever the batch: that compiles and loads it."""
+        key = (program.name, self._problem.with_batch(1), self._device)
+        if key not in _warm:
+            cuda.enqueue(program, self._problem.batch, places, self._device, stream)
+            stream.synchronize()
+            _warm.add(key)
+        self.warm = True
+
+
+_layer = lru_cache(maxsize=256)(_Layer)
 
 
 class _Lane:
@@ -106,12 +125,6 @@ class _Lane:
 
     def __exit__(self, *error: object) -> None:
         self._idle.append(self._lane)
-
-
-@lru_cache(maxsize=1024)
-def _sizes(problem: ConvProblem) -> tuple[int, ...]:
-    """Bytes of x, w and y."""
-    return tuple(ITEM_BYTES * math.prod(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
 
 
 def _overlap(a: int, a_size: int, b: int, b_size: int) -> bool:

@@ -72,31 +72,27 @@ def _replace(package: str, name: str, new: Any) -> None:
 def _settling(custom: Any) -> Any:
     @functools.wraps(custom)
     def wrapped(*data: Any, **kwargs: Any) -> Any:
-        if kwargs.get("op_type") in _OP_TYPES:
+        op_type = kwargs.get("op_type")
+        if op_type in _OP_TYPES:
             out = kwargs.get("out")
-            for array in out if isinstance(out, (list, tuple)) else (out,):
-                _settled(array)
-            shared = kwargs["op_type"] == OP_TYPE and not parallel.alone()
-            data = tuple(_copied(value) if shared and place else _settled(value) for place, value in enumerate(data))
+            if out is not None:
+                for array in out if isinstance(out, (list, tuple)) else (out,):
+                    _plain(array)
+            data = tuple(_plain(value, shared=place > 0 and op_type == OP_TYPE) for place, value in enumerate(data))
         return custom(*data, **kwargs)
 
     return wrapped
 
 
-def _settled(array: Any) -> Any:
-    """The array itself, in plain order when the call begins that comes next."""
-    if isinstance(array, mx.nd.NDArray) and array.context.device_type != "gpu":
-        bridge.settle(array)
+def _plain(array: Any, shared: bool = False) -> Any:
+    """The array in plain order when the call begins that comes next; ``shared``: a weight, which others may block."""
+    if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
+        return array
+    if shared and not parallel.alone() and array.stype == "default" and array.ndim == 4 and array.size:
+        # A copy, which only this call knows, and so nobody blocks; slices are always in plain order.
+        return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
+    bridge.settle(array)
     return array
-
-
-def _copied(weight: Any) -> Any:
-    """A weight that only this call knows, and so nobody blocks; in plain order, as slices always are."""
-    if not isinstance(weight, mx.nd.NDArray) or weight.context.device_type == "gpu":
-        return weight
-    if weight.stype != "default" or weight.ndim != 4 or not weight.size:  # refused, here or by the operator
-        return _settled(weight)
-    return mx.nd.slice_axis(weight, axis=0, begin=0, end=None)
 
 
 def _slicing(custom: Any) -> Any:
