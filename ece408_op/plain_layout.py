@@ -47,9 +47,9 @@ _ALL = {"axis": "0", "begin": "0", "end": "None"}
 
 def install() -> None:
     """Put the cures in place; once a process."""
-    _replace("mxnet.ndarray", "Custom", _settling(mx.nd.Custom))
-    _replace("mxnet.symbol", "Custom", _slicing(mx.sym.Custom))
-    _replace("mxnet.ndarray", "CachedOp", _plain_cached_op(mx.nd.CachedOp))
+    replace("mxnet.ndarray", "Custom", _settling(mx.nd.Custom))
+    replace("mxnet.symbol", "Custom", _slicing(mx.sym.Custom))
+    replace("mxnet.ndarray", "CachedOp", _plain_cached_op(mx.nd.CachedOp))
 
 
 def check_subgraph(attributes: Mapping[str, str]) -> None:
@@ -61,8 +61,8 @@ def check_subgraph(attributes: Mapping[str, str]) -> None:
         )
 
 
-def _replace(package: str, name: str, new: Any) -> None:
-    """Set the name anew in every module of the package that holds it."""
+def replace(package: str, name: str, new: Any) -> None:
+    """Set a name of MXNet's anew in every module of the package that holds it."""
     old = getattr(sys.modules[package], name)
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(package) and vars(module).get(name) is old:

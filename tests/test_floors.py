@@ -16,7 +16,7 @@ FLOORS = {
     1: "kernel launch cuda cuda_launch staging choices floors",
     2: "kernels",
     3: "dispatch check sweep call_record bridge plain_layout",
-    4: "attributes bench builder connect cpu_context device_context host_context mxnet_errors operator "
+    4: "at_once attributes bench builder connect cpu_context device_context host_context mxnet_errors operator "
     "graph graph_fuse graph_json graph_nodes graph_params graph_replace models inference grade profile network report",
     5: "bench_contexts bench_network kernel_table milestones __init__",
 }
