@@ -17,12 +17,14 @@ pytestmark = pytest.mark.gpu
 
 KERNEL = pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
 
-#: Beside the odd ones: the course's layers with few images, and many images of a small layer.
+#: Beside the odd ones: the course's layers with few images, one of an odd number of filter rows that are worth asking
+#: for ahead (strip), and many images of a small layer.
 LAYERS = [
     *[problem.with_batch(67) for problem in COURSE],
     *ODD,
     ConvProblem(1, 64, 30, 41, 33, 11),
     ConvProblem(2, 3, 11, 200, 128, 3),
+    ConvProblem(67, 3, 30, 30, 16, 5),
     ConvProblem(100_000, 1, 8, 7, 3, 3),
 ]
 
