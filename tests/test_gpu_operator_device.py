@@ -7,7 +7,6 @@ import pytest
 from gpu_operator_case import OperatorCases, assert_right, values
 
 from ece408_op import bridge, cuda
-from ece408_op.kernel import CudaKernel
 
 pytestmark = pytest.mark.gpu
 
@@ -59,17 +58,20 @@ class TestDeviceContext(OperatorCases):
     def test_the_second_gpus_arrays_are_computed_there(self, monkeypatch):
         if cuda.device_count() < 2:
             pytest.skip("needs two GPUs")
-        seen = []
-        run = CudaKernel.run
+        seen, enqueue, runtime = [], cuda.enqueue, self.cupy.cuda.runtime
 
-        def spy(kernel, problem, x, w, out, stream=None):
-            seen.append({x.device.id, w.device.id, out.device.id, self.cupy.cuda.get_device_id()})
-            return run(kernel, problem, x, w, out, stream)
+        def spy(program, batch, addresses, device, stream):
+            homes = {runtime.pointerGetAttributes(address).device for address in addresses.values()}
+            seen.append({*homes, device, runtime.getDevice()})
+            enqueue(program, batch, addresses, device, stream)
 
-        monkeypatch.setattr(CudaKernel, "run", spy)
-        for number in (1, 0, 1):
-            x, w = values((30, 3, 20, 19), 7, 5, seed=number)
-            y = self.call(self.array(x, number), self.array(w, number))
+        monkeypatch.setattr(cuda, "enqueue", spy)
+        for number, batch in [(1, 30), (0, 30), (1, 30), (1, 3000), (0, 3000)]:  # at once, and by MXNet's engine
+            x, w = values((batch, 3, 20, 19), 7, 5, seed=number)
+            data, weight = self.array(x, number), self.array(w, number)
+            before = runtime.getDevice()
+            y = self.call(data, weight)
+            assert runtime.getDevice() == before
             assert y.context == self.mx.gpu(number)
-            assert_right(y.asnumpy(), x, w)
+            assert_right(y.asnumpy()[:20], x[:20], w)
             assert seen[-1] == {number}
