@@ -59,11 +59,14 @@ def _computed(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _, (shape,), _ = prop.infer_shape(shapes)
         prop.infer_type([array.dtype for array in data])
         operator = prop.create_operator(context, shapes, None)
-        if home == "cpu":
-            for array in data:
-                bridge.settle(array)
+    except Ece408Error:
+        return None
+    if home == "cpu":
         for array in data:
-            array.wait_to_read()
+            bridge.settle(array)
+    for array in data:
+        array.wait_to_read()  # raises what went wrong with the input, which MXNet says once
+    try:
         output = mx.nd.empty(shape, context, np.float32)
         operator.forward(False, ("write",), data, (output,), ())
     except (Ece408Error, mx.MXNetError):

@@ -139,6 +139,22 @@ def test_a_kernel_that_fails_is_reported_as_ever(forwards, monkeypatch):
     assert len(forwards) > 1
 
 
+def test_an_input_that_failed_is_reported_as_what_it_was(forwards, monkeypatch):
+    calls = []
+
+    def fail(*given):
+        calls.append(given)
+        raise ece408_op.errors.DeviceError(f"failure {len(calls)}")
+
+    monkeypatch.setattr("ece408_op.cpu_context.convolve", fail)
+    x, w = arrays()
+    out = mx.nd.zeros((2, 4, 7, 7))
+    mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=4, out=out)  # by the engine: nobody has waited yet
+    with pytest.raises(mx.MXNetError, match="failure 1"):
+        call(out, mx.nd.ones((5, 4, 3, 3)))
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("turn", range(20))
 def test_a_weight_that_a_convolution_is_about_to_block_is_read_in_plain_order(forwards, turn):
     """The built-in one is queued and not waited for: it asks for its weight in another order, in place."""
