@@ -3,9 +3,10 @@
 By way of MXNet's engine a call passes two other threads and ten callbacks: some 350 microseconds, for a kernel of ten
 or twenty. Here it waits for its inputs and computes. What needs the engine goes its way as ever: calls with ``out``,
 which others may still be reading, recorded calls, larger ones, which others should overlap, empty ones, and all that is
-wrong, so that errors are the same. So do calls on arrays in the computer's memory where other threads live, which may
-give a weight to a built-in Convolution meanwhile, which would put it into another order. One that was queued before has
-begun when the weight has been settled, and what it asks for later is dropped: see ``bridge.settle``.
+wrong, so that errors are the same. So do calls where other threads live, which may write an input meanwhile, or give a
+weight to a built-in Convolution, which would put it into another order. One that was queued before has begun when the
+weight has been settled, and what it asks for later is dropped: see ``bridge.settle``. What went wrong with an input is
+raised by the call. MXNet's profiler does not see these calls.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def _computed(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _home(data: tuple[Any, ...]) -> str | None:
     """Where the arrays live; None where nothing can be computed at once there."""
+    if not parallel.alone():
+        return None
     there = [bridge.on_gpu(array) for array in data]
-    return "gpu" if all(there) else "cpu" if not any(there) and parallel.alone() else None
+    return "gpu" if all(there) else "cpu" if not any(there) else None
 
 
 @functools.lru_cache(maxsize=1024)
