@@ -129,7 +129,8 @@ def settle(array: Any) -> None:
     Raises ProblemError for a sparse array.
     """
     shape = array.shape
-    check_dense(array.stype, "an array of shape {}", shape)
+    if array.stype != "default":  # said in words only where it is wrong
+        check_dense(array.stype, f"an array of shape {shape}")
     if 0 not in shape:
         _reorder_later()(array.handle)
 
@@ -144,12 +145,10 @@ def _reorder_later() -> Callable[[Any], None]:
     return function  # type: ignore[no-any-return]
 
 
-def check_dense(stype: str, name: str, *given: object) -> None:
-    """Raise ProblemError for a storage type of MXNet's sparse arrays; the name is formatted with what is given."""
+def check_dense(stype: str, name: str) -> None:
+    """Raise ProblemError for a storage type of MXNet's sparse arrays."""
     if stype != "default":
-        raise ProblemError(
-            f"{name.format(*given)}: expected a dense array, got a {stype} one; convert it with tostype('default')"
-        )
+        raise ProblemError(f"{name}: expected a dense array, got a {stype} one; convert it with tostype('default')")
 
 
 def _data_pointer(array: Any) -> ctypes.c_void_p:

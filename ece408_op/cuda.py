@@ -1,6 +1,7 @@
 """CUDA through CuPy: what the GPUs are, compiling a kernel's text, carrying out its plan.
 
-This file and ``bridge.py`` alone know about streams. CuPy is imported at the first use, never before.
+Streams are this file's and the two contexts'; all others are given one at most to pass on. CuPy is imported at the
+first use, never before.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class _Ready:
         self.addresses = Addresses(dict.fromkeys(name for names in used for name in names))
         self.before = tuple(map(self._made, plan.before))
         self.rounds = [tuple(map(self._made, some)) for some in steps]
-        self.constants = any(isinstance(step, CopyToConstant) for some in (plan.before, *steps) for step in some)
+        self.constants = any(isinstance(step, CopyToConstant) for step in plan.before)
 
     def _made(self, step: Step) -> Prepared | CopyToConstant:
         if isinstance(step, CopyToConstant):
@@ -267,10 +268,11 @@ def bound(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[
     memory for constants or scratch, or several streams, are executed as they are.
     """
     plan, device = program.plan, arrays["x"].device
+    copies = any(isinstance(step, CopyToConstant) for step in plan.before)
+    if plan.scratch or plan.lanes != 1 or copies:
+        return lambda: execute(program, batch, arrays, None)
     with device, reported(program.name):
         ready = _Ready(program, batch, device.id)
-    if plan.scratch or plan.lanes != 1 or ready.constants:
-        return lambda: execute(program, batch, arrays, None)
     ready.addresses.fill({key: array.data.ptr for key, array in arrays.items()})
     return lambda: ready.put(cupy().cuda.get_current_stream())
 

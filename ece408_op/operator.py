@@ -82,6 +82,8 @@ class NewProp(mx.operator.CustomOpProp):
 class NewOp(mx.operator.CustomOp):
     """One layer at work on one device; MXNet calls forward from its worker threads, several at a time.
 
+    ``at_once.py`` calls it for small problems in the caller's own thread.
+
     home: where the arrays live, "cpu" or "gpu"; number: that GPU's; chip: the GPU that computes, None for the CPU.
     """
 

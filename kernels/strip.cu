@@ -144,7 +144,7 @@ __device__ __forceinline__ void load_weights(float *to, const float *w, int m0, 
 
 #if UNIFORM
 constexpr int ALL_WEIGHTS = BLOCKS_M * GL * G * C * K * KF;
-__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS + KF];  // one row beyond the last is asked for
+__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS + (AHEAD ? KF : 0)];  // one row beyond the last is asked for
 
 // What is to be copied there: [group][channel][filter row][filter column][F], padded with zeros.
 extern "C" __global__ void __launch_bounds__(256) strip_weights(const float *__restrict__ w, float *__restrict__ to) {

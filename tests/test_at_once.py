@@ -168,3 +168,16 @@ def test_a_weight_that_a_convolution_is_about_to_block_is_read_in_plain_order(fo
     assert compare(y.asnumpy(), x.asnumpy(), plain, direct.KERNEL).passed
     assert compare(z.asnumpy(), middle.asnumpy(), plain, direct.KERNEL).passed
     assert np.isfinite(built_in[0].asnumpy()).all()
+
+
+@pytest.mark.parametrize("home", ["cpu", "gpu"])
+def test_both_inputs_are_settled_before_they_are_read_where_mxnet_blocks_arrays(monkeypatch, home):
+    settled, settle = [], bridge.settle
+    monkeypatch.setattr(bridge, "on_gpu", lambda array: home == "gpu")
+    monkeypatch.setattr(parallel, "alone", lambda: True)
+    monkeypatch.setattr(bridge, "settle", lambda array: settled.append(array.handle.value) or settle(array))
+    monkeypatch.setattr("ece408_op.cpu_context.convolve", lambda *given: settled.append("read") or (0.0, 0.0))
+    x, w = arrays()
+    call(x, w)
+    both = [x.handle.value, w.handle.value] if home == "cpu" else []
+    assert settled == [*both, "read"]

@@ -1,4 +1,4 @@
-"""Launches that begin before the one before them has ended: they must not see what is not there yet."""
+"""Launches made ready beforehand; those that begin early must not see what is not there yet."""
 
 from __future__ import annotations
 
