@@ -85,12 +85,12 @@ __device__ __forceinline__ void add_products(Sums *sums, const Fragment &f, cons
 }
 
 // The eight columns of one tile: scaled back, through shared memory, to y.
-__device__ __forceinline__ void store(float *out, const int *exponents, const Sums &sums, const Places &places, int tile,
+__device__ __forceinline__ void store(float *out, const int *columns, const Sums &sums, const Places &places, int tile,
                                       int e, int lane) {
     const int t = lane % 4;
     float scale[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) scale[i] = __uint_as_float((127 - e - exponents[tile * 8 + 2 * t + i]) << 23);
+    for (int i = 0; i < 2; i++) scale[i] = scale_back(e, columns[tile * 8 + 2 * t + i]);
 #if QUADS
 #pragma unroll
         for (int i = 0; i < STORES; i++)
@@ -163,7 +163,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll
                     for (int i = 0; i < MT; i++) add_products<1>(sums, f[k][i], b, i);
                 }
-                store(out, s.exponents, sums[0], places, n, e, lane);
+                store(out, s.columns, sums[0], places, n, e, lane);
             }
 #else
             const int n0 = unit % NGROUPS * NT;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             }
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                if (NTILES % NT == 0 || n0 + n < NTILES) store(out, s.exponents, sums[n], places, n0 + n, e, lane);
+                if (NTILES % NT == 0 || n0 + n < NTILES) store(out, s.columns, sums[n], places, n0 + n, e, lane);
 #endif
         }
         mine = unit - UNITS;

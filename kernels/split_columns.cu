@@ -78,9 +78,9 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
         meet<BEGUN, COMPUTE>();
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE) + apart;
-        const int e = 127 - s.e[half];
+        const int e = s.e[half];
         float *const out = image_of(y, item.image, OUTPUTS) + item.row * index_t(OW) + t * PIXELS;
-        const auto scale_of = [&](int n) { return __uint_as_float((e - s.exponents[n * 8 + 2 * t]) << 23); };
+        const auto scale_of = [&](int n) { return scale_back(e, s.columns[n * 8 + 2 * t]); };
         // The warps take the units of all tiles in turn, so that none waits for those that have one more.
         int unit = mine;
 #if STATIONARY

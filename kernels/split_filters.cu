@@ -45,7 +45,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         number = after(s, half);
         if (!BULK) meet<BEGUN, COMPUTE>();  // parts of one line of y that two warps store then leave the cache as one
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE);
-        const int e = 127 - s.e[half];
+        const int e = s.e[half];
         const auto place = [&](int unit) { return planes + 4 * s.places[unit * 8 + g]; };
         const auto read = [&](Fragment &f, int load, const unsigned char *base) {
             const int2 at = tap[load % KR];
@@ -103,7 +103,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const int m = (first_tile + 2 * i + c) * 8 + g;
-                    const float scale = __uint_as_float((e - s.exponents[min(m, NTILES * 8 - 1)]) << 23);
+                    const float scale = scale_back(e, s.columns[min(m, NTILES * 8 - 1)]);
                     if ((NTILES % NT || M % 8) && m >= M) continue;
 #pragma unroll
                     for (int r = 0; r < RA; r++) {

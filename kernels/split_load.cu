@@ -101,7 +101,7 @@ struct Shared {
     unsigned *filters, *planes;
     int2 *taps;
     float *raw, *out;
-    int *exponents, *e;
+    int *columns, *e;
     unsigned *found;
     unsigned short *places;
     Gate *gates;
@@ -117,7 +117,7 @@ struct Shared {
         planes = static_cast<unsigned *>(take(4 * (2 * STAGE)));
         taps = static_cast<int2 *>(take(KSTEPS * 4 * 8));
         out = static_cast<float *>(take(OUT_FLOATS * 4));
-        exponents = static_cast<int *>(take(MBLOCKS * GB * NT * 8 * 4));
+        columns = static_cast<int *>(take(MBLOCKS * GB * NT * 8 * 4));
         e = static_cast<int *>(take(20));
         found = static_cast<unsigned *>(take(2 * NP * 4));
         places = static_cast<unsigned short *>(take(2 * PLACES_KEPT));
@@ -313,7 +313,7 @@ __device__ __forceinline__ void loader(const Shared &s, const float *x, float *y
     int places[PLACES], turn = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
     if (KEPT) find_places(places, thread);
     for (int i = thread % 32; i < COLUMNS; i += 32)
-        lowest = min(lowest, s.exponents[i]), highest = max(highest, s.exponents[i]);
+        lowest = min(lowest, exponent_of(s.columns[i])), highest = max(highest, exponent_of(s.columns[i]));
     lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
     for (; number < items; turn++) {
         const Item item(number, images);
@@ -388,12 +388,12 @@ __device__ __forceinline__ void prepare(const Shared &s) {
     }
 }
 
-// Then the filters, and their exponents.
+// Then the filters, and what undoes their scaling.
 __device__ __forceinline__ void take_filters(const Shared &s, const unsigned *filters, const int *columns) {
     if (W_SHARED) {
         const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + blockIdx.x % MBLOCKS * (FILTER_WORDS / 4);
         uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
         for (int i = threadIdx.x; i < FILTER_WORDS / 4; i += ALL) to[i] = from[i];
     }
-    for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.exponents[i] = columns[i];
+    for (int i = threadIdx.x; i < NTILES * 8; i += ALL) s.columns[i] = columns[i];
 }

@@ -39,7 +39,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         number = after(s, half);
         if (!BULK) meet<BEGUN, COMPUTE>();  // parts of one line of y that two warps store then leave the cache as one
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE);
-        const int e = 127 - s.e[half];
+        const int e = s.e[half];
         const auto place = [&](int unit) {
             return Pair{{planes + 4 * s.places[unit * 16 + own], planes + 4 * s.places[unit * 16 + other]}};
         };
@@ -101,7 +101,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const int m = (first_tile + n) * 8 + 2 * t + c;
-                    const float scale = __uint_as_float((e - s.exponents[min(m, NTILES * 8 - 1)]) << 23);
+                    const float scale = scale_back(e, s.columns[min(m, NTILES * 8 - 1)]);
                     if ((NTILES % NT || M % 8) && m >= M) continue;
 #pragma unroll
                     for (int r = 0; r < RA; r++) {

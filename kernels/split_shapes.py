@@ -63,6 +63,13 @@ def _stationary(tiles: int, warps: int, a_tile: int, others: int, most: int) -> 
     return None
 
 
+def _columns_warps(steps: int, tiles: int, stays: bool) -> tuple[int, int]:
+    """NC and NP, as timed: 8 warps store in fewer places at a time than 12, which only short rows of long sums need."""
+    if tiles < 3 and steps > 2:
+        return 12, 4
+    return 8, 4 if stays and steps > 2 else 8
+
+
 def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
     """Every tile for one channel, two outputs of a row a position (``split_columns.cu``)."""
     width, pixels = problem.output_width, problem.output_height * problem.output_width
@@ -82,11 +89,13 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
         kept = 1 if stays else next((n for n in (2, 1) if steps * n * 4 * parts <= _KEPT), 0)
         if not kept:
             return
+        warps, loaders = _columns_warps(steps, tiles, stays)
         for direct in (False, True):
             tile = Tile(
-                parts, 2, 1, images, lines, width // 2, stride, plane, taps, 0, tiles, 12,
-                copied(problem, 1, lines, True, aligned), pixels=kept, stationary=stays, folded=True, direct=direct,
-                shared_weights=not stays and steps * tiles * 256 * parts <= _MOST_FILTERS, y_vector=aligned // 4,
+                parts, 2, 1, images, lines, width // 2, stride, plane, taps, 0, tiles, warps,
+                copied(problem, 1, lines, True, aligned), loaders, pixels=kept, stationary=stays, folded=True,
+                direct=direct, shared_weights=not stays and steps * tiles * 256 * parts <= _MOST_FILTERS,
+                y_vector=aligned // 4,
             )  # fmt: skip
             further = replace(tile, ahead=not direct and images >= _MANY_IMAGES)
             yield from [each for each in (further, tile) if each.shared_bytes(problem) <= chip.shared_bytes][:1]

@@ -2,7 +2,7 @@
 //
 // Column n is filter n / R moved down (FOLDED: right) by n % R; its weights are scaled by a power of two of the filter's own and
 // lie in the order of TAPS, zeros where a tap is beyond the filter. A filter with a value below 2^-28 of its largest
-// one, or with one that is no number, cannot be split: the block then says so behind the exponents.
+// one, or with one that is no number, cannot be split: the block then says so behind the columns.
 //
 // The list of the images to be computed anew is emptied here too, and the tiles' queues are set to their beginnings.
 
@@ -55,11 +55,26 @@ __device__ __forceinline__ int filter_place(int step, int tile, int n, int t, in
 #endif
 }
 
+// Tensor cores cut each sum off behind its last bit, always towards zero, so that a sum of n steps is too small by
+// about SHORT n units of 2^-23, as measured with mma.sync and wgmma alike, 2 to 122 steps, where signs are mixed (of
+// positive products by more). Columns are scaled by so much more, but those whose weights are whole in one 16-bit
+// float each: of small integers the sums are exact.
+constexpr float SHORT = 0.15f;
+
+// A column's power of two and those units, in one number; what undoes the scaling of a column and of a tile, 2^e.
+__device__ __forceinline__ int column_of(int exponent, int steps) {
+    return exponent * 256 + min(int(SHORT * steps + 0.5f), 255);
+}
+__device__ __forceinline__ int exponent_of(int column) { return column >> 8; }
+__device__ __forceinline__ float scale_back(int e, int column) {
+    return __uint_as_float(((127 - e - exponent_of(column)) << 23) + (column & 255));
+}
+
 extern "C" __global__ void __launch_bounds__(256)
 split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *__restrict__ columns, int *marks,
               int images) {
     constexpr int WIDTH = R * M, TILES = (WIDTH + 7) / 8;
-    __shared__ int exponent[8], bad[8];
+    __shared__ int exponent[8], bad[8], used[8], rests[8];
     let_next_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) marks[1 + images + i] = 0;
@@ -77,7 +92,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
         const int top = most >> 23, f = most == 0 ? 0 : 141 - top;
         bad[warp] = most && (top == 255 || f > MOST_SCALE || least + 1 < unsigned(max(top - SPREAD, 1)) << 23);
         exponent[warp] = min(f, MOST_SCALE);
-        if (tile < TILES) columns[tile * 8 + warp] = min(f, MOST_SCALE);
+        used[warp] = rests[warp] = 0;
     }
     __syncthreads();
     if (threadIdx.x == 0 && tile < TILES) {
@@ -86,7 +101,9 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
         columns[8 * TILES + tile] = any;
     }
 
+    int steps = 0, steps_with_rest = 0;  // of column `lane`, those that this warp sees
     for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
+        unsigned seen = 0;
         const int step = i / 32, n = i % 32 / 4, t = i % 4, column = tile * 8 + n, moved = column % R;
         const float *const filter = w + index_t(filter_of(n)) * PRODUCTS;
         const float scale = __uint_as_float((127 + exponent[n]) << 23);
@@ -104,7 +121,18 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
             }
             const unsigned high = to_halves(value[0], value[1]);
             filters[filter_place(step, tile, n, t, word, 0)] = high;
-            if (PARTS == 2) filters[filter_place(step, tile, n, t, word, PARTS - 1)] = to_rest(value[0], value[1], high);
+            if (value[0] != 0 || value[1] != 0) seen |= 1u << n;
+            if (PARTS == 2) {
+                const unsigned rest = to_rest(value[0], value[1], high);
+                filters[filter_place(step, tile, n, t, word, PARTS - 1)] = rest;
+                if (rest & 0x7fff7fff) seen |= 256u << n;
+            }
         }
+        seen = __reduce_or_sync(~0u, seen) >> lane % 8;  // a warp has a whole step
+        steps += seen & 1, steps_with_rest += seen >> 8 & 1;
     }
+    if (lane < 8) atomicAdd(used + lane, steps), atomicAdd(rests + lane, steps_with_rest);
+    __syncthreads();
+    if (tile < TILES && threadIdx.x < 8)
+        columns[tile * 8 + threadIdx.x] = column_of(exponent[threadIdx.x], rests[threadIdx.x] ? used[threadIdx.x] : 0);
 }

@@ -219,7 +219,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     float scale[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        scale[i] = __uint_as_float((127 - e - s.exponents[(n0 + n) * 8 + 2 * t + i]) << 23);
+                        scale[i] = scale_back(e, s.columns[(n0 + n) * 8 + 2 * t + i]);
 #pragma unroll
                     for (int v = 0; v < 4; v++) {
                         float sum = sums[r][4 * n + v];

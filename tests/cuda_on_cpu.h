@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -16,6 +18,16 @@
 #define __forceinline__ inline
 #define __restrict__
 #define __constant__ static
+#ifdef RACES
+#include "races_on_cpu.h"
+#else
+#define UNWATCHED
+namespace races {
+struct Pause {
+    Pause() {}
+};
+}  // namespace races
+#endif
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -52,8 +64,6 @@ template <typename T>
 T __ldg(const T *p) { return require_aligned(p), *p; }
 inline unsigned __float_as_uint(float f) { unsigned u; std::memcpy(&u, &f, 4); return u; }
 inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); return f; }
-inline int atomicExch(int *p, int v) { return std::exchange(*p, v); }
-inline int atomicAdd(int *p, int v) { return std::exchange(*p, *p + v); }
 
 // ---------------------------------------------------------------------------------------------- fibers
 
@@ -67,22 +77,73 @@ static std::vector<char> finished;
 static int current, idle;
 static void (*body)();
 
-inline void yield() {
+UNWATCHED inline void yield() {
+    const races::Pause pause;
     swapcontext(&fibers[current], &scheduler);
     threadIdx.x = current;
 }
 
+// What a barrier orders: all that came before it with all behind it.
+struct Order {
+#ifdef RACES
+    races::Clock pending, opened;
+    UNWATCHED void arrived() { races::release(current, pending); }
+    UNWATCHED void complete() { races::join(opened, pending), pending.clear(); }
+    UNWATCHED void passed() { races::acquire(current, opened); }
+#else
+    void arrived() {}
+    void complete() {}
+    void passed() {}
+#endif
+};
+
+#ifdef RACES
+// What lies in the library's static memory is shared memory, or this file's own, which only UNWATCHED functions write.
+extern "C" __attribute__((visibility("hidden"))) unsigned char __bss_start[], _end[];
+UNWATCHED inline void watch(void *p, int bytes, races::Kind kind, const void *code) {
+    if (races::off || races::found || p < __bss_start || p >= _end) return;
+    const races::Pause pause;
+    for (int i = 0; i < bytes; i += 2)
+        if (!races::watch(uintptr_t(p) / 2 * 2 + i, current, kind, code)) return;
+}
+#define HERE __builtin_return_address(0)
+#define WATCH(n)                                                                                   \
+    extern "C" UNWATCHED void __tsan_read##n(void *p) { watch(p, n, races::READ, HERE); }            \
+    extern "C" UNWATCHED void __tsan_write##n(void *p) { watch(p, n, races::WRITE, HERE); }          \
+    extern "C" UNWATCHED void __tsan_unaligned_read##n(void *p) { watch(p, n, races::READ, HERE); }  \
+    extern "C" UNWATCHED void __tsan_unaligned_write##n(void *p) { watch(p, n, races::WRITE, HERE); }
+WATCH(1) WATCH(2) WATCH(4) WATCH(8) WATCH(16)
+extern "C" UNWATCHED void __tsan_read_range(void *p, long n) { watch(p, n, races::READ, HERE); }
+extern "C" UNWATCHED void __tsan_write_range(void *p, long n) { watch(p, n, races::WRITE, HERE); }
+extern "C" UNWATCHED void __tsan_init() {}
+extern "C" UNWATCHED void __tsan_func_entry(void *) {}
+extern "C" UNWATCHED void __tsan_func_exit() {}
+extern "C" UNWATCHED void __tsan_vptr_update(void **, void *) {}
+extern "C" int races_found() { return races::found; }
+#endif
+
+UNWATCHED inline int atomicExch(int *p, int v) {
+#ifdef RACES
+    watch(p, 4, races::ATOMIC, HERE);
+#endif
+    const int old = *p;
+    *p = v;
+    return old;
+}
+UNWATCHED inline int atomicAdd(int *p, int v) { return atomicExch(p, *p + v); }
+
 struct Barrier {
     int arrived = 0;
     long generation = 0;
-    void arrive(int count) {
-        idle = 0;
-        if (++arrived == count) arrived = 0, generation++;
-    }
-    void sync(int count) {
+    Order order;
+    UNWATCHED void sync(int count, bool orders = true) {
+        const races::Pause pause;
         const long mine = generation;
-        arrive(count);
+        idle = 0;
+        if (orders) order.arrived();
+        if (++arrived == count) arrived = 0, generation++, order.complete();
         while (generation == mine) yield();
+        if (orders) order.passed();
     }
 };
 // An mbarrier: its count, how many have yet to arrive, and how often it has opened.
@@ -91,22 +152,48 @@ struct GateOnCpu {
     int times;
 };
 static_assert(sizeof(GateOnCpu) == 8, "a Gate");
+static std::map<void *, Order> of_gates;
+UNWATCHED inline void make_gate_on_cpu(void *gate, int count) {
+    *static_cast<GateOnCpu *>(gate) = {short(count), short(count), 0};
+}
+UNWATCHED inline void arrive_on_cpu(void *gate) {
+    const races::Pause pause;
+    GateOnCpu &mine = *static_cast<GateOnCpu *>(gate);
+    idle = 0;
+    of_gates[gate].arrived();
+    if (--mine.left == 0) mine.left = mine.count, mine.times++, of_gates[gate].complete();
+}
+UNWATCHED inline bool opened_on_cpu(void *gate, int parity) {
+    const races::Pause pause;
+    if (static_cast<GateOnCpu *>(gate)->times % 2 == parity) return yield(), false;
+    return of_gates[gate].passed(), true;
+}
 
 static Barrier named[16], of_warp[32], of_team[8];
 inline void __syncthreads() { named[0].sync(fibers.size()); }
 inline void __syncwarp() { of_warp[threadIdx.x / 32].sync(32); }
+inline void exchange() { of_warp[threadIdx.x / 32].sync(32, false); }  // values of registers: memory is in no order
 
-inline void start() {
+UNWATCHED inline void start() {
     threadIdx.x = current;
+#ifdef RACES
+    races::off = false;
+#endif
     body();
+    const races::Pause pause;
     finished[current] = 1;
     yield();
 }
 
 // Runs one block; 0 where all threads came to their end and left every barrier as it was.
-inline int run_block(int threads, void (*entry)()) {
+UNWATCHED inline int run_block(int threads, void (*entry)()) {
     std::memset(memory, 0xff, sizeof memory);
-    for (Barrier &b : named) b = Barrier();
+    for (auto [first, last] : {std::pair(named, named + 16), {of_warp, of_warp + 32}, {of_team, of_team + 8}})
+        std::fill(first, last, Barrier());
+    of_gates.clear();
+#ifdef RACES
+    races::begin(threads);
+#endif
     fibers.assign(threads, ucontext_t()), finished.assign(threads, 0), body = entry;
     while (int(stacks.size()) < threads) stacks.emplace_back(STACK);
     for (int i = 0; i < threads; i++) {
@@ -127,28 +214,30 @@ inline int run_block(int threads, void (*entry)()) {
 
 static long long exchanged[32][32];
 template <typename T, typename F>
-T of_all_lanes(T value, F f) {
+UNWATCHED T of_all_lanes(T value, F f) {
     long long *const mine = exchanged[threadIdx.x / 32];
     mine[threadIdx.x % 32] = value;
-    __syncwarp();
+    exchange();
     T result = T(mine[0]);
     for (int i = 1; i < 32; i++) result = f(result, T(mine[i]));
-    __syncwarp();
+    exchange();
     return result;
 }
 template <typename T>
 T __reduce_max_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return max(a, b); }); }
 template <typename T>
+T __reduce_or_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return a | b; }); }
+template <typename T>
 T __reduce_min_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return min(a, b); }); }
 template <typename T>
-T __shfl_sync(unsigned, T v, int lane) {
+UNWATCHED T __shfl_sync(unsigned, T v, int lane) {
     static_assert(sizeof(T) == 4, "one register");
     long long *const all = exchanged[threadIdx.x / 32];
     std::memcpy(all + threadIdx.x % 32, &v, 4);
-    __syncwarp();
+    exchange();
     T result;
     std::memcpy(&result, all + lane, 4);
-    __syncwarp();
+    exchange();
     return result;
 }
 
@@ -173,15 +262,15 @@ inline unsigned rest_of(float a, float b, unsigned word) {
 static unsigned rows_of[32][32][4], columns_of[32][32][2];  // A and B as the lanes of a warp hold them
 
 // Product k of row r of the warp's 16 x 16 matrix A.
-inline double row_value(int warp, int r, int k) {
+UNWATCHED inline double row_value(int warp, int r, int k) {
     return half_of(rows_of[warp][r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k);
 }
 
-inline void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1) {
+UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
-    __syncwarp();
+    exchange();
     for (int v = 0; v < 4; v++) {
         double sum = d[v];
         for (int k = 0; k < 16; k++) {
@@ -190,14 +279,14 @@ inline void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1) 
         }
         d[v] = sum;
     }
-    __syncwarp();
+    exchange();
 }
 
 // B without a swizzle: core matrices of 8 columns x 16 bytes, their distances in the descriptor.
 inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
-    of_team[warp / 4].sync(128);
+    of_team[warp / 4].sync(128, false);
     const auto field = [&](int bit) { return (b >> bit & 0x3fff) << 4; };
     for (int i = 0; i < columns / 2; i++) {
         double sum = d[i];
@@ -209,5 +298,5 @@ inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, in
         }
         d[i] = sum;
     }
-    of_team[warp / 4].sync(128);
+    of_team[warp / 4].sync(128, false);
 }

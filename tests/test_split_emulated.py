@@ -9,6 +9,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import split
 from ece408_op.kernels.split_shapes import by_columns, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
-from ece408_op.launch import Chip, Launch
+from ece408_op.launch import Chip, Launch, Plan
 from ece408_op.problem import ConvProblem
 
 
@@ -44,12 +45,9 @@ WAYS = {
 FUNCTIONS = {
     "meet": "inline void meet(int id, int count) { named[id].sync(count); }"
     "template <int ID, int COUNT> inline void meet() { meet(ID, COUNT); }",
-    "make_gate": "inline void make_gate(Gate *gate, int count) "
-    "{ *reinterpret_cast<GateOnCpu *>(gate) = {short(count), short(count), 0}; }",
-    "arrive": "inline void arrive(Gate *gate) { GateOnCpu &mine = *reinterpret_cast<GateOnCpu *>(gate); "
-    "idle = 0; if (--mine.left == 0) mine.left = mine.count, mine.times++; }",
-    "opened": "inline bool opened(Gate *gate, int parity) "
-    "{ if (reinterpret_cast<GateOnCpu *>(gate)->times % 2 != parity) return true; yield(); return false; }",
+    "make_gate": "inline void make_gate(Gate *gate, int count) { make_gate_on_cpu(gate, count); }",
+    "arrive": "inline void arrive(Gate *gate) { arrive_on_cpu(gate); }",
+    "opened": "inline bool opened(Gate *gate, int parity) { return opened_on_cpu(gate, parity); }",
     "copy": "template <int V> inline void copy(float *to, const float *from) "
     "{ require_aligned(to, 4 * V), require_aligned(from, 4 * V); for (int i = 0; i < V; i++) to[i] = from[i]; }",
     "to_halves": "inline unsigned to_halves(float a, float b) { return halves_of(a, b); }",
@@ -127,16 +125,30 @@ def _copy(array: np.ndarray) -> np.ndarray:
     return room
 
 
+def _built(text: str, folder: Path, *more: str) -> ctypes.CDLL:
+    """The kernel's text as a library for the CPU."""
+    source, built, library = (folder / f"block.{end}" for end in ("cpp", "o", "so"))
+    source.write_text(_translated(text))
+    # Functions' own static arrays would be one for all libraries of this process, whatever their sizes.
+    flags = ["-O2", "-std=c++17", "-w", "-fpermissive", "-fno-gnu-unique", "-fPIC", f"-I{HERE}", *more]
+    subprocess.run(["g++", *flags, "-c", str(source), "-o", str(built)], check=True, capture_output=True)
+    subprocess.run(["g++", "-shared", str(built), "-o", str(library)], check=True, capture_output=True)
+    return ctypes.CDLL(str(library))
+
+
 def _run(
     kernel: CudaKernel, tile: Tile, problem: ConvProblem, chip: Chip, x: np.ndarray, w: np.ndarray, folder: Path
 ) -> tuple[Comparison, int]:
     """What a comparison of the output with float64 finds, and how many images were computed anew."""
     plan = split.plan_of(tile, problem, chip, 16)
-    source, library = folder / "block.cpp", folder / "block.so"
-    source.write_text(_translated(kernel.text(plan)))
-    # Functions' own static arrays would be one for all libraries of this process, whatever their sizes.
-    flags = ["-O2", "-std=c++17", "-w", "-fpermissive", "-fno-gnu-unique", "-shared", "-fPIC", f"-I{HERE}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True)
+    out, repaired = _run_block(_built(kernel.text(plan), folder), plan, problem, chip, x, w)
+    return compare(out, x, w, kernel), repaired
+
+
+def _run_block(
+    block: ctypes.CDLL, plan: Plan, problem: ConvProblem, chip: Chip, x: np.ndarray, w: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """The output of all launches, a block behind the other, and how many images were computed anew."""
     launches = [step for step in plan.steps(problem.batch) if isinstance(step, Launch)]
     assert launches[1].shared <= chip.shared_bytes
     scratch = {name: _aligned(size, 0xFF) for name, size in plan.scratch.items()}
@@ -145,10 +157,9 @@ def _run(
     sizes = [np.array([each[0] for each in sizes], np.int32) for sizes in zip(*((s.grid, s.block) for s in launches))]
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
     ends = [ctypes.c_void_p(array.ctypes.data) for array in sizes]
-    status = ctypes.CDLL(str(library)).run(*pointers, problem.batch, *ends)
+    status = block.run(*pointers, problem.batch, *ends)
     assert status == 0, f"launch {status}: threads wait for ever, or a barrier is not left as it was"
-    result = out.view(np.float32).reshape(problem.y_shape)
-    return compare(result, x, w, kernel), int(scratch["marks"].view(np.int32)[0])
+    return out.view(np.float32).reshape(problem.y_shape), int(scratch["marks"].view(np.int32)[0])
 
 
 #: Tiles of several images, bands, parts of bands, blocks that share filters, odd channels, few and many steps.
@@ -199,6 +210,18 @@ def test_it_is_right(way, layer, chip, wanted, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_sums_of_small_integers_are_exact(way, tmp_path):
+    kernel, tiles = WAYS[way]
+    problem = ConvProblem(2, 1 if way == "columns" else 6, 14, 14, 9, 5)
+    fitting = (t for t in tiles(problem.with_batch(16), LARGE, 16, 2) if t.shared_bytes(problem) <= LARGE.shared_bytes)
+    rng = np.random.default_rng(408)
+    x = rng.integers(0, 256, problem.x_shape).astype(np.float32)
+    w = rng.integers(-8, 9, problem.w_shape).astype(np.float32)
+    found, repaired = _run(kernel, next(fitting), problem, LARGE, x, w, tmp_path)
+    assert (found.scaled, repaired) == (0, 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_an_image_that_cannot_be_split_is_computed_anew(way, tmp_path):
     kernel, tiles = WAYS[way]
     problem = ConvProblem(3, 1 if way == "columns" else 6, 14, 14, 9, 5)
@@ -212,3 +235,55 @@ def test_an_image_that_cannot_be_split_is_computed_anew(way, tmp_path):
     found, repaired = _run(kernel, tile, problem, LARGE, x, w, tmp_path)
     assert found.passed, str(found)
     assert repaired == 2
+
+
+#: Several tiles for every block, of small layers: every word that is read or written in shared memory is looked at.
+WATCHED = {
+    "columns": ((9, 1, 12, 12, 5, 5), {"images": 1}),
+    "rows": ((6, 3, 9, 8, 9, 3), {"images": 1}),
+    "warps": ((7, 3, 8, 8, 4, 3), {"images": 1}),
+    "teams": ((5, 3, 8, 8, 7, 3), {"images": 1}),
+}
+
+
+def _races(way: str, change: Callable[[str], str], folder: Path) -> int:
+    """Whether threads' accesses to shared memory are in order but for one that is told of on standard error."""
+    kernel, tiles = WAYS[way]
+    problem, wanted = ConvProblem(*WATCHED[way][0]), WATCHED[way][1]
+    fitting = [
+        tile
+        for tile in tiles(problem.with_batch(16), LARGE, 16, 2)
+        if tile.shared_bytes(problem) <= LARGE.shared_bytes
+        and all(getattr(tile, name) == value for name, value in wanted.items())
+    ]
+    plan = split.plan_of(fitting[len(fitting) // 2], problem, LARGE, 16)
+    rng = np.random.default_rng(408)
+    x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    # Linked without the sanitizer's library: what it would have is in races_on_cpu.h.
+    block = _built(change(kernel.text(plan)), folder, "-fsanitize=thread", "-DRACES")
+    _run_block(block, plan, problem, LARGE, x, w)
+    return block.races_found()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_shared_memory_has_no_races(way, tmp_path):
+    assert _races(way, str, tmp_path) == 0
+
+
+#: Barriers that keep two accesses apart: of the loaders, of their gates, of a block that splits filters.
+BARRIERS = {
+    "extremes": ("s.found[NP + thread / 32] = least;\n        ", "meet<LOADED, LOADERS>();"),
+    "planes are free": ("", "await(s.gates + EMPTY + half, turn / 2 - 1);"),
+    "columns": ("atomicAdd(rests + lane, steps_with_rest);\n    ", "__syncthreads();"),
+}
+
+
+@pytest.mark.parametrize("name", BARRIERS)
+def test_a_barrier_left_out_is_found(name, tmp_path):
+    def without(text: str) -> str:
+        before, barrier = BARRIERS[name]
+        assert text.count(before + barrier) == 1
+        return text.replace(before + barrier, before)
+
+    assert _races("warps", without, tmp_path) == 1

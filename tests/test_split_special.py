@@ -10,7 +10,7 @@ from gpu_case import require_gpu
 
 from ece408_op import cuda
 from ece408_op.check import compare
-from ece408_op.kernels import split
+from ece408_op.kernels import reference, split
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
@@ -98,6 +98,34 @@ def test_its_error_is_float32s(kernel, positive):
     assert found.passed
     # Far below the bound, which adds up what in fact mostly cancels: twice what cuDNN's float32 was seen to make here.
     assert found.scaled < (3.5e-6 if positive else 7e-7)
+
+
+def _long_sums(kernel: Any, x: Any, w: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What the kernel makes of inputs that the generators give, and what it should; sums of 49 or 588 products."""
+    cupy = require_gpu()
+    problem = ConvProblem(8, 1 if kernel is split.COLUMNS else 12, 34, 34, 24, 7)
+    if kernel.not_supported_reasons(problem, cuda.chip()):
+        pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
+    x, w = x(problem.x_shape).astype(np.float32), w(problem.w_shape).astype(np.float32)
+    out = cupy.full(problem.y_shape, cupy.nan, "f")
+    kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
+    return out.get(), reference.convolve(x, w)
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
+def test_sums_do_not_come_out_too_small(kernel):
+    # Cut off towards zero 37 times, they were short of 5.4 units of 2^-23 in the mean.
+    rng = np.random.default_rng(408)
+    out, exact = _long_sums(kernel, lambda shape: rng.uniform(-1, 1, shape), rng.standard_normal)
+    short = ((exact - out) * exact).sum() / (exact * exact).sum()
+    assert abs(short) < 2 * 2.0**-23
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
+def test_sums_of_small_integers_are_exact(kernel):
+    rng = np.random.default_rng(408)
+    out, exact = _long_sums(kernel, lambda shape: rng.integers(0, 256, shape), lambda shape: rng.integers(-8, 9, shape))
+    assert np.array_equal(out, exact)
 
 
 @pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
