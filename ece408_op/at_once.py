@@ -22,8 +22,10 @@ from .errors import Ece408Error
 from .operator import NewProp
 from .problem import ConvProblem
 
-#: Operations up to which a call is small, by where its arrays live: some 0.1 ms of a core, less of a GPU.
+#: Operations, and bytes of the three arrays, up to which a call is small, by where they live: some 0.1 ms of a core,
+#: less of a GPU.
 MOST_FLOPS = {"cpu": 8_000_000, "gpu": 100_000_000}
+MOST_BYTES = {"cpu": 2_000_000, "gpu": 100_000_000}
 
 #: What nd.Custom is given beside the operator's attributes.
 _OTHERS = ("op_type", "name", "out")
@@ -53,7 +55,7 @@ def _computed(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not all(type(array) is mx.nd.NDArray for array in data):
         return None
     home, shapes, context = _home(data), [array.shape for array in data], data[0].context
-    if home is None or 0 in shapes[0] or data[1].context != context or _flops(*shapes) > MOST_FLOPS[home]:
+    if home is None or 0 in shapes[0] or data[1].context != context or not _small(home, *shapes):
         return None
     try:
         prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
@@ -84,11 +86,12 @@ def _home(data: tuple[Any, ...]) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _flops(x: tuple[int, ...], w: tuple[int, ...]) -> float:
+def _small(home: str, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
     try:
-        return ConvProblem.from_shapes(x, w).flops
+        problem = ConvProblem.from_shapes(x, w)
     except Ece408Error:
-        return float("inf")
+        return False
+    return problem.flops <= MOST_FLOPS[home] and problem.bytes <= MOST_BYTES[home]
 
 
-__all__ = ("MOST_FLOPS", "install")
+__all__ = ("MOST_BYTES", "MOST_FLOPS", "install")
