@@ -11,15 +11,12 @@ constexpr int SUPER_ROWS = FOLDED ? 1 : R * RA;                // output rows of
 constexpr int ALONG = FOLDED ? 2 : 1;                          // output columns of one position, and inputs of a word
 constexpr int COLUMNS = R * M, NTILES = (COLUMNS + 7) / 8, NGROUPS = GB;  // of a block
 constexpr int MBLOCKS = ((NTILES + NT - 1) / NT + GB - 1) / GB;   // blocks that share the filters
-constexpr int PLANES = (C + 1) / 2;
 constexpr int TILES_X = (OW + ALONG * TW - 1) / (ALONG * TW), SUPER = (OH + SUPER_ROWS - 1) / SUPER_ROWS;
 constexpr int TILES_Y = (SUPER + TR - 1) / TR;
 constexpr int WT = TILES_X == 1 ? W : TW + K - 1;              // input columns of a tile
-constexpr int ROWS = SUPER_ROWS * TR + K - 1;                  // rows of a plane
-constexpr int RAW_ROWS = ROWS < H ? ROWS : H;                  // input rows of a tile
-constexpr int RAW_IMAGE = C * RAW_ROWS * WT;
-constexpr int RAW = DIRECT ? 0 : IMG * RAW_IMAGE;              // floats of a copied tile
-constexpr int IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
+constexpr int ROWS = SUPER_ROWS * TR + K - 1, RAW_ROWS = ROWS < H ? ROWS : H;  // rows of a plane; input rows of a tile
+constexpr int RAW_IMAGE = C * RAW_ROWS * WT, RAW = DIRECT ? 0 : IMG * RAW_IMAGE;  // floats of a copied tile
+constexpr int PLANES = (C + 1) / 2, IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
 constexpr int POSITIONS = IMG * TR * TW;
 constexpr int COMPUTE = 32 * NC, LOADERS = 32 * NP, ALL = COMPUTE + LOADERS;
 constexpr int PLACES_KEPT = STATIONARY ? (POSITIONS + 15) / 16 * 16 : 0;  // where positions' words begin: no divisions
@@ -98,11 +95,10 @@ struct Item {
 };
 
 struct Shared {
-    unsigned *filters, *planes;
+    unsigned *filters, *planes, *found;
     int2 *taps;
     float *raw, *out;
     int *columns, *e;
-    unsigned *found;
     unsigned short *places;
     Gate *gates;
 
@@ -381,7 +377,11 @@ __device__ __forceinline__ void prepare(const Shared &s) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
     }
-    if (threadIdx.x < GATES) make_gate(s.gates + threadIdx.x, threadIdx.x < EMPTY ? LOADERS : COMPUTE);
+    // One thread: of a store to all four by four lanes the compiler tells compute-sanitizer what is not so.
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < GATES; i++) make_gate(s.gates + i, i < EMPTY ? LOADERS : COMPUTE);
+    }
     for (int i = threadIdx.x; i < PLACES_KEPT; i += ALL) {
         const int at = min(i, POSITIONS - 1), line = at / TW, image = line / TR;
         s.places[i] = image * IMAGE_WORDS + (line - image * TR) * (SUPER_ROWS * S) + (at - line * TW);
