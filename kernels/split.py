@@ -55,8 +55,8 @@ _MOST_A_ROUND = 1 << 24
 _MOST_PATTERNS = 5
 #: Rounding to a 16-bit float; what a product adds to the error of a tensor core's sum.
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
-#: Units of 2^-23 by which a sum's scale grows a step: SHORT of split_weights.cu.
-_SHORT = 0.15
+#: Units of 2^-23 by which sums come out too small a step, as measured in the mean: TRUNCATION_BIAS.
+_TRUNCATION_BIAS = 0.15
 _SOURCES = {
     "warps": ("split_mma.cu", "split.cu"),
     "columns": ("split_mma.cu", "split_columns.cu"),
@@ -70,7 +70,7 @@ _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227
 def split_bound(problem: ConvProblem) -> float:
     """The largest |y - exact| as a share of sum |x||w|: see above."""
     n = problem.products * _EPS_SUM * (1 + 2.0**-9)
-    more = (_SHORT * problem.products + 0.5) * 2.0**-23
+    more = (_TRUNCATION_BIAS * problem.products + 0.5) * 2.0**-23
     return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + more
 
 
@@ -156,6 +156,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
     defines: dict[str, int | str] = {
         "PARTS": tile.parts,
         "WGMMA": int(tile.teams > 0),
+        "TRUNCATION_BIAS": f"{_TRUNCATION_BIAS}f",
         "FOLDED": int(tile.folded),
         "R": tile.rows,
         "RA": tile.sets,

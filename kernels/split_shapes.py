@@ -64,7 +64,7 @@ def _stationary(tiles: int, warps: int, a_tile: int, others: int, most: int) -> 
 
 
 def _columns_warps(steps: int, tiles: int, stays: bool) -> tuple[int, int]:
-    """NC and NP, as timed: 8 warps store in fewer places at a time than 12, which only short rows of long sums need."""
+    """NC and NP, as timed: 8 warps store in fewer places at a time, but with few sums each they wait for products."""
     if tiles < 3 and steps > 2:
         return 12, 4
     return 8, 4 if stays and steps > 2 else 8

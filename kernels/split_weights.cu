@@ -56,14 +56,13 @@ __device__ __forceinline__ int filter_place(int step, int tile, int n, int t, in
 }
 
 // Tensor cores cut each sum off behind its last bit, always towards zero, so that a sum of n steps is too small by
-// about SHORT n units of 2^-23, as measured with mma.sync and wgmma alike, 2 to 122 steps, where signs are mixed (of
-// positive products by more). Columns are scaled by so much more, but those whose weights are whole in one 16-bit
-// float each: of small integers the sums are exact.
-constexpr float SHORT = 0.15f;
-
+// about TRUNCATION_BIAS n units of 2^-23, as measured with mma.sync and wgmma alike, 2 to 122 steps, where signs are
+// mixed (of positive products by more). Columns are scaled by so much more, but those whose weights are whole in one
+// 16-bit float each: of small integers the sums are exact.
+//
 // A column's power of two and those units, in one number; what undoes the scaling of a column and of a tile, 2^e.
 __device__ __forceinline__ int column_of(int exponent, int steps) {
-    return exponent * 256 + min(int(SHORT * steps + 0.5f), 255);
+    return exponent * 256 + min(int(TRUNCATION_BIAS * steps + 0.5f), 255);
 }
 __device__ __forceinline__ int exponent_of(int column) { return column >> 8; }
 __device__ __forceinline__ float scale_back(int e, int column) {

@@ -6,7 +6,6 @@
 // of a word that are not in order, one of them a write, are a race.
 #pragma once
 #include <cstdio>
-#include <map>
 #include <unordered_map>
 #include <vector>
 

@@ -125,6 +125,16 @@ def _copy(array: np.ndarray) -> np.ndarray:
     return room
 
 
+def _fitting(way: str, problem: ConvProblem, chip: Chip, **wanted: object) -> list[Tile]:
+    """The tiles that are like that and fit the chip's shared memory."""
+    return [
+        tile
+        for tile in WAYS[way][1](problem.with_batch(16), chip, 16, 2)
+        if tile.shared_bytes(problem) <= chip.shared_bytes
+        and all(getattr(tile, name) == value for name, value in wanted.items())
+    ]
+
+
 def _built(text: str, folder: Path, *more: str) -> ctypes.CDLL:
     """The kernel's text as a library for the CPU."""
     source, built, library = (folder / f"block.{end}" for end in ("cpp", "o", "so"))
@@ -192,14 +202,8 @@ CASES = [
 
 @pytest.mark.parametrize(("way", "layer", "chip", "wanted"), CASES, ids=lambda value: str(value).replace(" ", ""))
 def test_it_is_right(way, layer, chip, wanted, tmp_path):
-    kernel, tiles = WAYS[way]
-    problem = ConvProblem(*layer)
-    fitting = [
-        tile
-        for tile in tiles(problem.with_batch(16), chip, 16, 2)
-        if tile.shared_bytes(problem) <= chip.shared_bytes
-        and all(getattr(tile, name) == value for name, value in wanted.items())
-    ]
+    kernel, problem = WAYS[way][0], ConvProblem(*layer)
+    fitting = _fitting(way, problem, chip, **wanted)
     rng = np.random.default_rng(408)
     x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
@@ -211,22 +215,20 @@ def test_it_is_right(way, layer, chip, wanted, tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sums_of_small_integers_are_exact(way, tmp_path):
-    kernel, tiles = WAYS[way]
-    problem = ConvProblem(2, 1 if way == "columns" else 6, 14, 14, 9, 5)
-    fitting = (t for t in tiles(problem.with_batch(16), LARGE, 16, 2) if t.shared_bytes(problem) <= LARGE.shared_bytes)
+    # Four steps at least: of fewer, no sum would be scaled.
+    kernel, problem = WAYS[way][0], ConvProblem(2, 1 if way == "columns" else 6, 14, 14, 9, 7)
+    tile = _fitting(way, problem, LARGE)[0]
     rng = np.random.default_rng(408)
     x = rng.integers(0, 256, problem.x_shape).astype(np.float32)
     w = rng.integers(-8, 9, problem.w_shape).astype(np.float32)
-    found, repaired = _run(kernel, next(fitting), problem, LARGE, x, w, tmp_path)
+    found, repaired = _run(kernel, tile, problem, LARGE, x, w, tmp_path)
     assert (found.scaled, repaired) == (0, 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_image_that_cannot_be_split_is_computed_anew(way, tmp_path):
-    kernel, tiles = WAYS[way]
-    problem = ConvProblem(3, 1 if way == "columns" else 6, 14, 14, 9, 5)
-    fitting = (t for t in tiles(problem.with_batch(16), LARGE, 16, 2) if t.shared_bytes(problem) <= LARGE.shared_bytes)
-    tile = next(tile for tile in fitting if tile.images == 1)
+    kernel, problem = WAYS[way][0], ConvProblem(3, 1 if way == "columns" else 6, 14, 14, 9, 5)
+    tile = _fitting(way, problem, LARGE, images=1)[0]
     rng = np.random.default_rng(408)
     x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
@@ -239,23 +241,17 @@ def test_an_image_that_cannot_be_split_is_computed_anew(way, tmp_path):
 
 #: Several tiles for every block, of small layers: every word that is read or written in shared memory is looked at.
 WATCHED = {
-    "columns": ((9, 1, 12, 12, 5, 5), {"images": 1}),
-    "rows": ((6, 3, 9, 8, 9, 3), {"images": 1}),
-    "warps": ((7, 3, 8, 8, 4, 3), {"images": 1}),
-    "teams": ((5, 3, 8, 8, 7, 3), {"images": 1}),
+    "columns": (9, 1, 12, 12, 5, 5),
+    "rows": (6, 3, 9, 8, 9, 3),
+    "warps": (7, 3, 8, 8, 4, 3),
+    "teams": (5, 3, 8, 8, 7, 3),
 }
 
 
 def _races(way: str, change: Callable[[str], str], folder: Path) -> int:
-    """Whether threads' accesses to shared memory are in order but for one that is told of on standard error."""
-    kernel, tiles = WAYS[way]
-    problem, wanted = ConvProblem(*WATCHED[way][0]), WATCHED[way][1]
-    fitting = [
-        tile
-        for tile in tiles(problem.with_batch(16), LARGE, 16, 2)
-        if tile.shared_bytes(problem) <= LARGE.shared_bytes
-        and all(getattr(tile, name) == value for name, value in wanted.items())
-    ]
+    """1 where an access to shared memory is not in order with another, told of on standard error; else 0."""
+    kernel, problem = WAYS[way][0], ConvProblem(*WATCHED[way])
+    fitting = _fitting(way, problem, LARGE, images=1)
     plan = split.plan_of(fitting[len(fitting) // 2], problem, LARGE, 16)
     rng = np.random.default_rng(408)
     x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)

@@ -112,9 +112,9 @@ def _long_sums(kernel: Any, x: Any, w: Any) -> tuple[np.ndarray, np.ndarray]:
     return out.get(), reference.convolve(x, w)
 
 
-@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [split.TEAMS, split.WARPS], ids=lambda kernel: kernel.name)
 def test_sums_do_not_come_out_too_small(kernel):
-    # Cut off towards zero 37 times, they were short of 5.4 units of 2^-23 in the mean.
+    # Cut off towards zero 37 times, they fell short by 5.4 units of 2^-23 in the mean; of one channel by less than one.
     rng = np.random.default_rng(408)
     out, exact = _long_sums(kernel, lambda shape: rng.uniform(-1, 1, shape), rng.standard_normal)
     short = ((exact - out) * exact).sum() / (exact * exact).sum()
