@@ -1,31 +1,39 @@
 """Which GPU kernel is fastest for a layer: a small table of measured times, read from data.
 
 ``choices.json`` has, for each chip that ``python -m ece408_op.sweep`` was run on, the median time of every kernel on
-some layers. A layer that was not measured is taken to be like the nearest that was.
+some layers. On a layer that was not measured a kernel is expected to take what it took on the nearest that were, as
+much more or less as its own estimate is.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from .errors import DataError
+from .kernel import roofline
 from .launch import Chip
 from .problem import ConvProblem
 
 TABLE = Path(__file__).with_name("choices.json")
 SIZES = ("batch", "channels", "height", "width", "filters", "kernel")
+#: Measured layers that a kernel's time is carried over from, and the share that it is expected to take more for each
+#: doubling that lies between.
+_NEAREST, _DOUBT = 6, 0.1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of kernels on one layer, in milliseconds, by kernel name."""
+    """The times of kernels on one layer, in milliseconds, by kernel name, and the estimates of those that have one of
+    their own: what others' is, see ``kernel.roofline``."""
 
     problem: ConvProblem
     milliseconds: dict[str, float]
+    estimates: dict[str, float] = field(default_factory=dict)
 
     @property
     def order(self) -> list[str]:
@@ -42,10 +50,12 @@ class ChipTable:
     layers: tuple[Measured, ...]
 
 
-def preference(problem: ConvProblem, chip: Chip, path: Path = TABLE) -> list[str]:
-    """The names of the measured kernels, the fastest on the nearest measured layer first; empty with no table.
+def preference(
+    problem: ConvProblem, chip: Chip, names: Iterable[str], estimate: Callable[[str], float], path: Path = TABLE
+) -> list[str]:
+    """Those of the names that were measured, the one expected to be fastest first; empty with no table.
 
-    Behind them stand those that were measured on the next nearest layer alone, and so on.
+    Kernels measured on that very layer come first. ``estimate`` is asked for a kernel's own, where it is needed.
     A chip that was not measured is taken to be like one of its own architecture, and else like the first of the table.
     Raises DataError where the table cannot be read.
     """
@@ -59,7 +69,21 @@ def preference(problem: ConvProblem, chip: Chip, path: Path = TABLE) -> list[str
         or list(tables)
     )
     rows = sorted(near[0].layers, key=lambda row: distance(row.problem, problem))
-    return list(dict.fromkeys(name for row in rows for name in row.order))
+    measured = [name for name in names if any(name in row.milliseconds for row in rows)]
+    if rows and rows[0].problem == problem:
+        found = dict.fromkeys(name for row in rows for name in row.order)
+        return [name for name in found if name in measured]
+    return sorted(measured, key=lambda name: _expected(name, problem, chip, rows, estimate(name)))
+
+
+def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured], estimate: float) -> float:
+    """Milliseconds that the kernel is expected to take, from rows that have the nearest first."""
+    near = [row for row in rows if name in row.milliseconds][:_NEAREST]
+    away = [max(distance(row.problem, problem), 1e-3) for row in near]
+    ratios = [math.log(row.milliseconds[name] / row.estimates.get(name, roofline(row.problem, chip))) for row in near]
+    weights = [1 / distance**2 for distance in away]
+    ratio = sum(weight * ratio for weight, ratio in zip(weights, ratios)) / sum(weights)
+    return estimate * math.exp(ratio) * (1 + _DOUBT * away[0])
 
 
 def distance(a: ConvProblem, b: ConvProblem) -> float:
@@ -85,7 +109,9 @@ def read(path: Path) -> tuple[ChipTable, ...]:
                 chip["name"],
                 (int(chip["capability"][0]), int(chip["capability"][1])),
                 tuple(
-                    Measured(ConvProblem(*row["layer"]), {name: float(ms) for name, ms in row["milliseconds"].items()})
+                    Measured(
+                        ConvProblem(*row["layer"]), _floats(row["milliseconds"]), _floats(row.get("estimates", {}))
+                    )
                     for row in chip["layers"]
                 ),
             )
@@ -97,11 +123,18 @@ def read(path: Path) -> tuple[ChipTable, ...]:
         raise DataError(f"{path}: expected a table written by python -m ece408_op.sweep, got {error!r}") from error
 
 
+def _floats(times: dict[str, float]) -> dict[str, float]:
+    return {name: float(ms) for name, ms in times.items()}
+
+
 def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
-    """The tables as the file's text, the new one's layers in the place of the same chip's."""
-    timed = {row.problem for row in new.layers}
-    old = [row for table in tables if table.chip == new.chip for row in table.layers if row.problem not in timed]
-    new = replace(new, layers=(*new.layers, *old))
+    """The tables as the file's text, with the new one's times; other kernels of the same layers keep theirs."""
+    layers = {row.problem: row for row in new.layers}
+    for row in (row for table in tables if table.chip == new.chip for row in table.layers):
+        again = layers.get(row.problem, row)
+        times, estimates = {**row.milliseconds, **again.milliseconds}, {**row.estimates, **again.estimates}
+        layers[row.problem] = Measured(row.problem, times, estimates)
+    new = replace(new, layers=tuple(layers.values()))
     kept = [table for table in tables if table.chip != new.chip]
     chips = [
         {
@@ -111,6 +144,7 @@ def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
                 {
                     "layer": [getattr(row.problem, size) for size in SIZES],
                     "milliseconds": {name: round(row.milliseconds[name], 4) for name in row.order},
+                    "estimates": {name: round(row.estimates[name], 4) for name in row.order if name in row.estimates},
                 }
                 for row in table.layers
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -78,8 +79,15 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
     fitting = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
     fitting.sort(key=lambda kernel: ranks.index(kernel.precision))
     # The table's layers have nothing behind them: for those that have, the list's order holds.
-    order = [] if chip is None or isinstance(problem, PooledProblem) else choices.preference(problem, chip)
-    measured = [kernel for name in order for kernel in fitting if kernel.name == name]
+    measured: list[Kernel] = []
+    if chip is not None and not isinstance(problem, PooledProblem):
+        known = {k.name: k for k in fitting if isinstance(k, CudaKernel) and k.runs_on(chip)}
+
+        def estimate(name: str) -> float:
+            # Those that do not suit come last anyway, and an estimate takes a while.
+            return known[name].estimate(problem, chip) if known[name].suits(problem, chip) else math.inf
+
+        measured = [known[name] for name in choices.preference(problem, chip, known, estimate)]
     candidates = measured + [kernel for kernel in fitting if kernel not in measured]
     return candidates if chip is None else _suiting_first(candidates, problem, chip)
 

@@ -35,6 +35,11 @@ def suits_always(problem: ConvProblem, chip: Chip) -> bool:
     return True
 
 
+def roofline(problem: ConvProblem, chip: Chip) -> float:
+    """Milliseconds by an H200's rates of float32 and of memory, and for a launch: other layers' times go with it."""
+    return max(problem.flops / 60e9, problem.bytes / 4e9) + 0.004
+
+
 def needs_nothing(problem: ConvProblem, out: Any) -> None:
     """The kernel has nothing to prepare."""
 
@@ -138,6 +143,8 @@ class CudaKernel:
     exact: bool = False
     #: Whether a problem is one that times of others speak for.
     suits: Callable[[ConvProblem, Chip], bool] = suits_always
+    #: About how many milliseconds a call takes, as its times on other layers are carried over; infinite: not known.
+    estimate: Callable[[ConvProblem, Chip], float] = roofline
     #: Whether it takes a PooledProblem too, out then being (B, M, PH, PW).
     pools: bool = False
 

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from . import choices, cuda
+from .bench.layers import RANGES, random_layers
 from .check import Comparison, compare
 from .data.atomic import folder_problem, replacing
 from .errors import DeviceError
-from .kernel import CudaKernel
+from .kernel import CudaKernel, roofline
 from .kernels import KERNELS
 from .launch import Chip
 from .problem import ConvProblem
@@ -39,6 +40,7 @@ _EPILOG = """\
 example:
   python -m ece408_op.sweep --kernels naive window --images 1000 --json sweep.json
   python -m ece408_op.sweep --random 24 --record
+  python -m ece408_op.sweep --random 40 --seed 1 --ranges C=2-32,M=8-64,K=3-9 --kernels split split_teams --record
 
 exit codes: 0 done, 1 a kernel was wrong, 2 usage, 3 this machine can't (no GPU)"""
 
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kernels", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--images", type=int, default=10_000, help="images of the course's layers (default 10000)")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="add N layers drawn at random")
+    parser.add_argument("--ranges", metavar="WORD", help=f"draw these as ece408-bench does, from such ranges: {RANGES}")
     parser.add_argument("--seed", type=int, default=408, help="seed of the random layers and of all values")
     parser.add_argument("--record", action="store_true", help=f"write the times into {choices.TABLE.name}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the chip, and each layer's times, to FILE")
@@ -91,7 +94,7 @@ def _sweep(kernels: list[CudaKernel], layers: list[ConvProblem], chip: Chip, see
         x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
         w = rng.standard_normal(problem.w_shape, dtype=np.float32)
         out = cupy.empty(problem.y_shape, np.float32)
-        times = {}
+        times, estimates = {}, {}
         for kernel in kernels:
             reasons = kernel.not_supported_reasons(problem, chip)
             if reasons:
@@ -105,7 +108,9 @@ def _sweep(kernels: list[CudaKernel], layers: list[ConvProblem], chip: Chip, see
             rate = problem.flops / milliseconds / 1e9
             print(f"{problem}: {kernel.name} {milliseconds:.4f} ms, {rate:.2f} TFLOP/s, error {found.scaled:.2g}")
             times[kernel.name] = milliseconds
-        rows.append(choices.Measured(problem, times))
+            if kernel.estimate is not roofline:
+                estimates[kernel.name] = kernel.estimate(problem, chip)
+        rows.append(choices.Measured(problem, times, estimates))
         del x, w, out
         cupy.get_default_memory_pool().free_all_blocks()
     return rows, all_right
@@ -119,6 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem:
         parser.error(f"--json: {problem}")
     try:
+        drawn = drawn_layers(asked.random, asked.seed)
+        if asked.ranges is not None:
+            drawn = list(random_layers(asked.random, asked.seed, asked.ranges).values())
+    except ValueError as error:
+        parser.error(f"--{error}")
+    try:
         chip = cuda.chip()
     except DeviceError as error:
         print(error, file=sys.stderr)
@@ -127,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kernels = [k for k in KERNELS if isinstance(k, CudaKernel) and k.name in asked.kernels]
     batches = dict.fromkeys([asked.images, *(max(1, asked.images // times) for times in _FEWER)])
     layers = [ConvProblem(images, *layer) for images in batches for layer in COURSE]
-    layers += drawn_layers(asked.random, asked.seed)
+    layers += drawn
     rows, all_right = _sweep(kernels, layers, chip, asked.seed)
     table = choices.ChipTable(chip.name, chip.capability, tuple(row for row in rows if row.milliseconds))
     if asked.json is not None:

@@ -69,7 +69,21 @@ struct Fragment {
 };
 
 struct Sums {
-    float high[MT][4], cross[PARTS == 2 ? MT : 1][4];
+    float high[MT][4], cross[PARTS == 2 ? MT : 1][4], whole[CHUNKED ? MT : 1][4];
+
+    __device__ __forceinline__ void add_up() {
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) move_up(high[i][v], whole[CHUNKED ? i : 0][v]);
+    }
+    // Of value v of sixteen i: everything that was summed, but for the scales.
+    __device__ __forceinline__ float all(int i, int v) const {
+        float sum = high[i][v];
+        if (PARTS == 2) sum = fmaf(cross[PARTS == 2 ? i : 0][v], 1.0f / 2048, sum);
+        if (CHUNKED) sum += whole[CHUNKED ? i : 0][v];
+        return sum;
+    }
 };
 
 template <int COUNT>
@@ -98,11 +112,7 @@ __device__ __forceinline__ void store(float *out, const int *columns, const Sums
             for (int c = 0; c < 2; c++) {
                 float v[4];
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[j] = sums.high[2 * i + j / 2][j % 2 * 2 + c];
-                    if (PARTS == 2) v[j] = fmaf(sums.cross[PARTS == 2 ? 2 * i + j / 2 : 0][j % 2 * 2 + c], 1.0f / 2048, v[j]);
-                    v[j] = multiply(v[j], scale[c]);
-                }
+                for (int j = 0; j < 4; j++) v[j] = multiply(sums.all(2 * i + j / 2, j % 2 * 2 + c), scale[c]);
                 const int m = tile * 8 + 2 * t + c;
                 if (places.rows[i] > 0 && m < M)
                     __stcs(reinterpret_cast<float4 *>(places.to[i] + m * PIXELS), make_float4(v[0], v[1], v[2], v[3]));
@@ -112,11 +122,8 @@ __device__ __forceinline__ void store(float *out, const int *columns, const Sums
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
-        for (int v = 0; v < 4; v++) {
-            float sum = sums.high[i][v];
-            if (PARTS == 2) sum = fmaf(sums.cross[PARTS == 2 ? i : 0][v], 1.0f / 2048, sum);
-            out[(2 * t + v % 2) * OUT + 16 * i + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
-        }
+        for (int v = 0; v < 4; v++)
+            out[(2 * t + v % 2) * OUT + 16 * i + v / 2 * 8 + g] = multiply(sums.all(i, v), scale[v % 2]);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < (MT + 1) / 2; i++) {
@@ -191,10 +198,16 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                 tap = next;
                 if (k + 2 < KSTEPS) next = taps[(k + 2) * 4];
             };
+            int chunk = 0;
 #pragma unroll 1
             for (int k = 0; k < KSTEPS; k += 2) {
                 step(k, 0);
-                if (k + 1 < KSTEPS) step(k + 1, 1);
+                if (KSTEPS % 2 == 0 || k + 1 < KSTEPS) step(k + 1, 1);
+                if (CHUNKED && (chunk += 2) == CHUNK) {
+                    chunk = 0;
+#pragma unroll
+                    for (int n = 0; n < NT; n++) sums[n].add_up();
+                }
             }
 #pragma unroll
             for (int n = 0; n < NT; n++)

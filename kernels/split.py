@@ -15,7 +15,9 @@ so that the largest of a tile lies in [2^14, 2^15):
   sums of high low and low high are 2^-10 of the main one, and add as much less.
 - Cut off always towards zero, sums come out too small, and the more so the longer they are; y is scaled by as much
   more as was measured in the mean (``split_weights.cu``): by 0.15 2^-23 a step, no more steps than products.
-- One rounding joins the sums, one adds both of the small ones, one undoes the scale: less than 2^-22 together.
+- Long sums are parted every few steps, six at least, where a thread has the registers (``split_sums.cu``): less is cut
+  off and made good, and what was moved is rounded once for 96 products or more, by 2^-24.
+- One rounding joins the sums, one adds both of the small ones, one what was moved, one undoes the scale: 2^-22 in all.
 
 Rounded to one 16-bit float, both factors err by u: as precise as tf32, whose numbers keep as many bits, in the whole
 range of float32, which 16-bit floats do not have.
@@ -26,12 +28,12 @@ from __future__ import annotations
 from functools import cache, partial
 from pathlib import Path
 
-from ece408_op.kernel import CudaKernel, reduced_bound
+from ece408_op.kernel import CudaKernel, reduced_bound, roofline
 from ece408_op.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines
 from ece408_op.problem import ConvProblem
 
 from . import register_tiled
-from .split_shapes import best_tile
+from .split_shapes import MOST_IMAGES, best_tile, estimate
 from .split_taps import NO_TAP
 from .split_tile import Tile
 
@@ -43,12 +45,8 @@ _FILTER_THREADS = 256
 _SHORT_SUM = 16
 #: The most channels, the most filters, and the filters' sizes of the layers that were timed, rounded up.
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
-#: Blocks that share the filters, each of which splits all inputs, where auto may choose a kernel.
-_MOST_FILTER_BLOCKS = 2
 #: Blocks of the smallest call that was timed and was faster than without tensor cores.
 _FEWEST_BLOCKS = 10
-#: A tile has no more images.
-_MOST_IMAGES = 16
 #: Images of one launch: their marks take 8 bytes each.
 _MOST_A_ROUND = 1 << 24
 #: Ways in which the words of half a step lie that a thread keeps addresses for.
@@ -58,10 +56,10 @@ _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 #: Units of 2^-23 by which sums come out too small a step, as measured in the mean: TRUNCATION_BIAS.
 _TRUNCATION_BIAS = 0.15
 _SOURCES = {
-    "warps": ("split_mma.cu", "split.cu"),
+    "warps": ("split_sums.cu", "split_mma.cu", "split.cu"),
     "columns": ("split_mma.cu", "split_columns.cu"),
     "rows": ("split_mma.cu", "split_rows.cu", "split_filters.cu"),
-    "teams": ("split_wgmma.cu",),
+    "teams": ("split_sums.cu", "split_wgmma.cu"),
 }
 #: Chips whose figures nobody gave: the first with the instructions.
 _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227 * 1024)
@@ -69,14 +67,14 @@ _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227
 
 def split_bound(problem: ConvProblem) -> float:
     """The largest |y - exact| as a share of sum |x||w|: see above."""
-    n = problem.products * _EPS_SUM * (1 + 2.0**-9)
+    n = problem.products * (_EPS_SUM * (1 + 2.0**-9) + 2.0**-24 / 96)
     more = (_TRUNCATION_BIAS * problem.products + 0.5) * 2.0**-23
     return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + more
 
 
 def _layer(problem: ConvProblem) -> ConvProblem:
     """The problem with as many images as a tile may have: one tile, one binary, for every batch."""
-    return problem.with_batch(_MOST_IMAGES)
+    return problem.with_batch(MOST_IMAGES)
 
 
 def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
@@ -98,17 +96,17 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
 
 
 def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
-    """Whether the tile that fits is one that the table's times are like, there are as many as on the layers with the
-    fewest images, and the sum is long enough to err as much as a product's parts."""
-    tile = best_tile(way, _layer(problem), chip, 4, parts)
-    if tile is None or problem.products < _SHORT_SUM or problem.kernel not in _TIMED_KERNELS:
+    """Whether the layer lies in the range that was timed, its tiles are as many as on the layers with the fewest
+    images, and the sum is long enough to err as much as a product's parts."""
+    if problem.products < _SHORT_SUM or problem.kernel not in _TIMED_KERNELS:
         return False
     if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
         return False
-    # Parts of rows, and inputs split again for every few filters, took up to four times as long as another way.
-    whole = tile.columns * (tile.rows if tile.folded else 1) == problem.output_width
+    tile = best_tile(way, _layer(problem), chip, 4, parts)
+    if tile is None:
+        return False
     blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
-    return whole and tile.filter_blocks <= _MOST_FILTER_BLOCKS and blocks >= _FEWEST_BLOCKS
+    return blocks >= _FEWEST_BLOCKS
 
 
 def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
@@ -166,6 +164,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "S": tile.stride,
         "PL": tile.plane,
         "KSTEPS": tile.steps,
+        "CHUNK": tile.chunk or tile.steps,
         "NT": tile.tiles,
         "GB": tile.groups(problem),
         "NC": tile.warps,
@@ -263,6 +262,7 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         options=("--gpu-architecture=sm_90a",) if teams else (),
         exact=teams,
         suits=partial(_suits, way, parts),
+        estimate=roofline if way == "columns" else partial(estimate, way, parts),
     )
 
 

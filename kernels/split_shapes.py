@@ -5,6 +5,7 @@ Prices are of an H200, roughly: docs/gpu/split.md tells how they compare with wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -23,6 +24,10 @@ _MMA = 1.52
 _READ = 2
 #: Cycles for a tile's barriers and for what waits at its ends.
 _EACH_TILE = 900
+#: Cycles of a millisecond, and milliseconds of a call's three launches.
+_CYCLES, _LAUNCHES = 1.75e6, 0.012
+#: A tile has no more images.
+MOST_IMAGES = 16
 #: How much longer it takes where inputs are read twice from the cache.
 _DIRECT = 1.03
 #: And where outputs leave by the copy engine, and where inputs are copied a tile ahead.
@@ -33,16 +38,27 @@ _MANY_IMAGES = 8
 _MOST_FILTERS = 100 * 1024
 #: Share of the shared memory that wgmma's filters may take.
 _MOST_SHARE = 0.7
-#: Registers of a thread for the pixels that stay with it, and, by warps of a block, for sums and filters.
+#: Registers of a thread for the pixels that stay with it, and, by warps of a block, for sums and filters; where sums
+#: are parted every few steps, for three registers of a sum instead of two.
 _KEPT = 64
-_SUMS = {8: 100, 12: 72}
+_SUMS, _CHUNKED_SUMS = {8: 100, 12: 72}, {8: 104, 12: 72}
+#: Steps after which sums are parted, of many and of fewer steps; both of whole pairs and threes of steps. With
+#: fewer than _LONG_SUM there is nothing to win.
+_CHUNK, _CHUNK_OF_FEW, _MANY_STEPS, _LONG_SUM = 12, 6, 32, 9
+#: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
+_WORTH = 1.09
 #: Registers for filters, and pixels or sums, where filters stay: of 128 of a thread, of 168. Tiles of filters then.
 _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
-#: How much longer it takes where a tile is a part of its rows only, whose inputs are copied and split one by one.
-_PART_OF_ROWS = 3.0
+#: How much longer it takes where a tile is a part of its rows only, whose inputs are copied and split one by one; how
+#: much longer the loading warps alone take, of split and of teams, and where they copy one float at a time.
+_PART_OF_ROWS, _PART_LOADED, _ONE_BY_ONE = 3.0, (3.9, 8.0), (1.9, 1.3)
+#: Cycles of the loading warps for 32 floats of input and for 32 words of planes; how their time and that of products,
+#: which they share a multiprocessor with, make one: by a sum of such powers. Fitted to 79 layers' times (split.md).
+_LOAD_INPUTS, _LOAD_WORDS, _POWER = (17, 31), (11, 0), 3
 #: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many to
-#: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another.
-_TEAMS, _TEAM_REGISTERS = 3, {144: 44, 152: 28}
+#: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another; column
+#: tiles, of all rows of sums, that it did so for with sums that are parted.
+_TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
 #: Rows of filters with fewer words than this are not taken step by step.
 _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
@@ -119,6 +135,16 @@ def _part(problem: ConvProblem, tile: Tile) -> float:
     return 1.0 if tile.columns == problem.output_width else _PART_OF_ROWS
 
 
+def _with_loading(problem: ConvProblem, tile: Tile, work: float) -> float:
+    """Cycles of a tile whose products take so many, its loading warps being at work at the same time."""
+    team = int(tile.teams > 0)
+    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
+    loading = (_LOAD_INPUTS[team] * tile.inputs(problem) + _LOAD_WORDS[team] * words) / 32
+    loading *= _ONE_BY_ONE[team] if tile.vector == 1 else 1.0
+    loading *= 1.0 if tile.columns == problem.output_width else _PART_LOADED[team]
+    return (work**_POWER + loading**_POWER) ** (1 / _POWER)
+
+
 def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
     """Every tile for filters that stay in registers, inputs shared by rows of outputs (``split_rows.cu``)."""
     tiles, words = ceil_div(problem.filters, 8), len(row_taps(problem.channels, problem.kernel))
@@ -178,6 +204,13 @@ def rows_price(problem: ConvProblem, tile: Tile) -> float:
     return total * tile.tiles_an_image(problem) / tile.images
 
 
+def _chunk(steps: int, parts: int) -> int:
+    """CHUNK: steps after which sums are parted, 0 where they are not."""
+    if parts == 1 or steps < _LONG_SUM:
+        return 0
+    return _CHUNK if steps >= _MANY_STEPS else _CHUNK_OF_FEW
+
+
 def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
     """MT, NT, KEEP_A and NC that fit the registers."""
     if steps * 4 * parts <= _KEPT:
@@ -185,11 +218,13 @@ def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool
             if steps * pixels * 4 * parts <= _KEPT:
                 yield pixels, tiles, True, 12
         return
-    for warps, room in _SUMS.items():
+    chunked = _chunk(steps, parts) > 0
+    for warps, room in (_CHUNKED_SUMS if chunked else _SUMS).items():
         for pixels in (4, 3, 2, 1):
             for groups in range(1, tiles + 1):
                 each = ceil_div(tiles, groups)
-                if 4 * parts * (pixels + 1) * each <= room and (groups == 1 or ceil_div(tiles, each) == groups):
+                fits = 4 * ((parts + chunked) * pixels + parts) * each <= room
+                if fits and (groups == 1 or ceil_div(tiles, each) == groups):
                     yield pixels, each, False, warps
                     break
 
@@ -221,6 +256,7 @@ def by_warps(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                         parts, rows, 1, images, lines, columns, stride, plane, taps, 0, each, warps, vector,
                         pixels=pixels, keep_a=keep_a, direct=direct, quads=quads,
                         shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS,
+                        chunk=0 if keep_a else _chunk(steps, parts),
                     )  # fmt: skip
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
                         yield tile
@@ -235,13 +271,13 @@ def warps_price(problem: ConvProblem, tile: Tile) -> float:
     filters = (2 * parts * tiles + groups) * steps
     stored = (0.5 if tile.quads else 2.0) * 8 * tiles * tile.pixels * 16 / 32
     units = ceil_div(tile.images * tile.super_rows * tile.columns, 16 * tile.pixels)
-    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
-    shared = units * (reads + filters + stored) + words / 32 * (3 + 2 * parts) * 1.3
+    shared = units * (reads + filters + stored)
     work = max(units * mma, shared) + 0.35 * min(units * mma, shared)
     # Few units leave warps idle: no more than two tiles are at hand at a time. Each tile costs its barriers.
     busy = min(1.0, units * groups * 1.6 / tile.warps)
-    total = work / busy * (1.12 if tile.warps == 8 else 1.0) * (1.0 if tile.shared_weights else 1.3) + _EACH_TILE
-    return total * (_DIRECT if tile.direct else 1.0) * _part(problem, tile) * tile.tiles_an_image(problem) / tile.images
+    work *= 0.75 / busy * (1.12 if tile.warps == 8 else 1.0) * (1.0 if tile.shared_weights else 1.3)
+    total = _with_loading(problem, tile, work) + 0.2 * _EACH_TILE
+    return total * (_DIRECT if tile.direct else 1.0) * tile.tiles_an_image(problem) / tile.images
 
 
 def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int, int] | None:
@@ -288,6 +324,7 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                 tile = Tile(
                     parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
                     4 * _TEAMS, vector, teams=_TEAMS, registers=registers, direct=direct, filter_blocks=blocks,
+                    chunk=_chunk(len(taps) // 8, parts) if sets * found[1] <= _CHUNKED_TILES else 0,
                 )  # fmt: skip
                 if tile.shared_bytes(problem) <= _NEARLY * chip.shared_bytes:
                     yield tile
@@ -304,10 +341,10 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     shared = _READ * loads * 16 * parts + products * (6 if parts == 2 else 2) * each
     stored = tile.sets * each * 72 + 150 * tile.sets
     units = ceil_div(tile.images * tile.super_rows * tile.columns, 64) * groups
-    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
-    work = units * (max(tensor, shared) + 0.3 * min(tensor, shared) + stored) + words / 32 * (3 + 2 * parts) * 1.3
+    work = units * (0.63 * (max(tensor, shared) + 0.3 * min(tensor, shared)) + 0.7 * stored)
     busy = min(1.0, units * 1.6 / tile.teams)
-    total = (work / busy + _EACH_TILE) * (_DIRECT if tile.direct else 1.0) * _part(problem, tile)
+    total = (_with_loading(problem, tile, work / busy) + 0.7 * _EACH_TILE) * (_DIRECT if tile.direct else 1.0)
+    total *= _WORTH if _chunk(tile.steps, parts) > tile.chunk else 1.0
     return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
 
 
@@ -333,6 +370,16 @@ def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: i
             return quiet
         nearly += 1
     return None
+
+
+def estimate(way: str, parts: int, problem: ConvProblem, chip: Chip) -> float:
+    """Milliseconds that a call takes by the price of its tile, but for "columns"; infinite where no tile fits."""
+    tile = best_tile(way, problem.with_batch(MOST_IMAGES), chip, 4, parts)
+    if tile is None:
+        return math.inf
+    blocks = tile.tiles_an_image(problem) * tile.filter_blocks
+    turns = ceil_div(ceil_div(problem.batch, tile.images) * blocks, chip.multiprocessors)
+    return turns * _WAYS[way][1](problem, tile) / blocks * tile.images / _CYCLES + _LAUNCHES
 
 
 def _quiet(problem: ConvProblem, tile: Tile, chip: Chip) -> Tile:

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from ece408_op.launch import ceil_div, round_up
 
 #: Lanes that read neighbouring pixels at a time, and shared memory's banks.
 _LANES, _BANKS = 8, 32
+#: Words between planes that are far apart: whole turns of the banks, more than the lanes' reads of one word span.
+_FAR = 128
 #: Words looked through for one that lies in other banks than those chosen.
 _LOOKED_AT = 160
 #: With more words than this only one row length is tried: the search takes long.
@@ -75,6 +79,11 @@ def ordered(taps: list[Tap], stride: int, plane: int, step: int = 1) -> tuple[tu
     return tuple(order + [NO_TAP] * (-len(order) % 8)), clashes
 
 
+@lru_cache(maxsize=1024)
+def _row_order(channels: int, kernel: int, plane: int, step: int) -> tuple[tuple[Tap, ...], int]:
+    return ordered(row_taps(channels, kernel), 0, plane, step)
+
+
 def by_rows(
     channels: int, kernel: int, stride: int, plane: int, whole_rows: bool, step: int
 ) -> tuple[tuple[Tap, ...], int, int]:
@@ -87,7 +96,8 @@ def by_rows(
     rest = len(taps) - 8 * whole
     if rest and (whole_rows or kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1):
         whole, rest = whole + 1, 0
-    row, clashes = ordered(taps, stride, plane, step)
+    # Banks repeat; only in planes closer together than lanes' reads are wide does more of the distance count.
+    row, clashes = _row_order(channels, kernel, plane if plane < _FAR else _FAR + plane % _BANKS, step)
     kept = row[: 8 * whole]
     gone = [tap for tap in row[8 * whole :] if tap != NO_TAP]
     order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in kept]
@@ -147,21 +157,18 @@ def quiet_layouts(
 def _wavefronts(order: tuple[Tap, ...], stride: int, plane: int, columns: int, step: int, down: int) -> float:
     """Cycles of shared memory for one read, the mean over some steps and places where the positions begin."""
     halves = [order[i : i + 4] for i in range(0, len(order), 4)]
-    total, count = 0, 0
-    for half in halves[:: ceil_div(len(halves), 8)]:
-        taps = [0 if p < 0 else p * plane + i * stride + j for p, i, j in half]
-        for start in range(0, columns, max(1, columns // 6)):
-            words: set[int] = set()
-            for lane in range(_LANES):
-                at = start // 4 * 4 + step * lane
-                base = at // columns * stride * down + at % columns
-                words.update(base + tap for tap in taps)
-            banks: dict[int, int] = {}
-            for word in words:
-                banks[word % _BANKS] = banks.get(word % _BANKS, 0) + 1
-            total += max(banks.values())
-            count += 1
-    return total / count
+    some = halves[:: ceil_div(len(halves), 8)]
+    taps = [[0 if p < 0 else p * plane + i * stride + j for p, i, j in half] for half in some]
+    starts = np.arange(0, columns, max(1, columns // 6)) // 4 * 4
+    at = starts[:, None] + step * np.arange(_LANES)
+    bases = at // columns * stride * down + at % columns
+    # Of every half and place, the words that the lanes read; each different one costs its bank a cycle.
+    words = np.sort((np.array(taps)[:, None, None, :] + bases[None, :, :, None]).reshape(len(taps) * len(starts), -1))
+    first = np.ones(words.shape, bool)
+    first[:, 1:] = words[:, 1:] != words[:, :-1]
+    rows, _ = np.nonzero(first)
+    reads = np.bincount(rows * _BANKS + words[first] % _BANKS, minlength=len(words) * _BANKS)
+    return float(reads.reshape(-1, _BANKS).max(axis=1).mean())
 
 
 @lru_cache(maxsize=256)

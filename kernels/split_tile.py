@@ -52,6 +52,7 @@ class Tile:
     quads: bool = False  # QUADS
     filter_blocks: int = 1  # MBLOCKS: blocks that share the filters
     y_vector: int = 1  # YV: floats of one store
+    chunk: int = 0  # CHUNK: steps after which sums are parted; 0: never
     bulk: bool = False  # BULK: outputs leave by the copy engine, from memory for those of two tiles
 
     @property
@@ -99,13 +100,17 @@ class Tile:
         """Bytes of all filters, split and in the tensor cores' order."""
         return self.steps * self.padded_tiles(problem) * 32 * 8 * self.parts
 
-    def shared_bytes(self, problem: ConvProblem) -> int:
-        """Shared memory of a block."""
+    def inputs(self, problem: ConvProblem) -> int:
+        """Floats of input that a tile has, copied to shared memory or, ``direct``, read where they are."""
         whole = self.columns * (self.rows if self.folded else 1) == problem.output_width
         columns = problem.width if whole else self.columns + problem.kernel - 1
         rows = min(problem.height, self.down * self.super_rows + problem.kernel - 1)
+        return self.images * problem.channels * rows * columns
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Shared memory of a block."""
         words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
-        words += 0 if self.direct else (1 + self.ahead) * self.images * problem.channels * rows * columns
+        words += 0 if self.direct else (1 + self.ahead) * self.inputs(problem)
         words += self.out_floats(problem) + 8 * self.steps + 8 * self.padded_tiles(problem)
         words += round_up(self.images * self.super_rows * self.columns, 16) // 2 if self.stationary else 0
         filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0

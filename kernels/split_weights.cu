@@ -7,6 +7,7 @@
 // The list of the images to be computed anew is emptied here too, and the tiles' queues are set to their beginnings.
 
 constexpr int SPREAD = 28;       // powers of two below the largest value within which all others must lie
+constexpr bool CHUNKED = CHUNK < KSTEPS;  // whether sums are parted every so many steps (split_sums.cu)
 constexpr int MOST_SCALE = 120;  // so that 2^120 and 2^-120 are both float32 numbers
 
 // A launch of these kernels begins before the one before it has ended (sm_90), does what does not depend on it, and
@@ -62,7 +63,7 @@ __device__ __forceinline__ int filter_place(int step, int tile, int n, int t, in
 //
 // A column's power of two and those units, in one number; what undoes the scaling of a column and of a tile, 2^e.
 __device__ __forceinline__ int column_of(int exponent, int steps) {
-    return exponent * 256 + min(int(TRUNCATION_BIAS * steps + 0.5f), 255);
+    return exponent * 256 + min(int(TRUNCATION_BIAS * min(steps, CHUNK) + 0.5f), 255);
 }
 __device__ __forceinline__ int exponent_of(int column) { return column >> 8; }
 __device__ __forceinline__ float scale_back(int e, int column) {

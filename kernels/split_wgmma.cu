@@ -59,6 +59,23 @@ __device__ __forceinline__ void add_products(float (&sums)[RA][SUMS], float (&lo
     commit();
 }
 
+// The high part of the sums, of which a thread has so many for each row of outputs.
+struct Whole {
+    float sums[CHUNKED ? RA : 1][CHUNKED ? LOW_SUMS : 1];
+    __device__ __forceinline__ void add_up(float (&from)[RA][SUMS]) {
+        wait<0>();
+        int once = 1;
+        asm volatile("" : "+r"(once));
+#pragma unroll 1
+        for (int i = 0; i < once; i++)
+#pragma unroll
+        for (int r = 0; r < RA; r++) {
+#pragma unroll
+            for (int v = 0; v < LOW_SUMS; v++) move_up(from[r][v], sums[CHUNKED ? r : 0][CHUNKED ? v : 0]);
+        }
+    }
+};
+
 constexpr int PIECES = RA * 4 * NT;                            // of a lane's outputs, each a float
 constexpr int PIECES_A_STEP = UNROLLED ? (PIECES + ALL_STEPS - 2) / (ALL_STEPS - 1) : PIECES;
 
@@ -139,6 +156,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             unsigned long long b = described + in_block * (PARTS * 16);
             asm volatile("" : "+l"(b));  // otherwise every step's is worked out beforehand, and kept
             float sums[RA][SUMS] = {}, low[RA][LOW_SUMS] = {};
+            Whole whole = {};
 
             Fragment f0, f1, f2;
             if constexpr (UNROLLED) {
@@ -173,6 +191,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     }
                     wait<1>();
                     fetch_step(k + 1);
+                    if (CHUNKED && (k + 1) % CHUNK == 0) whole.add_up(sums);
                 }
             } else {
                 send();
@@ -199,6 +218,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     if (k + 3 < ROW_STEPS) next(f0);
                     if (k + 2 < ROW_STEPS) use(f2);
                     if (k + 4 < ROW_STEPS) next(f1);
+                    if (CHUNKED && (k + 3) % CHUNK == 0) whole.add_up(sums);
                 }
                 wait<0>();
 #pragma unroll
@@ -225,6 +245,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                         float sum = sums[r][4 * n + v];
                         if (PARTS == 2)
                             sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
+                        if (CHUNKED) sum += whole.sums[CHUNKED ? r : 0][CHUNKED ? 4 * n + v : 0];
                         const int column = (r * NT + n) * 8 + 2 * t + v % 2;
                         out[column * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
                     }

@@ -266,6 +266,12 @@ UNWATCHED inline double row_value(int warp, int r, int k) {
     return half_of(rows_of[warp][r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k);
 }
 
+// A tensor core's sum: cut off at its last bit, towards zero. (They cut off the smaller terms before as well.)
+UNWATCHED inline float cut_off(double sum) {
+    const float nearest = float(sum);
+    return std::fabs(double(nearest)) > std::fabs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
 UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, unsigned b1) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
@@ -277,7 +283,7 @@ UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, uns
             const unsigned word = columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 8 / 2][k / 8];
             sum += row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
         }
-        d[v] = sum;
+        d[v] = cut_off(sum);
     }
     exchange();
 }
@@ -296,7 +302,7 @@ inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, in
             std::memcpy(&word, memory + field(0) + column + k / 8 * field(16) + k % 8 / 2 * 4, 4);
             sum += row_value(warp, lane / 4 + i % 4 / 2 * 8, k) * half_of(word, k);
         }
-        d[i] = sum;
+        d[i] = cut_off(sum);
     }
     of_team[warp / 4].sync(128, false);
 }

@@ -9,17 +9,22 @@ import pytest
 from ece408_op import choices, cuda, dispatch, sweep
 from ece408_op.choices import ChipTable, Measured
 from ece408_op.errors import DataError, DeviceError
-from ece408_op.kernel import CudaKernel
+from ece408_op.kernel import CudaKernel, roofline
 from ece408_op.kernels import KERNELS
 from ece408_op.launch import Chip
 from ece408_op.problem import ConvProblem
 
+NAMES = ("a", "b", "c", "new", "fast", "slow")
 SMALL, LARGE = ConvProblem(10_000, 1, 28, 28, 6, 5), ConvProblem(10_000, 64, 28, 28, 256, 11)
 HOPPER, ADA = Chip("hopper", (9, 0), 132), Chip("ada", (8, 9), 128)
 TABLES = (
     ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 2.0, "a": 1.0}), Measured(LARGE, {"a": 9.0, "b": 3.0}))),
     ChipTable("ada", (8, 9), (Measured(SMALL, {"c": 1.0}),)),
 )
+
+
+def preference(problem, chip, path, estimate=None):
+    return choices.preference(problem, chip, NAMES, estimate or (lambda name: roofline(problem, chip)), path)
 
 
 @pytest.fixture
@@ -35,29 +40,60 @@ def test_what_is_written_is_read_back(table):
     assert [chip["name"] for chip in json.loads(again)["chips"]] == ["ada", "hopper"]
 
 
+def test_times_of_other_kernels_on_the_same_layer_are_kept(tmp_path):
+    again = ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 0.5, "new": 3.0}),))
+    path = tmp_path / "again.json"
+    path.write_text(choices.merged(TABLES, again))
+    hopper = next(each for each in choices.read(path) if each.chip == "hopper")
+    times = {row.problem: row.milliseconds for row in hopper.layers}
+    assert times == {SMALL: {"a": 1.0, "b": 0.5, "new": 3.0}, LARGE: {"a": 9.0, "b": 3.0}}
+
+
 def test_the_nearest_measured_layer_decides(table):
-    assert choices.preference(SMALL, HOPPER, table) == ["a", "b"]
-    assert choices.preference(LARGE.with_batch(100), HOPPER, table) == ["b", "a"]
-    assert choices.preference(ConvProblem(5000, 2, 30, 33, 8, 5), HOPPER, table) == ["a", "b"]
-    assert choices.preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
+    assert preference(SMALL, HOPPER, table) == ["a", "b"]
+    assert preference(LARGE.with_batch(100), HOPPER, table) == ["b", "a"]
+    assert preference(ConvProblem(5000, 2, 30, 33, 8, 5), HOPPER, table) == ["a", "b"]
+    assert preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
 
 
 def test_kernels_that_only_another_layer_has_stand_behind_the_nearest_layers_own(tmp_path):
     path = tmp_path / "choices.json"
     rows = (Measured(SMALL, {"new": 1.0}), Measured(LARGE, {"slow": 9.0, "new": 5.0, "fast": 3.0}))
     path.write_text(choices.merged((), ChipTable("hopper", (9, 0), rows)))
-    assert choices.preference(SMALL, HOPPER, path) == ["new", "fast", "slow"]
+    assert preference(SMALL, HOPPER, path) == ["new", "fast", "slow"]
+
+
+def test_a_kernels_own_estimate_carries_its_times_over(tmp_path):
+    # Both took as long on a layer that is a little different, where "a" expected to take 1 ms and "b" 4.
+    path = tmp_path / "choices.json"
+    row = Measured(SMALL, {"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 4.0})
+    path.write_text(choices.merged((), ChipTable("hopper", (9, 0), (row,))))
+    near = ConvProblem(10_000, 1, 30, 30, 8, 5)
+    assert preference(near, HOPPER, path, {"a": 3.0, "b": 4.0}.get) == ["b", "a"]
+    assert preference(near, HOPPER, path, {"a": 0.5, "b": 4.0}.get) == ["a", "b"]
+
+
+def test_estimates_in_the_table_are_those_of_the_kernels():
+    # A stale one would carry a kernel's times over wrongly: python -m ece408_op.sweep --record writes them anew.
+    (table,) = (table for table in choices.read(choices.TABLE) if table.capability == (9, 0))
+    chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+    kernels = {kernel.name: kernel for kernel in KERNELS}
+    for row in table.layers[:: len(table.layers) // 12]:
+        own = [name for name in row.milliseconds if kernels[name].estimate is not roofline]
+        assert sorted(row.estimates) == sorted(own)
+        for name, estimate in row.estimates.items():
+            assert estimate == pytest.approx(kernels[name].estimate(row.problem, chip), abs=1e-4)
 
 
 def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
-    assert choices.preference(SMALL, ADA, table) == ["c"]
-    assert choices.preference(SMALL, Chip("another", (8, 9), 60), table) == ["c"]
-    assert choices.preference(SMALL, Chip("older", (8, 0), 108), table) == ["c"]
-    assert choices.preference(SMALL, Chip("oldest", (5, 0), 5), table) == ["a", "b"]
+    assert preference(SMALL, ADA, table) == ["c"]
+    assert preference(SMALL, Chip("another", (8, 9), 60), table) == ["c"]
+    assert preference(SMALL, Chip("older", (8, 0), 108), table) == ["c"]
+    assert preference(SMALL, Chip("oldest", (5, 0), 5), table) == ["a", "b"]
 
 
 def test_without_a_table_there_is_no_preference(tmp_path):
-    assert choices.preference(SMALL, HOPPER, tmp_path / "nothing.json") == []
+    assert preference(SMALL, HOPPER, tmp_path / "nothing.json") == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"chips": [{"name": 1}]}', '{"chips": [[]]}', "[1]"])
@@ -114,3 +150,10 @@ def test_the_sweep_with_an_unknown_kernel_exits_2_and_names_the_known(capsys):
         sweep.main(["--kernels", "nothing"])
     assert exit_code.value.code == 2
     assert "register_tiled" in capsys.readouterr().err
+
+
+def test_ranges_that_are_none_are_told_apart_from_layers(capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main(["--random", "3", "--ranges", "C=5-2"])
+    assert ended.value.code == 2
+    assert "--ranges: expected a word like" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,25 @@ def test_sums_of_small_integers_are_exact(way, tmp_path):
     w = rng.integers(-8, 9, problem.w_shape).astype(np.float32)
     found, repaired = _run(kernel, tile, problem, LARGE, x, w, tmp_path)
     assert (found.scaled, repaired) == (0, 0)
+
+
+@pytest.mark.parametrize("way", ["warps", "teams"])
+@pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
+def test_long_sums_that_are_parted_lose_less(way, positive, tmp_path):
+    kernel, problem = WAYS[way][0], ConvProblem(2, 12, 12, 12, 9, 7)
+    tile = next(tile for tile in _fitting(way, problem, LARGE, images=1) if tile.chunk)
+    rng = np.random.default_rng(408)
+    x = (rng.integers(0, 256, problem.x_shape) if positive else rng.uniform(-1, 1, problem.x_shape)).astype(np.float32)
+    w = (rng.uniform(0, 1, problem.w_shape) if positive else rng.standard_normal(problem.w_shape)).astype(np.float32)
+    errors = {}
+    for each in (tile, replace(tile, chunk=0)):
+        folder = tmp_path / str(each.chunk)
+        folder.mkdir()
+        found, repaired = _run(kernel, each, problem, LARGE, x, w, folder)
+        assert found.passed, str(found)
+        assert repaired == 0
+        errors[each.chunk] = found.scaled
+    assert errors[tile.chunk] < 0.6 * errors[0], errors
 
 
 @pytest.mark.parametrize("way", WAYS)
