@@ -42,9 +42,8 @@ _MOST_SHARE = 0.7
 #: are parted every few steps, for three registers of a sum instead of two.
 _KEPT = 64
 _SUMS, _CHUNKED_SUMS = {8: 100, 12: 72}, {8: 104, 12: 72}
-#: Steps after which sums are parted, of many and of fewer steps; both of whole pairs and threes of steps. With
-#: fewer than _LONG_SUM there is nothing to win.
-_CHUNK, _CHUNK_OF_FEW, _MANY_STEPS, _LONG_SUM = 12, 6, 32, 9
+#: Steps after which sums are parted, whole pairs and threes; of sums shorter than _LONG_SUM there is little to win.
+_CHUNK, _LONG_SUM = 6, 9
 #: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
 _WORTH = 1.09
 #: Registers for filters, and pixels or sums, where filters stay: of 128 of a thread, of 168. Tiles of filters then.
@@ -206,9 +205,7 @@ def rows_price(problem: ConvProblem, tile: Tile) -> float:
 
 def _chunk(steps: int, parts: int) -> int:
     """CHUNK: steps after which sums are parted, 0 where they are not."""
-    if parts == 1 or steps < _LONG_SUM:
-        return 0
-    return _CHUNK if steps >= _MANY_STEPS else _CHUNK_OF_FEW
+    return _CHUNK if parts == 2 and steps >= _LONG_SUM else 0
 
 
 def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
