@@ -24,8 +24,8 @@ _MMA = 1.52
 _READ = 2
 #: Cycles for a tile's barriers and for what waits at its ends.
 _EACH_TILE = 900
-#: Cycles of a millisecond, and milliseconds of a call's three launches.
-_CYCLES, _LAUNCHES = 1.75e6, 0.012
+#: Cycles of a millisecond, multiprocessors, and milliseconds of a call's three launches.
+_CYCLES, _MULTIPROCESSORS, _LAUNCHES = 1.75e6, 132, 0.012
 #: A tile has no more images.
 MOST_IMAGES = 16
 #: How much longer it takes where inputs are read twice from the cache.
@@ -370,13 +370,17 @@ def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: i
 
 
 def estimate(way: str, parts: int, problem: ConvProblem, chip: Chip) -> float:
-    """Milliseconds that a call takes by the price of its tile, but for "columns"; infinite where no tile fits."""
+    """Milliseconds that a call takes by the price of its tile, but for "columns"; infinite where no tile fits.
+
+    As if the chip were as large as the one that prices are of: kernels are compared, not chips.
+    """
     tile = best_tile(way, problem.with_batch(MOST_IMAGES), chip, 4, parts)
     if tile is None:
         return math.inf
     blocks = tile.tiles_an_image(problem) * tile.filter_blocks
     turns = ceil_div(ceil_div(problem.batch, tile.images) * blocks, chip.multiprocessors)
-    return turns * _WAYS[way][1](problem, tile) / blocks * tile.images / _CYCLES + _LAUNCHES
+    each = _WAYS[way][1](problem, tile) / blocks * tile.images
+    return turns * chip.multiprocessors / _MULTIPROCESSORS * each / _CYCLES + _LAUNCHES
 
 
 def _quiet(problem: ConvProblem, tile: Tile, chip: Chip) -> Tile:

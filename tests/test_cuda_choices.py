@@ -157,3 +157,13 @@ def test_ranges_that_are_none_are_told_apart_from_layers(capsys):
         sweep.main(["--random", "3", "--ranges", "C=5-2"])
     assert ended.value.code == 2
     assert "--ranges: expected a word like" in capsys.readouterr().err
+
+
+def test_a_smaller_chip_of_the_same_kind_chooses_alike():
+    layers = [ConvProblem(9_000, c, h, h, m, k) for c, h, m, k in ((12, 40, 24, 7), (24, 24, 48, 5), (3, 60, 16, 4))]
+    chosen = [
+        [dispatch.select(layer, "gpu", chip=Chip(f"{size} of them", (9, 0), size, 227 * 1024)).name for layer in layers]
+        for size in (132, 33)
+    ]
+    assert chosen[0] == chosen[1]
+    assert set(chosen[0]) & {"split", "split_teams", "split_rows"}
