@@ -64,14 +64,16 @@ struct Whole {
     float sums[CHUNKED ? RA : 1][CHUNKED ? LOW_SUMS : 1];
     __device__ __forceinline__ void add_up(float (&from)[RA][SUMS]) {
         wait<0>();
+        // A loop of one turn, which the compiler cannot know: where sums are changed between products in one run of
+        // instructions it lets every product wait for the one before (C7511).
         int once = 1;
         asm volatile("" : "+r"(once));
 #pragma unroll 1
-        for (int i = 0; i < once; i++)
+        for (int i = 0; i < once; i++) {
 #pragma unroll
-        for (int r = 0; r < RA; r++) {
+            for (int r = 0; r < RA; r++)
 #pragma unroll
-            for (int v = 0; v < LOW_SUMS; v++) move_up(from[r][v], sums[CHUNKED ? r : 0][CHUNKED ? v : 0]);
+                for (int v = 0; v < LOW_SUMS; v++) move_up(from[r][v], sums[CHUNKED ? r : 0][CHUNKED ? v : 0]);
         }
     }
 };
