@@ -55,7 +55,7 @@ def preference(
 ) -> list[str]:
     """Those of the names that were measured, the one expected to be fastest first; empty with no table.
 
-    Kernels measured on that very layer come first. ``estimate`` is asked for a kernel's own, where it is needed.
+    Of a kernel measured on that very layer its time there is expected. ``estimate`` is asked for a kernel's own.
     A chip that was not measured is taken to be like one of its own architecture, and else like the first of the table.
     Raises DataError where the table cannot be read.
     """
@@ -70,15 +70,14 @@ def preference(
     )
     rows = sorted(near[0].layers, key=lambda row: distance(row.problem, problem))
     measured = [name for name in names if any(name in row.milliseconds for row in rows)]
-    if rows and rows[0].problem == problem:
-        found = dict.fromkeys(name for row in rows for name in row.order)
-        return [name for name in found if name in measured]
     return sorted(measured, key=lambda name: _expected(name, problem, chip, rows, estimate(name)))
 
 
 def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured], estimate: float) -> float:
     """Milliseconds that the kernel is expected to take, from rows that have the nearest first."""
     near = [row for row in rows if name in row.milliseconds][:_NEAREST]
+    if near[0].problem == problem:
+        return near[0].milliseconds[name]
     away = [max(distance(row.problem, problem), 1e-3) for row in near]
     ratios = [math.log(row.milliseconds[name] / row.estimates.get(name, roofline(row.problem, chip))) for row in near]
     weights = [1 / distance**2 for distance in away]
@@ -124,7 +123,11 @@ def read(path: Path) -> tuple[ChipTable, ...]:
 
 
 def _floats(times: dict[str, float]) -> dict[str, float]:
-    return {name: float(ms) for name, ms in times.items()}
+    found = {name: float(ms) for name, ms in times.items()}
+    wrong = {name: ms for name, ms in found.items() if not 0 < ms < math.inf}
+    if wrong:
+        raise ValueError(f"milliseconds: expected finite numbers above 0, got {wrong}")
+    return found
 
 
 def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:

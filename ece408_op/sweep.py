@@ -123,10 +123,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem = folder_problem(asked.json)
     if problem:
         parser.error(f"--json: {problem}")
+    if asked.seed < 0:
+        parser.error(f"--seed: expected 0 or more, got {asked.seed}")
+    if asked.ranges is not None and asked.random < 1:
+        parser.error("--ranges: expected the number of layers to draw from them too, as in --random 20")
     try:
-        drawn = drawn_layers(asked.random, asked.seed)
-        if asked.ranges is not None:
-            drawn = list(random_layers(asked.random, asked.seed, asked.ranges).values())
+        drawn = (
+            drawn_layers(asked.random, asked.seed)
+            if asked.ranges is None
+            else list(random_layers(asked.random, asked.seed, asked.ranges).values())
+        )
     except ValueError as error:
         parser.error(f"--{error}")
     try:

@@ -16,7 +16,7 @@ so that the largest of a tile lies in [2^14, 2^15):
 - Cut off always towards zero, sums come out too small, and the more so the longer they are; y is scaled by as much
   more as was measured in the mean (``split_weights.cu``): by 0.15 2^-23 a step, no more steps than products.
 - Long sums are parted every few steps, six at least, where a thread has the registers (``split_sums.cu``): less is cut
-  off and made good, and what was moved is rounded once for 96 products or more, by 2^-24.
+  off and made good, and what was moved is rounded once for the places of 96 products or more, by 2^-24.
 - One rounding joins the sums, one adds both of the small ones, one what was moved, one undoes the scale: 2^-22 in all.
 
 Rounded to one 16-bit float, both factors err by u: as precise as tf32, whose numbers keep as many bits, in the whole
@@ -33,7 +33,7 @@ from ece408_op.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defi
 from ece408_op.problem import ConvProblem
 
 from . import register_tiled
-from .split_shapes import MOST_IMAGES, best_tile, estimate
+from .split_prices import ALIGNED, estimate, tile_for
 from .split_taps import NO_TAP
 from .split_tile import Tile
 
@@ -72,11 +72,6 @@ def split_bound(problem: ConvProblem) -> float:
     return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + more
 
 
-def _layer(problem: ConvProblem) -> ConvProblem:
-    """The problem with as many images as a tile may have: one tile, one binary, for every batch."""
-    return problem.with_batch(MOST_IMAGES)
-
-
 def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     reasons = []
     if way == "columns":
@@ -89,7 +84,7 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
                 f"{problem.output_height} x {problem.output_width}"
             )
     known = chip or (_HOPPER if way == "teams" else _AMPERE)
-    if not reasons and best_tile(way, _layer(problem), known, 4, parts) is None:
+    if not reasons and tile_for(way, problem, known, 4, parts) is None:
         held = " and a warp's registers" if way in ("columns", "rows") else ""
         reasons.append(f"tile: none of the layer fits {known.shared_bytes} bytes of a block's shared memory{held}")
     return reasons
@@ -102,7 +97,7 @@ def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
         return False
     if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
         return False
-    tile = best_tile(way, _layer(problem), chip, 4, parts)
+    tile = tile_for(way, problem, chip, ALIGNED, parts)
     if tile is None:
         return False
     blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
@@ -110,8 +105,7 @@ def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
 
 
 def _plan(way: str, parts: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    # Wide stores want other distances of planes, which may not fit: what fits any arrays then serves.
-    tile = best_tile(way, _layer(problem), chip, aligned, parts) or best_tile(way, _layer(problem), chip, 4, parts)
+    tile = tile_for(way, problem, chip, aligned, parts)
     assert tile is not None, "a problem that _reasons takes"
     return plan_of(tile, problem, chip, aligned)
 

@@ -1,37 +1,22 @@
-"""Which tile ``split`` takes: every one that fits the chip is priced in cycles, and the cheapest is taken.
+"""The tiles that ``split`` may take: every one whose sums fit the registers and whose planes fit shared memory.
 
-Prices are of an H200, roughly: docs/gpu/split.md tells how they compare with what was measured.
+Which of them is taken is for their prices to say (split_prices.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from itertools import product
 
-from ece408_op.launch import Chip, ceil_div, round_up
+from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem
 
-from .split_taps import folded_layout, layout, quiet_layouts, row_taps
+from .split_taps import folded_layout, layout, row_taps
 from .split_tile import Tile, copied, cuts
 
-#: Cycles of a multiprocessor for one instruction of 16 x 8 x 16 products: 624 TFLOP/s on an H200.
-_MMA = 1.52
-#: Cycles for a warp's read of 4 bytes a lane: one of shared memory, and nearly as much lost to the tensor cores, which
-#: the registers that are written keep waiting.
-_READ = 2
-#: Cycles for a tile's barriers and for what waits at its ends.
-_EACH_TILE = 900
-#: Cycles of a millisecond, multiprocessors, and milliseconds of a call's three launches.
-_CYCLES, _MULTIPROCESSORS, _LAUNCHES = 1.75e6, 132, 0.012
 #: A tile has no more images.
 MOST_IMAGES = 16
-#: How much longer it takes where inputs are read twice from the cache.
-_DIRECT = 1.03
-#: And where outputs leave by the copy engine, and where inputs are copied a tile ahead.
-_BULK, _AHEAD = 0.82, 0.97
 #: Images of a tile of one channel whose inputs are worth copying a tile ahead: of two it took longer.
 _MANY_IMAGES = 8
 #: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
@@ -44,16 +29,8 @@ _KEPT = 64
 _SUMS, _CHUNKED_SUMS = {8: 100, 12: 72}, {8: 104, 12: 72}
 #: Steps after which sums are parted, whole pairs and threes; of sums shorter than _LONG_SUM there is little to win.
 _CHUNK, _LONG_SUM = 6, 9
-#: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
-_WORTH = 1.09
 #: Registers for filters, and pixels or sums, where filters stay: of 128 of a thread, of 168. Tiles of filters then.
 _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
-#: How much longer it takes where a tile is a part of its rows only, whose inputs are copied and split one by one; how
-#: much longer the loading warps alone take, of split and of teams, and where they copy one float at a time.
-_PART_OF_ROWS, _PART_LOADED, _ONE_BY_ONE = 3.0, (3.9, 8.0), (1.9, 1.3)
-#: Cycles of the loading warps for 32 floats of input and for 32 words of planes; how their time and that of products,
-#: which they share a multiprocessor with, make one: by a sum of such powers. Fitted to 79 layers' times (split.md).
-_LOAD_INPUTS, _LOAD_WORDS, _POWER = (17, 31), (11, 0), 3
 #: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many to
 #: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another; column
 #: tiles, of all rows of sums, that it did so for with sums that are parted.
@@ -62,11 +39,8 @@ _TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
 _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
 _MOST_STEPS = 24
-#: Tiles so much larger than shared memory are looked at: rows and planes may lie closer together than at first. So many
-#: of them at most, for it takes long.
-_NEARLY, _MOST_NEARLY = 1.1, 2
-#: Units of 32 positions that keep the warps of a block at work: of one image, of several.
-_UNITS_ALONE, _UNITS = 64, 110
+#: Tiles so much larger than shared memory are looked at: rows and planes may lie closer together than at first.
+_NEARLY = 1.1
 
 
 def _stationary(tiles: int, warps: int, a_tile: int, others: int, most: int) -> int | None:
@@ -116,32 +90,10 @@ def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> It
             yield from [each for each in (further, tile) if each.shared_bytes(problem) <= chip.shared_bytes][:1]
 
 
-def columns_price(problem: ConvProblem, tile: Tile) -> float:
-    """No cycles: as few images as give the warps enough to do, their rows copied, in as few bands as fit."""
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 32)
-    enough = units >= (_UNITS if tile.images > 1 else _UNITS_ALONE)
-    price = tile.images + 1.5 * (tile.tiles_an_image(problem) - 1) + (2.5 if tile.direct else 0)
-    return price if enough else 10_000 - units
-
-
 def _copied_or_not(problem: ConvProblem, images: int, rows: int, columns: int) -> tuple[bool, ...]:
     """DIRECT: inputs are read twice from the cache only for a whole image, where all rows follow one another."""
     whole = images == 1 and rows >= problem.output_height and columns == problem.output_width
     return (False, True) if whole else (False,)
-
-
-def _part(problem: ConvProblem, tile: Tile) -> float:
-    return 1.0 if tile.columns == problem.output_width else _PART_OF_ROWS
-
-
-def _with_loading(problem: ConvProblem, tile: Tile, work: float) -> float:
-    """Cycles of a tile whose products take so many, its loading warps being at work at the same time."""
-    team = int(tile.teams > 0)
-    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
-    loading = (_LOAD_INPUTS[team] * tile.inputs(problem) + _LOAD_WORDS[team] * words) / 32
-    loading *= _ONE_BY_ONE[team] if tile.vector == 1 else 1.0
-    loading *= 1.0 if tile.columns == problem.output_width else _PART_LOADED[team]
-    return (work**_POWER + loading**_POWER) ** (1 / _POWER)
 
 
 def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
@@ -183,27 +135,7 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
                         yield found
 
 
-def rows_price(problem: ConvProblem, tile: Tile) -> float:
-    """Cycles of a multiprocessor for one image."""
-    parts, groups = tile.parts, tile.groups(problem)
-    mma = (3 if parts == 2 else 1) * _MMA * tile.tiles * tile.sets * tile.steps
-    if tile.filters_first:  # rows beyond the last one are left out, which takes a turn of its own
-        high = tile.down * tile.super_rows
-        real = problem.output_height / round_up(problem.output_height, high)
-        mma *= real + 0.25 * (1 - real)
-    reads = 4 * parts * tile.row_steps * (problem.kernel + tile.sets - 1)
-    stored = tile.sets * tile.tiles * 8
-    positions = tile.images * tile.super_rows * tile.columns
-    units = (ceil_div(positions, 8) / 2 if tile.filters_first else ceil_div(positions, 16)) * groups
-    words = tile.images * ceil_div(problem.channels, 2) * tile.plane
-    work = units * (mma + 0.5 * reads + stored) + words / 32 * (3 + 2 * parts) * 1.3
-    busy = min(1.0, units * 1.6 / tile.warps)
-    ways = (_DIRECT if tile.direct else 1.0) * (_BULK if tile.bulk else 1.0) * (_AHEAD if tile.ahead else 1.0)
-    total = (work / busy + _EACH_TILE) * ways * _part(problem, tile)
-    return total * tile.tiles_an_image(problem) / tile.images
-
-
-def _chunk(steps: int, parts: int) -> int:
+def chunk_of(steps: int, parts: int) -> int:
     """CHUNK: steps after which sums are parted, 0 where they are not."""
     return _CHUNK if parts == 2 and steps >= _LONG_SUM else 0
 
@@ -215,7 +147,7 @@ def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool
             if steps * pixels * 4 * parts <= _KEPT:
                 yield pixels, tiles, True, 12
         return
-    chunked = _chunk(steps, parts) > 0
+    chunked = chunk_of(steps, parts) > 0
     for warps, room in (_CHUNKED_SUMS if chunked else _SUMS).items():
         for pixels in (4, 3, 2, 1):
             for groups in range(1, tiles + 1):
@@ -240,41 +172,23 @@ def by_warps(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
             if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
                 continue
             straight = whole and rows == 1 and out % 4 == 0 and (lines == problem.output_height or columns % 4 == 0)
-            quads = straight and aligned == 16
-            step = 4 if quads else 1
-            stride, plane, taps, _ = layout(problem.channels, problem.kernel, rows, 0, columns, width, high, step)
-            steps = len(taps) // 8
             vector = copied(problem, rows, lines, whole, aligned)
-            for pixels, each, keep_a, warps in _shapes(steps, tiles, parts):
-                if quads and pixels % 2:
-                    continue
-                for direct in _copied_or_not(problem, images, rows * lines, columns):
+            for quads in (True, False) if straight and aligned == 16 else (False,):
+                stride, plane, taps, _ = layout(
+                    problem.channels, problem.kernel, rows, 0, columns, width, high, 4 if quads else 1
+                )
+                steps = len(taps) // 8
+                shapes = [shape for shape in _shapes(steps, tiles, parts) if not (quads and shape[0] % 2)]
+                ways = _copied_or_not(problem, images, rows * lines, columns)
+                for (pixels, each, keep_a, warps), direct in product(shapes, ways):
                     tile = Tile(
                         parts, rows, 1, images, lines, columns, stride, plane, taps, 0, each, warps, vector,
                         pixels=pixels, keep_a=keep_a, direct=direct, quads=quads,
                         shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS,
-                        chunk=0 if keep_a else _chunk(steps, parts),
+                        chunk=0 if keep_a else chunk_of(steps, parts),
                     )  # fmt: skip
                     if tile.shared_bytes(problem) <= chip.shared_bytes:
                         yield tile
-
-
-def warps_price(problem: ConvProblem, tile: Tile) -> float:
-    """Cycles of a multiprocessor for one image: of the tensor cores or of shared memory, whichever takes longer."""
-    steps, tiles, parts = tile.steps, tile.column_tiles(problem), tile.parts
-    groups = 1 if tile.keep_a else tile.groups(problem)
-    mma = (3 if parts == 2 else 1) * _MMA * tile.pixels * tiles * steps
-    reads = _READ * 4 * parts * tile.pixels * steps * groups
-    filters = (2 * parts * tiles + groups) * steps
-    stored = (0.5 if tile.quads else 2.0) * 8 * tiles * tile.pixels * 16 / 32
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 16 * tile.pixels)
-    shared = units * (reads + filters + stored)
-    work = max(units * mma, shared) + 0.35 * min(units * mma, shared)
-    # Few units leave warps idle: no more than two tiles are at hand at a time. Each tile costs its barriers.
-    busy = min(1.0, units * groups * 1.6 / tile.warps)
-    work *= 0.75 / busy * (1.12 if tile.warps == 8 else 1.0) * (1.0 if tile.shared_weights else 1.3)
-    total = _with_loading(problem, tile, work) + 0.2 * _EACH_TILE
-    return total * (_DIRECT if tile.direct else 1.0) * tile.tiles_an_image(problem) / tile.images
 
 
 def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int, int] | None:
@@ -321,79 +235,7 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                 tile = Tile(
                     parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
                     4 * _TEAMS, vector, teams=_TEAMS, registers=registers, direct=direct, filter_blocks=blocks,
-                    chunk=_chunk(len(taps) // 8, parts) if sets * found[1] <= _CHUNKED_TILES else 0,
+                    chunk=chunk_of(len(taps) // 8, parts) if sets * found[1] <= _CHUNKED_TILES else 0,
                 )  # fmt: skip
                 if tile.shared_bytes(problem) <= _NEARLY * chip.shared_bytes:
                     yield tile
-
-
-def teams_price(problem: ConvProblem, tile: Tile) -> float:
-    """Cycles of a multiprocessor for one image."""
-    kernel, parts, each = problem.kernel, tile.parts, tile.tiles
-    groups = tile.groups(problem)
-    products = tile.sets * tile.steps
-    loads = tile.row_steps * (kernel + tile.sets - 1) + tile.sets * (tile.steps - kernel * tile.row_steps)
-    # A product of few columns takes as long as one of 24.
-    tensor = products * (max(12, 8 * each) + max(12, 4 * each) if parts == 2 else max(12, 4 * each)) / 0.9
-    shared = _READ * loads * 16 * parts + products * (6 if parts == 2 else 2) * each
-    stored = tile.sets * each * 72 + 150 * tile.sets
-    units = ceil_div(tile.images * tile.super_rows * tile.columns, 64) * groups
-    work = units * (0.63 * (max(tensor, shared) + 0.3 * min(tensor, shared)) + 0.7 * stored)
-    busy = min(1.0, units * 1.6 / tile.teams)
-    total = (_with_loading(problem, tile, work / busy) + 0.7 * _EACH_TILE) * (_DIRECT if tile.direct else 1.0)
-    total *= _WORTH if _chunk(tile.steps, parts) > tile.chunk else 1.0
-    return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
-
-
-_WAYS = {
-    "columns": (by_columns, columns_price),
-    "rows": (by_rows, rows_price),
-    "warps": (by_warps, warps_price),
-    "teams": (by_teams, teams_price),
-}
-
-
-@lru_cache(maxsize=256)
-def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Tile | None:
-    """The cheapest tile of that way, "columns", "rows", "warps" or "teams"; None where none fits shared memory."""
-    tiles, price = _WAYS[way]
-    nearly = 0
-    for tile in sorted(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile)):
-        fits = tile.shared_bytes(problem) <= chip.shared_bytes
-        if not fits and (nearly == _MOST_NEARLY or not tile.row_steps):
-            continue
-        quiet = _quiet(problem, tile, chip)
-        if quiet.shared_bytes(problem) <= chip.shared_bytes:
-            return quiet
-        nearly += 1
-    return None
-
-
-def estimate(way: str, parts: int, problem: ConvProblem, chip: Chip) -> float:
-    """Milliseconds that a call takes by the price of its tile, but for "columns"; infinite where no tile fits.
-
-    As if the chip were as large as the one that prices are of: kernels are compared, not chips.
-    """
-    tile = best_tile(way, problem.with_batch(MOST_IMAGES), chip, 4, parts)
-    if tile is None:
-        return math.inf
-    blocks = tile.tiles_an_image(problem) * tile.filter_blocks
-    turns = ceil_div(ceil_div(problem.batch, tile.images) * blocks, chip.multiprocessors)
-    each = _WAYS[way][1](problem, tile) / blocks * tile.images
-    return turns * chip.multiprocessors / _MULTIPROCESSORS * each / _CYCLES + _LAUNCHES
-
-
-def _quiet(problem: ConvProblem, tile: Tile, chip: Chip) -> Tile:
-    """The tile with the rows' and planes' distance that leaves the fewest bank conflicts, of those that fit."""
-    if not tile.row_steps:
-        return tile
-    whole = tile.columns == problem.output_width
-    width = problem.width if whole else tile.columns + problem.kernel - 1
-    high = tile.down * tile.super_rows + problem.kernel - 1
-    step = 2 if tile.pairs and not tile.filters_first else 1
-    layouts = quiet_layouts(
-        problem.channels, problem.kernel, tile.columns, width, high, tile.down, step, tile.stationary
-    )
-    quieter = (replace(tile, stride=stride, plane=plane, taps=taps) for _, plane, stride, taps in layouts)
-    fitting = (each for each in quieter if each.shared_bytes(problem) <= chip.shared_bytes and each.steps == tile.steps)
-    return next(fitting, tile)

@@ -59,7 +59,8 @@ __device__ __forceinline__ int filter_place(int step, int tile, int n, int t, in
 // Tensor cores cut each sum off behind its last bit, always towards zero, so that a sum of n steps is too small by
 // about TRUNCATION_BIAS n units of 2^-23, as measured with mma.sync and wgmma alike, 2 to 122 steps, where signs are
 // mixed (of positive products by more). Columns are scaled by so much more, but those whose weights are whole in one
-// 16-bit float each: of small integers the sums are exact.
+// 16-bit float each: of small integers the sums are exact. Of sums that are parted the last CHUNK steps' lose that
+// much; those too small to be parted lose more than is made good, within the bound of kernels/split.py.
 //
 // A column's power of two and those units, in one number; what undoes the scaling of a column and of a tile, 2^e.
 __device__ __forceinline__ int column_of(int exponent, int steps) {

@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_products(float (&sums)[RA][SUMS], float (&lo
     commit();
 }
 
-// The high part of the sums, of which a thread has so many for each row of outputs.
+// What was moved up of the sums of high by high, of which a thread has so many for each row of outputs.
 struct Whole {
     float sums[CHUNKED ? RA : 1][CHUNKED ? LOW_SUMS : 1];
     __device__ __forceinline__ void add_up(float (&from)[RA][SUMS]) {
@@ -223,6 +223,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     if (CHUNKED && (k + 3) % CHUNK == 0) whole.add_up(sums);
                 }
                 wait<0>();
+                // A step at most for each row of filters: too few to part the sums for.
 #pragma unroll
                 for (int k = 0; k < RA * KREST; k++) {
                     Fragment &f = k % 2 ? f1 : f0;

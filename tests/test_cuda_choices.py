@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -56,11 +57,13 @@ def test_the_nearest_measured_layer_decides(table):
     assert preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
 
 
-def test_kernels_that_only_another_layer_has_stand_behind_the_nearest_layers_own(tmp_path):
+def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_expected_to_take(tmp_path):
+    # On another layer, ten times as much work, "fast" took a tenth of what "measured" did.
     path = tmp_path / "choices.json"
-    rows = (Measured(SMALL, {"new": 1.0}), Measured(LARGE, {"slow": 9.0, "new": 5.0, "fast": 3.0}))
+    more = ConvProblem(10_000, 1, 84, 84, 6, 5)
+    rows = (Measured(SMALL, {"a": 1.0, "b": 0.2}), Measured(more, {"a": 9.0, "fast": 0.9, "slow": 90.0}))
     path.write_text(choices.merged((), ChipTable("hopper", (9, 0), rows)))
-    assert preference(SMALL, HOPPER, path) == ["new", "fast", "slow"]
+    assert preference(SMALL, HOPPER, path) == ["fast", "b", "a", "slow"]
 
 
 def test_a_kernels_own_estimate_carries_its_times_over(tmp_path):
@@ -73,16 +76,28 @@ def test_a_kernels_own_estimate_carries_its_times_over(tmp_path):
     assert preference(near, HOPPER, path, {"a": 0.5, "b": 4.0}.get) == ["a", "b"]
 
 
+def _recorded():
+    """Of every row and kernel with an estimate of its own: the chip, the problem, the kernel, what is recorded."""
+    known = {kernel.name: kernel for kernel in KERNELS}
+    for table in choices.read(choices.TABLE):
+        assert table.chip == "NVIDIA H200", "another chip: give its figures here"
+        chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+        for row in table.layers:
+            own = [name for name in row.milliseconds if known[name].estimate is not roofline]
+            assert sorted(row.estimates) == sorted(own)
+            yield from ((chip, row.problem, known[name], row.estimates[name]) for name in own)
+
+
 def test_estimates_in_the_table_are_those_of_the_kernels():
     # A stale one would carry a kernel's times over wrongly: python -m ece408_op.sweep --record writes them anew.
-    (table,) = (table for table in choices.read(choices.TABLE) if table.capability == (9, 0))
-    chip = Chip(table.chip, table.capability, 132, 227 * 1024)
-    kernels = {kernel.name: kernel for kernel in KERNELS}
-    for row in table.layers[:: len(table.layers) // 12]:
-        own = [name for name in row.milliseconds if kernels[name].estimate is not roofline]
-        assert sorted(row.estimates) == sorted(own)
-        for name, estimate in row.estimates.items():
-            assert estimate == pytest.approx(kernels[name].estimate(row.problem, chip), abs=1e-4)
+    # All of them take a minute: of every kernel ten, the same ones each time.
+    recorded = list(_recorded())
+    names = {kernel.name for _, _, kernel, _ in recorded}
+    assert {"split", "split_teams", "split_rows", "rounded", "rounded_teams", "rounded_rows"} <= names
+    for name in sorted(names):
+        rows = [row for row in recorded if row[2].name == name]
+        for chip, problem, kernel, estimate in random.Random(408).sample(rows, min(10, len(rows))):
+            assert estimate == pytest.approx(kernel.estimate(problem, chip), abs=1e-4)
 
 
 def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
@@ -96,7 +111,21 @@ def test_without_a_table_there_is_no_preference(tmp_path):
     assert preference(SMALL, HOPPER, tmp_path / "nothing.json") == []
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"chips": [{"name": 1}]}', '{"chips": [[]]}', "[1]"])
+ROW = '{"chips": [{"name": "a", "capability": [9, 0], "layers": [{"layer": [9, 1, 28, 28, 6, 5], %s}]}]}'
+DAMAGED = (
+    "",
+    "{}",
+    '{"chips": [{"name": 1}]}',
+    '{"chips": [[]]}',
+    "[1]",
+    ROW % '"milliseconds": {"a": 0}',
+    ROW % '"milliseconds": {"a": NaN}',
+    ROW % '"milliseconds": {"a": 1}, "estimates": {"a": Infinity}',
+    ROW % '"milliseconds": {"a": 1}, "estimates": {"a": -1}',
+)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_table_is_named(tmp_path, text):
     path = tmp_path / "choices.json"
     path.write_text(text)
@@ -157,6 +186,14 @@ def test_ranges_that_are_none_are_told_apart_from_layers(capsys):
         sweep.main(["--random", "3", "--ranges", "C=5-2"])
     assert ended.value.code == 2
     assert "--ranges: expected a word like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seed", "-1"], ["--ranges", "C=1-2,M=4-8,K=3-5"]], ids=str)
+def test_arguments_that_would_draw_nothing_are_told_apart(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main(words)
+    assert ended.value.code == 2
+    assert f"{words[0]}: expected" in capsys.readouterr().err
 
 
 def test_a_smaller_chip_of_the_same_kind_chooses_alike():

@@ -226,11 +226,20 @@ def test_sums_of_small_integers_are_exact(way, tmp_path):
     assert (found.scaled, repaired) == (0, 0)
 
 
-@pytest.mark.parametrize("way", ["warps", "teams"])
+#: Of split; of split_teams with its steps unrolled, and with so many that they are a loop, of one and two rows of sums.
+PARTED = [
+    ("warps", (2, 12, 12, 12, 9, 7), {}),
+    ("teams", (2, 12, 12, 12, 9, 7), {}),
+    ("teams", (1, 24, 10, 11, 9, 8), {"sets": 1}),
+    ("teams", (1, 24, 10, 11, 9, 8), {"sets": 2}),
+]
+
+
+@pytest.mark.parametrize(("way", "layer", "wanted"), PARTED, ids=lambda value: str(value).replace(" ", ""))
 @pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
-def test_long_sums_that_are_parted_lose_less(way, positive, tmp_path):
-    kernel, problem = WAYS[way][0], ConvProblem(2, 12, 12, 12, 9, 7)
-    tile = next(tile for tile in _fitting(way, problem, LARGE, images=1) if tile.chunk)
+def test_long_sums_that_are_parted_lose_less(way, layer, wanted, positive, tmp_path):
+    kernel, problem = WAYS[way][0], ConvProblem(*layer)
+    tile = next(tile for tile in _fitting(way, problem, LARGE, images=1, **wanted) if tile.chunk)
     rng = np.random.default_rng(408)
     x = (rng.integers(0, 256, problem.x_shape) if positive else rng.uniform(-1, 1, problem.x_shape)).astype(np.float32)
     w = (rng.uniform(0, 1, problem.w_shape) if positive else rng.standard_normal(problem.w_shape)).astype(np.float32)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.kernels import reference, split
-from ece408_op.kernels.split_shapes import best_tile, by_columns, by_rows, by_teams, by_warps
+from ece408_op.kernels.split_prices import best_tile
+from ece408_op.kernels.split_shapes import by_columns, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
 from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem

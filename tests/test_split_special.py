@@ -100,10 +100,12 @@ def test_its_error_is_float32s(kernel, positive):
     assert found.scaled < (3.5e-6 if positive else 7e-7)
 
 
-def _long_sums(kernel: Any, x: Any, w: Any, filters: int = 24) -> tuple[np.ndarray, np.ndarray]:
-    """What the kernel makes of inputs that the generators give, and what it should; sums of 49 or 588 products."""
+def _long_sums(
+    kernel: Any, x: Any, w: Any, filters: int = 24, channels: int = 12, size: int = 7
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the kernel makes of inputs that the generators give, and what it should; sums of 49 products or of many."""
     cupy = require_gpu()
-    problem = ConvProblem(8, 1 if kernel is split.COLUMNS else 12, 34, 34, filters, 7)
+    problem = ConvProblem(8, 1 if kernel is split.COLUMNS else channels, 34, 34, filters, size)
     if kernel.not_supported_reasons(problem, cuda.chip()):
         pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
     x, w = x(problem.x_shape).astype(np.float32), w(problem.w_shape).astype(np.float32)
@@ -121,11 +123,13 @@ def test_sums_do_not_come_out_too_small(kernel):
     assert abs(short) < 2 * 2.0**-23
 
 
+# 24 channels of 8 x 8: so many steps that those of split_teams are a loop.
+@pytest.mark.parametrize(("channels", "size"), [(12, 7), (24, 8)])
 @pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
 @pytest.mark.parametrize("kernel", [split.TEAMS, split.WARPS], ids=lambda kernel: kernel.name)
-def test_long_sums_that_are_parted_lose_less(kernel, positive):
-    # Added up by tensor cores alone, positive ones fell short by 21 units of 2^-23 in the mean, where they do by 2 now,
-    # and mixed ones erred by up to 1.9e-7 of sum |x||w|.
+def test_long_sums_that_are_parted_lose_less(kernel, positive, channels, size):
+    # Of 588 products, added up by tensor cores alone, positive ones fell short by 21 units of 2^-23 in the mean, where
+    # they do by 2 now, and mixed ones erred by up to 1.9e-7 of sum |x||w|.
     rng = np.random.default_rng(408)
 
     def mixed(shape: tuple[int, ...]) -> np.ndarray:
@@ -135,11 +139,11 @@ def test_long_sums_that_are_parted_lose_less(kernel, positive):
         return rng.uniform(0, 1, shape)
 
     draw = nonnegative if positive else mixed
-    out, exact = _long_sums(kernel, draw, draw, filters=16)
+    out, exact = _long_sums(kernel, draw, draw, 16, channels, size)
     short = ((exact - out) * exact).sum() / (exact * exact).sum()
     assert abs(short) < (4 if positive else 2) * 2.0**-23
     if not positive:
-        mean = 588 / 4  # of sum |x||w|: each factor is 1/2 in the mean
+        mean = channels * size**2 / 4  # of sum |x||w|: each factor is 1/2 in the mean
         assert np.abs(out - exact).max() / mean < 1.2e-7
 
 
