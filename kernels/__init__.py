@@ -39,6 +39,7 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.STREAMS,
     split.COLUMNS,
     split.ROWS,
+    split.IM2COL,
     split.TEAMS,
     split.WARPS,
     naive.NAIVE,
@@ -50,6 +51,7 @@ KERNELS: tuple[Kernel, ...] = (
     tensor_core.TF32,
     split.ROUNDED_COLUMNS,
     split.ROUNDED_ROWS,
+    split.ROUNDED_IM2COL,
     split.ROUNDED_TEAMS,
     split.ROUNDED,
 )

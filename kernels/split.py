@@ -1,6 +1,6 @@
 """Float32-class products on tensor cores: every operand is split into two 16-bit floats, or rounded to one.
 
-Four kernels in each precision share how inputs and filters are split (``split_load.cu``, ``split_weights.cu``) and
+Five kernels in each precision share how inputs and filters are split (``split_load.cu``, ``split_weights.cu``) and
 how images that cannot be split are computed anew (``split_repair.cu``); they differ in how they multiply.
 
 The error, as a share of sum |x||w|. With u = 2^-11, a rounding to a 16-bit float, and values scaled by powers of two
@@ -47,6 +47,8 @@ _SHORT_SUM = 16
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
 #: Blocks of the smallest call that was timed and was faster than without tensor cores.
 _FEWEST_BLOCKS = 10
+#: Bands of an image, each with rows of its own to load, of which ``split_im2col`` was faster than others.
+_MOST_BANDS = 4
 #: Images of one launch: their marks take 8 bytes each.
 _MOST_A_ROUND = 1 << 24
 #: Ways in which the words of half a step lie that a thread keeps addresses for.
@@ -59,8 +61,11 @@ _SOURCES = {
     "warps": ("split_sums.cu", "split_mma.cu", "split.cu"),
     "columns": ("split_mma.cu", "split_columns.cu"),
     "rows": ("split_mma.cu", "split_rows.cu", "split_filters.cu"),
-    "teams": ("split_sums.cu", "split_wgmma.cu"),
+    "teams": ("split_sums.cu", "wgmma.cuh", "split_wgmma.cu"),
+    "im2col": ("wgmma.cuh", "split_im2col.cu"),
 }
+#: Ways of multiplying that are instructions of one architecture.
+_BY_WGMMA = ("teams", "im2col")
 #: Chips whose figures nobody gave: the first with the instructions.
 _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227 * 1024)
 
@@ -83,9 +88,9 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
                 "output map: expected an even width and a multiple of 4 elements, got "
                 f"{problem.output_height} x {problem.output_width}"
             )
-    known = chip or (_HOPPER if way == "teams" else _AMPERE)
+    known = chip or (_HOPPER if way in _BY_WGMMA else _AMPERE)
     if not reasons and tile_for(way, problem, known, 4, parts) is None:
-        held = " and a warp's registers" if way in ("columns", "rows") else ""
+        held = " and a warp's registers" if way in ("columns", "rows", "im2col") else ""
         reasons.append(f"tile: none of the layer fits {known.shared_bytes} bytes of a block's shared memory{held}")
     return reasons
 
@@ -98,7 +103,7 @@ def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
     if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
         return False
     tile = tile_for(way, problem, chip, ALIGNED, parts)
-    if tile is None:
+    if tile is None or (way == "im2col" and (tile.filter_blocks > 1 or tile.tiles_an_image(problem) > _MOST_BANDS)):
         return False
     blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
     return blocks >= _FEWEST_BLOCKS
@@ -150,6 +155,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "WGMMA": int(tile.teams > 0),
         "TRUNCATION_BIAS": f"{_TRUNCATION_BIAS}f",
         "FOLDED": int(tile.folded),
+        "IM2COL": int(tile.across > 0),
         "R": tile.rows,
         "RA": tile.sets,
         "IMG": tile.images,
@@ -174,6 +180,14 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "AHEAD": int(tile.ahead),
         "TAP_LIST": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in tile.taps),
     }
+    if tile.across:
+        lows: dict[str, int | str] = {"MMA_LOW(d, a, b)": "", "FIRST_MMA_LOW(d, a, b)": ""}
+        if tile.parts == 2:
+            lows = _wgmma("MMA_LOW", tile.across, shared=True)
+            lows |= _wgmma("FIRST_MMA_LOW", tile.across, shared=True, first=True)
+        lows |= _wgmma("FIRST_MMA_HIGH", tile.across, first=True)
+        more = {"ACROSS": tile.across, "PAIRS": int(tile.pairs), "OUTS": max(1, tile.outs), **_registers(tile)}
+        return {**defines, **more, **_wgmma("MMA_HIGH", tile.across), **lows}
     if tile.stationary and not tile.folded:
         first = int(tile.filters_first)
         return {**defines, "KR": tile.row_steps, "PAIRS": int(tile.pairs), "FILTERS_FIRST": first}
@@ -187,24 +201,32 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
             "PATTERN_LIST": ", ".join(map(str, patterns)) or "0",
             "PATTERNS": len(patterns),
         }
-        left = (REGISTERS // 32 - 4 * tile.teams * tile.registers) // tile.loaders
-        registers: dict[str, int | str] = {"TEAM_REGISTERS": tile.registers, "LOADER_REGISTERS": left}
-        return {**defines, **registers, "KR": tile.row_steps, "KREST": rest, **lists, **high, **low}
+        return {**defines, **_registers(tile), "KR": tile.row_steps, "KREST": rest, **lists, **high, **low}
     defines["MT"] = tile.pixels
     if tile.folded:
         return {**defines, "YV": tile.y_vector, "AFFINE": int(_affine(tile)), "HALF_LIST": _halves(tile)}
     return {**defines, "KEEP_A": int(tile.keep_a), "QUADS": int(tile.quads)}
 
 
-def _wgmma(name: str, columns: int) -> dict[str, str]:
-    """The instruction of so many columns as a macro: sums d, pixels a, filters b."""
+def _registers(tile: Tile) -> dict[str, int | str]:
+    """Registers of the threads of teams, and of those that load: a multiprocessor's, shared out."""
+    left = (REGISTERS // 32 - 4 * tile.teams * tile.registers) // tile.loaders
+    return {"TEAM_REGISTERS": tile.registers, "LOADER_REGISTERS": left}
+
+
+def _wgmma(name: str, columns: int, shared: bool = False, first: bool = False) -> dict[str, int | str]:
+    """The instruction of so many columns as a macro: sums d, B's descriptor b, A in registers or another descriptor.
+
+    first: d is what it makes, whatever it was.
+    """
     sums = columns // 2
     registers = ", ".join(f"%{i}" for i in range(sums))
-    pixels = ", ".join(f"%{i}" for i in range(sums, sums + 4))
+    factor = f"%{sums}" if shared else "{" + ", ".join(f"%{i}" for i in range(sums, sums + 4)) + "}"
     shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
-    outputs = ", ".join(f'"+f"((d)[{i}])' for i in range(sums))
-    inputs = ", ".join(f'"r"((a)[{i}])' for i in range(4))
-    text = f"{shape} {{{registers}}}, {{{pixels}}}, %{sums + 4}, 1, 1, 1, 0;"
+    outputs = ", ".join(f'"{"=" if first else "+"}f"((d)[{i}])' for i in range(sums))
+    inputs = '"l"(a)' if shared else ", ".join(f'"r"((a)[{i}])' for i in range(4))
+    flags = f"{0 if first else 1}, 1, 1, 0{', 0' if shared else ''}"
+    text = f"{shape} {{{registers}}}, {factor}, %{sums + (1 if shared else 4)}, {flags};"
     return {f"{name}(d, a, b)": f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))'}
 
 
@@ -240,12 +262,14 @@ def _halves(tile: Tile) -> str:
 
 
 def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
-    files = ("layer.cuh", "denormals.cuh", "register_tiled.cu", "split_weights.cu", "split_load.cu")
-    teams = way == "teams"
+    planes = "split_im2col_words.cu" if way == "im2col" else "split_words.cu"
+    files: tuple[str, ...] = ("layer.cuh", "denormals.cuh", "register_tiled.cu")
+    files += ("split_weights.cu", "split_load.cu", planes, *_SOURCES[way], "split_main.cu", "split_repair.cu")
+    teams = way in _BY_WGMMA
     return CudaKernel(
         name,
         summary,
-        tuple(_FOLDER / file for file in (*files, *_SOURCES[way], "split_main.cu", "split_repair.cu")),
+        tuple(_FOLDER / file for file in files),
         partial(_plan, way, parts),
         partial(_reasons, way, parts),
         split_bound if parts == 2 else reduced_bound(_EPS, _EPS_SUM),
@@ -265,8 +289,10 @@ ROWS = _kernel(
     "split_rows", "rows", 2, "split operands on tensor cores, filters in registers, inputs shared by output rows"
 )
 TEAMS = _kernel("split_teams", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
+IM2COL = _kernel("split_im2col", "im2col", 2, "split operands on tensor cores by wgmma, im2col in shared memory")
 WARPS = _kernel("split", "warps", 2, "split operands on tensor cores by mma.sync")
 ROUNDED_COLUMNS = _kernel("rounded_columns", "columns", 1, "split_columns with the high parts alone")
 ROUNDED_ROWS = _kernel("rounded_rows", "rows", 1, "split_rows with the high parts alone")
 ROUNDED_TEAMS = _kernel("rounded_teams", "teams", 1, "split_teams with the high parts alone")
+ROUNDED_IM2COL = _kernel("rounded_im2col", "im2col", 1, "split_im2col with the high parts alone")
 ROUNDED = _kernel("rounded", "warps", 1, "split with the high parts alone")

@@ -1,14 +1,10 @@
-// split_load: how a tile's input comes to lie in shared memory, split into two 16-bit floats, for split.cu.
+// split_load: a block's tiles, its shared memory and gates, and how a tile's input comes there and its outputs leave.
 //
-// NP warps do this for one half of the planes while the others multiply the other half. They look at a tile's values
-// twice: for the largest and the smallest, which give the scale e and say whether the tile can be split at all, then
-// to split them. DIRECT 0 copies them to shared memory before, AHEAD a tile earlier; DIRECT 1 reads them from the cache.
-//
-// A word of a plane holds two products of one input pixel: those of two channels; of an odd last channel, of two
-// neighbouring rows (PAIR_ROWS) or columns. FOLDED: columns 2 i and 2 i + 1 of one channel, for every i.
+// DIRECT 0 copies the input to shared memory, AHEAD a tile before it is split; DIRECT 1 reads it from the cache. Its
+// largest and its smallest value give the scale e, and say whether the tile can be split at all.
 
 constexpr int SUPER_ROWS = FOLDED ? 1 : R * RA;                // output rows of one position
-constexpr int ALONG = FOLDED ? 2 : 1;                          // output columns of one position, and inputs of a word
+constexpr int ALONG = FOLDED || IM2COL ? 2 : 1;                // output columns of one position, and inputs of a word
 constexpr int COLUMNS = R * M, NTILES = (COLUMNS + 7) / 8, NGROUPS = GB;  // of a block
 constexpr int MBLOCKS = ((NTILES + NT - 1) / NT + GB - 1) / GB;   // blocks that share the filters
 constexpr int TILES_X = (OW + ALONG * TW - 1) / (ALONG * TW), SUPER = (OH + SUPER_ROWS - 1) / SUPER_ROWS;
@@ -16,12 +12,14 @@ constexpr int TILES_Y = (SUPER + TR - 1) / TR;
 constexpr int WT = TILES_X == 1 ? W : TW + K - 1;              // input columns of a tile
 constexpr int ROWS = SUPER_ROWS * TR + K - 1, RAW_ROWS = ROWS < H ? ROWS : H;  // rows of a plane; input rows of a tile
 constexpr int RAW_IMAGE = C * RAW_ROWS * WT, RAW = DIRECT ? 0 : IMG * RAW_IMAGE;  // floats of a copied tile
-constexpr int PLANES = (C + 1) / 2, IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW;
+constexpr int PLANES = IM2COL ? UP : (C + 1) / 2, IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW + BEHIND;
 constexpr int POSITIONS = IMG * TR * TW;
+constexpr int FILTERS_HERE = MBLOCKS == 1 ? M : 8 * NT * GB;   // of a block, the last one's may be fewer
 constexpr int COMPUTE = 32 * NC, LOADERS = 32 * NP, ALL = COMPUTE + LOADERS;
 constexpr int PLACES_KEPT = STATIONARY ? (POSITIONS + 15) / 16 * 16 : 0;  // where positions' words begin: no divisions
 constexpr int WORDS = 2 * PARTS;                               // of B for two words of products
-constexpr int FILTER_WORDS = KSTEPS * NGROUPS * NT * 32 * WORDS;
+// Of filters in shared memory: of IM2COL the low parts alone.
+constexpr int FILTER_WORDS = IM2COL ? KSTEPS * 512 : KSTEPS * NGROUPS * NT * 32 * WORDS;
 
 __device__ __forceinline__ unsigned address_of(const void *shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -62,9 +60,10 @@ __device__ __forceinline__ void await(Gate *gate, int time) {
 constexpr int LINE = (WT + ALONG - 1) / ALONG;                  // words of a plane's row
 
 // Whole runs of outputs leave by the copy engine (BULK): it reads what all warps have put into shared memory, while they
-// go on, and only the ends of a run are parts of a sector of 32 bytes. An instruction of CUDA 12.
+// go on, and only the ends of a run are parts of a sector of 32 bytes. An instruction of CUDA 12. IM2COL: wgmma reads
+// what the loaders have put there.
 __device__ __forceinline__ void make_visible() {
-    if (BULK) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (BULK || IM2COL) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void bulk_copy(float *to, const float *from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(address_of(from)), "r"(bytes)
@@ -77,8 +76,10 @@ __device__ __forceinline__ void await_read() {
     if (BULK) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 constexpr int LOADED = 1, HANDED = 2, BEGUN = 15;  // barriers: of the loaders, of a team that hands over sums, of products
-constexpr int FULL = 0, EMPTY = 2, GATES = 4;  // of both halves of the planes
-constexpr int NEXT = 2, COMING = 4;  // behind the scales of both halves: the tile after the one there; one more (AHEAD)
+constexpr int FULL = 0, EMPTY = 2;             // gates of both halves of the planes
+constexpr int MAY = 4, OUT_FULL = 6, OUT_EMPTY = 8;  // of two teams that take turns; of staged outputs
+constexpr int ARRIVED = 10, GATES = IM2COL ? 12 : 4;  // of inputs that the copy engine brings
+constexpr int NEXT = 2, COMING = 4;  // behind the scales of both halves: the tile after the one there; one or two more
 
 // A tile: its first image and how many there are, its first output row and column.
 struct Item {
@@ -114,8 +115,8 @@ struct Shared {
         taps = static_cast<int2 *>(take(KSTEPS * 4 * 8));
         out = static_cast<float *>(take(OUT_FLOATS * 4));
         columns = static_cast<int *>(take(MBLOCKS * GB * NT * 8 * 4));
-        e = static_cast<int *>(take(20));
-        found = static_cast<unsigned *>(take(2 * NP * 4));
+        e = static_cast<int *>(take(24));
+        found = static_cast<unsigned *>(take(4 * NP * 4));
         places = static_cast<unsigned short *>(take(2 * PLACES_KEPT));
         gates = static_cast<Gate *>(take(GATES * 8));
     }
@@ -162,126 +163,27 @@ __device__ __forceinline__ void load(float *raw, const float *x, const Item &ite
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// The largest and the smallest magnitude but zero among the tile's inputs, as bits; the smallest one less.
-__device__ __forceinline__ void extremes(const float *from, const Item &item, int thread, unsigned &most,
-                                         unsigned &least) {
-    most = 0, least = ~0u;
-    const auto look = [&](float value) {
-        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
-        most = max(most, bits), least = min(least, bits - 1);
-    };
-    if (WHOLE && RAW_IMAGE % 4 == 0 && (XV == 4 || !DIRECT)) {
-        const int length = item.images * (RAW_IMAGE / 4);
-#pragma unroll 4
-        for (int i = thread; i < length; i += LOADERS) {
-            const float4 v = reinterpret_cast<const float4 *>(from)[i];
-            look(v.x), look(v.y), look(v.z), look(v.w);
-        }
-    } else if (WHOLE) {
-        const int length = item.images * RAW_IMAGE;
-#pragma unroll 8
-        for (int i = thread; i < length; i += LOADERS) look(from[i]);
-    } else if (TILES_X == 1) {
-        const int length = item.rows() * W;
-        for (int c = 0; c < C; c++)
-#pragma unroll 8
-            for (int i = thread; i < length; i += LOADERS) look(from[c * CHANNEL + i]);
-    } else {
-        const int columns = item.columns(), rows = item.rows();
-        for (int run = thread / 32; run < C * rows; run += NP)
-            for (int i = thread % 32; i < columns; i += 32)
-                look(from[run / rows * CHANNEL + run % rows * index_t(ROW) + i]);
+// The scale of a tile whose largest and smallest magnitudes have these bits, as a power of two, and whether it cannot be
+// split; the filters' own powers of two lie from `lowest` to `highest`.
+struct Scale {
+    int e;
+    bool bad;
+    __device__ Scale(unsigned most, unsigned least, int lowest, int highest) {
+        const int exponent = most >> 23, wanted = most == 0 ? 0 : 141 - exponent;  // 2^(exponent - 127) <= largest
+        const unsigned limit = max(exponent - SPREAD, 1) << 23;                    // denormal numbers count as too small
+        // 2^(e + f) must be a float32 number too, for every filter.
+        const bool far = wanted > MOST_SCALE || wanted + lowest < -126 || wanted + highest > 126;
+        bad = most && (exponent == 255 || far || least + 1 < limit);
+        e = min(wanted, MOST_SCALE);
     }
-    most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
-}
+    __device__ float factor() const { return __uint_as_float((127 + e) << 23); }
+};
 
-// Two values as a word of the planes, high and low.
-__device__ __forceinline__ void put(unsigned *to, float first, float second, bool real) {
-    const unsigned high = to_halves(first, second), low = PARTS == 2 ? to_rest(first, second, high) : 0;
-    if (real) {
-        *to = high;
-        if (PARTS == 2) to[LOW] = low;
-    }
-}
-
-constexpr int MOST_KEPT = WGMMA ? 14 : 24;
-
-// Whole rows: every thread has the same places in every plane, and keeps them. Of one channel, the images' planes lie
-// in a row like one.
-constexpr bool MERGED = C == 1 && WHOLE && ROWS == H && PL == ROWS * S;
-constexpr int PLANE_LINES = MERGED ? IMG * ROWS : ROWS, PLANE_WORDS = PLANE_LINES * LINE;
-constexpr int EACH = (PLANE_WORDS + LOADERS - 1) / LOADERS;
-constexpr bool KEPT = (TILES_X == 1 || (!DIRECT && C % 2 == 0)) && EACH <= MOST_KEPT && (ALONG == 1 || W % 2 == 0);
-constexpr int PLACES = KEPT ? EACH : 1;
-
-__device__ __forceinline__ void find_places(int (&places)[PLACES], int thread) {
-#pragma unroll
-    for (int k = 0; k < PLACES; k++) {
-        const int word = thread + k * LOADERS;
-        places[k] = word / LINE * S + word % LINE;
-    }
-}
-
-// Every word of the tile's planes, zeros where the image has ended. Several words are read before the first is
-// written: between two reads that wait for memory there must be no write.
-__device__ __forceinline__ void convert(unsigned *planes, const float *from, const Item &item, float scale,
-                                        const int (&places)[PLACES], int thread) {
-    const int rows = item.rows(), columns = item.columns();
-    if (KEPT) {
-        const int real = (MERGED ? item.images * ROWS : rows) * LINE;
-        constexpr int AT_ONCE = EACH % 8 == 0 || EACH > 16 ? 8 : EACH > 8 ? (EACH + 1) / 2 : EACH;
-#pragma unroll 1
-        for (int plane = 0; plane < (MERGED ? 1 : item.images * PLANES); plane++) {
-            const int image = PLANES == 1 ? plane : IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
-            const float *const at = from + image * INPUTS + 2 * pair * CHANNEL;
-            unsigned *const to = planes + image * IMAGE_WORDS + pair * PL;
-            const bool alone = C % 2 && pair == C / 2;
-            const index_t other = alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL;
-            const int both = alone ? (PAIR_ROWS ? real - LINE : ALONG == 2 ? real : real - 1) : real;
-#pragma unroll
-            for (int first = 0; first < EACH; first += AT_ONCE) {
-                float a[AT_ONCE], b[AT_ONCE];
-#pragma unroll
-                for (int k = 0; k < AT_ONCE; k++) {
-                    const int word = thread + (first + k) * LOADERS;
-                    a[k] = first + k < EACH && word < real ? at[ALONG * word] : 0.0f;
-                    b[k] = first + k < EACH && word < both ? at[ALONG * word + other] : 0.0f;
-                }
-#pragma unroll
-                for (int k = 0; k < AT_ONCE; k++)
-                    if (first + k < EACH)
-                        put(to + places[first + k < EACH ? first + k : 0], a[k] * scale, b[k] * scale,
-                            thread + (first + k) * LOADERS < PLANE_WORDS);
-            }
-        }
-        return;
-    }
-    const int lines = item.images * (PLANES * ROWS);
-    // A thread's words lie LOADERS apart, counted along the lines: it goes on by so many lines and columns.
-    constexpr int DOWN = LOADERS / LINE, ACROSS = LOADERS % LINE, AT_ONCE = 8;
-    int line = thread / LINE, column = thread % LINE;
-    while (line < lines) {
-        float a[AT_ONCE], b[AT_ONCE];
-        int to[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const bool real = line < lines;
-            const int plane = PLANES * IMG == 1 ? 0 : line / ROWS, row = line - plane * ROWS;  // planes of all images
-            const int image = IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
-            const float *const at = from + image * INPUTS + 2 * pair * CHANNEL + row * index_t(ROW) + ALONG * column;
-            const bool alone = C % 2 && pair == C / 2;
-            const bool inside = real && ((RAW_ROWS == ROWS && WHOLE) || row < rows) &&
-                                (TILES_X == 1 || ALONG * column < columns);
-            const bool both = inside && (!alone || (PAIR_ROWS ? row + 1 < rows : ALONG * column + 1 < columns));
-            a[i] = inside ? at[0] : 0.0f;
-            b[i] = both ? at[alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL] : 0.0f;
-            to[i] = real ? image * IMAGE_WORDS + pair * PL + row * S + column : -1;
-            line += DOWN, column += ACROSS;
-            if (column >= LINE) column -= LINE, line++;
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) put(planes + to[i], a[i] * scale, b[i] * scale, to[i] >= 0);
-    }
+// Of the filters' powers of two, the lowest and the highest, or 0.
+__device__ __forceinline__ void find_range(const int *columns, int &lowest, int &highest) {
+    for (int i = threadIdx.x % 32; i < COLUMNS; i += 32)
+        lowest = min(lowest, exponent_of(columns[i])), highest = max(highest, exponent_of(columns[i]));
+    lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
 }
 
 // How many tiles the blocks that share these filters have taken, beside their first ones: behind the images' marks.
@@ -294,76 +196,22 @@ __device__ __forceinline__ void mark(int *marks, int image, int images, int all)
         if (atomicExch(marks + 1 + all + i, 1) == 0) marks[1 + atomicAdd(marks, 1)] = i;
 }
 
-// A tile's outputs to y: of one half of the staging memory, all filters of all images.
-__device__ __forceinline__ void send(const float *staged, float *y, const Item &item, int thread) {
+// A tile's outputs to y, as they are staged: the block's filters of all images.
+__device__ __forceinline__ void send(const float *staged, float *y, const Item &item, int thread, int threads) {
     constexpr int RUN = SUPER_ROWS * TR * OW, PITCH = OUT_PITCH;
     const int bytes = 4 * min(RUN, (OH - item.row) * OW);
-    for (int i = thread; i < item.images * M; i += LOADERS)
-        bulk_copy(image_of(y, item.image + i / M, OUTPUTS) + i % M * PIXELS + item.row * index_t(OW), staged + i * PITCH, bytes);
-    bulk_sent();
-}
-
-__device__ __forceinline__ void loader(const Shared &s, const float *x, float *y, int *marks, int images, int items) {
-    const int thread = threadIdx.x - COMPUTE;
-    int number = blockIdx.x / MBLOCKS, coming = number + gridDim.x / MBLOCKS;  // the first one's rows are on their way
-    int places[PLACES], turn = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
-    if (KEPT) find_places(places, thread);
-    for (int i = thread % 32; i < COLUMNS; i += 32)
-        lowest = min(lowest, exponent_of(s.columns[i])), highest = max(highest, exponent_of(s.columns[i]));
-    lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2;
-        // Multiprocessors store at speeds of their own, by up to a third: whichever comes first takes the next tile.
-        const int after = thread == 0 ? (1 + AHEAD) * (gridDim.x / MBLOCKS) + atomicAdd(queue_of(marks, images), 1) : 0;
-        const float *const direct = image_of(x, item.image, IMAGE) + index_t(item.row) * W + item.column;
-        const float *const from = DIRECT ? direct : s.raw + turn % (1 + AHEAD) * RAW;
-        if (!DIRECT) {
-            copies_arrived();
-            meet<LOADED, LOADERS>();
-        }
-        if (AHEAD) {
-            if (turn) coming = s.e[COMING];
-            if (coming < items) load(s.raw + (turn + 1) % 2 * RAW, x, Item(coming, images), thread);
-        }
-        unsigned most, least;
-        extremes(from, item, thread, most, least);
-        if (thread % 32 == 0) s.found[thread / 32] = most, s.found[NP + thread / 32] = least;
-        meet<LOADED, LOADERS>();
-#pragma unroll
-        for (int i = 0; i < NP; i++) most = max(most, s.found[i]), least = min(least, s.found[NP + i]);
-        const int exponent = most >> 23, e = most == 0 ? 0 : 141 - exponent;  // 2^(exponent - 127) <= largest
-        const unsigned limit = max(exponent - SPREAD, 1) << 23;               // denormal numbers count as too small
-        // 2^(e + f) must be a float32 number too, for every filter.
-        const bool far = e > MOST_SCALE || e + lowest < -126 || e + highest > 126;
-        const bool bad = most && (exponent == 255 || far || least + 1 < limit);
-        if (turn > 1) {
-            await(s.gates + EMPTY + half, turn / 2 - 1);
-            if (BULK) send(s.out + half * (OUT_FLOATS / 2), y, Item(last_but_one, images), thread);
-        }
-        if (thread == 0) {
-            s.e[half] = min(e, MOST_SCALE);
-            if (bad) mark(marks, item.image, item.images, images);
-        }
-        convert(s.planes + half * STAGE, from, item, __uint_as_float((127 + min(e, MOST_SCALE)) << 23), places,
-                thread);
-        if (thread == 0) s.e[NEXT + half] = AHEAD ? coming : after, s.e[COMING] = after;
-        await_read();
-        arrive(s.gates + FULL + half);
-        last_but_one = last, last = number, number = coming;
-        if (AHEAD) continue;
-        meet<LOADED, LOADERS>();
-        number = s.e[NEXT + half];
-        if (number < items) load(s.raw, x, Item(number, images), thread);
+    if (RUN == PIXELS && PITCH == PIXELS && MBLOCKS == 1) {  // whole images follow one another there as here
+        if (thread == 0) bulk_copy(image_of(y, item.image, OUTPUTS), staged, 4 * item.images * OUTPUTS);
+        bulk_sent();
+        return;
     }
-    // What the last two tiles have left.
-    const auto send_last = [&](int turn, int number) {
-        await(s.gates + EMPTY + turn % 2, turn / 2);
-        send(s.out + turn % 2 * (OUT_FLOATS / 2), y, Item(number, images), thread);
-    };
-    if (BULK && turn > 1) send_last(turn - 2, last_but_one);
-    if (BULK) send_last(turn - 1, last);
-    await_read();
+    const int first = blockIdx.x % MBLOCKS * FILTERS_HERE;
+    for (int i = thread; i < item.images * FILTERS_HERE; i += threads) {
+        const int m = first + i % FILTERS_HERE;
+        float *const to = image_of(y, item.image + i / FILTERS_HERE, OUTPUTS) + m * PIXELS + item.row * index_t(OW);
+        if (MBLOCKS == 1 || m < M) bulk_copy(to, staged + i * PITCH, bytes);
+    }
+    bulk_sent();
 }
 
 // The number of the tile after the one that lies in that half; `items` or more where there is none.
@@ -380,7 +228,10 @@ __device__ __forceinline__ void prepare(const Shared &s) {
     // One thread: of a store to all four by four lanes the compiler tells compute-sanitizer what is not so.
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int i = 0; i < GATES; i++) make_gate(s.gates + i, i < EMPTY ? LOADERS : COMPUTE);
+        for (int i = 0; i < GATES; i++) {
+            constexpr int arriving[] = {LOADERS, LOADERS, COMPUTE, COMPUTE, 128, 128, COMPUTE, COMPUTE, 32, 32, 1, 1};
+            make_gate(s.gates + i, arriving[i]);
+        }
     }
     for (int i = threadIdx.x; i < PLACES_KEPT; i += ALL) {
         const int at = min(i, POSITIONS - 1), line = at / TW, image = line / TR;
@@ -391,7 +242,8 @@ __device__ __forceinline__ void prepare(const Shared &s) {
 // Then the filters, and what undoes their scaling.
 __device__ __forceinline__ void take_filters(const Shared &s, const unsigned *filters, const int *columns) {
     if (W_SHARED) {
-        const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + blockIdx.x % MBLOCKS * (FILTER_WORDS / 4);
+        const int first = IM2COL ? blockIdx.x % MBLOCKS * PARTS + PARTS - 1 : blockIdx.x % MBLOCKS;
+        const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + first * (FILTER_WORDS / 4);
         uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
         for (int i = threadIdx.x; i < FILTER_WORDS / 4; i += ALL) to[i] = from[i];
     }

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ece408_op.launch import Chip, ceil_div, round_up
 from ece408_op.problem import ConvProblem
 
-from .split_shapes import MOST_IMAGES, by_columns, by_rows, by_teams, by_warps, chunk_of
+from .split_shapes import MOST_IMAGES, by_columns, by_im2col, by_rows, by_teams, by_warps, chunk_of
 from .split_taps import quiet_layouts
 from .split_tile import Tile
 
@@ -31,6 +31,8 @@ _DIRECT = 1.03
 _BULK, _AHEAD = 0.82, 0.97
 #: And where ``split`` stores outputs one by one rather than four neighbours at a time.
 _SINGLY = 1.09
+#: Cycles for an output that ``split_im2col`` stores without staging, by two and alone.
+_PAIRS, _ALONE = 0.83, 1.6
 #: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
 _WORTH = 1.09
 #: How much longer ``split_rows`` takes where a tile is a part of its rows only, whose inputs are copied one by one.
@@ -123,17 +125,36 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
 
 
+def im2col_price(problem: ConvProblem, tile: Tile) -> float:
+    """Cycles of a multiprocessor for one image: of the tensor cores, and of instructions beside them."""
+    parts, units = tile.parts, tile.planes(problem)
+    positions = tile.images * tile.plane // 4
+    pieces = tile.images * tile.pieces
+    tensor = pieces * tile.steps * (3 if parts == 2 else 1) * tile.across / 2 / 0.95
+    # A thread converts a pair's words, some 13 instructions each; four warps' instructions are issued at a time.
+    rounds = ceil_div(positions, 32 * tile.loaders) * tile.loaders
+    loading = rounds * (4 * units * (5 + 4 * parts) + 40) / 4
+    storing = pieces * tile.across * (9 if tile.stride % 8 else 6)
+    outputs = tile.images * 8 * tile.tiles * tile.down * tile.super_rows * problem.output_width
+    stored = outputs * (0 if tile.bulk else _PAIRS if tile.pairs else _ALONE)
+    total = (tensor**3 + (1.5 * (loading + storing)) ** 3 + stored**3) ** (1 / 3) + _EACH_TILE
+    total *= (1.0 if tile.ahead else 1.1) * (1.08 if tile.outs == 1 else 1.0)
+    total *= 1.3 if tile.filter_blocks > 1 else 1.0  # inputs are split once for each
+    return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
+
+
 _WAYS = {
     "columns": (by_columns, columns_price),
     "rows": (by_rows, rows_price),
     "warps": (by_warps, warps_price),
     "teams": (by_teams, teams_price),
+    "im2col": (by_im2col, im2col_price),
 }
 
 
 @lru_cache(maxsize=256)
 def best_tile(way: str, problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Tile | None:
-    """The cheapest tile of that way, "columns", "rows", "warps" or "teams"; None where none fits shared memory."""
+    """The cheapest tile of that way, a key of _WAYS; None where none fits shared memory."""
     tiles, price = _WAYS[way]
     nearly = 0
     for tile in sorted(tiles(problem, chip, aligned, parts), key=lambda tile: price(problem, tile)):

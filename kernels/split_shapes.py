@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ece408_op.launch import Chip, ceil_div
+from ece408_op.launch import Chip, ceil_div, round_up
 from ece408_op.problem import ConvProblem
 
-from .split_taps import folded_layout, layout, row_taps
+from .split_taps import NO_TAP, folded_layout, layout, row_taps
 from .split_tile import Tile, copied, cuts
 
 #: A tile has no more images.
@@ -35,6 +35,9 @@ _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
 #: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another; column
 #: tiles, of all rows of sums, that it did so for with sums that are parted.
 _TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
+#: Of im2col: teams, loading warps, registers of a team's thread, how many to leave beside sums and filters; positions
+#: of one instruction at most.
+_IM2COL_TEAMS, _IM2COL_LOADERS, _IM2COL_REGISTERS, _IM2COL_OTHERS, _MOST_ACROSS = 2, 8, 192, 32, 184
 #: Rows of filters with fewer words than this are not taken step by step.
 _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
@@ -238,4 +241,45 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                     chunk=chunk_of(len(taps) // 8, parts) if sets * found[1] <= _CHUNKED_TILES else 0,
                 )  # fmt: skip
                 if tile.shared_bytes(problem) <= _NEARLY * chip.shared_bytes:
+                    yield tile
+
+
+def by_im2col(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
+    """Every tile for filters in registers, inputs as wgmma's B (``split_im2col.cu``)."""
+    columns, out = ceil_div(problem.output_width, 2), problem.output_height * problem.output_width
+    reach = ceil_div(problem.kernel + 1, 2)
+    pairs = problem.output_width % 2 == 0 and aligned >= 8
+    for down in (1, 2, 4):
+        if down > problem.output_height:
+            continue
+        high = ceil_div(problem.kernel + down - 1, down)
+        steps = ceil_div(ceil_div(down * problem.channels, 4) * reach * high, 2)
+        most = (_IM2COL_REGISTERS - _IM2COL_OTHERS - 4 * steps) * 2 // parts // 8 * 8
+        if most < 8:
+            continue
+        tiles = 4 // down
+        line = columns + reach - 1
+        for (images, lines, width), stride in product(cuts(problem, down), {line, round_up(line, 8)}):
+            if width != problem.output_width:
+                continue
+            # Two pieces at least: one tile for each team would leave none to load.
+            positions = (lines - 1) * stride + columns
+            pieces = max(ceil_div(positions, min(most, _MOST_ACROSS)), 1 if images > 1 else 2)
+            across = round_up(ceil_div(positions, pieces), 8)
+            if images * ceil_div(positions, across) < 2:
+                continue
+            whole = down * lines >= problem.output_height
+            bulk = aligned == 16 and pairs and out % 4 == 0
+            bulk = bulk and (whole or down * lines * problem.output_width % 4 == 0)
+            for outs, ahead in product((2, 1, 0) if bulk else (0,), (True, False)):
+                tile = Tile(
+                    parts, 1, down, images, lines, columns, stride, 4 * (lines + high - 1) * stride,
+                    (NO_TAP,) * 8 * steps, 0, tiles, 4 * _IM2COL_TEAMS, copied(problem, down, lines, True, aligned),
+                    _IM2COL_LOADERS, _IM2COL_TEAMS, _IM2COL_REGISTERS, pairs=pairs, ahead=ahead,
+                    bulk=outs > 0, outs=outs,
+                    one_run=down * lines == problem.output_height and 8 * tiles >= problem.filters,
+                    shared_weights=parts == 2, filter_blocks=ceil_div(ceil_div(problem.filters, 8), tiles),
+                    across=across,
+                )  # fmt: skip
+                if tile.shared_bytes(problem) <= chip.shared_bytes:
                     yield tile

@@ -53,7 +53,10 @@ class Tile:
     filter_blocks: int = 1  # MBLOCKS: blocks that share the filters
     y_vector: int = 1  # YV: floats of one store
     chunk: int = 0  # CHUNK: steps after which sums are parted; 0: never
-    bulk: bool = False  # BULK: outputs leave by the copy engine, from memory for those of two tiles
+    bulk: bool = False  # BULK: outputs leave by the copy engine, staged in shared memory
+    outs: int = 2  # OUTS: tiles whose outputs are staged
+    one_run: bool = False  # whole images are staged as they lie in y: one copy sends them
+    across: int = 0  # ACROSS: positions of one instruction of split_im2col; 0: another kernel
 
     @property
     def steps(self) -> int:
@@ -71,16 +74,24 @@ class Tile:
         return 1 if self.folded else self.rows * self.sets
 
     @property
+    def along(self) -> int:
+        """Output columns of a position."""
+        return self.rows if self.folded else 2 if self.across else 1
+
+    @property
     def out_pitch(self) -> int:
         """Floats from one filter's outputs to the next: OUT_PITCH, so that a warp's stores meet no bank twice."""
-        run = self.down * self.super_rows * self.columns
-        return run + ((8 if self.filters_first else 4) - run) % 16
+        run = self.down * self.super_rows * self.columns * self.along
+        if self.one_run:
+            return run
+        return run + ((8 if self.filters_first or self.across else 4) - run) % 16
 
     def out_floats(self, problem: ConvProblem) -> int:
         """Floats for sums on their way out: OUT_FLOATS."""
         if self.bulk:
-            return 2 * self.images * problem.filters * self.out_pitch
-        if self.folded or self.stationary or self.quads:
+            filters = problem.filters if self.filter_blocks == 1 else 8 * self.tiles * self.groups(problem)
+            return self.outs * self.images * filters * self.out_pitch
+        if self.folded or self.stationary or self.quads or self.across:
             return 0
         return self.teams * self.sets * 8 * self.tiles * 68 if self.teams else self.warps * 8 * (16 * self.pixels + 4)
 
@@ -98,27 +109,44 @@ class Tile:
 
     def filter_bytes(self, problem: ConvProblem) -> int:
         """Bytes of all filters, split and in the tensor cores' order."""
+        if self.across:
+            return self.steps * self.filter_blocks * 64 * 16 * 2 * self.parts
         return self.steps * self.padded_tiles(problem) * 32 * 8 * self.parts
 
     def inputs(self, problem: ConvProblem) -> int:
         """Floats of input that a tile has, copied to shared memory or, ``direct``, read where they are."""
-        whole = self.columns * (self.rows if self.folded else 1) == problem.output_width
+        whole = self.columns * self.along >= problem.output_width
         columns = problem.width if whole else self.columns + problem.kernel - 1
         rows = min(problem.height, self.down * self.super_rows + problem.kernel - 1)
         return self.images * problem.channels * rows * columns
 
+    @property
+    def pieces(self) -> int:
+        """Pieces of ``across`` positions that an image is multiplied in: PIECES."""
+        return ceil_div((self.super_rows - 1) * self.stride + self.columns, self.across)
+
+    def planes(self, problem: ConvProblem) -> int:
+        """Planes of an image: of words, or, of ``split_im2col``, of units of four."""
+        if self.across:
+            return ceil_div(self.down * problem.channels, 4)
+        return ceil_div(problem.channels, 2)
+
     def shared_bytes(self, problem: ConvProblem) -> int:
         """Shared memory of a block."""
-        words = 2 * self.parts * self.images * ceil_div(problem.channels, 2) * self.plane
+        words = 2 * self.parts * self.images * self.planes(problem) * self.plane
+        if self.across:
+            over = self.pieces * self.across + (problem.kernel + 2) // 2 - 1 - self.super_rows * self.stride
+            words += 8 * max(0, over)
         words += 0 if self.direct else (1 + self.ahead) * self.inputs(problem)
         words += self.out_floats(problem) + 8 * self.steps + 8 * self.padded_tiles(problem)
         words += round_up(self.images * self.super_rows * self.columns, 16) // 2 if self.stationary else 0
         filters = self.filter_bytes(problem) // self.filter_blocks if self.shared_weights else 0
+        filters = filters // 2 if self.across else filters  # the low parts alone
         return ITEM_BYTES * words + filters + _SLACK
 
     def tiles_an_image(self, problem: ConvProblem) -> int:
         """Tiles that an image is cut into; 1 where a tile is one image or several."""
-        across = ceil_div(problem.output_width, self.columns * (self.rows if self.folded else 1))
+        across = ceil_div(problem.output_width, self.columns * self.along)
         return ceil_div(ceil_div(problem.output_height, self.down), self.super_rows) * across
 
 

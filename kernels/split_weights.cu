@@ -1,7 +1,7 @@
 // split_weights: the filters as the tensor cores want them, in two 16-bit floats each. One block for 8 columns.
 //
 // Column n is filter n / R moved down (FOLDED: right) by n % R; its weights are scaled by a power of two of the filter's own and
-// lie in the order of TAPS, zeros where a tap is beyond the filter. A filter with a value below 2^-28 of its largest
+// lie in the order of TAPS, zeros where a tap is beyond the filter. (IM2COL: column n is filter n, as rows of wgmma's A.) A filter with a value below 2^-28 of its largest
 // one, or with one that is no number, cannot be split: the block then says so behind the columns.
 //
 // The list of the images to be computed anew is emptied here too, and the tiles' queues are set to their beginnings.
@@ -22,6 +22,31 @@ __device__ __forceinline__ void let_next_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+#if IM2COL
+// Of split_im2col.cu: units of four words that a pair of input columns has in RA rows; how many pairs, and how many times
+// RA rows, filters reach. Positions of an image, S a line, and pieces of ACROSS; words behind the planes that the last
+// piece reads, whatever they are.
+constexpr int UP = (RA * C + 3) / 4, KP = (K + 2) / 2, SR = (K + 2 * RA - 2) / RA;
+constexpr int PIECES = ((TR - 1) * S + TW + ACROSS - 1) / ACROSS, OVER = PIECES * ACROSS + KP - 1 - TR * S;
+constexpr int BEHIND = OVER > 0 ? 4 * OVER : 0;
+
+// Which row, of eight for a warp, a block's filter has, and which filter a row: such that outputs that four rows stage at
+// once are 16 banks apart where those of neighbouring filters are four.
+constexpr bool APART = OUT_PITCH % 8 == 4;
+__device__ __forceinline__ int row_of(int filter) {
+    if (!APART) return filter;
+    if (NT == 1) return filter / 2 + filter % 2 * 4;
+    return filter / 16 * 16 + filter % 4 / 2 * 8 + filter % 2 * 4 + filter % 16 / 4;
+}
+__device__ __forceinline__ int filter_of_row(int row) {
+    if (!APART) return row;
+    if (NT == 1) return row % 4 * 2 + row / 4;
+    return row / 16 * 16 + row % 4 * 4 + row / 8 % 2 * 2 + row / 4 % 2;
+}
+#else
+constexpr int UP = 0, BEHIND = 0;
+#endif
 
 // A word of a plane, seen from an output pixel: two products.
 struct Tap {
@@ -103,6 +128,36 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
     }
 
     int steps = 0, steps_with_rest = 0;  // of column `lane`, those that this warp sees
+#if IM2COL
+    const int block = tile / NT;
+    for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
+        unsigned seen = 0;
+        const int step = i / 32, n = i % 32 / 4, t = i % 4;
+        const float *const filter = w + index_t(filter_of(n)) * PRODUCTS;
+        const float scale = __uint_as_float((127 + exponent[n]) << 23);
+#pragma unroll 1
+        for (int output = 0; output < 4 * RA; output++) {  // those of a position, and both units of a step
+            const int word = output % 2, right = output / 2 % 2, down = output / 4, unit = 2 * step + word;
+            const int at = unit / (KP * SR) * 4 + t, c = at % C, q = unit % KP * 2 - right;
+            const int p = unit / KP % SR * RA + at / C - down, row = row_of(tile % NT * 8 + n);
+            const int own = down * NT + row / 8, g = row % 8;
+            const bool real = unit < UP * KP * SR && at < RA * C && tile * 8 + n < WIDTH && p >= 0 && p < K;
+            const float first = real && q >= 0 && q < K ? filter[(c * K + p) * K + q] * scale : 0.0f;
+            const float second = real && q >= -1 && q < K - 1 ? filter[(c * K + p) * K + q + 1] * scale : 0.0f;
+            const unsigned high = to_halves(first, second);
+            unsigned *const to = filters + (block * PARTS * KSTEPS + step) * 512;
+            to[(own * 32 + g * 4 + t) * 4 + right + 2 * word] = high;
+            if (first != 0 || second != 0) seen |= 1u << n;
+            if (PARTS == 2) {
+                const unsigned rest = to_rest(first, second, high);
+                to[KSTEPS * 512 + (((own * 2 + right) * 2 + word) * 8 + g) * 4 + t] = rest;
+                if (rest & 0x7fff7fff) seen |= 256u << n;
+            }
+        }
+        seen = __reduce_or_sync(~0u, seen) >> lane % 8;  // a warp has a whole step
+        steps += seen & 1, steps_with_rest += seen >> 8 & 1;
+    }
+#else
     for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
         unsigned seen = 0;
         const int step = i / 32, n = i % 32 / 4, t = i % 4, column = tile * 8 + n, moved = column % R;
@@ -132,6 +187,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
         seen = __reduce_or_sync(~0u, seen) >> lane % 8;  // a warp has a whole step
         steps += seen & 1, steps_with_rest += seen >> 8 & 1;
     }
+#endif
     if (lane < 8) atomicAdd(used + lane, steps), atomicAdd(rests + lane, steps_with_rest);
     __syncthreads();
     if (tile < TILES && threadIdx.x < 8)

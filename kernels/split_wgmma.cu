@@ -22,13 +22,6 @@ struct Fragment {
     unsigned a[PARTS][4];
 };
 
-__device__ __forceinline__ void fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
 // The words of both halves of a step: of positions g and g + 8.
 __device__ __forceinline__ void fetch(Fragment &f, const unsigned char *first0, const unsigned char *first1,
                                       const unsigned char *second0, const unsigned char *second1) {

@@ -48,6 +48,7 @@ struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) int2 { int x, y; };
 struct alignas(4) ushort2 { unsigned short x, y; };
 inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
 inline float2 make_float2(float a, float b) { return {a, b}; }
 inline int2 make_int2(int a, int b) { return {a, b}; }
 
@@ -288,21 +289,32 @@ UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, uns
     exchange();
 }
 
-// B without a swizzle: core matrices of 8 columns x 16 bytes, their distances in the descriptor.
+// Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their distances in the descriptor.
+inline unsigned described(unsigned long long at, int row, int k) {
+    const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
+    unsigned word;
+    std::memcpy(&word, memory + field(0) + row / 8 * field(32) + row % 8 * 16 + k / 8 * field(16) + k % 8 / 2 * 4, 4);
+    return word;
+}
+
 inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     of_team[warp / 4].sync(128, false);
-    const auto field = [&](int bit) { return (b >> bit & 0x3fff) << 4; };
     for (int i = 0; i < columns / 2; i++) {
         double sum = d[i];
-        for (int k = 0; k < 16; k++) {
-            unsigned word;
-            const size_t column = i / 4 * field(32) + (lane % 4 * 2 + i % 2) * 16;
-            std::memcpy(&word, memory + field(0) + column + k / 8 * field(16) + k % 8 / 2 * 4, 4);
-            sum += row_value(warp, lane / 4 + i % 4 / 2 * 8, k) * half_of(word, k);
-        }
+        for (int k = 0; k < 16; k++)
+            sum += row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
+                   half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
         d[i] = cut_off(sum);
     }
     of_team[warp / 4].sync(128, false);
+}
+
+// The same with A, 64 rows, in shared memory too: a lane's words of it are those that it would have in registers.
+inline void emulated_wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
+    const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, k = threadIdx.x % 4 * 2;
+    const unsigned own[4] = {described(a, row, k), described(a, row + 8, k), described(a, row, k + 8),
+                             described(a, row + 8, k + 8)};
+    emulated_wgmma(d, own, b, columns);
 }

@@ -19,7 +19,7 @@ import pytest
 from ece408_op.check import Comparison, compare
 from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import split
-from ece408_op.kernels.split_shapes import by_columns, by_rows, by_teams, by_warps
+from ece408_op.kernels.split_shapes import by_columns, by_im2col, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
 from ece408_op.launch import Chip, Launch, Plan
 from ece408_op.problem import ConvProblem
@@ -35,11 +35,14 @@ pytestmark = pytest.mark.skipif(not _compiles_halves(), reason="no g++ that know
 
 HERE = Path(__file__).parent
 LARGE, SMALL = Chip("large", (9, 0), 3, 227 * 1024), Chip("small", (9, 0), 2, 60 * 1024)
+#: One block, which has all the tiles.
+ALONE = Chip("alone", (9, 0), 1, 227 * 1024)
 WAYS = {
     "columns": (split.COLUMNS, by_columns),
     "rows": (split.ROWS, by_rows),
     "warps": (split.WARPS, by_warps),
     "teams": (split.TEAMS, by_teams),
+    "im2col": (split.IM2COL, by_im2col),
 }
 
 #: What stands for functions that are made of instructions.
@@ -66,6 +69,10 @@ FUNCTIONS = {
     "{ require_aligned(to, 16), require_aligned(from, 16); if (bytes % 16) std::abort(); "
     "std::memcpy(to, from, bytes); }",
     "bulk_sent": "inline void bulk_sent() {}",
+    "bring": "inline void bring(float *to, const float *from, int bytes, Gate *) "
+    "{ require_aligned(to, 16), require_aligned(from, 16); if (bytes % 16) std::abort(); "
+    "std::memcpy(to, from, bytes); }",
+    "expect": "inline void expect(Gate *gate, int) { arrive_on_cpu(gate); }",
     "await_read": "inline void await_read() {}",
     "commit": "inline void commit() {}",
     "wait": "template <int PENDING> inline void wait() {}",
@@ -103,6 +110,8 @@ def _closed(text: str, at: int, brackets: str) -> int:
 def _translated(text: str) -> str:
     text = re.sub(r"extern __shared__ __align__\(\d+\) unsigned char memory\[\];", "", text)
     text = re.sub(r"#define (MMA_\w+\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 emulated_wgmma(d, a, b, \2)", text)
+    first = r"#define \1 (std::memset(d, 0, sizeof(d)), emulated_wgmma(d, a, b, \2))"
+    text = re.sub(r"#define (FIRST_MMA_\w+\(d, a, b\)).*?m64n(\d+)k16.*", first, text)
     for name, new in FUNCTIONS.items():
         definition = re.compile(rf"(template <[^>]*>\s*)?__device__ __forceinline__ \w+ {name}(?=\()")
         replacement = new
@@ -198,6 +207,14 @@ CASES = [
     ("teams", (4, 5, 16, 12, 11, 3), LARGE, {"sets": 4, "images": 3}),
     ("teams", (2, 7, 16, 14, 9, 7), LARGE, {"sets": 2}),
     ("teams", (3, 2, 9, 8, 9, 2), LARGE, {"sets": 1}),
+    ("im2col", (3, 6, 30, 30, 16, 5), LARGE, {"sets": 2, "images": 1, "bulk": True, "ahead": True}),
+    ("im2col", (5, 3, 12, 13, 20, 4), LARGE, {"sets": 2, "images": 2}),
+    ("im2col", (2, 2, 15, 17, 9, 3), LARGE, {"sets": 4, "images": 1}),
+    ("im2col", (2, 5, 11, 14, 40, 3), LARGE, {"sets": 1}),
+    ("im2col", (9, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 2, "ahead": True}),
+    ("im2col", (8, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 1, "ahead": False}),
+    ("im2col", (7, 3, 13, 15, 9, 3), ALONE, {"images": 1, "outs": 0}),
+    ("im2col", (3, 1, 40, 64, 19, 5), SMALL, {"sets": 2, "images": 1, "bulk": True}),
 ]
 
 
@@ -274,6 +291,7 @@ WATCHED = {
     "rows": (6, 3, 9, 8, 9, 3),
     "warps": (7, 3, 8, 8, 4, 3),
     "teams": (5, 3, 8, 8, 7, 3),
+    "im2col": (5, 3, 8, 8, 7, 3),
 }
 
 

@@ -15,7 +15,13 @@ from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = [split.COLUMNS, split.TEAMS, split.WARPS, split.ROUNDED_COLUMNS, split.ROUNDED_TEAMS, split.ROUNDED]
+KERNELS = [
+    split.COLUMNS, split.TEAMS, split.WARPS, split.IM2COL,
+    split.ROUNDED_COLUMNS, split.ROUNDED_TEAMS, split.ROUNDED, split.ROUNDED_IM2COL,
+]  # fmt: skip
+EXACT = KERNELS[:4]
+#: Channels and filters' size of the kernels that not every layer fits.
+SHAPES = {"split_columns": (1, 7), "split_im2col": (6, 5)}
 LAYERS = {1: ConvProblem(37, 1, 20, 22, 9, 5), 3: ConvProblem(37, 3, 20, 22, 9, 5)}
 
 
@@ -80,12 +86,12 @@ def test_it_is_right_for(kernel):
     assert not wrong
 
 
-@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("positive", [False, True], ids=["random", "positive"])
 def test_its_error_is_float32s(kernel, positive):
     cupy = require_gpu()
-    problem = ConvProblem(20, 1 if kernel is split.COLUMNS else 12, 33, 36, 24, 7)
-    problem = ConvProblem(20, problem.channels, 34, 34, 24, 7)
+    channels, size = SHAPES.get(kernel.name, (12, 7))
+    problem = ConvProblem(20, channels, 34, 34, 24, size)
     if kernel.not_supported_reasons(problem, cuda.chip()):
         pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
     rng = np.random.default_rng(408)
@@ -105,7 +111,8 @@ def _long_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the kernel makes of inputs that the generators give, and what it should; sums of 49 products or of many."""
     cupy = require_gpu()
-    problem = ConvProblem(8, 1 if kernel is split.COLUMNS else channels, 34, 34, filters, size)
+    channels, size = SHAPES.get(kernel.name, (channels, size))
+    problem = ConvProblem(8, channels, 34, 34, filters, size)
     if kernel.not_supported_reasons(problem, cuda.chip()):
         pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
     x, w = x(problem.x_shape).astype(np.float32), w(problem.w_shape).astype(np.float32)
@@ -147,14 +154,14 @@ def test_long_sums_that_are_parted_lose_less(kernel, positive, channels, size):
         assert np.abs(out - exact).max() / mean < 1.2e-7
 
 
-@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
 def test_sums_of_small_integers_are_exact(kernel):
     rng = np.random.default_rng(408)
     out, exact = _long_sums(kernel, lambda shape: rng.integers(0, 256, shape), lambda shape: rng.integers(-8, 9, shape))
     assert np.array_equal(out, exact)
 
 
-@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
 def test_images_that_cannot_be_split_leave_the_others_alone(kernel):
     cupy = require_gpu()
     problem = LAYERS[1].with_batch(600)
