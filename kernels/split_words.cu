@@ -38,6 +38,7 @@ __device__ __forceinline__ void extremes(const float *from, const Item &item, in
     }
     most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
 }
+
 // Two values as a word of the planes, high and low.
 __device__ __forceinline__ void put(unsigned *to, float first, float second, bool real) {
     const unsigned high = to_halves(first, second), low = PARTS == 2 ? to_rest(first, second, high) : 0;

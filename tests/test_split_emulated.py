@@ -214,6 +214,8 @@ CASES = [
     ("im2col", (9, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 2, "ahead": True}),
     ("im2col", (8, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 1, "ahead": False}),
     ("im2col", (7, 3, 13, 15, 9, 3), ALONE, {"images": 1, "outs": 0}),
+    ("im2col", (7, 4, 12, 12, 12, 3), ALONE, {"images": 2, "bulk": True, "one_run": True}),
+    ("im2col", (7, 3, 12, 14, 40, 3), ALONE, {"images": 2, "sets": 1, "bulk": True, "filter_blocks": 2}),
     ("im2col", (3, 1, 40, 64, 19, 5), SMALL, {"sets": 2, "images": 1, "bulk": True}),
 ]
 
