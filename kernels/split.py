@@ -289,7 +289,7 @@ ROWS = _kernel(
     "split_rows", "rows", 2, "split operands on tensor cores, filters in registers, inputs shared by output rows"
 )
 TEAMS = _kernel("split_teams", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
-IM2COL = _kernel("split_im2col", "im2col", 2, "split operands on tensor cores by wgmma, im2col in shared memory")
+IM2COL = _kernel("split_im2col", "im2col", 2, "split operands on tensor cores by wgmma, which reads the inputs itself")
 WARPS = _kernel("split", "warps", 2, "split operands on tensor cores by mma.sync")
 ROUNDED_COLUMNS = _kernel("rounded_columns", "columns", 1, "split_columns with the high parts alone")
 ROUNDED_ROWS = _kernel("rounded_rows", "rows", 1, "split_rows with the high parts alone")

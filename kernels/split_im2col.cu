@@ -3,7 +3,7 @@
 // A position (i, j) stands for RA rows of two outputs. Inputs lie in shared memory (split_im2col_words.cu) in units of eight
 // values, 16 bytes from one position to the next, as B wants them: a descriptor names two units of ACROSS positions, and
 // one that begins a position or a line of them further what filters meet there. Lines are S positions long, of which
-// the last ones give nothing.
+// the last ones give nothing. (No copies of inputs, then: the name is the first version's, which had im2col.)
 //
 //     A (64 x 16 products)   row 16 w + 8 q + g: filter (w % NT) * 8 + g, for the outputs w / NT down and q to the right
 //     B (16 x ACROSS)        two units of so many positions

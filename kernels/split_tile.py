@@ -80,7 +80,7 @@ class Tile:
 
     @property
     def out_pitch(self) -> int:
-        """Floats from one filter's outputs to the next: OUT_PITCH, so that a warp's stores meet no bank twice."""
+        """Floats from one filter's outputs to the next: OUT_PITCH, so that a warp's stores meet in few banks."""
         run = self.down * self.super_rows * self.columns * self.along
         if self.one_run:
             return run
