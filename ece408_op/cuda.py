@@ -143,11 +143,17 @@ def wait(name: str, stream: Any) -> None:
         stream.synchronize()
 
 
-def milliseconds(call: Callable[[], Any], name: str) -> float:
-    """The time of a call's work on the current stream, between two events; errors there are reported under the name."""
+def milliseconds(call: Callable[[], Any], name: str, before: Callable[[], Any] | None = None) -> float:
+    """The time of a call's work on the current stream, between two events; errors there are reported under the name.
+
+    ``before`` puts work on the stream that is not timed. While it runs the call is queued; otherwise an idle GPU waits
+    for the host between the call's launches, and that is timed too.
+    """
     cuda = cupy().cuda
     stream = cuda.get_current_stream()
     start, end = cuda.Event(), cuda.Event()
+    if before is not None:
+        before()
     start.record(stream)
     call()
     end.record(stream)
@@ -155,15 +161,21 @@ def milliseconds(call: Callable[[], Any], name: str) -> float:
     return float(cuda.get_elapsed_time(start, end))
 
 
-def median_milliseconds(call: Callable[[], None], name: str, repeats: int = 10, budget: float = 300.0) -> float:
-    """The median time of a call's work on the current stream, warm; errors there are reported under the name.
+def median_milliseconds(
+    call: Callable[[], None],
+    name: str,
+    repeats: int = 10,
+    budget: float = 300.0,
+    before: Callable[[], Any] | None = None,
+) -> float:
+    """The median time of a call's work on the current stream, warm, as ``milliseconds`` takes it.
 
     Three calls are timed at least, and up to ``repeats`` while together they take less than ``budget`` milliseconds.
     """
     milliseconds(call, name)
     times: list[float] = []
     while len(times) < repeats and (len(times) < _FEWEST_REPEATS or sum(times) < budget):
-        times.append(milliseconds(call, name))
+        times.append(milliseconds(call, name, before))
     return sorted(times)[len(times) // 2]
 
 

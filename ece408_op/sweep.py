@@ -33,6 +33,10 @@ _MOST_ELEMENTS = 3 * 10**8
 _MOST_FLOPS = 2 * 10**12
 
 
+#: Bytes that are written before each timed call: enough that the call is queued meanwhile, and that none of its data is
+#: left in the second-level cache.
+_UNRELATED_BYTES = 1 << 30
+
 #: The course's layers are timed with so many times fewer images too: what is best for many is not for few.
 _FEWER = (100, 1000)
 
@@ -60,9 +64,12 @@ def drawn_layers(count: int, seed: int) -> list[ConvProblem]:
 
 
 def measure(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> tuple[float, Comparison]:
-    """The median time of a call in milliseconds, and a check of the first and the last image and one between."""
+    """The median time of a queued call in milliseconds, and a check of the first and the last image and one between."""
     out.fill(np.nan)
-    milliseconds = cuda.median_milliseconds(lambda: kernel.run(problem, x, w, out), kernel.name)
+    unrelated = cuda.cupy().empty(_UNRELATED_BYTES, np.uint8)
+    milliseconds = cuda.median_milliseconds(
+        lambda: kernel.run(problem, x, w, out), kernel.name, before=lambda: unrelated.fill(0)
+    )
     places = sorted({0, problem.batch // 2, problem.batch - 1})
     found = compare(out[places].get(), x[places].get(), w.get(), kernel)
     return milliseconds, found

@@ -39,7 +39,7 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.STREAMS,
     split.COLUMNS,
     split.ROWS,
-    split.IM2COL,
+    split.IMPLICIT,
     split.TEAMS,
     split.WARPS,
     naive.NAIVE,
@@ -51,7 +51,7 @@ KERNELS: tuple[Kernel, ...] = (
     tensor_core.TF32,
     split.ROUNDED_COLUMNS,
     split.ROUNDED_ROWS,
-    split.ROUNDED_IM2COL,
+    split.ROUNDED_IMPLICIT,
     split.ROUNDED_TEAMS,
     split.ROUNDED,
 )

@@ -47,7 +47,7 @@ _SHORT_SUM = 16
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
 #: Blocks of the smallest call that was timed and was faster than without tensor cores.
 _FEWEST_BLOCKS = 10
-#: Bands of an image, each with rows of its own to load, of which ``split_im2col`` was faster than others.
+#: Bands of an image, each with rows of its own to load, of which ``split_implicit`` was faster than others.
 _MOST_BANDS = 4
 #: Images of one launch: their marks take 8 bytes each.
 _MOST_A_ROUND = 1 << 24
@@ -62,10 +62,10 @@ _SOURCES = {
     "columns": ("split_mma.cu", "split_columns.cu"),
     "rows": ("split_mma.cu", "split_rows.cu", "split_filters.cu"),
     "teams": ("split_sums.cu", "wgmma.cuh", "split_wgmma.cu"),
-    "im2col": ("wgmma.cuh", "split_im2col.cu"),
+    "implicit": ("wgmma.cuh", "split_implicit.cu"),
 }
 #: Ways of multiplying that are instructions of one architecture.
-_BY_WGMMA = ("teams", "im2col")
+_BY_WGMMA = ("teams", "implicit")
 #: Chips whose figures nobody gave: the first with the instructions.
 _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227 * 1024)
 
@@ -90,7 +90,7 @@ def _reasons(way: str, parts: int, problem: ConvProblem, chip: Chip | None = Non
             )
     known = chip or (_HOPPER if way in _BY_WGMMA else _AMPERE)
     if not reasons and tile_for(way, problem, known, 4, parts) is None:
-        held = " and a warp's registers" if way in ("columns", "rows", "im2col") else ""
+        held = " and a warp's registers" if way in ("columns", "rows", "implicit") else ""
         reasons.append(f"tile: none of the layer fits {known.shared_bytes} bytes of a block's shared memory{held}")
     return reasons
 
@@ -103,7 +103,7 @@ def _suits(way: str, parts: int, problem: ConvProblem, chip: Chip) -> bool:
     if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
         return False
     tile = tile_for(way, problem, chip, ALIGNED, parts)
-    if tile is None or (way == "im2col" and (tile.filter_blocks > 1 or tile.tiles_an_image(problem) > _MOST_BANDS)):
+    if tile is None or (way == "implicit" and (tile.filter_blocks > 1 or tile.tiles_an_image(problem) > _MOST_BANDS)):
         return False
     blocks = ceil_div(problem.batch, tile.images) * tile.tiles_an_image(problem) * tile.filter_blocks
     return blocks >= _FEWEST_BLOCKS
@@ -155,7 +155,7 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "WGMMA": int(tile.teams > 0),
         "TRUNCATION_BIAS": f"{_TRUNCATION_BIAS}f",
         "FOLDED": int(tile.folded),
-        "IM2COL": int(tile.across > 0),
+        "IMPLICIT": int(tile.across > 0),
         "R": tile.rows,
         "RA": tile.sets,
         "IMG": tile.images,
@@ -210,7 +210,9 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
 
 def _registers(tile: Tile) -> dict[str, int | str]:
     """Registers of the threads of teams, and of those that load: a multiprocessor's, shared out."""
-    left = (REGISTERS // 32 - 4 * tile.teams * tile.registers) // tile.loaders
+    warps = tile.warps + tile.loaders
+    there = REGISTERS // (32 * warps) // 8 * 8 * warps  # that the block begins with
+    left = (there - 4 * tile.teams * tile.registers) // tile.loaders // 8 * 8
     return {"TEAM_REGISTERS": tile.registers, "LOADER_REGISTERS": left}
 
 
@@ -262,7 +264,7 @@ def _halves(tile: Tile) -> str:
 
 
 def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
-    planes = "split_im2col_words.cu" if way == "im2col" else "split_words.cu"
+    planes = "split_implicit_words.cu" if way == "implicit" else "split_words.cu"
     files: tuple[str, ...] = ("layer.cuh", "denormals.cuh", "register_tiled.cu")
     files += ("split_weights.cu", "split_load.cu", planes, *_SOURCES[way], "split_main.cu", "split_repair.cu")
     teams = way in _BY_WGMMA
@@ -289,10 +291,12 @@ ROWS = _kernel(
     "split_rows", "rows", 2, "split operands on tensor cores, filters in registers, inputs shared by output rows"
 )
 TEAMS = _kernel("split_teams", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
-IM2COL = _kernel("split_im2col", "im2col", 2, "split operands on tensor cores by wgmma, which reads the inputs itself")
+IMPLICIT = _kernel(
+    "split_implicit", "implicit", 2, "split operands on tensor cores by wgmma, which reads inputs itself"
+)
 WARPS = _kernel("split", "warps", 2, "split operands on tensor cores by mma.sync")
 ROUNDED_COLUMNS = _kernel("rounded_columns", "columns", 1, "split_columns with the high parts alone")
 ROUNDED_ROWS = _kernel("rounded_rows", "rows", 1, "split_rows with the high parts alone")
 ROUNDED_TEAMS = _kernel("rounded_teams", "teams", 1, "split_teams with the high parts alone")
-ROUNDED_IM2COL = _kernel("rounded_im2col", "im2col", 1, "split_im2col with the high parts alone")
+ROUNDED_IMPLICIT = _kernel("rounded_implicit", "implicit", 1, "split_implicit with the high parts alone")
 ROUNDED = _kernel("rounded", "warps", 1, "split with the high parts alone")

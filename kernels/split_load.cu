@@ -4,7 +4,7 @@
 // largest and its smallest value give the scale e, and say whether the tile can be split at all.
 
 constexpr int SUPER_ROWS = FOLDED ? 1 : R * RA;                // output rows of one position
-constexpr int ALONG = FOLDED || IM2COL ? 2 : 1;                // output columns of one position, and inputs of a word
+constexpr int ALONG = FOLDED || IMPLICIT ? 2 : 1;              // output columns of one position, and inputs of a word
 constexpr int COLUMNS = R * M, NTILES = (COLUMNS + 7) / 8, NGROUPS = GB;  // of a block
 constexpr int MBLOCKS = ((NTILES + NT - 1) / NT + GB - 1) / GB;   // blocks that share the filters
 constexpr int TILES_X = (OW + ALONG * TW - 1) / (ALONG * TW), SUPER = (OH + SUPER_ROWS - 1) / SUPER_ROWS;
@@ -12,14 +12,14 @@ constexpr int TILES_Y = (SUPER + TR - 1) / TR;
 constexpr int WT = TILES_X == 1 ? W : TW + K - 1;              // input columns of a tile
 constexpr int ROWS = SUPER_ROWS * TR + K - 1, RAW_ROWS = ROWS < H ? ROWS : H;  // rows of a plane; input rows of a tile
 constexpr int RAW_IMAGE = C * RAW_ROWS * WT, RAW = DIRECT ? 0 : IMG * RAW_IMAGE;  // floats of a copied tile
-constexpr int PLANES = IM2COL ? UP : (C + 1) / 2, IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW + BEHIND;
+constexpr int PLANES = IMPLICIT ? UP : (C + 1) / 2, IMAGE_WORDS = PLANES * PL, LOW = IMG * IMAGE_WORDS, STAGE = PARTS * LOW + BEHIND;
 constexpr int POSITIONS = IMG * TR * TW;
 constexpr int FILTERS_HERE = MBLOCKS == 1 ? M : 8 * NT * GB;   // of a block, the last one's may be fewer
 constexpr int COMPUTE = 32 * NC, LOADERS = 32 * NP, ALL = COMPUTE + LOADERS;
 constexpr int PLACES_KEPT = STATIONARY ? (POSITIONS + 15) / 16 * 16 : 0;  // where positions' words begin: no divisions
 constexpr int WORDS = 2 * PARTS;                               // of B for two words of products
-// Of filters in shared memory: of IM2COL the low parts alone.
-constexpr int FILTER_WORDS = IM2COL ? KSTEPS * 512 : KSTEPS * NGROUPS * NT * 32 * WORDS;
+// Of filters in shared memory: of IMPLICIT the low parts alone.
+constexpr int FILTER_WORDS = IMPLICIT ? KSTEPS * 512 : KSTEPS * NGROUPS * NT * 32 * WORDS;
 
 __device__ __forceinline__ unsigned address_of(const void *shared) {
     return static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -60,10 +60,10 @@ __device__ __forceinline__ void await(Gate *gate, int time) {
 constexpr int LINE = (WT + ALONG - 1) / ALONG;                  // words of a plane's row
 
 // Whole runs of outputs leave by the copy engine (BULK): it reads what all warps have put into shared memory, while they
-// go on, and only the ends of a run are parts of a sector of 32 bytes. An instruction of CUDA 12. IM2COL: wgmma reads
+// go on, and only the ends of a run are parts of a sector of 32 bytes. An instruction of CUDA 12. IMPLICIT: wgmma reads
 // what the loaders have put there.
 __device__ __forceinline__ void make_visible() {
-    if (BULK || IM2COL) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (BULK || IMPLICIT) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void bulk_copy(float *to, const float *from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(address_of(from)), "r"(bytes)
@@ -77,8 +77,8 @@ __device__ __forceinline__ void await_read() {
 }
 constexpr int LOADED = 1, HANDED = 2, BEGUN = 15;  // barriers: of the loaders, of a team that hands over sums, of products
 constexpr int FULL = 0, EMPTY = 2;             // gates of both halves of the planes
-constexpr int MAY = 4, OUT_FULL = 6, OUT_EMPTY = 8;  // of two teams that take turns; of staged outputs
-constexpr int ARRIVED = 10, GATES = IM2COL ? 12 : 4;  // of inputs that the copy engine brings
+constexpr int MAY = 4, OUT_FULL = 6, OUT_EMPTY = 8;  // of two teams that take turns; of staged outputs, there and read
+constexpr int ARRIVED = 10, GATES = IMPLICIT ? 12 : 4;  // of inputs that the copy engine brings
 constexpr int NEXT = 2, COMING = 4;  // behind the scales of both halves: the tile after the one there; one or two more
 
 // A tile: its first image and how many there are, its first output row and column.
@@ -163,6 +163,12 @@ __device__ __forceinline__ void load(float *raw, const float *x, const Item &ite
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+// The largest magnitude so far, and the smallest but zero, as bits; the smallest one less.
+__device__ __forceinline__ void look_at(float value, unsigned &most, unsigned &least) {
+    const unsigned bits = __float_as_uint(value) & 0x7fffffff;
+    most = max(most, bits), least = min(least, bits - 1);
+}
+
 // The scale of a tile whose largest and smallest magnitudes have these bits, as a power of two, and whether it cannot be
 // split; the filters' own powers of two lie from `lowest` to `highest`.
 struct Scale {
@@ -229,7 +235,7 @@ __device__ __forceinline__ void prepare(const Shared &s) {
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < GATES; i++) {
-            constexpr int arriving[] = {LOADERS, LOADERS, COMPUTE, COMPUTE, 128, 128, COMPUTE, COMPUTE, 32, 32, 1, 1};
+            constexpr int arriving[] = {LOADERS, LOADERS, COMPUTE, COMPUTE, 128, 128, COMPUTE, COMPUTE, 128, 128, 1, 1};
             make_gate(s.gates + i, arriving[i]);
         }
     }
@@ -242,7 +248,7 @@ __device__ __forceinline__ void prepare(const Shared &s) {
 // Then the filters, and what undoes their scaling.
 __device__ __forceinline__ void take_filters(const Shared &s, const unsigned *filters, const int *columns) {
     if (W_SHARED) {
-        const int first = IM2COL ? blockIdx.x % MBLOCKS * PARTS + PARTS - 1 : blockIdx.x % MBLOCKS;
+        const int first = IMPLICIT ? blockIdx.x % MBLOCKS * PARTS + PARTS - 1 : blockIdx.x % MBLOCKS;
         const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + first * (FILTER_WORDS / 4);
         uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
         for (int i = threadIdx.x; i < FILTER_WORDS / 4; i += ALL) to[i] = from[i];

@@ -7,7 +7,7 @@ split(const float *__restrict__ x, float *__restrict__ y, const unsigned *__rest
     const Shared s(memory);
     const int items = (images + IMG - 1) / IMG * (TILES_X * TILES_Y), first_item = blockIdx.x / MBLOCKS;
     if (first_item >= items) return;
-#if !IM2COL
+#if !IMPLICIT
     if (threadIdx.x >= COMPUTE) load(s.raw, image_of(x, first, IMAGE), Item(first_item, images), threadIdx.x - COMPUTE);
 #endif
     prepare(s);

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ece408_op.launch import Chip, ceil_div, round_up
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ITEM_BYTES, ConvProblem
 
-from .split_shapes import MOST_IMAGES, by_columns, by_im2col, by_rows, by_teams, by_warps, chunk_of
+from .split_shapes import MOST_IMAGES, by_columns, by_implicit, by_rows, by_teams, by_warps, chunk_of
 from .split_taps import quiet_layouts
 from .split_tile import Tile
 
@@ -31,8 +31,12 @@ _DIRECT = 1.03
 _BULK, _AHEAD = 0.82, 0.97
 #: And where ``split`` stores outputs one by one rather than four neighbours at a time.
 _SINGLY = 1.09
-#: Cycles for an output that ``split_im2col`` stores without staging, by two and alone.
-_PAIRS, _ALONE = 0.83, 1.6
+#: Of ``split_implicit``, cycles of the loading warps: a round of theirs, and each unit of it, of one part and of two;
+#: a tile's ends; a float that a thread copies. How much longer products and those take where eight warps load, not 4.
+_ROUND, _UNIT, _LOADED, _COPIED, _CROWDED = 174, (230, 416), 680, 96, (1.1, 1.6)
+#: And of its teams: an output stored without staging, by two and alone; a line of eight positions; a map that the copy
+#: engine takes. Bytes of memory in a cycle, for each multiprocessor.
+_PAIRS, _ALONE, _LINE, _MAP, _BYTES = 1.09, 1.29, 16, 148, 17.3
 #: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
 _WORTH = 1.09
 #: How much longer ``split_rows`` takes where a tile is a part of its rows only, whose inputs are copied one by one.
@@ -125,22 +129,28 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
 
 
-def im2col_price(problem: ConvProblem, tile: Tile) -> float:
-    """Cycles of a multiprocessor for one image: of the tensor cores, and of instructions beside them."""
-    parts, units = tile.parts, tile.planes(problem)
-    positions = tile.images * tile.plane // 4
-    pieces = tile.images * tile.pieces
-    tensor = pieces * tile.steps * (3 if parts == 2 else 1) * tile.across / 2 / 0.95
-    # A thread converts a pair's words, some 13 instructions each; four warps' instructions are issued at a time.
-    rounds = ceil_div(positions, 32 * tile.loaders) * tile.loaders
-    loading = rounds * (4 * units * (5 + 4 * parts) + 40) / 4
-    storing = pieces * tile.across * (9 if tile.stride % 8 else 6)
-    outputs = tile.images * 8 * tile.tiles * tile.down * tile.super_rows * problem.output_width
-    stored = outputs * (0 if tile.bulk else _PAIRS if tile.pairs else _ALONE)
-    total = (tensor**3 + (1.5 * (loading + storing)) ** 3 + stored**3) ** (1 / 3) + _EACH_TILE
-    total *= (1.0 if tile.ahead else 1.1) * (1.08 if tile.outs == 1 else 1.0)
-    total *= 1.3 if tile.filter_blocks > 1 else 1.0  # inputs are split once for each
-    return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
+def implicit_price(problem: ConvProblem, tile: Tile) -> float:
+    """Cycles of a multiprocessor for one image: of products, loaders, stores and memory, which go on at a time."""
+    parts, pieces, tiles = tile.parts, tile.images * tile.pieces, tile.tiles_an_image(problem)
+    tensor = pieces * tile.steps * (3 if parts == 2 else 1) * tile.across / 2
+    rounds = ceil_div(tile.images * tile.plane // 4, 32 * tile.loaders)
+    loading: float = rounds * (_ROUND + _UNIT[parts == 2] * tile.planes(problem))
+    if tile.loaders > 4:
+        tensor, loading = _CROWDED[0] * tensor, _CROWDED[1] * loading
+    loading += _LOADED
+    if tile.vector < 4:
+        loading += _COPIED * tile.inputs(problem) / tile.vector / (32 * tile.loaders)
+    filters = min(problem.filters, 8 * tile.tiles)
+    outputs = tile.images * filters * problem.output_height * problem.output_width / tiles
+    stored: float = _LINE * pieces * tile.across / 8
+    if not tile.bulk:
+        stored += outputs * (_PAIRS if tile.pairs else _ALONE)
+    elif not tile.one_run:
+        stored += _MAP * tile.images * filters
+    memory = ITEM_BYTES * (tile.inputs(problem) + outputs) / _BYTES
+    total = (tensor**4 + loading**4 + stored**4 + memory**4) ** (1 / 4) + 0.3 * _EACH_TILE
+    total *= (1.0 if tile.ahead else 1.1) * (1.15 if tile.outs == 1 else 1.0)
+    return total * tile.filter_blocks * tiles / tile.images
 
 
 _WAYS = {
@@ -148,7 +158,7 @@ _WAYS = {
     "rows": (by_rows, rows_price),
     "warps": (by_warps, warps_price),
     "teams": (by_teams, teams_price),
-    "im2col": (by_im2col, im2col_price),
+    "implicit": (by_implicit, implicit_price),
 }
 
 

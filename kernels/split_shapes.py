@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ece408_op.launch import Chip, ceil_div, round_up
+from ece408_op.launch import Chip, ceil_div
 from ece408_op.problem import ConvProblem
 
 from .split_taps import NO_TAP, folded_layout, layout, row_taps
@@ -35,9 +35,9 @@ _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
 #: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another; column
 #: tiles, of all rows of sums, that it did so for with sums that are parted.
 _TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
-#: Of im2col: teams, loading warps, registers of a team's thread, how many to leave beside sums and filters; positions
-#: of one instruction at most.
-_IM2COL_TEAMS, _IM2COL_LOADERS, _IM2COL_REGISTERS, _IM2COL_OTHERS, _MOST_ACROSS = 2, 8, 192, 32, 184
+#: Of ``split_implicit``: teams; loading warps, with the registers of a team's thread beside so many; how many of these
+#: to leave beside sums and filters; positions of one instruction at most.
+_IMPLICIT_TEAMS, _IMPLICIT_LOADERS, _IMPLICIT_OTHERS, _MOST_ACROSS = 2, {8: 200, 4: 216}, 32, 184
 #: Rows of filters with fewer words than this are not taken step by step.
 _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
@@ -244,8 +244,8 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                     yield tile
 
 
-def by_im2col(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for filters in registers, inputs as wgmma's B (``split_im2col.cu``)."""
+def by_implicit(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
+    """Every tile for filters in registers, inputs as wgmma's B (``split_implicit.cu``)."""
     columns, out = ceil_div(problem.output_width, 2), problem.output_height * problem.output_width
     reach = ceil_div(problem.kernel + 1, 2)
     pairs = problem.output_width % 2 == 0 and aligned >= 8
@@ -254,28 +254,29 @@ def by_im2col(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Ite
             continue
         high = ceil_div(problem.kernel + down - 1, down)
         steps = ceil_div(ceil_div(down * problem.channels, 4) * reach * high, 2)
-        most = (_IM2COL_REGISTERS - _IM2COL_OTHERS - 4 * steps) * 2 // parts // 8 * 8
+        most = (min(_IMPLICIT_LOADERS.values()) - _IMPLICIT_OTHERS - 4 * steps) * 2 // parts // 8 * 8
         if most < 8:
             continue
         tiles = 4 // down
-        line = columns + reach - 1
-        for (images, lines, width), stride in product(cuts(problem, down), {line, round_up(line, 8)}):
+        for images, lines, width in cuts(problem, down):
             if width != problem.output_width:
                 continue
             # Two pieces at least: one tile for each team would leave none to load.
-            positions = (lines - 1) * stride + columns
-            pieces = max(ceil_div(positions, min(most, _MOST_ACROSS)), 1 if images > 1 else 2)
-            across = round_up(ceil_div(positions, pieces), 8)
-            if images * ceil_div(positions, across) < 2:
+            strips = ceil_div(columns, 8)
+            parts_of_lines = max(ceil_div(8 * lines, min(most, _MOST_ACROSS)), 2 if images * strips == 1 else 1)
+            across = 8 * ceil_div(lines, parts_of_lines)
+            if images * strips * ceil_div(8 * lines, across) < 2:
                 continue
+            stride = columns + reach - 1
             whole = down * lines >= problem.output_height
             bulk = aligned == 16 and pairs and out % 4 == 0
             bulk = bulk and (whole or down * lines * problem.output_width % 4 == 0)
-            for outs, ahead in product((2, 1, 0) if bulk else (0,), (True, False)):
+            ways = product((2, 1, 0) if bulk else (0,), (True, False), _IMPLICIT_LOADERS.items())
+            for outs, ahead, (loaders, registers) in ways:
                 tile = Tile(
                     parts, 1, down, images, lines, columns, stride, 4 * (lines + high - 1) * stride,
-                    (NO_TAP,) * 8 * steps, 0, tiles, 4 * _IM2COL_TEAMS, copied(problem, down, lines, True, aligned),
-                    _IM2COL_LOADERS, _IM2COL_TEAMS, _IM2COL_REGISTERS, pairs=pairs, ahead=ahead,
+                    (NO_TAP,) * 8 * steps, 0, tiles, 4 * _IMPLICIT_TEAMS, copied(problem, down, lines, True, aligned),
+                    loaders, _IMPLICIT_TEAMS, registers, pairs=pairs, ahead=ahead,
                     bulk=outs > 0, outs=outs,
                     one_run=down * lines == problem.output_height and 8 * tiles >= problem.filters,
                     shared_weights=parts == 2, filter_blocks=ceil_div(ceil_div(problem.filters, 8), tiles),

@@ -56,7 +56,7 @@ class Tile:
     bulk: bool = False  # BULK: outputs leave by the copy engine, staged in shared memory
     outs: int = 2  # OUTS: tiles whose outputs are staged
     one_run: bool = False  # whole images are staged as they lie in y: one copy sends them
-    across: int = 0  # ACROSS: positions of one instruction of split_im2col; 0: another kernel
+    across: int = 0  # ACROSS: positions of one instruction of split_implicit, eight of a line; 0: another kernel
 
     @property
     def steps(self) -> int:
@@ -122,11 +122,11 @@ class Tile:
 
     @property
     def pieces(self) -> int:
-        """Pieces of ``across`` positions that an image is multiplied in: PIECES."""
-        return ceil_div((self.super_rows - 1) * self.stride + self.columns, self.across)
+        """Strips of eight positions of ``across`` / 8 lines that an image is multiplied in: PIECES."""
+        return ceil_div(8 * self.super_rows, self.across) * ceil_div(self.columns, 8)
 
     def planes(self, problem: ConvProblem) -> int:
-        """Planes of an image: of words, or, of ``split_im2col``, of units of four."""
+        """Planes of an image: of words, or, of ``split_implicit``, of units of four."""
         if self.across:
             return ceil_div(self.down * problem.channels, 4)
         return ceil_div(problem.channels, 2)
@@ -135,7 +135,8 @@ class Tile:
         """Shared memory of a block."""
         words = 2 * self.parts * self.images * self.planes(problem) * self.plane
         if self.across:
-            over = self.pieces * self.across + (problem.kernel + 2) // 2 - 1 - self.super_rows * self.stride
+            lines, reach = round_up(self.super_rows, self.across // 8), (problem.kernel + 2) // 2
+            over = (lines - 1 - self.super_rows) * self.stride + round_up(self.columns, 8) + reach - 1
             words += 8 * max(0, over)
         words += 0 if self.direct else (1 + self.ahead) * self.inputs(problem)
         words += self.out_floats(problem) + 8 * self.steps + 8 * self.padded_tiles(problem)

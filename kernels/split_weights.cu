@@ -1,7 +1,7 @@
 // split_weights: the filters as the tensor cores want them, in two 16-bit floats each. One block for 8 columns.
 //
 // Column n is filter n / R moved down (FOLDED: right) by n % R; its weights are scaled by a power of two of the filter's own and
-// lie in the order of TAPS, zeros where a tap is beyond the filter. (IM2COL: column n is filter n, as rows of wgmma's A.) A filter with a value below 2^-28 of its largest
+// lie in the order of TAPS, zeros where a tap is beyond the filter. (IMPLICIT: column n is filter n, as rows of wgmma's A.) A filter with a value below 2^-28 of its largest
 // one, or with one that is no number, cannot be split: the block then says so behind the columns.
 //
 // The list of the images to be computed anew is emptied here too, and the tiles' queues are set to their beginnings.
@@ -23,12 +23,13 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-#if IM2COL
-// Of split_im2col.cu: units of four words that a pair of input columns has in RA rows; how many pairs, and how many times
-// RA rows, filters reach. Positions of an image, S a line, and pieces of ACROSS; words behind the planes that the last
-// piece reads, whatever they are.
+#if IMPLICIT
+// Of split_implicit.cu: units of four words that a pair of input columns has in RA rows; how many pairs, and how many times
+// RA rows, filters reach. A piece of an image is a strip of eight positions of so many lines; units behind the planes that
+// the last one reads, whatever they are.
 constexpr int UP = (RA * C + 3) / 4, KP = (K + 2) / 2, SR = (K + 2 * RA - 2) / RA;
-constexpr int PIECES = ((TR - 1) * S + TW + ACROSS - 1) / ACROSS, OVER = PIECES * ACROSS + KP - 1 - TR * S;
+constexpr int LINES = ACROSS / 8, STRIPS = (TW + 7) / 8, PIECES = (TR + LINES - 1) / LINES * STRIPS;
+constexpr int OVER = (PIECES / STRIPS * LINES - 1) * S + 8 * STRIPS + KP - 1 - TR * S;
 constexpr int BEHIND = OVER > 0 ? 4 * OVER : 0;
 
 // Which row, of eight for a warp, a block's filter has, and which filter a row: such that outputs that four rows stage at
@@ -128,7 +129,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
     }
 
     int steps = 0, steps_with_rest = 0;  // of column `lane`, those that this warp sees
-#if IM2COL
+#if IMPLICIT
     const int block = tile / NT;
     for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
         unsigned seen = 0;

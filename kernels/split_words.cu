@@ -6,14 +6,11 @@
 // A word of a plane holds two products of one input pixel: those of two channels; of an odd last channel, of two
 // neighbouring rows (PAIR_ROWS) or columns. FOLDED: columns 2 i and 2 i + 1 of one channel, for every i.
 
-// The largest and the smallest magnitude but zero among the tile's inputs, as bits; the smallest one less.
+// Of the tile's inputs.
 __device__ __forceinline__ void extremes(const float *from, const Item &item, int thread, unsigned &most,
                                          unsigned &least) {
     most = 0, least = ~0u;
-    const auto look = [&](float value) {
-        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
-        most = max(most, bits), least = min(least, bits - 1);
-    };
+    const auto look = [&](float value) { look_at(value, most, least); };
     if (WHOLE && RAW_IMAGE % 4 == 0 && (XV == 4 || !DIRECT)) {
         const int length = item.images * (RAW_IMAGE / 4);
 #pragma unroll 4

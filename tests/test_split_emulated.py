@@ -19,7 +19,7 @@ import pytest
 from ece408_op.check import Comparison, compare
 from ece408_op.kernel import CudaKernel
 from ece408_op.kernels import split
-from ece408_op.kernels.split_shapes import by_columns, by_im2col, by_rows, by_teams, by_warps
+from ece408_op.kernels.split_shapes import by_columns, by_implicit, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
 from ece408_op.launch import Chip, Launch, Plan
 from ece408_op.problem import ConvProblem
@@ -42,7 +42,7 @@ WAYS = {
     "rows": (split.ROWS, by_rows),
     "warps": (split.WARPS, by_warps),
     "teams": (split.TEAMS, by_teams),
-    "im2col": (split.IM2COL, by_im2col),
+    "implicit": (split.IMPLICIT, by_implicit),
 }
 
 #: What stands for functions that are made of instructions.
@@ -207,16 +207,16 @@ CASES = [
     ("teams", (4, 5, 16, 12, 11, 3), LARGE, {"sets": 4, "images": 3}),
     ("teams", (2, 7, 16, 14, 9, 7), LARGE, {"sets": 2}),
     ("teams", (3, 2, 9, 8, 9, 2), LARGE, {"sets": 1}),
-    ("im2col", (3, 6, 30, 30, 16, 5), LARGE, {"sets": 2, "images": 1, "bulk": True, "ahead": True}),
-    ("im2col", (5, 3, 12, 13, 20, 4), LARGE, {"sets": 2, "images": 2}),
-    ("im2col", (2, 2, 15, 17, 9, 3), LARGE, {"sets": 4, "images": 1}),
-    ("im2col", (2, 5, 11, 14, 40, 3), LARGE, {"sets": 1}),
-    ("im2col", (9, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 2, "ahead": True}),
-    ("im2col", (8, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 1, "ahead": False}),
-    ("im2col", (7, 3, 13, 15, 9, 3), ALONE, {"images": 1, "outs": 0}),
-    ("im2col", (7, 4, 12, 12, 12, 3), ALONE, {"images": 2, "bulk": True, "one_run": True}),
-    ("im2col", (7, 3, 12, 14, 40, 3), ALONE, {"images": 2, "sets": 1, "bulk": True, "filter_blocks": 2}),
-    ("im2col", (3, 1, 40, 64, 19, 5), SMALL, {"sets": 2, "images": 1, "bulk": True}),
+    ("implicit", (3, 6, 30, 30, 16, 5), LARGE, {"sets": 2, "images": 1, "bulk": True, "ahead": True}),
+    ("implicit", (5, 3, 12, 13, 20, 4), LARGE, {"sets": 2, "images": 2}),
+    ("implicit", (2, 2, 15, 17, 9, 3), LARGE, {"sets": 4, "images": 1}),
+    ("implicit", (2, 5, 11, 14, 40, 3), LARGE, {"sets": 1}),
+    ("implicit", (9, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 2, "ahead": True}),
+    ("implicit", (8, 3, 14, 16, 9, 3), ALONE, {"images": 1, "outs": 1, "ahead": False}),
+    ("implicit", (7, 3, 13, 15, 9, 3), ALONE, {"images": 1, "outs": 0}),
+    ("implicit", (7, 4, 12, 12, 12, 3), ALONE, {"images": 2, "bulk": True, "one_run": True}),
+    ("implicit", (7, 3, 12, 14, 40, 3), ALONE, {"images": 2, "sets": 1, "bulk": True, "filter_blocks": 2}),
+    ("implicit", (3, 1, 40, 64, 19, 5), SMALL, {"sets": 2, "images": 1, "bulk": True}),
 ]
 
 
@@ -293,7 +293,7 @@ WATCHED = {
     "rows": (6, 3, 9, 8, 9, 3),
     "warps": (7, 3, 8, 8, 4, 3),
     "teams": (5, 3, 8, 8, 7, 3),
-    "im2col": (5, 3, 8, 8, 7, 3),
+    "implicit": (5, 3, 8, 8, 7, 3),
 }
 
 

@@ -16,12 +16,12 @@ from ece408_op.problem import ConvProblem
 pytestmark = pytest.mark.gpu
 
 KERNELS = [
-    split.COLUMNS, split.TEAMS, split.WARPS, split.IM2COL,
-    split.ROUNDED_COLUMNS, split.ROUNDED_TEAMS, split.ROUNDED, split.ROUNDED_IM2COL,
+    split.COLUMNS, split.TEAMS, split.WARPS, split.IMPLICIT,
+    split.ROUNDED_COLUMNS, split.ROUNDED_TEAMS, split.ROUNDED, split.ROUNDED_IMPLICIT,
 ]  # fmt: skip
 EXACT = KERNELS[:4]
 #: Channels and filters' size of the kernels that not every layer fits.
-SHAPES = {"split_columns": (1, 7), "split_im2col": (6, 5)}
+SHAPES = {"split_columns": (1, 7), "split_implicit": (6, 5)}
 LAYERS = {1: ConvProblem(37, 1, 20, 22, 9, 5), 3: ConvProblem(37, 3, 20, 22, 9, 5)}
 
 
