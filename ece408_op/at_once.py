@@ -19,16 +19,13 @@ import numpy as np
 
 from . import bridge, parallel, plain_layout
 from .errors import Ece408Error
-from .operator import NewProp
+from .operator import INPUTS, asked
 from .problem import ConvProblem
 
 #: Operations, and bytes of the three arrays, up to which a call is small, by where they live: some 0.1 ms of a core,
 #: less of a GPU.
 MOST_FLOPS = {"cpu": 8_000_000, "gpu": 100_000_000}
 MOST_BYTES = {"cpu": 2_000_000, "gpu": 100_000_000}
-
-#: What nd.Custom is given beside the operator's attributes.
-_OTHERS = ("op_type", "name", "out")
 
 
 def install() -> None:
@@ -50,7 +47,7 @@ def _short(custom: Any) -> Any:
 
 def _computed(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The output, or None where it is MXNet's engine that has to compute it, or to say what is wrong."""
-    if len(data) != len(("data", "weight")) or mx.autograd.is_recording():
+    if len(data) != len(INPUTS) or mx.autograd.is_recording():
         return None
     if not all(type(array) is mx.nd.NDArray for array in data):
         return None
@@ -58,9 +55,7 @@ def _computed(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if home is None or 0 in shapes[0] or data[1].context != context or not _small(home, *shapes):
         return None
     try:
-        prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
-        _, (shape,), _ = prop.infer_shape(shapes)
-        prop.infer_type([array.dtype for array in data])
+        prop, shape = asked(data, kwargs)
         operator = prop.create_operator(context, shapes, None)
     except Ece408Error:
         return None

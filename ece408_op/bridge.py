@@ -16,6 +16,7 @@ import numpy as np
 
 from . import cuda
 from .errors import DeviceError, ProblemError
+from .kept_memory import Managed
 from .launch import Chip
 
 #: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
@@ -53,6 +54,16 @@ def gpu_address(array: Any) -> int:
     address = _data_pointer(array).value
     assert address is not None, "an array that is not empty has memory"
     return address
+
+
+def from_dlpack(tensor: Managed) -> Any:
+    """A CPU NDArray in a tensor's memory, with which its deleter is called, by whichever thread frees it."""
+    import mxnet as mx
+
+    lib, check_call = _mxnet()
+    handle = mx.base.NDArrayHandle()
+    check_call(lib.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
+    return mx.nd.NDArray(handle=handle)
 
 
 def on_gpu(array: Any) -> bool:

@@ -7,7 +7,7 @@ import sys
 
 import mxnet as mx
 
-from . import at_once, mxnet_errors, operator, plain_layout
+from . import at_once, fresh_outputs, mxnet_errors, operator, plain_layout
 from .network import operator as network
 
 
@@ -17,6 +17,7 @@ def connect() -> None:
     operator.register()
     network.register()
     plain_layout.install()
+    fresh_outputs.install()
     at_once.install()
     atexit.register(_finish_pending)
 

@@ -8,7 +8,7 @@ the constructor only keeps them; they are judged when shapes are inferred.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -24,7 +24,10 @@ from .launch import Chip
 from .problem import ITEM_BYTES, ConvProblem, check_pooled
 
 _UNKNOWN = -1
-_INPUTS = ("data", "weight")
+INPUTS = ("data", "weight")
+
+#: What nd.Custom is given beside the operator's attributes.
+_OTHERS = ("op_type", "name", "out")
 
 
 class NewProp(mx.operator.CustomOpProp):
@@ -40,7 +43,7 @@ class NewProp(mx.operator.CustomOpProp):
 
     def list_arguments(self) -> list[str]:
         """The inputs' names."""
-        return list(_INPUTS)
+        return list(INPUTS)
 
     def list_outputs(self) -> list[str]:
         """The output's name."""
@@ -58,7 +61,7 @@ class NewProp(mx.operator.CustomOpProp):
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """float32 for everything, whether known yet or not."""
         self._attributes  # noqa: B018 - judged here where no shape has been inferred before
-        for name, dtype in zip(_INPUTS, in_type):
+        for name, dtype in zip(INPUTS, in_type):
             if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
         return [np.float32, np.float32], [np.float32], []
@@ -66,7 +69,7 @@ class NewProp(mx.operator.CustomOpProp):
     @mxnet_errors.keeps_reason(asynchronous=False)
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """Dense arrays for everything."""
-        for name, stype in zip(_INPUTS, in_stype):
+        for name, stype in zip(INPUTS, in_stype):
             bridge.check_dense(stype, name)
         return list(in_stype), ["default"], []
 
@@ -150,6 +153,17 @@ def _problem(x: tuple[int, ...], w: tuple[int, ...], fuse: str | None) -> ConvPr
     return problem.pooled(fuse == FULL) if fuse else problem
 
 
+def asked(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
+    """What a call of nd.Custom with such arrays asks for: the operator's properties, and the output's shape.
+
+    Raises Ece408Error where something is wrong with the attributes, or with the arrays' shapes and types.
+    """
+    prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
+    _, (shape,), _ = prop.infer_shape([array.shape for array in data])
+    prop.infer_type([array.dtype for array in data])
+    return prop, tuple(shape)
+
+
 def register() -> None:
     """Make ``New`` known to MXNet; once a process."""
     mx.operator.register("New")(NewProp)
@@ -184,7 +198,7 @@ def _output_size(size: int, name: str, attributes: Attributes) -> int:
 
 def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -> tuple[list[int], list[int]]:
     """Both shapes, each filled in from the attributes and from the other; raises where they disagree."""
-    for name, shape in zip(_INPUTS, (data, weight)):
+    for name, shape in zip(INPUTS, (data, weight)):
         if shape and len(shape) != 4:
             layout = "(batch, channels, height, width)" if name == "data" else "(filters, channels, kernel, kernel)"
             raise ProblemError(f"{name}: expected 4 dimensions {layout}, got shape {_text(shape)}")
