@@ -45,7 +45,11 @@ def assert_right(output, x, w):
     assert found.passed, str(found)
 
 
-def test_the_next_output_lies_where_the_last_one_lay():
+ALONE = kept_memory.Keeper()  # as long-lived as its arrays
+
+
+def test_the_next_output_lies_where_the_last_one_lay(monkeypatch):
+    monkeypatch.setattr(kept_memory, "keeper", lambda: ALONE)
     output = call(*values(1))
     where, like = place(output), output
     del output, like
@@ -55,9 +59,15 @@ def test_the_next_output_lies_where_the_last_one_lay():
     assert output.context == mx.cpu() and output.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    "hold", [lambda y: y, lambda y: y.reshape((-1, 32)), lambda y: y[3:5], lambda y: y.detach()], ids=str
-)
+HOLDS = {
+    "the array": lambda y: y,
+    "a reshape": lambda y: y.reshape((-1, 32)),
+    "a slice": lambda y: y[3:5],
+    "a detached one": lambda y: y.detach(),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
 def test_what_is_still_held_stays(hold):
     held = hold(call(*values(1)))
     before = held.asnumpy().copy()
