@@ -33,8 +33,8 @@ _MOST_ELEMENTS = 3 * 10**8
 _MOST_FLOPS = 2 * 10**12
 
 
-#: Bytes that are written before each timed call: enough that the call is queued meanwhile, and that none of its data is
-#: left in the second-level cache.
+#: Bytes that are written before each timed call: enough that a call of a few launches is queued meanwhile, and that
+#: none of its data is left in the second-level cache.
 _UNRELATED_BYTES = 1 << 30
 
 #: The course's layers are timed with so many times fewer images too: what is best for many is not for few.

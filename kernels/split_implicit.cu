@@ -5,7 +5,7 @@
 // ACROSS positions, eight neighbouring ones of so many lines, and one that begins a position or a line further what filters
 // meet there. Lines are S positions long.
 //
-//     A (64 x 16 products)   row 16 w + 8 q + g: filter (w % NT) * 8 + g, for the outputs w / NT down and q to the right
+//     A (64 x 16 products)   row 16 w + 8 q + g: filter_of_row((w % NT) * 8 + g), for the outputs w / NT down and q to the right
 //     B (16 x ACROSS)        two units of so many positions
 //     D (64 x ACROSS)        in registers: a lane has both outputs of two neighbouring positions
 //
@@ -21,7 +21,7 @@ constexpr int TEAMS = 2, UNITS = IMG * PIECES;                 // at least one u
 constexpr int FILTER = BULK ? OUT_PITCH : PIXELS;              // floats from one filter's outputs to the next
 
 // The teams queue products in turn: while one's are multiplied, the other stores. It is told so many steps before the
-// last: waking takes it some 500 cycles.
+// last: waking took it some 550 cycles.
 constexpr int MOST_EARLY = KSTEPS < 6 ? 1 : KSTEPS / 3, WAKING = 600 / (ACROSS / 2 * (PARTS == 2 ? 3 : 1)) + 1;
 constexpr int TOLD = KSTEPS - (WAKING < MOST_EARLY ? WAKING : MOST_EARLY);
 
