@@ -46,9 +46,7 @@ def _output(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None
     try:
         _, shape = operator.asked(data, kwargs)
+        lent = kept_memory.keeper().lend(shape) if ITEM_BYTES * math.prod(shape) >= kept_memory.LEAST else None
     except Ece408Error:
         return None
-    if ITEM_BYTES * math.prod(shape) < kept_memory.LEAST:
-        return None
-    lent = kept_memory.keeper().lend(shape)
     return None if lent is None else bridge.from_dlpack(lent)

@@ -55,7 +55,7 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         size = -(-size // _LARGE_PAGE) * _LARGE_PAGE
-        # Not Python's to keep: as much more as the first large page may begin later.
+        # As much more as the first large page may begin later.
         self._room = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._room.madvise(mmap.MADV_HUGEPAGE)
         first = memory.address(np.frombuffer(self._room, np.uint8))
