@@ -236,7 +236,8 @@ def test_it_is_right(way, layer, chip, wanted, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_sums_of_small_integers_are_exact(way, tmp_path):
     # Four steps at least: of fewer, no sum would be scaled.
-    kernel, problem = WAYS[way][0], ConvProblem(2, 1 if way == "columns" else 6, 14, 14, 9, 7)
+    kernel, channels, size = WAYS[way][0], 1 if way == "columns" else 6, 5 if way == "implicit" else 7
+    problem = ConvProblem(2, channels, 14, 14, 9, size)
     tile = _fitting(way, problem, LARGE)[0]
     rng = np.random.default_rng(408)
     x = rng.integers(0, 256, problem.x_shape).astype(np.float32)
