@@ -107,9 +107,10 @@ def _compare_part(
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         expected = reference.convolve(x, w)
         size = reference.magnitude(x, w)
+        wide = size if kernel.widened is abs else reference.magnitude(x, kernel.widened(w))
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.
-        share = error / (kernel.error_bound(problem) * size + problem.products * _SMALLEST + least)
+        share = error / (kernel.error_bound(problem) * wide + problem.products * _SMALLEST + least)
         scaled = error / size
     same = (out == expected) | (np.isnan(out) & np.isnan(expected))
     # A float32 sum may pass its range on the way, and end as an infinity or NaN.

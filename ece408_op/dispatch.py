@@ -52,10 +52,10 @@ def select(
 ) -> Kernel:
     """The kernel for a problem: the one named, or by default the fastest known that takes it.
 
-    "auto" is the first of the list on the CPU, and of a PooledProblem; on a GPU, whose figures are ``chip``, the
-    one that is expected to be fastest by the recorded table's times. precision: "float32", or "tf32" or "fp16" where
-    factors may be rounded to 11 bits, in fp16's range alone for the latter; what is more precise may serve too, less
-    precise never does.
+    "auto" is the first of the list that suits on the CPU, and the first for a PooledProblem; on a GPU, whose figures
+    are ``chip``, the one that is expected to be fastest by the recorded table's times. precision: "float32", or
+    "tf32" or "fp16" where factors may be rounded to 11 bits, in fp16's range alone for the latter; what is more
+    precise may serve too, less precise never does.
     Raises UnsupportedError with every reason of every kernel tried.
     """
     tried = []
@@ -89,14 +89,15 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
 
         measured = [known[name] for name in choices.preference(problem, chip, known, estimate)]
     candidates = measured + [kernel for kernel in fitting if kernel not in measured]
-    return candidates if chip is None else _suiting_first(candidates, problem, chip)
+    return _suiting_first(candidates, problem, chip)
 
 
-def _suiting_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip) -> Iterator[Kernel]:
-    """Kernels for which the times of the table's layers say nothing of this problem come last."""
+def _suiting_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip | None) -> Iterator[Kernel]:
+    """Kernels that others are expected to be faster than, or of which times say nothing for this problem, come last."""
     late = []
     for kernel in kernels:
-        if isinstance(kernel, CudaKernel) and not kernel.suits(problem, chip):
+        suits = kernel.suits(problem) if isinstance(kernel, CpuKernel) else chip is None or kernel.suits(problem, chip)
+        if not suits:
             late.append(kernel)
         else:
             yield kernel

@@ -35,6 +35,11 @@ def suits_always(problem: ConvProblem, chip: Chip) -> bool:
     return True
 
 
+def suits_any(problem: ConvProblem) -> bool:
+    """The kernel is as fast as any behind it."""
+    return True
+
+
 def roofline(problem: ConvProblem, chip: Chip) -> float:
     """Milliseconds by an H200's rates of float32 and of memory, and for a launch: other layers' times go with it."""
     return max(problem.flops / 60e9, problem.bytes / 4e9) + 0.004
@@ -107,14 +112,19 @@ class CpuKernel:
     device: str = "cpu"
     precision: str = "float32"
     tanh_pool: TanhPool | None = None
+    bound: Callable[[ConvProblem], float] = float32_bound
+    #: What weights the bound is a share of the sum of |x| times.
+    widened: Callable[[Any], Any] = abs
+    #: Whether "auto" is to take it: it is expected to be faster than those behind it.
+    suits: Callable[[ConvProblem], bool] = suits_any
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
         """Every reason why this kernel cannot take the problem; empty when it can."""
         return [*pooled_reasons(problem, self.tanh_pool is not None), *self.reasons(problem)]
 
     def error_bound(self, problem: ConvProblem) -> float:
-        """The largest |y - exact| allowed, as a share of the sum of |x||w| at that element."""
-        return float32_bound(problem)
+        """The largest |y - exact| allowed, as a share of the sum of |x| times ``widened(w)`` at that element."""
+        return self.bound(problem)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +157,8 @@ class CudaKernel:
     estimate: Callable[[ConvProblem, Chip], float] = roofline
     #: Whether it takes a PooledProblem too, out then being (B, M, PH, PW).
     pools: bool = False
+    #: What weights the bound is a share of the sum of |x| times.
+    widened: Callable[[Any], Any] = abs
 
     def runs_on(self, chip: Chip) -> bool:
         """Whether the chip is of a capability that the source is for."""

@@ -20,9 +20,11 @@ from . import (
     strip,
     tensor_core,
     window,
+    winograd,
 )
 
 KERNELS: tuple[Kernel, ...] = (
+    winograd.KERNEL,
     direct.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,

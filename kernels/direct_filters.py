@@ -179,13 +179,13 @@ def _turn(module: ir.Module, plan: FilterPlan, filters: int) -> ir.Function:
             b.load(b.bitcast(element(b, source, i * filters), vector.as_pointer()), align=4 * lanes)
             for i in range(lanes)
         ]
-        for i, row in enumerate(_transposed(b, rows)):
+        for i, row in enumerate(transposed(b, rows)):
             b.store(row, b.bitcast(element(b, to, i * plane), vector.as_pointer()), align=4)
     b.ret_void()
     return b.function
 
 
-def _transposed(b: ir.IRBuilder, rows: list[Any]) -> list[Any]:
+def transposed(b: ir.IRBuilder, rows: list[Any]) -> list[Any]:
     """The columns of a square of vectors: halves are exchanged, then quarters, and so on."""
     lanes = len(rows)
     rows = list(rows)

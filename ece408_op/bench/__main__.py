@@ -22,7 +22,7 @@ OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
 PRECISIONS = ("float32", "tf32", "fp16")
 
-_CPU_IMPLS = ("direct", "im2col", "loops")
+_CPU_IMPLS = ("winograd", "direct", "im2col", "loops")
 _CPU_REPEATS, _GPU_REPEATS = 5, 20
 
 _DESCRIPTION = """\

@@ -1,0 +1,30 @@
+"""The CPU kernels of the list, and problems that they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from ece408_op.kernels import KERNELS
+
+CPU_KERNELS = [kernel for kernel in KERNELS if kernel.device == "cpu"]
+
+#: A kernel may want as many images as a vector has lanes.
+MORE_IMAGES = 16
+
+each_kernel = pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
+
+
+def fitting(kernel, problem):
+    """The problem, with more images if the kernel wants them; None where it does not take the layer."""
+    for some in (problem, problem.with_batch(problem.batch + MORE_IMAGES)):
+        if not kernel.not_supported_reasons(some):
+            return some
+    return None
+
+
+def fitting_or_skip(kernel, problem):
+    """The same; skips the test instead of None."""
+    found = fitting(kernel, problem)
+    if found is None:
+        pytest.skip(f"{kernel.name}: {'; '.join(kernel.not_supported_reasons(problem))}")
+    return found
