@@ -53,7 +53,7 @@ def test_filters_are_cut_as_layers_ask_for(kernel, twos, threes):
     assert (few, many) == (twos, threes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), kernel=st.integers(2, 7), seed=st.integers(0, 99))
 def test_an_output_depends_on_its_window_alone(data, kernel, seed):
     problem = layer(kernel, 2, 3)
@@ -84,7 +84,7 @@ def test_on_dense_data_errors_are_no_larger_than_twice_those_of_plain_sums(kerne
     assert ours.scaled <= 2 * plain.scaled
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), kernel=st.integers(2, 16), seed=st.integers(0, 99))
 def test_sums_of_integers_are_exact_on_any_shape(data, kernel, seed):
     random = np.random.default_rng(seed)
