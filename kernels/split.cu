@@ -102,9 +102,9 @@ __device__ __forceinline__ void add_products(Sums *sums, const Fragment &f, cons
 __device__ __forceinline__ void store(float *out, const int *columns, const Sums &sums, const Places &places, int tile,
                                       int e, int lane) {
     const int t = lane % 4;
-    float scale[2];
+    Restore restore[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) scale[i] = scale_back(e, columns[tile * 8 + 2 * t + i]);
+    for (int i = 0; i < 2; i++) restore[i] = Restore(e, columns[tile * 8 + 2 * t + i]);
 #if QUADS
 #pragma unroll
         for (int i = 0; i < STORES; i++)
@@ -112,7 +112,7 @@ __device__ __forceinline__ void store(float *out, const int *columns, const Sums
             for (int c = 0; c < 2; c++) {
                 float v[4];
 #pragma unroll
-                for (int j = 0; j < 4; j++) v[j] = multiply(sums.all(2 * i + j / 2, j % 2 * 2 + c), scale[c]);
+                for (int j = 0; j < 4; j++) v[j] = restore[c](sums.all(2 * i + j / 2, j % 2 * 2 + c));
                 const int m = tile * 8 + 2 * t + c;
                 if (places.rows[i] > 0 && m < M)
                     __stcs(reinterpret_cast<float4 *>(places.to[i] + m * PIXELS), make_float4(v[0], v[1], v[2], v[3]));
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store(float *out, const int *columns, const Sums
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int v = 0; v < 4; v++)
-            out[(2 * t + v % 2) * OUT + 16 * i + v / 2 * 8 + g] = multiply(sums.all(i, v), scale[v % 2]);
+            out[(2 * t + v % 2) * OUT + 16 * i + v / 2 * 8 + g] = restore[v % 2](sums.all(i, v));
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < (MT + 1) / 2; i++) {

@@ -14,7 +14,8 @@ so that the largest of a tile lies in [2^14, 2^15):
   Numerical behavior of NVIDIA tensor cores, 2021): at most 2^-22 for each product added, as in ``tensor_core``. The
   sums of high low and low high are 2^-10 of the main one, and add as much less.
 - Cut off always towards zero, sums come out too small, and the more so the longer they are; y is scaled by as much
-  more as was measured in the mean (``split_weights.cu``): by 0.15 2^-23 a step, no more steps than products.
+  more as was measured in the mean (``split_weights.cu``): by 0.15 2^-23 a step, no more steps than products. Products
+  of one sign lose more: long sums that are not parted are scaled by up to 0.8 2^-23 a step for that.
 - Long sums are parted every few steps, six at least, where a thread has the registers (``split_sums.cu``): less is cut
   off and made good, and what was moved is rounded once for the places of 96 products or more, by 2^-24.
 - One rounding joins the sums, one adds both of the small ones, one what was moved, one undoes the scale: 2^-22 in all.
@@ -34,6 +35,7 @@ from ece408_op.problem import ConvProblem
 
 from . import register_tiled
 from .split_prices import ALIGNED, estimate, tile_for
+from .split_shapes import LONG_SUM
 from .split_taps import NO_TAP
 from .split_tile import Tile
 
@@ -57,6 +59,10 @@ _MOST_PATTERNS = 5
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 #: Units of 2^-23 by which sums come out too small a step, as measured in the mean: TRUNCATION_BIAS.
 _TRUNCATION_BIAS = 0.15
+#: And of how many more, where all products have one sign and are as large as they can be: ONE_SIGN_BIAS. It grows with
+#: the sum, which leaves products the fewer bits: so much a step, and no more than that. Between what uniform data lose
+#: and what small integers do, in whose products there is less to cut off.
+_ONE_SIGN_BIAS = (0.02, 0.8)
 _SOURCES = {
     "warps": ("split_sums.cu", "split_mma.cu", "split.cu"),
     "columns": ("split_mma.cu", "split_columns.cu"),
@@ -73,7 +79,7 @@ _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227
 def split_bound(problem: ConvProblem) -> float:
     """The largest |y - exact| as a share of sum |x||w|: see above."""
     n = problem.products * (_EPS_SUM * (1 + 2.0**-9) + 2.0**-24 / 96)
-    more = (_TRUNCATION_BIAS * problem.products + 0.5) * 2.0**-23
+    more = ((_TRUNCATION_BIAS + _ONE_SIGN_BIAS[1]) * problem.products + 1) * 2.0**-23
     return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + more
 
 
@@ -154,6 +160,8 @@ def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
         "PARTS": tile.parts,
         "WGMMA": int(tile.teams > 0),
         "TRUNCATION_BIAS": f"{_TRUNCATION_BIAS}f",
+        "ONE_SIGN_BIAS": f"{min(_ONE_SIGN_BIAS[0] * tile.steps, _ONE_SIGN_BIAS[1])}f",
+        "LONG_SUM": LONG_SUM,
         "FOLDED": int(tile.folded),
         "IMPLICIT": int(tile.across > 0),
         "R": tile.rows,

@@ -26,11 +26,11 @@ __device__ __forceinline__ void write_through(float *to, const float (&v)[4]) {
 }
 
 // The sums of one tile of filters: scaled back, and stored.
-__device__ __forceinline__ void finish(float *to, float (&sums)[4], const float (&cross)[4], float scale, bool real) {
+__device__ __forceinline__ void finish(float *to, float (&sums)[4], const float (&cross)[4], Restore restore, bool real) {
 #pragma unroll
     for (int v = 0; v < 4; v++) {
         if (PARTS == 2) sums[v] = fmaf(cross[v], 1.0f / 2048, sums[v]);
-        sums[v] = multiply(sums[v], scale);
+        sums[v] = restore(sums[v]);
     }
     if (real) write_through(to, sums);
 }
@@ -80,7 +80,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE) + apart;
         const int e = s.e[half];
         float *const out = image_of(y, item.image, OUTPUTS) + item.row * index_t(OW) + t * PIXELS;
-        const auto scale_of = [&](int n) { return scale_back(e, s.columns[n * 8 + 2 * t]); };
+        const auto restoring = [&](int n) { return Restore(e, s.columns[n * 8 + 2 * t]); };
         // The warps take the units of all tiles in turn, so that none waits for those that have one more.
         int unit = mine;
 #if STATIONARY
@@ -114,7 +114,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             }
 #pragma unroll
             for (int n = 0; n < NTILES; n++)
-                finish(to + n * (4 * PIXELS), sums[n], cross[n], scale_of(n), inside && (M % 4 == 0 || n * 4 + t < M));
+                finish(to + n * (4 * PIXELS), sums[n], cross[n], restoring(n), inside && (M % 4 == 0 || n * 4 + t < M));
         }
 #else
 #pragma unroll 1
@@ -152,10 +152,10 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                         for (int i = 0; i < MT; i++) mma(cross[i], a[i][k][PARTS - 1], b.word[0], b.word[1]);
                     }
                 }
-                const float scale = scale_of(n);
+                const Restore restore = restoring(n);
 #pragma unroll
                 for (int i = 0; i < MT; i++)
-                    finish(to[i] + n * (4 * PIXELS), sums[i], cross[i], scale,
+                    finish(to[i] + n * (4 * PIXELS), sums[i], cross[i], restore,
                            inside[i] && (M % 4 == 0 || n * 4 + t < M));
             }
         }

@@ -103,7 +103,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const int m = (first_tile + 2 * i + c) * 8 + g;
-                    const float scale = scale_back(e, s.columns[min(m, NTILES * 8 - 1)]);
+                    const Restore restore(e, s.columns[min(m, NTILES * 8 - 1)]);
                     if ((NTILES % NT || M % 8) && m >= M) continue;
 #pragma unroll
                     for (int r = 0; r < RA; r++) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                         for (int h = 0; h < 2; h++) {
                             v[h] = sums[r][i][2 * c + h];
                             if (PARTS == 2) v[h] = fmaf(cross[r][i][2 * c + h], 1.0f / 2048, v[h]);
-                            v[h] = multiply(v[h], scale);
+                            v[h] = restore(v[h], sums[r][i][2 * c + h]);
                         }
                         float2 *const pair = reinterpret_cast<float2 *>(to + m * FILTER + r * index_t(OW));
                         if (r >= rows) continue;

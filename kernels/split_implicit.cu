@@ -70,7 +70,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
         const int half = turn % 2;
         await(s.gates + FULL + half, turn / 2);
         number = after(s, half);
-        const float scale = scale_back(s.e[half], s.columns[min(filter, NTILES * 8 - 1)]);
+        const Restore restore(s.e[half], s.columns[min(filter, NTILES * 8 - 1)]);
         // The teams take the units of all tiles in turn, so that none waits for one that has one more.
         int unit = mine;
 #pragma unroll 1
@@ -117,7 +117,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                     for (int q = 0; q < 2; q++) {
                         const int d = 4 * i + 2 * q + j;
                         v[j][q] = PARTS == 2 ? fmaf(cross[PARTS == 2 ? d : 0], 1.0f / 2048, high[d]) : high[d];
-                        v[j][q] = multiply(v[j][q], scale);
+                        v[j][q] = restore(v[j][q], high[d]);
                     }
                 float *const row = to + i * (RA * OW);
                 const float here[] = {later ? v[1][0] : v[0][0], later ? v[1][1] : v[0][1]};

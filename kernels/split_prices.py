@@ -39,6 +39,8 @@ _ROUND, _UNIT, _LOADED, _COPIED, _CROWDED = 174, (230, 416), 680, 96, (1.1, 1.6)
 _PAIRS, _ALONE, _LINE, _MAP, _BYTES = 1.09, 1.29, 16, 148, 17.3
 #: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
 _WORTH = 1.09
+#: How much longer ``split_teams`` takes with two teams, whose sums are parted, than with three, whose are not.
+_TWO_TEAMS = 1.15
 #: How much longer ``split_rows`` takes where a tile is a part of its rows only, whose inputs are copied one by one.
 _PART_OF_ROWS = 3.0
 #: Of ``split`` and ``split_teams``, cycles of the loading warps for 32 floats of input and for 32 words of planes, and
@@ -126,6 +128,7 @@ def teams_price(problem: ConvProblem, tile: Tile) -> float:
     busy = min(1.0, units * 1.6 / tile.teams)
     total = (_with_loading(problem, tile, work / busy) + 0.7 * _EACH_TILE) * (_DIRECT if tile.direct else 1.0)
     total *= _WORTH if chunk_of(tile.steps, parts) > tile.chunk else 1.0
+    total *= _TWO_TEAMS if tile.teams == 2 else 1.0
     return total * tile.filter_blocks * tile.tiles_an_image(problem) / tile.images
 
 

@@ -27,20 +27,22 @@ _MOST_SHARE = 0.7
 #: are parted every few steps, for three registers of a sum instead of two.
 _KEPT = 64
 _SUMS, _CHUNKED_SUMS = {8: 100, 12: 72}, {8: 104, 12: 72}
-#: Steps after which sums are parted, whole pairs and threes; of sums shorter than _LONG_SUM there is little to win.
-_CHUNK, _LONG_SUM = 6, 9
+#: Steps after which sums are parted, whole pairs and threes; of sums shorter than LONG_SUM there is little to win.
+_CHUNK, LONG_SUM = 6, 9
 #: Registers for filters, and pixels or sums, where filters stay: of 128 of a thread, of 168. Tiles of filters then.
 _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
 #: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many to
 #: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another; column
-#: tiles, of all rows of sums, that it did so for with sums that are parted.
+#: tiles, of all rows of sums, that it did so for with sums that are parted. Of so few rows of sums long ones are always
+#: parted: where three teams have no registers for that, two have, for so many tiles.
 _TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
+_FEW_SETS, _FEW_TEAMS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
 #: Of ``split_implicit``: teams; loading warps, with the registers of a team's thread beside so many; how many of these
 #: to leave beside sums and filters; positions of one instruction at most.
 _IMPLICIT_TEAMS, _IMPLICIT_LOADERS, _IMPLICIT_OTHERS, _MOST_ACROSS = 2, {8: 200, 4: 216}, 32, 184
-#: Steps of its sums, which are not parted, at most: of uniform positive data those of 14 err by up to 1.1 times as much
-#: as cuDNN's on the same layer, those of 21 by up to 2.8 times.
-_IMPLICIT_STEPS = 14
+#: Steps of its sums and of those of ``split_rows``, which are not parted, at most: of uniform positive data those of 14
+#: err by up to twice as much as cuDNN's on the same layer, those of 21 by up to 2.8 times.
+_MOST_UNPARTED = 14
 #: Rows of filters with fewer words than this are not taken step by step.
 _LEAST_ROW = 7
 #: Steps that are worth doing one by one, where rows share nothing.
@@ -106,6 +108,8 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
     """Every tile for filters that stay in registers, inputs shared by rows of outputs (``split_rows.cu``)."""
     tiles, words = ceil_div(problem.filters, 8), len(row_taps(problem.channels, problem.kernel))
     row_steps = ceil_div(words, 8)
+    if parts == 2 and problem.kernel * row_steps > _MOST_UNPARTED:
+        return
     for sets, first in product((1, 2, 3, 4), (False, True)):
         # Of two tiles' filters as A the sums of eight positions are as many as those of one tile's for 16.
         filters, sums = 2 * parts * problem.kernel * row_steps, (2 if first else 4) * parts * sets
@@ -143,7 +147,7 @@ def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Itera
 
 def chunk_of(steps: int, parts: int) -> int:
     """CHUNK: steps after which sums are parted, 0 where they are not."""
-    return _CHUNK if parts == 2 and steps >= _LONG_SUM else 0
+    return _CHUNK if parts == 2 and steps >= LONG_SUM else 0
 
 
 def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
@@ -207,6 +211,16 @@ def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int
     return None
 
 
+def _parting(chunk: int, sets: int, each: int, registers: int) -> tuple[int, int, int] | None:
+    """CHUNK, teams and registers of their threads for rows of sums of so many column tiles, whose threads have so many
+    registers where three teams multiply; None where sums are to be parted, and have no registers for it."""
+    if chunk == 0 or sets * each <= _CHUNKED_TILES:
+        return chunk, _TEAMS, registers
+    if sets > _FEW_SETS:
+        return 0, _TEAMS, registers
+    return (chunk, _FEW_TEAMS, _FEW_REGISTERS) if sets * each <= _FEW_TILES else None
+
+
 def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
     """Every tile for groups of four warps (``split_wgmma.cu``), those among them that nearly fit."""
     ways = [(1, sets) for sets in (1, 2, 3, 4) if len(row_taps(problem.channels, problem.kernel)) >= _LEAST_ROW]
@@ -238,10 +252,14 @@ def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iter
                 if len(taps) // 8 * found[0] * found[1] * 256 * parts > chip.shared_bytes * _MOST_SHARE:
                     continue
                 registers = next(r for r in most if groups[r] == found)
+                shared_out = _parting(chunk_of(len(taps) // 8, parts), sets, found[1], registers)
+                if shared_out is None:
+                    continue
+                chunk, teams, registers = shared_out
                 tile = Tile(
                     parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
-                    4 * _TEAMS, vector, teams=_TEAMS, registers=registers, direct=direct, filter_blocks=blocks,
-                    chunk=chunk_of(len(taps) // 8, parts) if sets * found[1] <= _CHUNKED_TILES else 0,
+                    4 * teams, vector, teams=teams, registers=registers, direct=direct, filter_blocks=blocks,
+                    chunk=chunk,
                 )  # fmt: skip
                 if tile.shared_bytes(problem) <= _NEARLY * chip.shared_bytes:
                     yield tile
@@ -258,7 +276,7 @@ def by_implicit(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> I
         high = ceil_div(problem.kernel + down - 1, down)
         steps = ceil_div(ceil_div(down * problem.channels, 4) * reach * high, 2)
         most = (min(_IMPLICIT_LOADERS.values()) - _IMPLICIT_OTHERS - 4 * steps) * 2 // parts // 8 * 8
-        if most < 8 or (parts == 2 and steps > _IMPLICIT_STEPS):
+        if most < 8 or (parts == 2 and steps > _MOST_UNPARTED):
             continue
         tiles = 4 // down
         for images, lines, width in cuts(problem, down):

@@ -8,6 +8,7 @@
 
 constexpr int SPREAD = 28;       // powers of two below the largest value within which all others must lie
 constexpr bool CHUNKED = CHUNK < KSTEPS;  // whether sums are parted every so many steps (split_sums.cu)
+constexpr bool LEANS = PARTS == 2 && !CHUNKED && KSTEPS >= LONG_SUM;  // whether products of one sign lose too much
 constexpr int MOST_SCALE = 120;  // so that 2^120 and 2^-120 are both float32 numbers
 
 // A launch of these kernels begins before the one before it has ended (sm_90), does what does not depend on it, and
@@ -84,24 +85,45 @@ __device__ __forceinline__ int filter_place(int step, int tile, int n, int t, in
 
 // Tensor cores cut each sum off behind its last bit, always towards zero, so that a sum of n steps is too small by
 // about TRUNCATION_BIAS n units of 2^-23, as measured with mma.sync and wgmma alike, 2 to 122 steps, where signs are
-// mixed (of positive products by more). Columns are scaled by so much more, but those whose weights are whole in one
-// 16-bit float each: of small integers the sums are exact. Of sums that are parted the last CHUNK steps' lose that
-// much; those too small to be parted lose more than is made good, within the bound of kernels/split.py.
+// mixed. Columns are scaled by so much more, but those whose weights are whole in one 16-bit float each: of small
+// integers the sums are exact. Of sums that are parted the last CHUNK steps' lose that much; those too small to be
+// parted lose more than is made good, within the bound of kernels/split.py.
 //
-// A column's power of two and those units, in one number; what undoes the scaling of a column and of a tile, 2^e.
-__device__ __forceinline__ int column_of(int exponent, int steps) {
-    return exponent * 256 + min(int(TRUNCATION_BIAS * min(steps, CHUNK) + 0.5f), 255);
+// The products of a step are cut off at the sum's last bit too, which of signs that are mixed cancels out. Of products
+// of one sign it is some ONE_SIGN_BIAS units a step more, or as much less as signs differ: by the share of sum |x||w|
+// that a sum is. That is at least the share of the largest it could be, 2^15 times the sum of the column's weights, and so
+// much is added (LEANS), in the same units: what a long sum that is not parted loses of images and filters that are
+// positive all over. Small windows of a bright image get little of it, and err as they did.
+//
+// A column's power of two, what a sum of its is multiplied by for that (of a float the upper bits), and those units, in
+// one number.
+__device__ __forceinline__ int column_of(int exponent, int steps, float size) {
+    const unsigned lean = LEANS && steps ? __float_as_uint(ONE_SIGN_BIAS * 0x1p-38f * steps / size) >> 20 : 0;
+    return exponent * 0x80000 + (lean << 8) + min(int(TRUNCATION_BIAS * min(steps, CHUNK) + 0.5f), 255);
 }
-__device__ __forceinline__ int exponent_of(int column) { return column >> 8; }
-__device__ __forceinline__ float scale_back(int e, int column) {
-    return __uint_as_float(((127 - e - exponent_of(column)) << 23) + (column & 255));
-}
+__device__ __forceinline__ int exponent_of(int column) { return column >> 19; }
+
+// Undoes the scaling of a column and of a tile, 2^e, and makes good what sums lose.
+struct Restore {
+    float scale, lean;
+    __device__ __forceinline__ Restore() {}
+    __device__ __forceinline__ Restore(int e, int column) {
+        scale = __uint_as_float(((127 - e - exponent_of(column)) << 23) + (column & 255));
+        if (LEANS) lean = scale * __uint_as_float((column & 0x7ff00) << 12);
+    }
+    // main: the sum of high parts' products alone. What is made good goes by it, for it is there before the sum is.
+    __device__ __forceinline__ float operator()(float sum, float main) const {
+        return multiply(sum, LEANS ? fmaf(fabsf(main), lean, scale) : scale);
+    }
+    __device__ __forceinline__ float operator()(float sum) const { return (*this)(sum, sum); }
+};
 
 extern "C" __global__ void __launch_bounds__(256)
 split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *__restrict__ columns, int *marks,
               int images) {
     constexpr int WIDTH = R * M, TILES = (WIDTH + 7) / 8;
     __shared__ int exponent[8], bad[8], used[8], rests[8];
+    __shared__ float size[8];  // of LEANS: the sum of a column's weights, as they are scaled
     let_next_begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) marks[1 + images + i] = 0;
@@ -115,8 +137,15 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
         most = max(most, bits), least = min(least, bits - 1);
     }
     most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
+    const int top = most >> 23, f = most == 0 ? 0 : 141 - top;
+    if (LEANS) {
+        float sum = 0;
+        for (int i = lane; i < PRODUCTS; i += 32)
+            sum += fabsf(w[index_t(filter_of(warp)) * PRODUCTS + i]) * __uint_as_float((127 + min(f, MOST_SCALE)) << 23);
+        for (int i = 16; i; i /= 2) sum += __shfl_sync(~0u, sum, lane ^ i);
+        if (lane == 0) size[warp] = sum;
+    }
     if (lane == 0) {
-        const int top = most >> 23, f = most == 0 ? 0 : 141 - top;
         bad[warp] = most && (top == 255 || f > MOST_SCALE || least + 1 < unsigned(max(top - SPREAD, 1)) << 23);
         exponent[warp] = min(f, MOST_SCALE);
         used[warp] = rests[warp] = 0;
@@ -192,5 +221,6 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
     if (lane < 8) atomicAdd(used + lane, steps), atomicAdd(rests + lane, steps_with_rest);
     __syncthreads();
     if (tile < TILES && threadIdx.x < 8)
-        columns[tile * 8 + threadIdx.x] = column_of(exponent[threadIdx.x], rests[threadIdx.x] ? used[threadIdx.x] : 0);
+        columns[tile * 8 + threadIdx.x] =
+            column_of(exponent[threadIdx.x], rests[threadIdx.x] ? used[threadIdx.x] : 0, size[threadIdx.x]);
 }

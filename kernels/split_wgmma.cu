@@ -232,10 +232,10 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
             for (int r = 0; r < RA; r++)
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
-                    float scale[2];
+                    Restore restore[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        scale[i] = scale_back(e, s.columns[(n0 + n) * 8 + 2 * t + i]);
+                        restore[i] = Restore(e, s.columns[(n0 + n) * 8 + 2 * t + i]);
 #pragma unroll
                     for (int v = 0; v < 4; v++) {
                         float sum = sums[r][4 * n + v];
@@ -243,7 +243,7 @@ __device__ __forceinline__ void computer(const Shared &s, float *y, const unsign
                             sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
                         if (CHUNKED) sum += whole.sums[CHUNKED ? r : 0][CHUNKED ? 4 * n + v : 0];
                         const int column = (r * NT + n) * 8 + 2 * t + v % 2;
-                        out[column * OUT + 16 * warp + v / 2 * 8 + g] = multiply(sum, scale[v % 2]);
+                        out[column * OUT + 16 * warp + v / 2 * 8 + g] = restore[v % 2](sum, sums[r][4 * n + v]);
                     }
                 }
             meet(HANDED + team, 128);

@@ -267,8 +267,16 @@ UNWATCHED inline double row_value(int warp, int r, int k) {
     return half_of(rows_of[warp][r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k);
 }
 
-// A tensor core's sum: cut off at its last bit, towards zero. (They cut off the smaller terms before as well.)
-UNWATCHED inline float cut_off(double sum) {
+// A tensor core's sum of 17 terms: each is cut off two bits behind the last one that a float as large as the largest term
+// has, and the sum at its own last bit, both towards zero. Two, as an H200's sums show (docs/gpu/split.md).
+UNWATCHED inline float cut_off(const double (&terms)[17]) {
+    double largest = 0, sum = 0;
+    for (const double term : terms) largest = std::fmax(largest, std::fabs(term)), sum += term;
+    if (!(largest > 0) || !std::isfinite(sum)) return float(sum);
+    const double unit = std::ldexp(1.0, std::ilogb(largest) - 25);
+    sum = 0;
+    for (const double term : terms) sum += std::trunc(term / unit);
+    sum *= unit;
     const float nearest = float(sum);
     return std::fabs(double(nearest)) > std::fabs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
 }
@@ -279,12 +287,12 @@ UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, uns
     columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
     exchange();
     for (int v = 0; v < 4; v++) {
-        double sum = d[v];
+        double terms[17] = {d[v]};
         for (int k = 0; k < 16; k++) {
             const unsigned word = columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 8 / 2][k / 8];
-            sum += row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
+            terms[1 + k] = row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
         }
-        d[v] = cut_off(sum);
+        d[v] = cut_off(terms);
     }
     exchange();
 }
@@ -302,11 +310,11 @@ inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, in
     std::memcpy(rows_of[warp][lane], a, 16);
     of_team[warp / 4].sync(128, false);
     for (int i = 0; i < columns / 2; i++) {
-        double sum = d[i];
+        double terms[17] = {d[i]};
         for (int k = 0; k < 16; k++)
-            sum += row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
-                   half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
-        d[i] = cut_off(sum);
+            terms[1 + k] = row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
+                           half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
+        d[i] = cut_off(terms);
     }
     of_team[warp / 4].sync(128, false);
 }

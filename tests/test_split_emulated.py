@@ -236,7 +236,7 @@ def test_it_is_right(way, layer, chip, wanted, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_sums_of_small_integers_are_exact(way, tmp_path):
     # Four steps at least: of fewer, no sum would be scaled.
-    kernel, channels, size = WAYS[way][0], 1 if way == "columns" else 6, 5 if way == "implicit" else 7
+    kernel, channels, size = WAYS[way][0], 1 if way == "columns" else 6, 5 if way in ("rows", "implicit") else 7
     problem = ConvProblem(2, channels, 14, 14, 9, size)
     tile = _fitting(way, problem, LARGE)[0]
     rng = np.random.default_rng(408)
@@ -252,6 +252,7 @@ PARTED = [
     ("teams", (2, 12, 12, 12, 9, 7), {}),
     ("teams", (1, 24, 10, 11, 9, 8), {"sets": 1}),
     ("teams", (1, 24, 10, 11, 9, 8), {"sets": 2}),
+    ("teams", (1, 12, 10, 11, 50, 5), {"teams": 2}),
 ]
 
 
@@ -272,6 +273,33 @@ def test_long_sums_that_are_parted_lose_less(way, layer, wanted, positive, tmp_p
         assert repaired == 0
         errors[each.chunk] = found.scaled
     assert errors[tile.chunk] < 0.6 * errors[0], errors
+
+
+#: Of sums of nine steps or more that are not parted.
+WHOLE = [
+    ("rows", (2, 6, 14, 12, 9, 5), {}),
+    ("implicit", (2, 6, 14, 12, 9, 4), {}),
+    ("teams", (2, 12, 12, 12, 20, 7), {"sets": 3, "tiles": 3}),
+]
+
+
+@pytest.mark.parametrize(("way", "layer", "wanted"), WHOLE, ids=lambda value: str(value).replace(" ", ""))
+def test_what_products_of_one_sign_lose_is_made_good(way, layer, wanted, tmp_path, monkeypatch):
+    kernel, problem = WAYS[way][0], ConvProblem(*layer)
+    tile = next(tile for tile in _fitting(way, problem, LARGE, images=1, **wanted) if not tile.chunk)
+    assert tile.steps > 8
+    rng = np.random.default_rng(408)
+    x, w = (rng.uniform(0, 1, shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
+    errors = []
+    for bias in (split._ONE_SIGN_BIAS, (0.0, 0.0)):
+        monkeypatch.setattr(split, "_ONE_SIGN_BIAS", bias)
+        folder = tmp_path / str(bias[0])
+        folder.mkdir()
+        found, repaired = _run(kernel, tile, problem, LARGE, x, w, folder)
+        assert found.passed, str(found)
+        assert repaired == 0
+        errors.append(found.scaled)
+    assert errors[0] < 0.9 * errors[1], errors
 
 
 @pytest.mark.parametrize("way", WAYS)
