@@ -15,7 +15,8 @@ so that the largest of a tile lies in [2^14, 2^15):
   sums of high low and low high are 2^-10 of the main one, and add as much less.
 - Cut off always towards zero, sums come out too small, and the more so the longer they are; y is scaled by as much
   more as was measured in the mean (``split_weights.cu``): by 0.15 2^-23 a step, no more steps than products. Products
-  of one sign lose more: long sums that are not parted are scaled by up to 0.8 2^-23 a step for that.
+  of one sign lose more: long sums that are not parted are scaled by up to 0.8 2^-23 a step for that, and in all by
+  no more than 0.2 2^-23 for each product.
 - Long sums are parted every few steps, six at least, where a thread has the registers (``split_sums.cu``): less is cut
   off and made good, and what was moved is rounded once for the places of 96 products or more, by 2^-24.
 - One rounding joins the sums, one adds both of the small ones, one what was moved, one undoes the scale: 2^-22 in all.
@@ -61,8 +62,9 @@ _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 _TRUNCATION_BIAS = 0.15
 #: And of how many more, where all products have one sign and are as large as they can be: ONE_SIGN_BIAS. It grows with
 #: the sum, which leaves products the fewer bits: so much a step, and no more than that. Between what uniform data lose
-#: and what small integers do, in whose products there is less to cut off.
-_ONE_SIGN_BIAS = (0.02, 0.8)
+#: and what small integers do, in whose products there is less to cut off. Steps hold 16 products, but may be filled in
+#: part; those of a sum that hold a fourth of them are not held up by the limit for each product.
+_ONE_SIGN_BIAS, _ONE_SIGN_OF_A_PRODUCT = (0.02, 0.8), 0.2
 _SOURCES = {
     "warps": ("split_sums.cu", "split_mma.cu", "split.cu"),
     "columns": ("split_mma.cu", "split_columns.cu"),
@@ -79,7 +81,7 @@ _AMPERE, _HOPPER = Chip("any", (8, 0), 1, 99 * 1024), Chip("any", (9, 0), 1, 227
 def split_bound(problem: ConvProblem) -> float:
     """The largest |y - exact| as a share of sum |x||w|: see above."""
     n = problem.products * (_EPS_SUM * (1 + 2.0**-9) + 2.0**-24 / 96)
-    more = ((_TRUNCATION_BIAS + _ONE_SIGN_BIAS[1]) * problem.products + 1) * 2.0**-23
+    more = ((_TRUNCATION_BIAS + _ONE_SIGN_OF_A_PRODUCT) * problem.products + 1) * 2.0**-23
     return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + more
 
 
@@ -156,11 +158,12 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
 
 def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
+    each, most = _ONE_SIGN_BIAS
     defines: dict[str, int | str] = {
         "PARTS": tile.parts,
         "WGMMA": int(tile.teams > 0),
         "TRUNCATION_BIAS": f"{_TRUNCATION_BIAS}f",
-        "ONE_SIGN_BIAS": f"{min(_ONE_SIGN_BIAS[0] * tile.steps, _ONE_SIGN_BIAS[1])}f",
+        "ONE_SIGN_BIAS": f"{min(each * tile.steps, most, _ONE_SIGN_OF_A_PRODUCT * problem.products / tile.steps)}f",
         "LONG_SUM": LONG_SUM,
         "FOLDED": int(tile.folded),
         "IMPLICIT": int(tile.across > 0),
