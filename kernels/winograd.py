@@ -74,9 +74,10 @@ GROUPS, GROUPS_EACH = 32, 4
 #: Products of an output below which the plain sum's bound is too near to be kept by numbers that others are added to.
 PRODUCTS = 128
 
-#: How much faster than ``direct`` it is to be by the plan's count, and scratch that was measured: of more, the caches'
-#: part is not in the count.
-GAIN, SCRATCH_BYTES = 1.1, 4 << 20
+#: How much faster than ``direct`` it is to be by the plan's count, which was fitted with AVX2, and scratch that was
+#: measured: of more, the caches' part is not in the count. With AVX-512 on AMD's chips, which have units for additions
+#: beside those for multiply-adds; on a Xeon, which has not, it was not faster.
+GAIN, SCRATCH_BYTES = {"avx2": 1.1, "avx512": 1.4}, 4 << 20
 
 
 @compiled_once
@@ -104,16 +105,16 @@ def reasons(problem: ConvProblem) -> list[str]:
 def suits(problem: ConvProblem) -> bool:
     """Whether it is expected to be faster than ``direct``, whose sums it is held to on all but contrived data.
 
-    Measured on two machines with AVX2 (see docs/cpu/winograd.md); on others ``direct`` is chosen.
+    Measured on three machines (see docs/cpu/winograd.md); on those of other kinds ``direct`` is chosen.
     """
     target = cpu()
-    groups = max(GROUPS, GROUPS_EACH * len(os.sched_getaffinity(0)))
-    if target.level != "avx2" or problem.products < PRODUCTS or problem.batch < groups * target.lanes:
+    if target.level not in GAIN or (target.level == "avx512" and not target.by_amd):
         return False
-    if reasons(problem):
+    groups = max(GROUPS, GROUPS_EACH * len(os.sched_getaffinity(0)))
+    if problem.products < PRODUCTS or problem.batch < groups * target.lanes or reasons(problem):
         return False
     plan = make_plan(problem.with_batch(1), target.lanes, target.registers)
-    return plan.scratch_bytes <= SCRATCH_BYTES and plan.plain_cycles > GAIN * plan.cycles
+    return plan.scratch_bytes <= SCRATCH_BYTES and plan.plain_cycles > GAIN[target.level] * plan.cycles
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:

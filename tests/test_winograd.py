@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -143,6 +145,16 @@ def test_auto_takes_it_where_it_was_measured_to_be_faster(monkeypatch):
     assert dispatch.select(first).name == "direct"
     assert dispatch.select(large.with_batch(16)).name == "direct"
     assert dispatch.select(large.pooled(False)).name == "direct"
+
+
+@pytest.mark.skipif(cpu().level != "avx512", reason="a CPU with AVX-512 is asked for")
+def test_with_avx512_auto_takes_it_on_cpus_that_it_is_faster_on(monkeypatch):
+    large, second = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 6, 30, 30, 16, 5)
+    for features, taken in [("+avx512f,+sse4a", True), ("+avx512f,-sse4a", False)]:
+        monkeypatch.setattr(winograd, "cpu", lambda features=features: replace(cpu(), features=features))
+        assert winograd.KERNEL.suits(large) is taken
+        assert not winograd.KERNEL.suits(second)
+        assert not winograd.KERNEL.suits(large.with_batch(500))
 
 
 def test_auto_leaves_what_was_not_measured_to_direct(monkeypatch):
