@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cuda_layers import chip_of
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.kernels import reference, split
-from ece408_op.kernels.split_prices import best_tile
+from ece408_op.kernels.split_prices import best_tile, tile_for
 from ece408_op.kernels.split_shapes import by_columns, by_rows, by_teams, by_warps
 from ece408_op.kernels.split_tile import Tile
 from ece408_op.launch import Chip, ceil_div
@@ -164,6 +166,15 @@ def test_the_bound_is_float32s_class_and_the_rounded_ones_tf32s():
     problem = COURSE_LAYERS[-1]
     assert 2**-22 < split.WARPS.error_bound(problem) < 5 * problem.products * 2**-24
     assert split.ROUNDED.error_bound(problem) > 2**-11
+
+
+def test_what_is_made_good_of_one_sign_stays_within_what_the_bound_has_for_it():
+    problem, chip = COURSE_LAYERS[-1], chip_of(90)
+    tile = tile_for("teams", problem, chip, 16, 2)
+    for times in (1, 8):  # steps that hold 16 products, and two
+        long = replace(tile, taps=tile.taps * times)
+        bias = float(split.plan_of(long, problem, chip, 16).defines["ONE_SIGN_BIAS"].rstrip("f"))
+        assert 0 < bias * long.steps <= 0.2 * problem.products * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("aligned", [4, 8, 16])
