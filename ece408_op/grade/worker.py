@@ -23,8 +23,9 @@ from .errors import HarnessError
 
 #: A GPU's first context in a process may take so long, in seconds, beside the limit for loading.
 _BEGIN_SECONDS = 60.0
-#: Empty calls that wake the processes on the way, and tell what such a call takes.
-_PINGS = 5
+#: Empty calls that wake the processes on the way, and tell what such a call takes; and on the CPU, where each of a few
+#: in a row may wait its turn behind other work, milliseconds long, how many tell it.
+_PINGS, _CPU_PINGS = 5, 40
 #: A line of the runner's is shorter than so many bytes.
 _LONGEST = 1 << 14
 #: How long the parent waits for a GPU's reply without going to sleep.
@@ -139,7 +140,7 @@ class Worker:
             line = self._line(time.monotonic() + _BEGIN_SECONDS, "beginning")
             if line != "open":
                 raise HarnessError(f"expected the worker to begin, got {line}")
-            self.overhead = self.ping()
+            self.overhead = self.ping(_PINGS if self._on_gpu else _CPU_PINGS)
 
     def touch(self, layer: int) -> None:
         """Have the runner fill a GPU's output with zeros, which it has done when it answers; before load alone."""
@@ -204,12 +205,12 @@ class Worker:
         note = (match.group(2) or "-").replace("-", "")
         return Call(end - start, int(match.group(1)) / 1e9, note)
 
-    def ping(self) -> float:
+    def ping(self, count: int = _PINGS) -> float:
         """Seconds of a call that does nothing, when every process on the way has just run.
 
         On the CPU, which others use too, the least: what is taken off must not be more than there was.
         """
-        seconds = [self.call(0, 10.0, "empty").seconds for _ in range(_PINGS)]
+        seconds = [self.call(0, 10.0, "empty").seconds for _ in range(count)]
         return statistics.median(seconds) if self._on_gpu else min(seconds)
 
     def idle(self, pause: float, seconds: float) -> None:
