@@ -3,7 +3,7 @@
 
 import sys
 
-from ece408_op.milestones import main
+from ece408_op import commands
 
 if __name__ == "__main__":
-    sys.exit(main("m4"))
+    sys.exit(commands.run("m4"))

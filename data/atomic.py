@@ -11,13 +11,29 @@ from typing import BinaryIO
 
 
 def folder_problem(path: Path | None) -> str | None:
-    """Why ``replacing(path)`` could not begin, to be told before work that takes long; None where it could."""
+    """Why ``replacing(path)`` could not begin, to be said before work that takes long; None where it could."""
     if path is None:
         return None
     if path.is_dir():
         return f"expected a file, got the folder {path}"
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         return f"expected a file in a folder that is there, got {path}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"expected a file in a folder that can be written, got {path}"
+    return None
+
+
+def output_folder_problem(path: Path | None) -> str | None:
+    """Why files could not be written into that folder, which is made where it is not there; None where they could."""
+    if path is None:
+        return None
+    whole = path.absolute()
+    there = next(place for place in (whole, *whole.parents) if place.exists())
+    if not there.is_dir():
+        return f"expected a folder, got {path}, where {there} is a file"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"expected a folder that can be written, got {path}"
     return None
 
 

@@ -16,8 +16,9 @@ CAPACITY = 10_000
 class Timing(NamedTuple):
     """What a call took.
 
-    ``seconds`` is the interval around the computation alone, as the original's Op Time: no copies, no
-    waiting for inputs; on a GPU, between events around the kernel, a layer's unmeasured first run left out.
+    ``seconds`` is the interval around the computation alone, as the original's Op Time: the output's memory is mapped
+    before it begins; no copies, no waiting for inputs; on a GPU, between events around the kernel, a layer's
+    unmeasured first run left out.
     ``copy_seconds`` is what the call took on top of that where its arrays were copied to a GPU and back: copies
     and computing overlap, and together they took ``seconds + copy_seconds``.
     """
@@ -30,7 +31,8 @@ class Timing(NamedTuple):
 class OpTime:
     """One call of the operator; ``layer`` is the layer's name where the graph tool or the builder knew it.
 
-    ``seconds`` and ``copy_seconds`` are those of ``Timing``.
+    ``seconds`` and ``copy_seconds`` are those of ``Timing``. ``call_seconds`` is the operator's whole forward: choosing
+    and compiling the kernel, mapping the output's memory, copies and the computation.
     """
 
     layer: str | None
@@ -39,6 +41,7 @@ class OpTime:
     device: str
     seconds: float
     copy_seconds: float = 0.0
+    call_seconds: float = 0.0
 
 
 _calls: deque[OpTime] = deque(maxlen=CAPACITY)

@@ -23,6 +23,9 @@ SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16",
 #: Operations for which a thread is worth waking: some 20 microseconds of the fastest kernel, about what waking takes.
 _THREAD_FLOPS = 4_000_000
 
+#: From so many channels on, multiples of a vector, MXNet's Convolution is faster on the CPU, and cuDNN's on a GPU.
+_VECTOR, _BLOCKED_CHANNELS, _CUDNN_CHANNELS = 8, 16, 64
+
 
 def names(device: str | None = None) -> list[str]:
     """The names of all kernels, or of those of one device, in order of preference."""
@@ -102,6 +105,19 @@ def _suiting_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip | Non
         else:
             yield kernel
     yield from late
+
+
+def slower_than_mxnet(w_shape: tuple[int, ...], device: str) -> bool:
+    """Whether ``New`` is expected to be slower than MXNet's own Convolution in the place of it, inside a network.
+
+    w_shape: (M, C, K, K). On the CPU MXNet's oneDNN keeps layers of whole vectors of channels in a blocked layout, and
+    fuses BatchNorm and activations into them (measured by benchmarks/replaced_layers.py). On a GPU cuDNN is faster on
+    filters of more than one element with many channels (docs/gpu/cudnn.md).
+    """
+    filters, channels, kernel, _ = w_shape
+    if device == "gpu":
+        return channels >= _CUDNN_CHANNELS and kernel > 1
+    return channels >= _BLOCKED_CHANNELS and channels % _VECTOR == 0 and filters % _VECTOR == 0
 
 
 def thread_count(problem: ConvProblem) -> int:

@@ -10,6 +10,7 @@ Files are read and judged as plain data (graph_json, graph_params) before MXNet 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Union
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, Union
 import mxnet as mx
 import numpy as np
 
-from . import graph_fuse, graph_json, graph_nodes, graph_params, graph_replace
+from . import dispatch, graph_fuse, graph_json, graph_nodes, graph_params, graph_replace
 from .attributes import Attributes
 from .data.atomic import replacing
 from .errors import GraphError, ProblemError
@@ -117,6 +118,7 @@ def replace_convolution(
     device: str | None = None,
     precision: str = "float32",
     fuse: bool = False,
+    warn: bool = True,
 ) -> Replaced:
     """The same network with ``New`` in the place of every Convolution that it supports.
 
@@ -126,7 +128,8 @@ def replace_convolution(
     (new0_weight) and arg_params, a new dictionary, has its value by that name; a weight that something
     else uses too, or that is an output, keeps its name. Nothing else changes, the caller's objects
     neither. impl, device, precision: for the new nodes, as in ``ece408_op.New``. fuse: as in load_checkpoint, for every
-    ``New``.
+    ``New``. warn: say on stderr, in one line, how many of the new nodes are expected to be slower than MXNet's own
+    Convolution on their device.
 
     Raises GraphError where a weight's shape is not its layer's, arg_params are no arrays or the symbol has no JSON,
     and ProblemError for an impl, device or precision that is unknown.
@@ -138,12 +141,41 @@ def replace_convolution(
     taken = {*internals.list_outputs(), *(arg_params or {})}
     shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
     graph_nodes.check_weights(graph, shapes, _SYMBOL, required=False)
+    weights = _weight_shapes(graph, symbol, shapes)
     result = graph_replace.replace(graph, options, _types(internals), taken)
     params = None if arg_params is None else {result.weights.get(k, k): v for k, v in arg_params.items()}
     new = _symbol(graph_fuse.fused(graph) if fuse else graph, _SYMBOL)
     if isinstance(symbol, mx.sym.np._Symbol):
         new = new.as_np_ndarray()
+    if warn:
+        _warn_of_slower([weights.get(name, ()) for name in result.replaced], options)
     return Replaced(new, params, result.replaced, result.left)
+
+
+def _weight_shapes(graph: graph_json.Graph, symbol: Any, known: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The shapes of the Convolutions' weights, by node, as far as parameters or the layers before them say."""
+    inferred = {}
+    if not known and "data" in symbol.list_arguments():
+        try:
+            shapes, _, _ = symbol.infer_shape_partial(data=(0, 0, 0, 0))
+            inferred = dict(zip(symbol.list_arguments(), shapes))
+        except mx.MXNetError:  # images of another rank: then nothing is known
+            pass
+    nodes = graph["nodes"]
+    weights = {node["name"]: nodes[node["inputs"][1][0]]["name"] for node in nodes if node["op"] == "Convolution"}
+    return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
+
+
+def _warn_of_slower(weights: list[tuple[int, ...]], options: Attributes) -> None:
+    """Print one line on stderr where replaced layers of these weights are expected to be slower than MXNet's own."""
+    device = options.device or dispatch.device_of(options.impl, "cpu")
+    slower = sum(len(shape) == 4 and dispatch.slower_than_mxnet(shape, device) for shape in weights)
+    if slower:
+        print(
+            f"replace_convolution: expect {slower} of {len(weights)} replaced layers to be slower than MXNet's own "
+            f"Convolution on the {device.upper()}; warn=False silences this",
+            file=sys.stderr,
+        )
 
 
 class _Options(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mxnet as mx
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from . import call_record, dispatch
 from .attributes import FULL
-from .check import agreement, compare
+from .check import Comparison, agreement, compare
 from .graph import load_checkpoint, replace_convolution
 from .models import files, shapes
 from .network.door import gpu_network
@@ -32,6 +32,8 @@ class Loaded:
     symbol: Any
     arg_params: dict[str, Any]
     aux_params: dict[str, Any]
+    #: The Convolutions that ``New`` does not take the place of, by name, each with the reason.
+    left: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Verification:
     compared: int
     worst: float | None
     right: bool
+    failures: tuple[str, ...] = ()
 
 
 def with_operator(
@@ -59,7 +62,7 @@ def with_operator(
         network.prefix, network.epoch, impl=impl, device=device, precision=precision
     )
     replaced = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision, fuse=fuse)
-    return Loaded(replaced.symbol, replaced.arg_params or {}, aux_params)
+    return Loaded(replaced.symbol, replaced.arg_params or {}, aux_params, replaced.left)
 
 
 def built_in(network: files.Network) -> Loaded:
@@ -105,7 +108,7 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
     alone = [layer for layer in layers(network.symbol) if "fuse" not in layer.attributes]
     arrays = [one for layer in alone for one in (layer.output, layer.data, layer.weight)]
     watched = mx.sym.Group(differences + arrays)
-    largest, classes, found = 0.0, [], []
+    largest, classes, found = 0.0, [], dict[str, Comparison]()
     for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
         part = images[first : first + VERIFY_STEP]
         outputs = run(watched, network, part)
@@ -114,12 +117,15 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
         kernels = {call.layer: dispatch.find(call.implementation) for call in call_record.op_times()}
         for layer, at in zip(alone, range(len(differences), len(outputs), 3)):
             out, x, w = (one.asnumpy() for one in outputs[at : at + 3])
-            found.append(compare(out, x, w, kernels[layer.name], images=COMPARED))
+            this = compare(out, x, w, kernels[layer.name], images=COMPARED)
+            this = replace(this, index=(first + this.index[0], *this.index[1:]))
+            found[layer.name] = max(found.get(layer.name, this), this, key=lambda one: (not one.passed, one.worst))
         classes.append(predict(plain, part, mx.cpu()))
     agreeing = agreement(np.concatenate(classes), predictions)
-    right = bool(np.isfinite(largest)) and all(one.passed for one in found)
-    worst = max((one.worst for one in found), default=None)
-    return Verification(largest, agreeing.same, agreeing.compared, worst, right)
+    right = bool(np.isfinite(largest)) and all(one.passed for one in found.values())
+    worst = max((one.worst for one in found.values()), default=None)
+    failures = tuple(f"layer {name}: {one}" for name, one in found.items() if not one.passed)
+    return Verification(largest, agreeing.same, agreeing.compared, worst, right, failures)
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,15 @@ import numpy as np
 
 from . import bridge, call_record, dispatch, mxnet_import, process_usage
 from .check import agreement
+from .commands import CANNOT, FAILED, OK
 from .data import load_test
-from .data.atomic import folder_problem, replacing
+from .data.atomic import folder_problem, output_folder_problem, replacing
 from .errors import DeviceError, Ece408Error
 from .models import files, shapes
 from .profile import session
 
 #: Images of the test set.
 DATA_SET = 10_000
-
-OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,12 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     milestone = MILESTONES[name]
     parser = _parser(milestone)
     options = parser.parse_intermixed_args(arguments)
-    problem = folder_problem(options.json)
-    if problem:
-        parser.error(f"--json: {problem}")
+    for option, problem in (
+        ("--json", folder_problem(options.json)),
+        ("--profile-out", output_folder_problem(options.profile_out)),
+    ):
+        if problem:
+            parser.error(f"{option}: {problem}")
     options.model, options.size = _positional(parser, milestone, options.positional)
     if milestone.device is not None and options.fuse and options.kernel == ALL:
         parser.error("--fuse: expected one kernel, got all: some of them have no tanh and maxima in the same pass")
@@ -184,10 +186,12 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
         # Where the whole network is one node, that node has the precision, and sees itself to what it fuses.
         given = ("float32", False) if whole else (precision, options.fuse)
         loaded = inference.with_operator(network, impl, milestone.device, *given)
+    print(" done", flush=True)
+    if milestone.device is not None:
+        _check_replaced(milestone, network.name, loaded)
     running = loaded
     if whole:
         running = inference.on_gpu(loaded, CUDNN if milestone.device is None else dispatch.AUTO, precision)
-    print(" done", flush=True)
 
     results: dict[str, Any] = {
         "version": 1,
@@ -211,6 +215,19 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     if options.json is not None:
         _write_json(options.json, results)
     return OK if passed else FAILED
+
+
+def _check_replaced(milestone: Milestone, name: str, loaded: Any) -> None:
+    """Say which Convolutions ``New`` does not compute; raises Ece408Error where it computes none."""
+    from . import inference
+
+    for layer, reason in loaded.left.items():
+        print(f"{milestone.script}: {layer} stays MXNet's Convolution: {reason}", file=sys.stderr)
+    if not inference.layers(loaded.symbol):
+        raise Ece408Error(
+            f"{name}: expected a convolution that New can take the place of, got "
+            f"{len(loaded.left) or 'none'}{' that it cannot (see above)' if loaded.left else ''}; run it with m1.py"
+        )
 
 
 def _infer(
@@ -239,6 +256,9 @@ def _infer(
     else:
         for call in calls:
             print(f"Op Time: {call.seconds:f}")
+            if options.time:
+                words = f"call {call.call_seconds:.6f} (its Op Time, and making the kernel and the output's memory ready)"
+                print(f"{call.layer}: {words}", file=sys.stderr)
         print(f"Correctness: {accuracy} Model: {title}")
     results.update(op_times=[_call(call) for call in calls], accuracy=accuracy, verification=None)
     if milestone.device is None or not options.verify:
@@ -253,7 +273,7 @@ def _infer(
     passed = verification.right and (verification.agreeing == verification.compared or reduced)
     if not passed:
         what = "other predictions" if verification.right else "an output that is NaN or errs by more than it may"
-        print(f"{milestone.script}: verification FAILED: {what}", file=sys.stderr)
+        print("\n".join([f"{milestone.script}: verification FAILED: {what}", *verification.failures]), file=sys.stderr)
     return passed
 
 
@@ -289,6 +309,7 @@ def _call(call: call_record.OpTime) -> dict[str, Any]:
         "device": call.device,
         "seconds": call.seconds,
         "copy_seconds": call.copy_seconds,
+        "call_seconds": call.call_seconds,
     }
 
 

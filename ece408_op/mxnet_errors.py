@@ -12,7 +12,10 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
+import sysconfig
 import threading
+import traceback
+from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from .errors import Ece408Error
@@ -80,7 +83,12 @@ def install() -> None:
 
 
 def _unforeseen(error: Exception) -> OperatorError:
-    return OperatorError(f"{type(error).__name__}: {error}")
+    """The error with the file and line that raised it: the innermost ones that are in no library."""
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith(libraries) or "ece408_op" in Path(one.filename).parts]
+    place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    return OperatorError(f"{type(error).__name__}: {error}{place}")
 
 
 def _reason_of(message: str) -> Exception | None:

@@ -8,6 +8,7 @@ the constructor only keeps them; they are judged when shapes are inferred.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
@@ -102,12 +103,14 @@ class NewOp(mx.operator.CustomOp):
         """Compute the output as ``req`` asks: null, write, inplace or add."""
         if req[0] == "null":
             return
+        start = time.perf_counter()
         arrays = (*in_data, *out_data)
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
         problem = _problem(arrays[0].shape, arrays[1].shape, attributes.fuse)
         kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
         timing = self._compute(kernel, problem, arrays, req[0] == "add") if problem.batch else Timing(0.0)
-        call_record.record(call_record.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing))
+        whole = time.perf_counter() - start
+        call_record.record(call_record.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
 
     def _compute(self, kernel: Kernel, problem: ConvProblem, arrays: Sequence[Any], add: bool) -> Timing:
         if isinstance(kernel, CudaKernel) and self._home == "gpu":

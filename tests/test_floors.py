@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: Each file of the package stands on one floor; a folder's name stands for its files.
 FLOORS = {
-    0: "errors timing problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
+    0: "commands errors timing problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
     1: "kernel launch cuda cuda_launch staging choices floors kept_memory",
     2: "kernels",
     3: "dispatch check call_record bridge plain_layout",
     4: "at_once attributes bench builder connect cpu_context device_context fresh_outputs host_context mxnet_errors "
     "operator graph graph_fuse graph_json graph_nodes graph_params graph_replace models inference grade profile "
     "network report sweep",
-    5: "bench_contexts bench_network kernel_table milestones __init__",
+    5: "bench_contexts bench_network kernel_table milestones __init__ __main__",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 #: What has to do with streams; all others are given one at most to pass on.

@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ece408_op import commands
+from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
 from ece408_op.problem import ConvProblem
 
 from .layers import IMAGES, LAYERS, RANGES, parse, random_layers
 from .plots import check as check_plots
-
-OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
 PRECISIONS = ("float32", "tf32", "fp16")
 
@@ -230,4 +230,4 @@ def _write(data: dict[str, Any], path: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.guard("ece408-bench", main))

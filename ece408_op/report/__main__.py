@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ece408_op import dispatch
+from ece408_op import commands, dispatch
+from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
 
 from . import jobs, render, runner
-
-OK, FAILED, USAGE, CANNOT = 0, 1, 2, 3
 
 _DESCRIPTION = """\
 Run the milestones that this machine can, keep each run's JSON in FOLDER/runs, and write FOLDER/index.html and
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         print("ece408-report: stopped; the same command goes on from here", file=sys.stderr)
-        return FAILED
+        return commands.INTERRUPTED
     return OK
 
 

@@ -1,0 +1,93 @@
+"""The frame of every command: its exit codes, and what Ctrl-C does.
+
+``python -m ece408_op m2 100`` runs a command of an installed package; a checkout has m1.py to m4.py for it too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+OK, FAILED, USAGE, CANNOT, INTERRUPTED = 0, 1, 2, 3, 128 + signal.SIGINT
+
+#: Seconds that an interrupted command has to clean up and exit, before it is ended where it stands.
+_GRACE = 0.7
+
+#: Where each command's main function is; a milestone's takes the name as its first argument.
+COMMANDS = {
+    **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones"),
+    "bench": "bench.__main__",
+    "grade": "grade.cli",
+    "report": "report.__main__",
+}
+
+#: These end their own child processes on Ctrl-C, however long that takes, and never compute themselves.
+_THAT_CLEAN_UP = {"grade", "report"}
+
+
+def guard(name: str, work: Callable[[], int]) -> int:
+    """Run a command's work in a process of its own; returns its exit code.
+
+    Ctrl-C prints one line under the command's name and gives exit code 130. A computation of MXNet or of a kernel
+    cannot be interrupted from Python, nor can the wait for it at exit: the process then ends without it.
+    """
+    said = _end_when_interrupted(name)
+    try:
+        return work()
+    except KeyboardInterrupt:
+        said()
+        return INTERRUPTED
+
+
+def run(name: str) -> int:
+    """Import and run one of COMMANDS with this process's arguments; returns its exit code."""
+
+    def work() -> int:
+        main: Callable[..., int] = import_module(f"ece408_op.{COMMANDS[name]}").main
+        return main(name) if COMMANDS[name] == "milestones" else main()
+
+    if name in _THAT_CLEAN_UP:
+        return work()
+    return guard(f"{name}.py" if COMMANDS[name] == "milestones" else f"ece408-{name}", work)
+
+
+def bench() -> int:
+    """Run ece408-bench."""
+    return run("bench")
+
+
+def _end_when_interrupted(name: str) -> Callable[[], None]:
+    """Watch for SIGINT on a thread of its own; returns what prints the line about it, once.
+
+    Python runs a signal's handler between two of the main thread's bytecodes, so not while that thread waits in
+    MXNet. The wakeup descriptor is written by the C handler itself (docs.python.org/3/library/signal.html).
+    """
+    lock, told = threading.Lock(), []
+
+    def tell() -> None:
+        with lock:
+            if not told:
+                told.append(True)
+                print(f"{name}: interrupted", file=sys.stderr, flush=True)
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while True:
+            number: Any = os.read(reader, 1)
+            if number and number[0] == signal.SIGINT:
+                break
+        time.sleep(_GRACE)
+        tell()
+        os._exit(INTERRUPTED)
+
+    threading.Thread(target=watch, name="interrupts", daemon=True).start()
+    return tell
