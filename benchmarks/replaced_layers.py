@@ -55,10 +55,7 @@ def _chain(mx, own, behind, channels, filters, kernel):
     out = mx.sym.Variable("data")
     for layer, count in enumerate((filters, channels, filters)):
         attributes = {"kernel": (kernel, kernel), "num_filter": count, "name": f"conv{layer}"}
-        if own:
-            out = ece408_op.New(out, **attributes)
-        else:
-            out = mx.sym.Convolution(out, no_bias=True, **attributes)
+        out = ece408_op.New(out, **attributes) if own else mx.sym.Convolution(out, no_bias=True, **attributes)
         if behind.startswith("BatchNorm"):
             out = mx.sym.BatchNorm(out, fix_gamma=False)
         out = mx.sym.Activation(out, act_type=behind.rpartition(" ")[2])

@@ -5,6 +5,6 @@ Fashion-MNIST at any square size, or a generated sample set that stands in for i
 
 from __future__ import annotations
 
-from .fashion_mnist import TestSet, TrainingSet, load_test, load_training
+from .fashion_mnist import Found, TestSet, TrainingSet, find_test, load_test, load_training
 
-__all__ = ("TestSet", "TrainingSet", "load_test", "load_training")
+__all__ = ("Found", "TestSet", "TrainingSet", "find_test", "load_test", "load_training")

@@ -17,6 +17,11 @@ from .resize import resize
 #: The size of the published images: rows, and columns.
 ORIGINAL_SIZE = 28
 
+#: Of at most 120 characters, whatever the paths that were searched are called.
+SAMPLE_NOTICE = (
+    "Using the generated sample set: Fashion-MNIST was neither found nor downloaded; set ECE408_DATA to its folder"
+)
+
 #: A resized set is kept in the cache up to this many bytes (10,000 images of 163 x 163).
 CACHED_BYTES = 2**28
 
@@ -39,25 +44,42 @@ class TrainingSet(NamedTuple):
     labels: np.ndarray
 
 
-def load_test(size: int = ORIGINAL_SIZE, count: int = 10000, folder: str | os.PathLike[str] | None = None) -> TestSet:
-    """The first ``count`` test images, resized to ``size`` x ``size`` pixels.
+class Found(NamedTuple):
+    """The test images as they are published: (10000, 28, 28) and (10000,), uint8; where from, and their SHA-256."""
 
-    The files are searched for as ``official.find`` says. Where they are nowhere, the generated sample
-    set takes their place, and one line on stderr says so; not so where ``folder`` is given.
+    images: np.ndarray
+    labels: np.ndarray
+    source: str
+    digest: str
 
-    Raises DataError for a size below 1, a count outside 1 to 10000, a folder without the files, or a
-    file that is not the published one.
+
+def find_test(folder: str | os.PathLike[str] | None = None) -> Found:
+    """The test images, searched for as ``official.find`` says.
+
+    Where they are nowhere, the generated sample set takes their place, and one line on stderr says so; not so where
+    ``folder`` is given. Raises DataError for a folder without the files, or a file that is not the published one.
+    """
+    try:
+        images, labels = official.find(official.TEST, folder)
+    except official.AbsentError:
+        print(SAMPLE_NOTICE, file=sys.stderr)
+        return Found(*sample.generate(), "sample", sample.SHA256)
+    return Found(images, labels, "fashion-mnist", official.TEST[0].sha256)
+
+
+def load_test(
+    size: int = ORIGINAL_SIZE,
+    count: int = 10000,
+    folder: str | os.PathLike[str] | None = None,
+    found: Found | None = None,
+) -> TestSet:
+    """The first ``count`` test images of ``found``, or of ``find_test(folder)``, resized to ``size`` x ``size`` pixels.
+
+    Raises DataError for a size below 1, a count outside 1 to 10000, and as ``find_test`` does.
     """
     size = _whole("size", size, None)
     count = _whole("count", count, official.TEST[0].shape[0])
-    try:
-        images, labels = official.find(official.TEST, folder)
-        source, digest = "fashion-mnist", official.TEST[0].sha256
-    except official.AbsentError as error:
-        reason = " ".join(str(error).split())  # one line, whatever a server answered
-        print(f"Using the generated sample set: {reason}", file=sys.stderr)
-        images, labels = sample.generate()
-        source, digest = "sample", sample.SHA256
+    images, labels, source, digest = find_test(folder) if found is None else found
     pixels = _sized(images, size, count, f"{source}-test-{digest[:16]}-{size}.u8")
     return TestSet(pixels.astype(np.float32)[:, None], labels[:count].copy(), source)
 

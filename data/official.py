@@ -121,8 +121,8 @@ def find(files: Sequence[OfficialFile], folder: str | os.PathLike[str] | None = 
     folder, and last a download into the cache folder. Files are taken gzipped or not, and their
     checksums are verified.
 
-    Raises AbsentError where no place has them; DataError naming the file where one is there and is not
-    the published one. In the cache folder such a file is fetched anew instead.
+    Raises AbsentError where no place has them; DataError where ECE408_DATA names no folder, or, naming the file, where
+    one is there and is not the published one. In the cache folder such a file is downloaded again instead.
     """
     wanted = " and ".join(f"{file.name}.gz" for file in files)
     if folder is not None:
@@ -131,6 +131,8 @@ def find(files: Sequence[OfficialFile], folder: str | os.PathLike[str] | None = 
             raise DataError(f"{folder}: expected a folder with {wanted} (gzipped or not)")
         return arrays
     named = os.environ.get(VARIABLE)
+    if named and not Path(named).is_dir():
+        raise DataError(f"{VARIABLE}: expected a folder, got {named}; unset it, or name a folder with {wanted}")
     places = ([Path(named)] if named else []) + [PROJECT_FOLDER]
     for place in places:
         arrays = read_folder(place, files)

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import cuda
 from .errors import DeviceError, ProblemError
+from .install_hint import command
 from .kept_memory import Managed
 from .launch import Chip
 
@@ -89,6 +90,7 @@ def gpu_problem(context: str) -> str | None:
     if context not in ("host", "device"):
         raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
     try:
+        cuda.require_driver()
         if context == "device":
             require_mxnet_gpu()
         chip = chip_of()
@@ -105,7 +107,8 @@ def require_mxnet_gpu() -> None:
 
     if not mx.runtime.Features().is_enabled("CUDA"):
         raise DeviceError(
-            "mx.gpu(): expected a GPU build of MXNet, got its CPU build; install ece408-op[cu117], or compute in the "
+            "mx.gpu(): expected a GPU build of MXNet, got its CPU build; pip uninstall mxnet, then "
+            f"{command('cu117')}, or compute in the "
             "host context (arrays in mx.cpu(), device='gpu'), which any build can do"
         )
     try:

@@ -6,6 +6,7 @@ first use, never before.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ import numpy as np
 
 from .cuda_launch import Addresses, Prepared
 from .errors import DeviceError
+from .install_hint import command
 from .launch import SHARED_BYTES, Chip, CopyToConstant, Plan, Step
 from .mxnet_import import load_libraries
 
@@ -32,15 +34,40 @@ _NOTHING = nullcontext()
 
 
 @cache
+def driver_version() -> int | None:
+    """The newest CUDA that NVIDIA's driver supports, 12040 for 12.4; None where there is no driver."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else version.value
+
+
+def require_driver() -> None:
+    """Raise DeviceError, with what to do instead, where there is no NVIDIA driver."""
+    if driver_version() is None:
+        raise DeviceError(
+            "no NVIDIA driver: use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
+        )
+
+
+def how_to_install(version: int) -> str:
+    """The command that brings CuPy for a driver of that CUDA version, such as 12040, and what comes with it."""
+    extra = {11: "cu117", 12: "cuda12"}.get(version // 1000, "cuda13")
+    brings = "CuPy, NVRTC and CUDA's headers" if extra != "cu117" else "CuPy, and MXNet's GPU build with its libraries"
+    return f"{command(extra)} brings {brings} for this driver (CUDA {version // 1000}.{version % 1000 // 10})"
+
+
+@cache
 def cupy() -> Any:
-    """The module CuPy; raises DeviceError where it cannot be imported."""
+    """The module CuPy; raises DeviceError where there is no driver or CuPy cannot be imported."""
+    require_driver()
     load_libraries(_NVRTC)
     try:
         return import_module("cupy")
     except ImportError as error:
-        raise DeviceError(
-            f"the GPU: expected CuPy to import, got {error}; install cupy-cuda11x, -cuda12x or -cuda13x for your driver"
-        ) from error
+        raise DeviceError(f"the GPU: expected CuPy, got {error}; {how_to_install(driver_version() or 0)}") from error
 
 
 def device_count() -> int:

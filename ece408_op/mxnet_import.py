@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import MXNetImportError
+from .install_hint import command
 from .mxnet_lent import lent_builtins, mend
 
 #: What MXNet's CUDA 11 builds link to, by the names the loader asks for.
@@ -78,8 +79,8 @@ def warn_where_absent() -> None:
 
 def _how_to_install() -> str:
     if sys.version_info >= (3, 13):
-        return "pip install 'ece408-op[cpu]' && pip install --no-deps mxnet==1.9.1 (its metadata rules out this Python)"
-    return "pip install 'ece408-op[cpu]', or one of the extras cu117, cuda12 and cuda13 for a GPU"
+        return f"{command('cpu')} && pip install --no-deps mxnet==1.9.1 (its metadata rules out this Python)"
+    return f"{command('cpu')}, or with cu117, cuda12 or cuda13 in the place of cpu for a GPU"
 
 
 def load_libraries(names: Iterable[str], folders: Iterable[Path] | None = None) -> list[str]:
@@ -183,9 +184,9 @@ def _who_has(library: str) -> str:
     if library == "libgomp.so.1":
         return "install the system's package for it (Debian and Ubuntu: apt-get install libgomp1)"
     if library in CUDA11_LIBRARIES:
-        return "pip install 'ece408-op[cu117]' brings it"
+        return f"{command('cu117')} brings it"
     if library == "libcuda.so.1":
-        return "it comes with NVIDIA's driver; a machine without one takes MXNet's CPU build, ece408-op[cpu]"
+        return f"it comes with NVIDIA's driver; without one, pip uninstall this build and {command('cpu')}"
     return "install the system's package for it"
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import runpy
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from ece408_op import commands as commands_module
 ROOT = Path(__file__).parent.parent
 #: Files of the package that run as commands, but for those that only other commands start.
 INTERNAL = {"report/kernels.py", "report/counters.py", "report/launch_all.py", "report/machine.py"}
@@ -26,13 +30,17 @@ def _runs(path: Path) -> bool:
 
 
 def run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    """Run the command in this process; what it exits with."""
+    """Run the command in this process; returns its exit code."""
     monkeypatch.setattr("sys.argv", [name, *arguments])
+    # Its thread would end this process on Ctrl-C.
+    monkeypatch.setattr(commands_module, "guard", lambda name, work: work())
     with pytest.raises(SystemExit) as ended:
         if "/" not in name and (ROOT / name).exists():
             runpy.run_path(str(ROOT / name), run_name="__main__")
         else:
             module = "ece408_op." + name.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
+            # One that was imported before would be there twice.
+            monkeypatch.delitem(sys.modules, f"{module}.__main__" if name.endswith("/__main__.py") else module, False)
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     return ended.value.code
 
@@ -59,3 +67,55 @@ def test_a_folder_that_is_not_there_is_refused_before_any_work(
     printed, errors = capsys.readouterr()
     assert printed == ""
     assert f"--json: expected a file in a folder that is there, got {path}" in errors
+
+
+@pytest.mark.parametrize("arguments", [[], ["m5"]])
+def test_an_unknown_command_of_the_package_is_usage(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("__main__.py", arguments, monkeypatch) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert "expected a command, one of m1, m2," in errors
+
+
+def test_the_package_runs_a_milestone_from_any_folder(tmp_path: Path) -> None:
+    pytest.importorskip("mxnet")
+    done = subprocess.run(
+        [sys.executable, "-m", "ece408_op", "m2", "7"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Model: ece408-high" in done.stdout
+
+
+def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:
+    """The main thread waits in MXNet for a layer that takes many seconds with this kernel."""
+    pytest.importorskip("mxnet")
+    command = [sys.executable, str(ROOT / "m2.py"), "ece408-2018fa", "--impl", "loops"]
+    # A process started in the background may inherit that SIGINT is ignored.
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    ) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("Loading model... done"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "m2.py: interrupted"
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("name", sorted(commands_module.COMMANDS))
+def test_the_package_runs_each_command(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not run("__main__.py", [name, "--help"], monkeypatch)
+    printed, errors = capsys.readouterr()
+    assert printed.startswith("usage: ")
+    assert "example:" in printed
+    assert errors == ""

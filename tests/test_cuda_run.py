@@ -160,11 +160,22 @@ except DeviceError as error:
     assert "reported: broken: expected the kernel to run, got" in result.stdout, result.stdout + result.stderr
 
 
-def test_without_cupy_the_error_says_what_to_install(monkeypatch):
+@pytest.mark.parametrize(("version", "extra"), [(11080, "cu117"), (12040, "cuda12"), (13000, "cuda13")])
+def test_without_cupy_the_error_says_what_to_install(monkeypatch, version, extra):
     cuda.cupy.cache_clear()
+    monkeypatch.setattr(cuda, "driver_version", lambda: version)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match="install cupy-cuda"):
+    with pytest.raises(DeviceError, match=rf"pip install .*\[{extra}\].* brings CuPy"):
         cuda.device_count()
+    cuda.cupy.cache_clear()
+
+
+def test_without_a_driver_the_error_asks_for_no_package(monkeypatch):
+    cuda.cupy.cache_clear()
+    monkeypatch.setattr(cuda, "driver_version", lambda: None)
+    with pytest.raises(DeviceError, match="no NVIDIA driver: use m2.py") as error:
+        cuda.device_count()
+    assert "install" not in str(error.value)
     cuda.cupy.cache_clear()
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: Each file of the package stands on one floor; a folder's name stands for its files.
 FLOORS = {
-    0: "commands errors timing problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
+    0: "commands install_hint errors timing problem mxnet_import mxnet_lent llvm memory parallel process_usage data",
     1: "kernel launch cuda cuda_launch staging choices floors kept_memory",
     2: "kernels",
     3: "dispatch check call_record bridge plain_layout",

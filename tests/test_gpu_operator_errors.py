@@ -12,7 +12,7 @@ from ece408_op.launch import Chip
 
 mx = pytest.importorskip("mxnet")
 
-NO_CUPY = "the GPU: expected CuPy to import"
+NO_CUPY = "the GPU: expected CuPy"
 NO_DRIVER = "the GPU: expected a working NVIDIA driver"
 
 
@@ -23,12 +23,14 @@ def no_gpu(request, monkeypatch):
     def chip(device=0):
         raise DeviceError(f"{request.param}, got something else")
 
+    monkeypatch.setattr(cuda, "driver_version", lambda: 12040)
     monkeypatch.setattr(cuda, "chip", chip)
     return request.param
 
 
 def machine(monkeypatch, capability, gpus=1, cuda_build=True):
     """A machine with a GPU of that compute capability and a build of MXNet, as they answer when asked."""
+    monkeypatch.setattr(cuda, "driver_version", lambda: 12040)
     monkeypatch.setattr(cuda, "chip", lambda device=0: Chip("Some GPU", capability, 100))
     monkeypatch.setattr(mx.runtime.Features, "is_enabled", lambda self, name: cuda_build)
 

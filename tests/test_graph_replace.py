@@ -285,3 +285,20 @@ def test_any_network_gives_the_same_before_and_after(network, seed):
     renamed = {f"{was}_weight": f"{now}_weight" for was, now in result.replaced.items()}
     assert {renamed.get(name, name) for name in old} | set(result.replaced.values()) == set(nodes_of(result.symbol))
     assert_same_outputs(symbol, result, params)
+
+
+@pytest.mark.parametrize(("channels", "filters", "slower"), [(32, 64, 1), (6, 16, 0), (32, 50, 0)])
+def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, slower, capsys):
+    first = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=channels, no_bias=True, name="a")
+    symbol = mx.sym.Convolution(first, kernel=(1, 1), num_filter=filters, no_bias=True, name="b")
+    for params in (
+        None,
+        {"a_weight": mx.nd.zeros((channels, 1, 3, 3)), "b_weight": mx.nd.zeros((filters, channels, 1, 1))},
+    ):
+        ece408_op.replace_convolution(symbol, params)
+        printed, errors = capsys.readouterr()
+        assert printed == ""
+        assert errors.count("expect 1 of 2 replaced layers to be slower") == slower
+        assert len(errors.splitlines()) == slower
+        ece408_op.replace_convolution(symbol, params, warn=False)
+        assert capsys.readouterr() == ("", "")

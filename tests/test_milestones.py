@@ -57,6 +57,7 @@ def test_m1_and_m2_print_the_courses_lines_and_agree(model, tmp_path):
     assert [call["layer"] for call in second["op_times"]] == ["new0", "new1"][:layers]
     assert second["verification"]["agreeing"] == second["size"] == 60
     # One layer of 8-bit pixels and float16 weights may be exact.
+    assert all(call["call_seconds"] >= call["seconds"] > 0 for call in second["op_times"])
     assert second["verification"]["right"] and 0 <= second["verification"]["worst"] < 1
 
 
@@ -76,6 +77,7 @@ def test_time_goes_to_stderr():
     done = run("m2.py", 5, "--time")
     assert done.returncode == 0
     assert re.search(r"^real \d+\.\d\d\nuser \d+\.\d\d\nsys \d+\.\d\d\nmaxresident \d+ KiB$", done.stderr, re.M)
+    assert re.search(r"^new0: whole call \d+\.\d{6}$", done.stderr, re.M)
     assert "real" not in done.stdout
 
 
@@ -164,6 +166,74 @@ def test_a_network_of_another_year_runs_by_its_name(checkout):
     assert second.stdout.count("Op Time: ") == 3
 
 
+def saved(folder, name, symbol, side):
+    """A network with random weights, in models/ of a checkout."""
+    sizes, _, _ = symbol.infer_shape(data=(1, 1, side, side))
+    values = {
+        f"arg:{argument}": mx.nd.random.normal(scale=0.01, shape=size)
+        for argument, size in zip(symbol.list_arguments(), sizes)
+        if argument not in ("data", "softmax_label")
+    }
+    symbol.save(str(folder / "models" / f"{name}-symbol.json"))
+    mx.nd.save(str(folder / "models" / f"{name}-0001.params"), values)
+
+
+def classifier(x):
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=10, name="fc"), name="softmax")
+
+
+def test_convolutions_that_new_cannot_replace_are_named(checkout, tmp_path):
+    padded = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="padded")
+    saved(checkout, "none", classifier(padded), 20)
+    done = run("m2.py", "none", 20, "--verify", "--json", tmp_path / "none.json", root=checkout)
+    assert done.returncode == 1
+    assert "Correctness" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "padded stays MXNet's Convolution: pad (1, 1): New takes 0 only; it has a bias" in done.stderr
+    assert "none: expected a convolution that New can take the place of" in done.stderr
+
+    some = mx.sym.Convolution(padded, kernel=(3, 3), num_filter=5, no_bias=True, name="plain")
+    saved(checkout, "some", classifier(some), 20)
+    done = run("m2.py", "some", 20, "--verify", "--json", tmp_path / "some.json", root=checkout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Op Time: ") == 1
+    assert "padded stays MXNet's Convolution" in done.stderr
+    assert json.loads((tmp_path / "some.json").read_text())["verification"]["right"]
+
+
+def weights_of(name, checkout):
+    for path in (ROOT / "models").glob(f"{name}-*.params"):
+        shutil.copy(path, checkout / "models")
+
+
+def planted(checkout, line):
+    """Put a line at the beginning of what the im2col kernel runs; returns its number."""
+    path = checkout / "kernels" / "im2col.py"
+    lines = path.read_text().splitlines()
+    start = next(number for number, text in enumerate(lines) if text.startswith("def run("))
+    first = next(number for number in range(start, len(lines)) if lines[number].endswith('"""')) + 1
+    path.write_text("\n".join([*lines[:first], f"    {line}", *lines[first:]]) + "\n")
+    return first + 1
+
+
+def test_a_failed_check_names_layer_element_and_values(checkout):
+    weights_of("ece408-low", checkout)
+    planted(checkout, "w = 2 * w")
+    done = run("m2.py", "ece408-low", 20, "--impl", "im2col", "--verify", root=checkout)
+    assert done.returncode == 1
+    assert re.search(
+        r"^layer new0: WRONG: worst element \[\d+, \d+, \d+, \d+\]: got \S+, expected \S+,", done.stderr, re.M
+    )
+
+
+def test_an_exception_in_a_kernel_shows_its_file_and_line(checkout):
+    weights_of("ece408-low", checkout)
+    line = planted(checkout, "raise TypeError('planted')")
+    done = run("m2.py", "ece408-low", 20, "--impl", "im2col", root=checkout)
+    assert done.returncode == 1
+    assert f"TypeError: planted ({checkout / 'kernels' / 'im2col.py'}, line {line}, in run)" in done.stderr
+
+
 def test_every_network_of_the_course_is_there():
     assert {"baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"} <= set(files.list_names())
 
@@ -186,4 +256,5 @@ def test_without_the_real_data_the_sample_set_serves(checkout, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(HEAD + "Op Time: ")
-    assert len([line for line in done.stderr.splitlines() if "sample set" in line]) == 1
+    (notice,) = [line for line in done.stderr.splitlines() if "sample set" in line]
+    assert len(notice) <= 120

@@ -156,5 +156,5 @@ def test_a_cupti_that_does_not_start_is_a_device_error(monkeypatch) -> None:
             raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
 
     monkeypatch.setattr(gpu, "import_module", lambda name: Broken())
-    with pytest.raises(DeviceError, match=r"expected CUPTI to start, got CUPTI_ERROR_NOT_INITIALIZED; install"):
+    with pytest.raises(DeviceError, match=r"expected CUPTI to start, got CUPTI_ERROR_NOT_INITIALIZED; pip install"):
         gpu.Recorder()

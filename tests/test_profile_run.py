@@ -10,6 +10,7 @@ import sys
 import pytest
 from test_milestones import HEAD, ROOT, run
 
+from ece408_op import cuda
 from ece408_op.profile import gpu, session
 from ece408_op.profile.activity import OPERATOR, from_data
 
@@ -85,7 +86,8 @@ def test_without_cupti_one_sentence_says_what_to_install(monkeypatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(gpu, "import_module", absent)
-    with pytest.raises(gpu.DeviceError, match=r"expected cupti-python.*profile13.*profile12") as error:
+    monkeypatch.setattr(cuda, "driver_version", lambda: 12080)
+    with pytest.raises(gpu.DeviceError, match=r"expected cupti-python.*profile12") as error:
         gpu.Recorder()
     assert len(str(error.value).splitlines()) == 1
 
@@ -100,8 +102,9 @@ def test_symbols_are_written_as_in_the_source(symbol, name) -> None:
 
 def test_a_driver_without_cupti_is_told_of_once_and_the_rest_is_recorded() -> None:
     code = """
+from ece408_op import cuda
 from ece408_op.profile import gpu, session
-gpu.has_driver = lambda: True
+cuda.driver_version = lambda: 13000
 def absent(name):
     raise ImportError(name)
 gpu.import_module = absent

@@ -11,6 +11,7 @@ from typing import Any
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 from ece408_op.floors import Ceilings
+from ece408_op.install_hint import command
 
 _SIZE = (9.0, 5.0)
 
@@ -35,9 +36,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise DeviceError(
-            f"plots: expected matplotlib to import, got {error}; pip install 'ece408-op[report]'"
-        ) from error
+        raise DeviceError(f"plots: expected matplotlib to import, got {error}; {command('report')}") from error
     mpl.use("svg")
     # The same run gives the same file: no date, and identifiers that do not change.
     mpl.rcParams["svg.hashsalt"] = "ece408-op"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ece408_op import cuda
 from ece408_op.errors import DeviceError
+from ece408_op.install_hint import command
 
 from . import graders, jail, sources
 from .errors import HarnessError
@@ -50,7 +51,7 @@ def connect(address: str) -> Client:
     try:
         from distributed import Client
     except ImportError as error:
-        raise HarnessError(f"--scheduler: expected Dask, got {error}; pip install 'ece408-op[dask]'") from error
+        raise HarnessError(f"--scheduler: expected Dask, got {error}; {command('dask')}") from error
     try:
         client = Client(address, timeout=_REACH_SECONDS)
         client.wait_for_workers(1, timeout=_WORKER_SECONDS)

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from ece408_op.install_hint import command
+
 from .. import cuda
 from ..errors import DeviceError
 from .kinds import Shape, size
@@ -24,7 +26,7 @@ def library() -> Any:
         package.backend_version()
     except Exception as error:
         raise DeviceError(
-            f"impl: expected cuDNN for 'cudnn', got {type(error).__name__}: {error}; install ece408-op[cudnn], or take "
+            f"impl: expected cuDNN for 'cudnn', got {type(error).__name__}: {error}; {command('cudnn')}, or take "
             "impl='auto'"
         ) from error
     return package

@@ -11,12 +11,12 @@ import time
 from importlib import import_module
 from typing import Any, Callable
 
+from ece408_op import cuda
 from ece408_op.errors import DeviceError
+from ece408_op.install_hint import command
 from ece408_op.mxnet_import import load_libraries
 
 from .activity import CALL, COPY, KERNEL, SET, Activity, Limits
-
-INSTALL = "install ece408-op[profile13] for CUDA 13, or ece408-op[profile12] for CUDA 12"
 
 #: Bytes of each buffer that CUPTI fills; large ones are asked for seldom.
 _BUFFER_BYTES = 8 << 20
@@ -28,13 +28,8 @@ _SUFFIX = re.compile(r"(_v\d{4,5}|_ptsz|_ptds)+$")
 _DIRECTIONS = {"HTOD": "HtoD", "DTOH": "DtoH", "DTOD": "DtoD", "HTOH": "HtoH", "PTOP": "PtoP"}
 
 
-def has_driver() -> bool:
-    """Whether NVIDIA's driver is on this machine."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+def _install() -> str:
+    return command("profile12" if (cuda.driver_version() or 0) // 1000 == 12 else "profile13")
 
 
 class Recorder:
@@ -45,7 +40,7 @@ class Recorder:
         try:
             self._cupti = import_module("cupti.cupti")
         except ImportError as error:
-            raise DeviceError(f"GPU profile: expected cupti-python, got {error}; {INSTALL}") from None
+            raise DeviceError(f"GPU profile: expected cupti-python, got {error}; {_install()}") from None
         self.devices: dict[int, Limits] = {}
         self.recorder_seconds = 0.0
         self._found: list[Activity] = []
@@ -70,7 +65,7 @@ class Recorder:
             self._offset = self._epoch_offset()
         except Exception as error:
             # CUPTI's errors have no class in common.
-            raise DeviceError(f"GPU profile: expected CUPTI to start, got {error}; {INSTALL}") from error
+            raise DeviceError(f"GPU profile: expected CUPTI to start, got {error}; {_install()}") from error
 
     def stop(self) -> list[Activity]:
         """End the recording; its activities. Work still running on a GPU must have been waited for."""

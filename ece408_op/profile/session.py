@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ece408_op import cuda
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 
@@ -47,7 +48,7 @@ class Session:
         self._out = out
         self._gpu: gpu.Recorder | None = None
         self._notes: list[str] = []
-        if on_gpu and gpu.has_driver():
+        if on_gpu and cuda.driver_version() is not None:
             try:
                 self._gpu = gpu.Recorder()
             except DeviceError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
+from ece408_op.install_hint import command
 
 from . import document, milestones, others, speed
 from .document import Figure, Section, Table
@@ -28,7 +29,7 @@ def check() -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise DeviceError(f"expected {name} to import, got {error}; pip install 'ece408-op[report]'") from None
+            raise DeviceError(f"expected {name} to import, got {error}; {command('report')}") from None
 
 
 def contents(plan: Sequence[Job], asked: Asked, runs_folder: Path) -> list[Section]:

@@ -1,0 +1,41 @@
+"""The pip command that installs an extra of this package, by how the package itself was installed."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def command(extra: str, root: Path = _ROOT) -> str:
+    """The command that installs that extra: from the checkout, or from the wheel or folder that pip was given.
+
+    root: the folder that holds the package's. pip records its source in direct_url.json (PEP 610).
+    """
+    if (root / "pyproject.toml").is_file():
+        return f"pip install -e '{_here(root)}[{extra}]'"
+    url = _source()
+    if url is None:
+        return f"pip install 'ece408-op[{extra}] @ file:///PATH' with the path of this package's wheel or checkout"
+    if url.startswith("file:") and not url.endswith(".whl"):
+        return f"pip install '{unquote(urlsplit(url).path)}[{extra}]'"
+    return f"pip install 'ece408-op[{extra}] @ {url}'"
+
+
+def _here(root: Path) -> str:
+    try:
+        return "." if Path.cwd() == root else str(root)
+    except FileNotFoundError:  # the current folder was removed
+        return str(root)
+
+
+def _source() -> str | None:
+    try:
+        text = distribution("ece408-op").read_text("direct_url.json")
+        url = json.loads(text)["url"] if text else None
+    except (PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return url if isinstance(url, str) else None
