@@ -37,7 +37,7 @@ def test_every_network_and_size_is_run_alone_and_profiled() -> None:
     assert names[0] == MACHINE
     for network in ALL:
         for size in (10_000, 100, 10):
-            suffixes = ("m1{}", "m1{}-profile", "m1{}-gpu", "m2{}-direct", "m2{}-loops", "m2{}-profile")
+            suffixes = ("m1{}", "m1{}-profile", "m1{}-gpu", "m2{}-auto", "m2{}-direct", "m2{}-loops", "m2{}-profile")
             suffixes += ("m3{}", "m3{}-profile", "m4{}", "m4{}-profile")
             assert {suffix.format(f"-{network}-{size}") for suffix in suffixes} <= set(names)
 
@@ -57,6 +57,7 @@ def test_what_is_left_out_is_not_run() -> None:
     plan = jobs.plan(asked(networks=["ece408-low"], sizes=[7], milestones=["m2"], gpu_kernels=[]))
     assert [job.name for job in plan] == [
         MACHINE,
+        "m2-ece408-low-7-auto",
         "m2-ece408-low-7-direct",
         "m2-ece408-low-7-loops",
         "m2-ece408-low-7-profile",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ece408_op import commands, dispatch
 from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.data.atomic import output_folder_problem
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
 
@@ -25,7 +26,8 @@ example:
   ece408-report --render --out report
 
 Needs the extra report; a GPU's profiles need profile13 or profile12, its counters NVIDIA's ncu on PATH.
-exit codes: 0 done, whatever could not run; 1 nothing could be written; 2 usage; 3 this machine can't"""
+exit codes: 0 done, whatever could not run; 1 nothing could be written; 2 usage; 3 this machine can't;
+130 interrupted"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu_kernels=[name for name in dispatch.names("gpu") if options.kernels is None or name in options.kernels],
         data=options.data,
     )
+    problem = output_folder_problem(options.out)
+    if problem:
+        parser.error(f"--out: {problem}")
     runs = options.out / "runs"
     try:
         plan = jobs.plan(asked)
@@ -55,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ece408-report: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("ece408-report: stopped; the same command goes on from here", file=sys.stderr)
+        print("ece408-report: interrupted; the same command goes on from here", file=sys.stderr)
         return commands.INTERRUPTED
     return OK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .document import NONE, Section, Table, Text, over, ratio, seconds, total
 from .jobs import Asked, layers
-from .published import ACCURACIES, CALLS, OP_TIMES, PROFILES, PROGRAMS, OpTimes
+from .published import ACCURACIES, OP_TIMES, OpTimes, team
 from .runs import Runs
 
 
@@ -17,7 +17,7 @@ def published(runs: Runs, asked: Asked) -> Section:
     )
     return Section(
         "Published figures, other hardware",
-        [Text(words), _times(runs, asked), _accuracies(runs, asked), _programs(), _profiles(), Text(CALLS)],
+        [Text(words), _times(runs, asked), _accuracies(runs, asked)],
     )
 
 
@@ -33,16 +33,18 @@ def missing(runs: Runs) -> Section:
 
 
 def _times(runs: Runs, asked: Asked) -> Table:
-    head = ["report", "network, images", "what", "theirs", "to their naive", "ours", "our kernel", "to our naive"]
+    head = ["report", "images", "what", "theirs", "to their naive", "ours", "our kernel", "to our naive"]
     rows = []
     for entry in OP_TIMES:
         ours = _ours(runs, asked, entry, entry.ours, entry.device)
         base = _ours(runs, asked, entry, entry.base_ours, "gpu") if entry.base_ours else None
+        if ours is None:
+            continue
         naive = total(entry.base_seconds)
         rows.append(
             [
-                entry.report,
-                f"{entry.network}, {entry.images}",
+                team(entry.report, entry.network),
+                str(entry.images),
                 entry.what,
                 " + ".join(map(seconds, entry.seconds)),
                 ratio(over(naive, total(entry.seconds))) if naive else "no naive kernel published",
@@ -67,21 +69,8 @@ def _accuracies(runs: Runs, asked: Asked) -> Table:
     rows = []
     for report, network, images, accuracy in ACCURACIES:
         result = runs.milestone("m1", network, images) if images in asked.sizes else None
-        own = f"{result['accuracy']:.4f}" if result else NONE
-        rows.append([report, network, str(images), f"{accuracy:.4f}", own])
-    caption = "Accuracy; the weights here were trained anew, so these are other networks of the same form"
+        if result:
+            own = f"{result['accuracy']:.4f}"
+            rows.append([team(report, network), network, str(images), f"{accuracy:.4f}", own])
+    caption = "Accuracy; the weights here are not theirs, so these are other networks of the same form"
     return Table(caption, ["report", "network", "images", "theirs", "ours, milestone 1"], rows)
-
-
-def _programs() -> Table:
-    rows = [
-        [report, program, *(NONE if value is None else f"{value:.2f}" for value in times)]
-        for report, program, *times in PROGRAMS
-    ]
-    head = ["report", "program", "user, s", "system, s", "elapsed, s"]
-    return Table("Whole programs, as the reports gave them", head, rows)
-
-
-def _profiles() -> Table:
-    head = ["report", "program", "what took over 90 % of the GPU's time, percent"]
-    return Table("Profiles, as the reports gave them", head, [list(row) for row in PROFILES])

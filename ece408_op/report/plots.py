@@ -114,6 +114,27 @@ def bars(title: str, run: Mapping[str, Any], size: int, baseline: str) -> Figure
     return Figure(name, caption, alt, _svg(name, draw))
 
 
+def cpu_bars(title: str, times: Mapping[str, float], size: int) -> Figure:
+    """The Op Time in seconds of every CPU implementation on one layer, on a logarithmic scale."""
+
+    def draw(plt: Any) -> Any:
+        figure, axes = plt.subplots(figsize=(_WIDTH, 0.7 + 0.21 * len(times)))
+        places, values = range(len(times), 0, -1), [1e3 * value for value in times.values()]
+        axes.barh(places, values, color=[_FASTEST if v == min(values) else _FLOAT32 for v in values], height=0.72)
+        for place, value in zip(places, values):
+            axes.annotate(f" {seconds(value / 1e3)}", (value, place), va="center", fontsize=7.5, annotation_clip=False)
+        axes.set(xscale="log", xlim=(min(values) / 1.6, max(values) * 3.2), ylim=(0.3, len(times) + 0.7))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_yticks(list(places), list(times), fontsize=8)
+        axes.set_xlabel("milliseconds")
+        return figure
+
+    name = "cpu-" + re.sub(r"[^a-z0-9]+", "-", title)
+    caption = f"Op Time of each CPU kernel, {title}, {size} images, logarithmic. Green: the fastest."
+    return Figure(name, caption, f"Bar chart of {len(times)} CPU kernels' times on {title}", _svg(name, draw))
+
+
 def _mark(row: Mapping[str, Any], run: Mapping[str, Any], baseline: str) -> tuple[str, str, int]:
     """Colour, marker and order of a kernel."""
     if row["kernel"] == baseline:

@@ -19,6 +19,13 @@ TEAM_004 = "004_752f999d3406bff0"
 
 HIGH, LOW, SPRING, FALL = "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"
 
+TERMS = {"baseline": "2017 fall", HIGH: "2017 fall", LOW: "2017 fall", SPRING: "2018 spring", FALL: "2018 fall"}
+
+
+def team(report: str, network: str) -> str:
+    """A team's report with its term and network; the staff's figures are named as they are."""
+    return f"{TERMS[network]}, {network}: report {report}" if report.startswith("0") else report
+
 
 @dataclass(frozen=True)
 class OpTimes:
@@ -168,52 +175,4 @@ ACCURACIES = (
     (TEAM_003, LOW, 10_000, 0.629),
     (TEAM_004, HIGH, 10_000, 0.8562),
     (TEAM_004, LOW, 10_000, 0.629),
-)
-
-#: Report, program, user, system, elapsed; None was not published.
-PROGRAMS: Sequence[tuple[str, str, float | None, float | None, float | None]] = (
-    (TEAM_001, "milestone 1, CPU", 20.09, 4.03, 13.44),
-    (TEAM_001, "milestone 1, GPU", 4.30, 2.70, 4.58),
-    (TEAM_001, "milestone 2, CPU", 132.44, 4.41, 126.72),
-    (TEAM_002, "milestone 1, CPU", 13.16, 12.04, 11.76),
-    (TEAM_002, "milestone 1, GPU", 2.22, 1.09, 2.81),
-    (TEAM_002, "milestone 2, 10000 images", None, None, 30.10),
-    (TEAM_002, "milestone 2, 100 images", None, None, 1.15),
-    (TEAM_002, "milestone 2, 10 images", None, None, 0.87),
-    (TEAM_003, "milestone 1, CPU", None, None, 13.10),
-    (TEAM_004, "milestone 1, CPU", 10.01, 4.43, 4.95),
-    (TEAM_004, "milestone 1, GPU", 1.75, 0.98, 2.29),
-)
-
-#: Report, program, what took over 90 % of the GPU's time, in percent.
-PROFILES = (
-    (
-        f"{TEAM_000}, {TEAM_004}",
-        "milestone 1",
-        "implicit_convolve_sgemm 36.5, sgemm 28.2, activation 14.3, pooling 10.6, copy to the device 5.7",
-    ),
-    (
-        TEAM_001,
-        "milestone 1",
-        "copy 36.8, volta_scudnn 22.7, implicit_convolve_sgemm 20.8, volta_sgemm 7.4, activation 7.2",
-    ),
-    (
-        TEAM_002,
-        "milestone 1",
-        "fermiPlusCgemm 34.0, implicit_convolve_sgemm 26.9, fft2d_c2r 12.7, sgemm 8.2, copy 6.7, activation 4.1",
-    ),
-    (TEAM_002, "milestone 3, 10000 images", "forward_kernel 89.8, sgemm 2.6"),
-    (TEAM_002, "milestone 3, 100 images", "forward_kernel 78.7, copy 9.2, sgemm 5.5"),
-    (TEAM_002, "milestone 3, 10 images", "forward_kernel 38.5, copy 36.3, sgemm 10.7, MapPlan 7.7"),
-    (TEAM_004, "milestone 3", "forward_kernel 80.3, sgemm 7.3, MapPlan 3.7"),
-    (
-        TEAM_003,
-        "milestone 4",
-        "forward_kernel 35.1, sgemm 24.3, MapPlanLargeKernel 12.0, activation 11.9, pooling 8.9",
-    ),
-)
-
-CALLS = (
-    "CUDA API calls that together took over 90 %, in every report: cudaStreamCreateWithFlags (27 to 47 %), cudaFree "
-    "(17 to 30 %), cudaMemGetInfo (12 to 34 %); in milestone 3 also cudaDeviceSynchronize (10 to 43 %)."
 )

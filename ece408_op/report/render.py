@@ -43,8 +43,12 @@ def contents(plan: Sequence[Job], asked: Asked, runs_folder: Path) -> list[Secti
     if {"m3", "m4"} & set(asked.milestones):
         sections.append(speed.milestones34(runs, asked))
     sections += [others.published(runs, asked), others.missing(runs)]
+    facts = runs.machine
+    why = f": {facts['cannot']['gpu']}" if facts is not None and facts["cannot"].get("gpu") else "; see the end"
     for section in sections:
         _drop_empty(section)
+        if section.title.startswith("Milestones 3") and not _has_figures(section):
+            section.blocks = [document.Text(f"Left out, because nothing was measured on a GPU{why}.")]
     return sections
 
 
@@ -87,13 +91,18 @@ def figures(sections: Sequence[Section]) -> list[Figure]:
 
 
 def _drop_empty(section: Section) -> None:
-    """Tables without a row are left out: what is missing is listed in a place of its own."""
+    """Leave out tables without a row, and sections with words alone: what is missing is listed at the end."""
     section.blocks = [block for block in section.blocks if not isinstance(block, Table) or block.rows]
     for below in section.sections:
         _drop_empty(below)
-    section.sections = [below for below in section.sections if below.blocks or below.sections]
+    section.sections = [below for below in section.sections if _has_figures(below)]
     if not section.blocks and not section.sections:
         section.blocks.append(document.Text("No run gave a figure for this; see the end."))
+
+
+def _has_figures(section: Section) -> bool:
+    """Whether a section, or one below it, has more than paragraphs."""
+    return any(not isinstance(block, document.Text) for block in section.blocks) or bool(section.sections)
 
 
 def cell(words: Any) -> str:

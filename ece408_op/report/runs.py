@@ -49,13 +49,19 @@ class Runs:
         return found
 
     def milestone(self, script: str, network: str, size: int, suffix: str = "") -> dict[str, Any] | None:
-        """The result of m1 to m4; suffix is "profile", "gpu" or the CPU kernel of m2."""
+        """The result of m1 to m4; suffix is "profile", "gpu", or AUTO or the CPU kernel of m2."""
         return self.result("-".join(filter(None, (script, network, str(size), suffix))))
 
     def op_times(self, script: str, network: str, size: int, suffix: str = "") -> list[float]:
         """The Op Time of each convolution; none where there is no run."""
         result = self.milestone(script, network, size, suffix)
         return [call["seconds"] for call in result["op_times"]] if result else []
+
+    def fastest_on_cpu(self, network: str, size: int, layer: int, impls: Sequence[str]) -> tuple[str, float] | None:
+        """The fastest of these implementations of m2 on one convolution, by their times: its name and Op Time."""
+        times = {impl: self.op_times("m2", network, size, impl) for impl in impls}
+        known = {impl: own[layer] for impl, own in times.items() if layer < len(own)}
+        return min(known.items(), key=lambda pair: pair[1], default=None)
 
     def gpu_rows(self, layer: Layer, size: int) -> list[dict[str, Any]]:
         """Every GPU kernel on a layer; none where there is no run."""

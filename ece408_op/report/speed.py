@@ -8,9 +8,9 @@ from typing import Any
 
 from . import plots
 from .document import NONE, Block, Items, Section, Table, Text, amount, over, percent, ratio, seconds
-from .jobs import Asked, Layer, layers
+from .jobs import AUTO, Asked, Layer, layers
 from .milestones import layer_text, op_times, program, with_profiles
-from .published import LADDERS, Ladder
+from .published import LADDERS, Ladder, team
 from .runs import Runs
 
 BASELINE = "naive"
@@ -33,7 +33,11 @@ def milestones34(runs: Runs, asked: Asked) -> Section:
     ]
     section = Section(
         "Milestones 3 and 4: the operator on the GPU",
-        [_cpu_against_gpu(runs, asked), _programs(runs, asked)],
+        [
+            Text("Ratios of Op Times, such as m2 / m4, say how many times as fast the second is."),
+            _cpu_against_gpu(runs, asked),
+            _programs(runs, asked),
+        ],
         [_kernels(runs, asked, distinct), _ladders(runs, asked), _changes(runs, asked, distinct)],
     )
     return with_profiles(section, profiles)
@@ -46,25 +50,27 @@ def summary(runs: Runs, asked: Asked) -> Section:
     sources = set()
     for network in asked.networks:
         results = {script: runs.milestone(script, network, size) for script in ("m1", "m3", "m4")}
-        results["m2"] = runs.milestone("m2", network, size, asked.cpu_kernels[0]) if asked.cpu_kernels else None
+        results["m2"] = runs.milestone("m2", network, size, AUTO)
         known = [found for script in ("m4", "m3", "m2", "m1") for found in [results[script]] if found is not None]
         sources |= {found["source"] for found in known}
         if known:
             times = [op_times(found) if found else NONE for found in (results["m2"], results["m3"], results["m4"])]
             rows.append([network, f"{known[0]['accuracy']:.4f}", *times])
     head = ["network", "accuracy", "CPU, m2", "GPU, first kernel, m3", "GPU, fastest kernel, m4"]
-    section = Section("In short", [Table(f"Accuracy and Op Time of each layer, {size} images", head, rows)])
+    words = "Op Time is the computation of one convolution on all images; a network with two has two, in their order."
+    section = Section(
+        "In short", [Text(words), Table(f"Accuracy and Op Time of each layer, {size} images", head, rows)]
+    )
     section.blocks += [Text(SOURCES.get(source, f"Images: {source}.")) for source in sorted(sources)]
     return section
 
 
 def _cpu_against_gpu(runs: Runs, asked: Asked) -> Table:
     rows = []
-    fastest = asked.cpu_kernels[0] if asked.cpu_kernels else ""
     for network in asked.networks:
         for size in asked.sizes:
             cpu, first, last = (
-                runs.op_times("m2", network, size, fastest),
+                runs.op_times("m2", network, size, AUTO),
                 runs.op_times("m3", network, size),
                 runs.milestone("m4", network, size),
             )
@@ -72,21 +78,25 @@ def _cpu_against_gpu(runs: Runs, asked: Asked) -> Table:
                 best = last["op_times"][number] if last else None
                 ours = best["seconds"] if best else None
                 on_cpu, naive = (times[number] if times else None for times in (cpu, first))
-                if on_cpu is None and naive is None and ours is None:
+                best_cpu = runs.fastest_on_cpu(network, size, number, [AUTO, *asked.cpu_kernels])
+                if naive is None and ours is None:
                     continue
                 rows.append(
                     [
                         network,
                         layer_text(layer),
                         str(size),
-                        *map(seconds, (on_cpu, naive, ours)),
+                        seconds(on_cpu),
+                        f"{seconds(best_cpu[1])}, {best_cpu[0]}" if best_cpu else NONE,
+                        *map(seconds, (naive, ours)),
                         best["implementation"] if best else NONE,
                         ratio(over(on_cpu, naive)),
                         ratio(over(on_cpu, ours)),
                         ratio(over(naive, ours)),
                     ]
                 )
-    head = ["network", "layer", "images", "CPU", "m3", "m4", "m4's kernel", "CPU / m3", "CPU / m4", "m3 / m4"]
+    head = ["network", "layer", "images", "m2", "fastest CPU kernel", "m3", "m4", "m4's kernel"]
+    head += ["m2 / m3", "m2 / m4", "m3 / m4"]
     return Table("Op Times, CPU against GPU, in whole runs of the network", head, rows)
 
 
@@ -170,20 +180,19 @@ def _ladders(runs: Runs, asked: Asked) -> Section:
             "figure, or no run here gave one."
         )
     )
-    known = set(asked.networks)
-    for ladder in LADDERS:
-        network = ladder.network if ladder.network in known else None
-        section.blocks.append(_ladder(runs, ladder, network))
+    section.blocks += [_ladder(runs, ladder) for ladder in LADDERS if ladder.network in asked.networks]
     return section
 
 
-def _ladder(runs: Runs, ladder: Ladder, network: str | None) -> Table:
+def _ladder(runs: Runs, ladder: Ladder) -> Table:
     rows = []
     for step in ladder.steps:
         before, after = (
-            runs.gpu_seconds(kernel, network, step.images, step.layer) if network else None
+            runs.gpu_seconds(kernel, ladder.network, step.images, step.layer)
             for kernel in (step.ours_before, step.ours_after)
         )
+        if before is None and after is None:
+            continue
         rows.append(
             [
                 step.what,
@@ -195,7 +204,7 @@ def _ladder(runs: Runs, ladder: Ladder, network: str | None) -> Table:
             ]
         )
     head = ["rung", "their time before", "after", "their gain", "kernels here", "our time before", "after", "our gain"]
-    return Table(f"The ladder of {ladder.report}, {ladder.network}", head, rows)
+    return Table(f"The ladder of {team(ladder.report, ladder.network)}", head, rows)
 
 
 def _changes(runs: Runs, asked: Asked, distinct: list[Layer]) -> Section:
