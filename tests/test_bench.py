@@ -8,10 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from ece408_op.bench import layers, report
+from ece408_op.bench import contestants, estimate, layers, report
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.contestants import BUILT_IN, PYTORCH
 from ece408_op.bench.measure import FRESH, REUSED, Calls, Timing, measure
+from ece408_op.bench.record import Record
 from ece408_op.check import Comparison
 from ece408_op.floors import Ceilings
 from ece408_op.kernels import loops, reference
@@ -105,10 +106,35 @@ def test_a_wrong_contestant_has_neither_figure_nor_ratio_nor_mean():
     text = report.table(results, CEILINGS)
     assert "| a | New x | WRONG |" in text
     assert "geometric mean | New x" not in text
-    data = json.loads(json.dumps(report.as_data(results, CEILINGS, 2)))
+    data = json.loads(json.dumps(report.as_data(results, CEILINGS)))
     found = data["layers"][0]["results"]["New x"][FRESH]
     assert found["status"] == "FAILED"
     assert "seconds" not in found
+
+
+def test_what_was_written_gives_the_same_table_again():
+    results = [result("a", {BUILT_IN: {FRESH: timing(8.0)}, "New x": {FRESH: timing(0.001, check=WRONG)}})]
+    data = json.loads(json.dumps(report.as_data(results, CEILINGS)))
+    assert report.table(report.from_data(data), CEILINGS) == report.table(results, CEILINGS)
+    assert not report.from_data(data)[0].passed
+
+
+def test_no_call_is_timed_after_the_budget(small):
+    found = measure(calls(*small), *small, loops.KERNEL, 3, budget=0.0)
+    assert [len(found[kind].seconds) for kind in (FRESH, REUSED)] == [1, 1]
+
+
+def test_the_expected_time_grows_with_what_runs():
+    def predicted(names, repeats=3):
+        return estimate.seconds(layers.LAYERS.values(), names, CEILINGS, repeats, 5.0)
+
+    assert 0 < predicted(["New auto"]) < predicted([BUILT_IN]) < predicted([BUILT_IN, "New auto"])
+    assert predicted(["New auto"]) < predicted(["New auto"], repeats=6) < predicted(["New loops"], repeats=6)
+    assert [estimate.words(seconds) for seconds in (3, 31, 130)] == [
+        "less than 10 seconds",
+        "about 40 seconds",
+        "about 3 minutes",
+    ]
 
 
 def test_random_layers_are_the_same_for_the_same_seed_and_of_the_five_layers_size():
@@ -128,7 +154,9 @@ def test_random_layers_are_the_same_for_the_same_seed_and_of_the_five_layers_siz
         (["--layers", "2016"], "expected 2017, 2018sp-1"),
         (["--layers", "3x4x4x2x5"], "kernel: expected at most"),
         (["--images", "0"], "expected at least 1"),
-        (["--json", "/nowhere/bench.json"], "--json: expected a file in a folder that is there"),
+        (["--json", "/nowhere/bench.json"], "--json: expected a file in a folder that is there, got /nowhere/bench"),
+        (["--plots", __file__], f"--plots: expected a folder, got {__file__}"),
+        (["--plots", f"{__file__}/plots"], f"--plots: expected a folder, got {__file__}/plots"),
     ],
 )
 def test_bad_arguments_are_usage_errors(arguments, message, capsys):
@@ -177,3 +205,93 @@ def test_an_unknown_implementation_is_a_usage_error(capsys):
         main(["--impl", "fastest", "--images", "1"])
     assert stop.value.code == 2
     assert "expected one of auto, winograd, direct" in capsys.readouterr().err
+
+
+TWO_LAYERS = ["--layers", "2x10x11x3x3", "1x9x9x2x3", "--images", "20", "--repeats", "1", "--threads", "2"]
+
+
+def interrupted(arguments, monkeypatch):
+    """Run main; Ctrl-C comes when the second layer begins. Returns the problems of the layers that were begun."""
+    begun = []
+    make_input = contestants.make_input
+
+    def until_the_second(problem, seed):
+        begun.append(problem)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return make_input(problem, seed)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(contestants, "make_input", until_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            main(arguments)
+    return begun
+
+
+def test_by_default_auto_alone_runs_and_the_time_is_said_first(capsys, monkeypatch):
+    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert main(TWO_LAYERS) == 0
+    out, err = capsys.readouterr()
+    assert {line.split(" | ")[1] for line in out.splitlines()[2:] if " New " in line} == {"New auto"}
+    assert err.splitlines()[0].startswith(f"2 layers x {2 + 2 * (PYTORCH[0] in out)} contestants ({BUILT_IN}, New")
+    assert err.splitlines()[0].endswith("): less than 10 seconds")
+
+
+def test_an_interrupted_run_goes_on_from_its_file(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    file = tmp_path / "bench.json"
+    arguments = [*TWO_LAYERS, "--json", str(file)]
+    first, second = interrupted(arguments, monkeypatch)
+    left = json.loads(file.read_text())
+    assert left["complete"] is False
+    assert [layer["name"] for layer in left["layers"]] == ["2x10x11x3x3"]
+    capsys.readouterr()
+
+    with monkeypatch.context() as patched:
+        measured = []
+        make_input = contestants.make_input
+        patched.setattr(contestants, "make_input", lambda *given: measured.append(given[0]) or make_input(*given))
+        assert main(arguments) == 0
+        assert measured == [second]
+    out, err = capsys.readouterr()
+    assert err.splitlines()[0] == f"{file}: 1 of 2 layers taken from the interrupted run"
+    assert "| 2x10x11x3x3 | New auto |" in out
+    assert "| 1x9x9x2x3 | New auto |" in out
+    data = json.loads(file.read_text())
+    assert data["complete"] is True
+    assert data["layers"][0] == left["layers"][0]
+    assert data["ceilings"] == left["ceilings"]
+    # A complete file is measured again from the first layer.
+    assert interrupted(arguments, monkeypatch) == [first, second]
+
+
+def test_another_run_does_not_go_on_from_the_file(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    file = tmp_path / "bench.json"
+    interrupted([*TWO_LAYERS, "--json", str(file)], monkeypatch)
+    before = file.read_bytes()
+    for change, message in (
+        (["--seed", "1"], "other options (seed: 0, this run: 1)"),
+        (["--impl", "direct"], "other options (impl: ['auto'], this run: ['direct'])"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([*TWO_LAYERS, *change, "--json", str(file)])
+        assert stop.value.code == 2
+        err = capsys.readouterr().err
+        assert f"--json: {file} holds an interrupted run with {message}; choose another file, or delete this" in err
+    monkeypatch.setattr(report, "versions", lambda: {"mxnet": "1.9.0"})
+    with pytest.raises(SystemExit) as stop:
+        main([*TWO_LAYERS, "--json", str(file)])
+    assert stop.value.code == 2
+    assert "an interrupted run with other versions (" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_a_file_of_something_else_is_replaced(tmp_path):
+    for number, content in enumerate((b"\xff not JSON", b"[1]", b'{"layers": []}')):
+        file = tmp_path / str(number)
+        file.write_bytes(content)
+        assert Record(file, {"options": {}, "machine": {}, "versions": {}}).begun == {}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from importlib.util import find_spec
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from gpu_case import require_gpu
 
-from ece408_op.bench import gpu_report, plots
+from ece408_op import cuda, floors
+from ece408_op.bench import gpu, gpu_report, plots
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.gpu import GpuTiming
 from ece408_op.bench.gpu_report import GpuResult
@@ -51,6 +54,12 @@ def test_a_wrong_output_has_no_speed_anywhere(error):
     assert gpu_report.summary(results) == {}
     assert not results[-1].passed
     assert [point.contestant for point in gpu_report.points(results[-1:])] == ["cuDNN NCHW"]
+
+
+def test_what_was_written_gives_the_same_table_again():
+    results = [*RESULTS, result("c", auto=timing(0.001, error=math.inf), cuDNN_NCHW=timing(1.0))]
+    data = json.loads(json.dumps(gpu_report.as_data(results, Ceilings(4e12, 60e12), "float32")))
+    assert gpu_report.table(gpu_report.from_data(data)) == gpu_report.table(results)
 
 
 def test_without_a_peer_there_is_no_ratio():
@@ -95,6 +104,35 @@ def test_both_plots_are_drawn_the_same_each_time(tmp_path):
     for one, two in zip(first, again):
         assert one.read_bytes() == two.read_bytes()
         assert b"<svg" in one.read_bytes()
+
+
+def test_an_interrupted_run_goes_on_from_its_file(tmp_path, capsys, monkeypatch):
+    """Without a GPU: what asks for one is replaced."""
+    begun = []
+
+    def contest(problem, impls, precision, repeats, seed):
+        begun.append(problem.channels)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        yield from {impl: timing(1.0, 2.0) for impl in impls}.items()
+
+    monkeypatch.setattr(gpu, "contest", contest)
+    monkeypatch.setattr(cuda, "chip", lambda: SimpleNamespace(name="a chip"))
+    monkeypatch.setattr(cuda, "cupy", MagicMock())
+    monkeypatch.setattr(floors, "measure", lambda: Ceilings(4e12, 60e12))
+    monkeypatch.setattr(gpu_report, "facts", lambda chip: {"machine": {"name": chip.name}, "versions": {}})
+    file = tmp_path / "bench.json"
+    arguments = ["--context", "gpu", "--layers", "3x9x9x5x3", "4x9x9x5x3", "--images", "5", "--json", str(file)]
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert json.loads(file.read_text())["complete"] is False
+    assert main(arguments) == 0
+    assert begun == [3, 4, 4]
+    out, err = capsys.readouterr()
+    assert f"{file}: 1 of 2 layers taken from the interrupted run\n" in err
+    assert "| 3x9x9x5x3 | 5 | auto |" in out
+    assert "| 4x9x9x5x3 | 5 | auto |" in out
+    assert json.loads(file.read_text())["complete"] is True
 
 
 @pytest.mark.gpu

@@ -23,6 +23,29 @@ def test_each_network_is_timed_by_each_setting(tmp_path, capsys):
     assert all(len(result["steady"]) == 1 < result["images"] for result in data)
 
 
+def test_interrupted_networks_go_on_from_their_file(tmp_path, capsys, monkeypatch):
+    measured = []
+
+    def measure(name, images, repeats, device):
+        measured.append(name)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return [networks.NetworkTiming(name, one, images, 2.0, [1.0], images) for one in networks.CONTESTANTS]
+
+    monkeypatch.setattr(networks, "measure", measure)
+    file = tmp_path / "n.json"
+    arguments = ["--networks", "--images", "30", "--repeats", "1", "--json", str(file)]
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert json.loads(file.read_text())["complete"] is False
+    assert main(arguments) == 0
+    assert measured == [networks.NETWORKS[0], networks.NETWORKS[1], *networks.NETWORKS[1:]]
+    out, err = capsys.readouterr()
+    assert err == f"{file}: 1 of 3 networks taken from the interrupted run\n"
+    assert out.count("30 of 30") == len(networks.NETWORKS) * len(networks.CONTESTANTS)
+    assert json.loads(file.read_text())["complete"] is True
+
+
 def test_a_wrong_prediction_is_seen():
     assert not networks.NetworkTiming("x", "y", 30, 1.0, [1.0], 29).passed
 

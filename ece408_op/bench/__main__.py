@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -13,25 +14,34 @@ from typing import Any
 
 from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK
-from ece408_op.data.atomic import folder_problem, replacing
+from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
+from ece408_op.floors import Ceilings
 from ece408_op.problem import ConvProblem
 
 from .layers import IMAGES, LAYERS, RANGES, parse, random_layers
 from .plots import check as check_plots
+from .record import Record
 
 PRECISIONS = ("float32", "tf32", "fp16")
 
-_CPU_IMPLS = ("winograd", "direct", "im2col", "loops")
-_CPU_REPEATS, _GPU_REPEATS = 5, 20
+_CPU_REPEATS, _GPU_REPEATS, _NETWORK_REPEATS = 3, 20, 5
+
+#: After so many seconds of timed calls, no further one is timed unless --repeats asks for it: the default run ends
+#: within 3 minutes on two cores.
+_CPU_BUDGET = 5.0
 
 _DESCRIPTION = """\
 Time this package's convolutions beside their peers, in one process, on the same arrays.
 On the CPU: the operator New beside MXNet's built-in Convolution, and beside PyTorch where it is installed, with fresh
 outputs (new memory, as y = mx.nd.Custom(...) makes it) and with reused ones (out=).
 On the GPU (--context gpu): the kernels on arrays of the GPU, beside cuDNN where PyTorch is installed.
+Without --impl, only auto is timed: the implementation that the operator picks for the layer. The default run takes up
+to 3 minutes on two cores.
 Every timed output is checked: some of its images against float64, all others for being finite. The table goes to
-stdout, progress to stderr."""
+stdout, progress and the expected time to stderr.
+With --json FILE, the file is rewritten after each layer (each network). After Ctrl-C, the same command with the same
+FILE goes on from there."""
 
 _EXAMPLE = """\
 example:
@@ -48,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.context == "cpu" and options.precision != "float32":
         parser.error("--precision: expected float32 on the CPU; --context gpu has the others")
-    problem = folder_problem(options.json)
-    if problem:
-        parser.error(f"--json: {problem}")
+    problems = {"--json": folder_problem(options.json), "--plots": output_folder_problem(options.plots)}
+    for option, problem in problems.items():
+        if problem:
+            parser.error(f"{option}: {problem}")
     # MXNet reads it when it is imported, and uses half of the cores without it.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
@@ -63,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         layers = {word: parse(word, options.images) for word in options.layers}
         if options.random:
             layers = random_layers(options.random, options.seed, options.ranges)
-        _check_impls(options.impl or [], options.context)
+        options.impl = _impls(options.impl, options.context)
         return (_run_gpu if options.context == "gpu" else _run_cpu)(layers, options)
     except (MXNetImportError, DeviceError) as error:
         print(error, file=sys.stderr)
@@ -82,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--context", choices=["cpu", "gpu"], default="cpu", help="where it computes (cpu)")
     parser.add_argument(
-        "--impl", nargs="+", metavar="NAME", help="implementations of New (all on the CPU, auto on the GPU)"
+        "--impl", nargs="+", metavar="NAME", help="implementations of New, such as direct or loops (auto alone)"
     )
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="float32", help="of kernels and peers on the GPU (float32)"
@@ -103,22 +114,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", type=_positive, default=IMAGES, metavar="N", help=f"images a layer ({IMAGES})")
     parser.add_argument("--threads", type=_positive, default=cores, metavar="N", help=f"for all contestants ({cores})")
     parser.add_argument(
-        "--repeats", type=_positive, metavar="N", help="timed calls of each kind (5 on the CPU, 20 on the GPU)"
+        "--repeats",
+        type=_positive,
+        metavar="N",
+        help="timed calls of each kind (3 on the CPU, fewer where a call takes seconds; networks: 5; the GPU: 20)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of data and random layers (0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, layer by layer")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a roofline and bars there")
     return parser
 
 
-def _check_impls(impls: list[str], device: str) -> None:
+def _impls(asked: list[str] | None, device: str) -> list[str]:
+    """The implementations to run; raises UnsupportedError where one is unknown or another device's."""
     # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
     from ece408_op import dispatch
 
-    for impl in impls:
+    for impl in asked or ():
         if dispatch.device_of(impl, device) != device:
             known = ", ".join([dispatch.AUTO, *dispatch.names(device)])
             raise UnsupportedError(f"impl: expected one for the {device} ({known}), got {impl!r}; see --context")
+    return asked or [dispatch.AUTO]
+
+
+def _kept(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that decide what is measured; an interrupted run goes on only where they are the same."""
+    return {name: value for name, value in vars(options).items() if name not in ("json", "plots", "one_image")}
 
 
 def _positive(word: str) -> int:
@@ -132,25 +153,29 @@ def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
     # Late: MXNet reads the environment when it is imported, and a machine without it still gets --help.
     from ece408_op import dispatch, mxnet_import
 
-    from . import contestants, cpu_floors, measure, plots, report
+    from . import contestants, cpu_floors, estimate, measure, plots, report
 
     mxnet_import.load()
-    ceilings = cpu_floors.measure(options.threads)
-    entrants = contestants.contestants(options.impl or list(_CPU_IMPLS))
+    record = Record(options.json, {"options": _kept(options), **report.facts(options.threads)})
+    results = report.from_data(record.begun)
+    record.say_taken(len(results), len(layers), "layers")
+    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else cpu_floors.measure(options.threads)
+    entrants = contestants.contestants(options.impl)
+    limits = (options.repeats or _CPU_REPEATS, math.inf if options.repeats else _CPU_BUDGET)
+    left = list(layers.items())[len(results) :]
+    expected = estimate.words(estimate.seconds(dict(left).values(), list(entrants), ceilings, *limits))
+    print(f"{len(left)} layers x {len(entrants)} contestants ({', '.join(entrants)}): {expected}", file=sys.stderr)
     plain_sum = dispatch.find("loops")  # all are held to the bound of a float32 sum
-    results = []
-    for number, (name, problem) in enumerate(layers.items(), 1):
+    for number, (name, problem) in enumerate(left, len(results) + 1):
         given = contestants.make_input(problem, options.seed)
         timings = {}
         for entrant, prepare in entrants.items():
             print(f"[{number}/{len(layers)}] {name}: {entrant} ...", end=" ", file=sys.stderr, flush=True)
-            timings[entrant] = measure.measure(
-                prepare(given), given.x, given.w, plain_sum, options.repeats or _CPU_REPEATS
-            )
+            timings[entrant] = measure.measure(prepare(given), given.x, given.w, plain_sum, *limits)
             print(", ".join(f"{kind} {timing}" for kind, timing in timings[entrant].items()), file=sys.stderr)
         results.append(report.LayerResult(name, problem, timings))
+        record.write(report.as_data(results, ceilings), number == len(layers))
     print(report.table(results, ceilings))
-    _write(report.as_data(results, ceilings, options.threads), options.json)
     if options.plots:
         title = f"{report.machine(options.threads)['cpu']}, {options.threads} threads"
         _tell(plots.draw(report.points(results), ceilings, options.plots, title))
@@ -188,9 +213,15 @@ def _run_networks(options: argparse.Namespace) -> int:
     machine, versions = report.machine(options.threads), {**report.versions(), "mxnet": mx.__version__}
     if options.context == "gpu":
         machine["gpu"], versions["cupy"] = cuda.chip().name, cuda.cupy().__version__
-    results = networks.measure(options.images, options.repeats or _CPU_REPEATS, options.context)
+    record = Record(options.json, {"options": _kept(options), "machine": machine, "versions": versions})
+    results = networks.from_data(record.begun)
+    done = {result.network for result in results}
+    record.say_taken(len(done), len(networks.NETWORKS), "networks")
+    for name in networks.NETWORKS:
+        if name not in done:
+            results += networks.measure(name, options.images, options.repeats or _NETWORK_REPEATS, options.context)
+            record.write(networks.as_data(results), name == networks.NETWORKS[-1])
     print(networks.table(results))
-    _write(networks.as_data(results, machine, versions), options.json)
     return OK if all(result.passed for result in results) else FAILED
 
 
@@ -201,18 +232,21 @@ def _run_gpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
     from . import gpu, gpu_report, plots
 
     chip = cuda.chip()
-    ceilings = floors.measure()
-    results = []
-    for number, (name, problem) in enumerate(layers.items(), 1):
+    record = Record(options.json, {"options": _kept(options), **gpu_report.facts(chip)})
+    results = gpu_report.from_data(record.begun)
+    record.say_taken(len(results), len(layers), "layers")
+    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else floors.measure()
+    left = list(layers.items())[len(results) :]
+    for number, (name, problem) in enumerate(left, len(results) + 1):
         timings = {}
-        impls, repeats = options.impl or ["auto"], options.repeats or _GPU_REPEATS
-        for entrant, timing in gpu.contest(problem, impls, options.precision, repeats, options.seed):
+        repeats = options.repeats or _GPU_REPEATS
+        for entrant, timing in gpu.contest(problem, options.impl, options.precision, repeats, options.seed):
             print(f"[{number}/{len(layers)}] {name}: {entrant} {timing}", file=sys.stderr)
             timings[entrant] = timing
         results.append(gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.floor_seconds(problem)))
         cuda.cupy().get_default_memory_pool().free_all_blocks()
+        record.write(gpu_report.as_data(results, ceilings, options.precision), number == len(layers))
     print(gpu_report.table(results))
-    _write(gpu_report.as_data(results, ceilings, chip, options.precision), options.json)
     if options.plots:
         _tell(plots.draw(gpu_report.points(results), ceilings, options.plots, chip.name))
     return OK if all(result.passed for result in results) else FAILED

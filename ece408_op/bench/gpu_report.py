@@ -96,12 +96,18 @@ def points(results: list[GpuResult]) -> list[Point]:
     ]
 
 
-def as_data(results: list[GpuResult], ceilings: Ceilings, chip: Chip, precision: str) -> dict[str, Any]:
-    """Everything that was measured, for JSON."""
+def facts(chip: Chip) -> dict[str, Any]:
+    """The machine and the versions, for JSON."""
     runtime = cuda.cupy().cuda.runtime
     return {
         "machine": {**asdict(chip), "driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
         "versions": {"python": platform.python_version(), "cupy": cuda.cupy().__version__, **versions()},
+    }
+
+
+def as_data(results: list[GpuResult], ceilings: Ceilings, precision: str) -> dict[str, Any]:
+    """Everything that was measured, for JSON."""
+    return {
         "precision": precision,
         "ceilings": asdict(ceilings),
         "layers": [
@@ -117,6 +123,24 @@ def as_data(results: list[GpuResult], ceilings: Ceilings, chip: Chip, precision:
         ],
         "summary": summary(results),
     }
+
+
+def from_data(data: dict[str, Any]) -> list[GpuResult]:
+    """The results in what ``as_data`` gave; none in an empty dictionary. A wrong output has no times there."""
+    return [
+        GpuResult(
+            layer["name"],
+            ConvProblem(**layer["problem"]),
+            {
+                name: GpuTiming(
+                    tuple(timing.get("milliseconds", ())), timing["error"], timing["bound"], timing["kernel"]
+                )
+                for name, timing in layer["results"].items()
+            },
+            layer["floor_milliseconds"],
+        )
+        for layer in data.get("layers", [])
+    ]
 
 
 def _timing(timing: GpuTiming) -> dict[str, Any]:

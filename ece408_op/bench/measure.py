@@ -6,6 +6,7 @@ it gave back, as in a program that runs one network again and again.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -71,10 +72,13 @@ class Timing:
             self.check = check
 
 
-def measure(calls: Calls, x: np.ndarray, w: np.ndarray, bound: Kernel, repeats: int) -> dict[str, Timing]:
+def measure(
+    calls: Calls, x: np.ndarray, w: np.ndarray, bound: Kernel, repeats: int, budget: float = math.inf
+) -> dict[str, Timing]:
     """The timings of fresh and, where there are such, reused outputs; one call before each kind is not counted.
 
-    Outputs are held to the error bound of the kernel ``bound``.
+    Outputs are held to the error bound of the kernel ``bound``. After ``budget`` seconds of timed calls of one kind,
+    no further call of that kind is timed.
     """
 
     def checked(output: Any) -> Comparison:
@@ -91,6 +95,8 @@ def measure(calls: Calls, x: np.ndarray, w: np.ndarray, bound: Kernel, repeats: 
         start = time.perf_counter()
         output = calls.fresh()
         outcomes.append((time.perf_counter() - start, checked(output)))
+        if sum(seconds for seconds, _ in outcomes) > budget:
+            break
     for outcome in outcomes:
         results[FRESH].add(*outcome)
     if calls.reused is None:
@@ -103,4 +109,6 @@ def measure(calls: Calls, x: np.ndarray, w: np.ndarray, bound: Kernel, repeats: 
         seconds = time.perf_counter() - start
         if number:
             results[REUSED].add(seconds, checked(output))
+        if sum(results[REUSED].seconds) > budget:
+            break
     return results

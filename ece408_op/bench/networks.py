@@ -63,23 +63,22 @@ class NetworkTiming:
         return self.agreeing == self.images
 
 
-def measure(images: int, repeats: int, device: str) -> list[NetworkTiming]:
-    """All contestants on all networks, one after the other; told on stderr as they come.
+def measure(name: str, images: int, repeats: int, device: str) -> list[NetworkTiming]:
+    """All contestants on one network, one after the other; each is printed on stderr when it is done.
 
     device: where the operator computes, "cpu" or "gpu".
     """
     results = []
-    for name in NETWORKS:
-        network = files.find(name)
-        pixels, _, _ = load_test(shapes.info(network).image[1], images)
-        expected = None
-        for contestant, (convolutions, setting) in CONTESTANTS.items():
-            with _setting(setting):
-                first, steady, predictions = _forwards(network, convolutions, device, pixels, repeats)
-            expected = predictions if expected is None else expected
-            agreeing = int((predictions == expected).sum())
-            results.append(NetworkTiming(name, contestant, images, first, steady, agreeing))
-            print(f"{name}: {contestant}: {results[-1].median:.3f} s, the first {first:.3f} s", file=sys.stderr)
+    network = files.find(name)
+    pixels, _, _ = load_test(shapes.info(network).image[1], images)
+    expected = None
+    for contestant, (convolutions, setting) in CONTESTANTS.items():
+        with _setting(setting):
+            first, steady, predictions = _forwards(network, convolutions, device, pixels, repeats)
+        expected = predictions if expected is None else expected
+        agreeing = int((predictions == expected).sum())
+        results.append(NetworkTiming(name, contestant, images, first, steady, agreeing))
+        print(f"{name}: {contestant}: {results[-1].median:.3f} s, the first {first:.3f} s", file=sys.stderr)
     return results
 
 
@@ -132,6 +131,11 @@ def table(results: list[NetworkTiming]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def as_data(results: list[NetworkTiming], machine: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
+def as_data(results: list[NetworkTiming]) -> dict[str, Any]:
     """Everything that was measured, for JSON."""
-    return {"machine": machine, "versions": versions, "networks": [asdict(result) for result in results]}
+    return {"networks": [asdict(result) for result in results]}
+
+
+def from_data(data: dict[str, Any]) -> list[NetworkTiming]:
+    """The results in what ``as_data`` gave; none in an empty dictionary."""
+    return [NetworkTiming(**result) for result in data.get("networks", [])]

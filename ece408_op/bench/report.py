@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ece408_op.check import Comparison
 from ece408_op.floors import Ceilings
 from ece408_op.llvm import cpu
 from ece408_op.problem import ConvProblem
@@ -129,12 +130,15 @@ def points(results: list[LayerResult]) -> list[Point]:
     ]
 
 
-def as_data(results: list[LayerResult], ceilings: Ceilings, threads: int) -> dict[str, Any]:
-    """Everything that was measured, for JSON: seconds of each call, comparisons, versions, the machine."""
+def facts(threads: int) -> dict[str, Any]:
+    """The machine and the versions, for JSON."""
+    return {"machine": machine(threads), "versions": {"python": platform.python_version(), **versions()}}
+
+
+def as_data(results: list[LayerResult], ceilings: Ceilings) -> dict[str, Any]:
+    """Everything that was measured, for JSON: seconds of each call, and comparisons."""
     return {
-        "machine": machine(threads),
         "ceilings": asdict(ceilings),
-        "versions": {"python": platform.python_version(), **versions()},
         "layers": [
             {
                 "name": result.name,
@@ -151,6 +155,27 @@ def as_data(results: list[LayerResult], ceilings: Ceilings, threads: int) -> dic
     }
 
 
+def from_data(data: dict[str, Any]) -> list[LayerResult]:
+    """The results in what ``as_data`` gave; none in an empty dictionary. A wrong output has no times there."""
+    return [
+        LayerResult(
+            layer["name"],
+            ConvProblem(**layer["problem"]),
+            {
+                name: {kind: _timing_from(timing) for kind, timing in kinds.items()}
+                for name, kinds in layer["results"].items()
+            },
+        )
+        for layer in data.get("layers", [])
+    ]
+
+
+def _timing_from(data: dict[str, Any]) -> Timing:
+    comparison = data["comparison"]
+    check = Comparison(**{**comparison, "index": tuple(comparison["index"])})
+    return Timing(data.get("seconds", []), check)
+
+
 def _timing(timing: Timing) -> dict[str, Any]:
     status = "PASSED" if timing.passed else "FAILED"
     speeds = {"seconds": timing.seconds, "median": timing.median} if timing.passed else {}
@@ -159,6 +184,7 @@ def _timing(timing: Timing) -> dict[str, Any]:
         **speeds,
         "check": str(timing.check),
         "scaled_error": timing.check and timing.check.scaled,
+        "comparison": timing.check and asdict(timing.check),
     }
 
 
