@@ -1,16 +1,46 @@
-"""ECE408_REQUIRE_GPU=1 makes a test marked ``gpu`` that skips a failure: for machines that have the GPU.
+"""What all tests share: the option ``--exhaustive``, the summary of skipped tests, and the order of files.
 
-Under pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so what it set up for them. The
-grader's files share one among them all: two harnesses at once would run their submissions as the same user.
+``ECE408_REQUIRE_GPU=1`` makes a test marked ``gpu`` that skips a failure: for machines that have the GPU.
+
+Under pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures. The
+grader's files share one process: two harnesses at once would run their submissions as the same user.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+
+#: The longest files first, so that no worker starts one when the others are done.
+FIRST = ("test_grade_", "test_split_emulated", "test_cuda_compile", "test_kernels_cpu.py", "test_milestones.py")
+
+#: What a reason contains, and the line of the summary for all skips of that kind.
+KINDS = {
+    "does not take the layer": "the kernel does not take the layer",
+    "ECE408_DATA": "the real Fashion-MNIST is absent (set ECE408_DATA)",
+    "Chromium": "Chromium is absent (playwright install chromium)",
+}
+#: Lines of the summary at most.
+MOST_LINES = 6
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the tests marked exhaustive as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    # Without pytest-xdist the order of the files does not matter, and with it only the workers collect.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: next((i for i, name in enumerate(FIRST) if name in item.nodeid), len(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -18,6 +48,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # else the files with the most tests come first
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -35,3 +67,22 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"ECE408_REQUIRE_GPU=1, but {item.nodeid} was skipped: {report.longrepr[2]}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print one line for each kind of skipped tests, the most frequent first; ``-rs`` lists each."""
+    kinds = Counter(_kind(report) for report in terminalreporter.stats.get("skipped", []))
+    lines = kinds.most_common()
+    if len(lines) > MOST_LINES:
+        others = sum(count for _, count in lines[MOST_LINES - 1 :])
+        lines = [*lines[: MOST_LINES - 1], ("other reasons (-rs lists them)", others)]
+    for kind, count in lines:
+        terminalreporter.write_line(f"skipped {count}: {kind}")
+
+
+def _kind(report: pytest.TestReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = " ".join(reason.removeprefix("Skipped: ").split())
+    if "gpu" in getattr(report, "keywords", ()):  # a file that is skipped as a whole has none
+        return f"need an NVIDIA GPU ({reason})"
+    return next((kind for part, kind in KINDS.items() if part in reason), reason)

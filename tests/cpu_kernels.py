@@ -26,5 +26,5 @@ def fitting_or_skip(kernel, problem):
     """The same; skips the test instead of None."""
     found = fitting(kernel, problem)
     if found is None:
-        pytest.skip(f"{kernel.name}: {'; '.join(kernel.not_supported_reasons(problem))}")
+        pytest.skip(f"{kernel.name} does not take the layer: {'; '.join(kernel.not_supported_reasons(problem))}")
     return found

@@ -114,8 +114,9 @@ def run(symbol, arg_params, data, aux_params=None):
     """A Module's outputs for one batch, as NumPy arrays."""
     import mxnet as mx
 
-    module = mx.mod.Module(symbol, label_names=[n for n in symbol.list_arguments() if n.endswith("label")] or None)
-    module.bind([("data", data.shape)], for_training=False)
+    labels = [name for name in symbol.list_arguments() if name.endswith("label")]
+    module = mx.mod.Module(symbol, label_names=labels)
+    module.bind([("data", data.shape)], [(name, data.shape[:1]) for name in labels], for_training=False)
     module.set_params(arg_params, aux_params or {})
     module.forward(mx.io.DataBatch([mx.nd.array(data)]), is_train=False)
     return [output.asnumpy() for output in module.get_outputs()]

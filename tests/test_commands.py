@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ece408_op import commands as commands_module
+
 ROOT = Path(__file__).parent.parent
 #: Files of the package that run as commands, but for those that only other commands start.
 INTERNAL = {"report/kernels.py", "report/counters.py", "report/launch_all.py", "report/machine.py"}

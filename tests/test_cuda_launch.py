@@ -73,7 +73,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
 
 
 @KERNEL_IDS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=layers)
 def test_every_launch_is_within_cudas_limits(kernel, problem):
     for each in [problem, problem.pooled(True)]:
@@ -134,7 +134,7 @@ def test_a_round_is_limited_by_the_grid_and_by_scratch_memory():
     assert images_a_round(0, 1) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problem=layers, pixels=st.integers(1, 2048))
 def test_a_tile_fits_shared_memory_and_the_map(problem, pixels):
     tile = input_tile(problem, pixels)

@@ -122,7 +122,7 @@ def test_without_memory_mxnet_makes_the_output(monkeypatch):
 
 def test_a_cpu_that_is_limited_wrongly_is_the_operators_error():
     text = f"""
-import mxnet as mx, ece408_op
+import ece408_op, mxnet as mx
 try: mx.nd.Custom(mx.nd.ones({SHAPES[0]}), mx.nd.ones({SHAPES[1]}), **{ATTRIBUTES!r}).wait_to_read()
 except mx.MXNetError as error: print(error)
 """
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_as_ever():
 
 def test_the_interpreter_ends_with_outputs_alive_and_pending():
     text = f"""
-import mxnet as mx, ece408_op
+import ece408_op, mxnet as mx
 def call(): return mx.nd.Custom(x, w, **{ATTRIBUTES!r})
 class Holder:
     def __init__(self): self.me, self.output = self, call()

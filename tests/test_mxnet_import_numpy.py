@@ -42,6 +42,10 @@ def test_bool_arrays_of_mx_np() -> None:
         assert isinstance(mx.np.bool, type)
 
 
+@pytest.mark.filterwarnings("ignore:.*alltrue. is deprecated:DeprecationWarning")
+# MXNet hands these names on to NumPy, where 1.25 to 1.26 still have them.
+@pytest.mark.filterwarnings("ignore:`(alltrue|product|sometrue)` is deprecated as of NumPy 1.25.0:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:msort is deprecated:DeprecationWarning:mxnet.numpy.multiarray")
 def test_functions_that_numpy_renamed_or_dropped() -> None:
     with mx.util.np_shape(True), mx.util.np_array(True):
         x = mx.np.array([[3.0, 1.0], [0.0, 2.0]])
@@ -84,7 +88,10 @@ def test_estimators_handlers(tmp_path: Path) -> None:
     net.initialize(mx.init.One())
     data = mx.gluon.data.ArrayDataset(np.eye(8, dtype=np.float32), np.arange(8) % 2)
     loader = mx.gluon.data.DataLoader(data, 4)
-    estimator = Estimator(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), train_metrics=mx.metric.Accuracy())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
+    estimator = Estimator(
+        net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), train_metrics=mx.metric.Accuracy(), trainer=trainer
+    )
     best = event_handler.CheckpointHandler(
         str(tmp_path), "net", monitor=estimator.train_metrics[0], save_best=True, mode="max"
     )

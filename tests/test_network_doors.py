@@ -83,6 +83,8 @@ def test_parameters_that_change_are_renewed():
     assert np.abs(forward(module, other) - mxnets(course(), other, {})[0]).max() < 1e-5
 
 
+# SymbolBlock.imports gives its inputs no type.
+@pytest.mark.filterwarnings(r"ignore:Cannot decide type for the following arguments:UserWarning:mxnet\.gluon\.block")
 def test_saved_and_loaded_by_module_and_by_gluon(tmp_path):
     module, args, expected = bound_module(6)
     prefix = str(tmp_path / "net")
@@ -104,7 +106,7 @@ def test_images_from_a_layer_of_mxnets_own():
     symbol = S.Convolution(data, kernel=(1, 1), num_filter=8, no_bias=True, name="conv0")
     weight = np.random.RandomState(0).normal(size=(8, 16, 1, 1)).astype("f")
     node, params, _ = ece408_op.gpu_network(symbol, {"conv0_weight": mx.nd.array(weight)})
-    block = mx.gluon.SymbolBlock(node, [S.Variable("data")])
+    block = mx.gluon.SymbolBlock(node, [S.Variable("data", dtype="float32")])
     block.collect_params().initialize()
     block.collect_params()["conv0_weight"].set_data(params["conv0_weight"])
     before = mx.gluon.nn.Conv2D(16, 3, in_channels=16)
