@@ -68,7 +68,8 @@ def _end_when_interrupted(name: str) -> Callable[[], None]:
     Python runs a signal's handler between two of the main thread's bytecodes, so not while that thread waits in
     MXNet. The wakeup descriptor is written by the C handler itself (docs.python.org/3/library/signal.html).
     """
-    lock, told = threading.Lock(), []
+    lock = threading.Lock()
+    told: list[bool] = []
 
     def tell() -> None:
         with lock:
