@@ -131,4 +131,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ece408_op import commands
+
+    sys.exit(commands.guard("ece408_op.bench_contexts", main))

@@ -280,4 +280,6 @@ def _torchs() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ece408_op import commands
+
+    sys.exit(commands.guard("ece408_op.bench_network", main))

@@ -164,4 +164,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ece408_op import commands
+
+    sys.exit(commands.guard("ece408_op.sweep", main))

@@ -126,4 +126,6 @@ def _sample(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ece408_op import commands
+
+    sys.exit(commands.guard("models.accuracy", main))

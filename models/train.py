@@ -224,4 +224,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ece408_op import commands
+
+    sys.exit(commands.guard("models.train", main))

@@ -70,6 +70,30 @@ def test_a_folder_that_is_not_there_is_refused_before_any_work(
     assert f"--json: expected a file in a folder that is there, got {path}" in errors
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "others"),
+    [
+        ("profile/__main__.py", "--out", [__file__]),
+        ("grade/__main__.py", "--reports", [__file__]),
+        ("report/__main__.py", "--out", []),
+        ("m2.py", "--profile-out", []),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_refused_before_any_work(
+    name: str,
+    option: str,
+    others: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(name, [option, str(tmp_path / "file" / "folder"), *others], monkeypatch) == 2
+    printed, errors = capsys.readouterr()
+    assert printed == ""
+    assert f"{option}: expected a folder, got {tmp_path}/file/folder" in errors
+
+
 @pytest.mark.parametrize("arguments", [[], ["m5"]])
 def test_an_unknown_command_of_the_package_is_usage(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ece408_op import cuda
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError
 
 from . import graders, jail, klass, reports, scheduler, spec, submission
@@ -45,8 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         rules = spec.load(arguments.spec)
-        if arguments.json and (arguments.json.is_dir() or not arguments.json.parent.is_dir()):
-            raise SpecError(f"--json: expected a file in a folder that is there, got {arguments.json}")
+        for option, problem in (
+            ("--json", folder_problem(arguments.json)),
+            ("--reports", output_folder_problem(arguments.reports)),
+        ):
+            if problem:
+                raise SpecError(f"{option}: {problem}")
         with _interrupted_when_terminated():
             records = _on_workers(arguments, rules) if arguments.scheduler else _here(arguments, rules)
     except SpecError as error:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ece408_op.data.atomic import output_folder_problem
+
 from .session import DATA, TEXT, TIMELINE, Session
 
 _EPILOG = """\
@@ -35,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     script = Path(options.script)
     if not script.is_file():
         parser.error(f"script: expected a Python file, got {options.script}")
+    problem = output_folder_problem(options.out)
+    if problem:
+        parser.error(f"--out: {problem}")
     session = Session(on_gpu=True, out=options.out)
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(script.resolve().parent)
@@ -52,4 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ece408_op import commands
+
+    sys.exit(commands.guard("ece408_op.profile", main))
