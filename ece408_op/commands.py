@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 OK, FAILED, USAGE, CANNOT, INTERRUPTED = 0, 1, 2, 3, 128 + signal.SIGINT
@@ -80,6 +82,18 @@ def _end_when_interrupted(name: str) -> Callable[[], None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback of its library ends in a crash."""
+        while frame is not None:
+            if "mxnet" in Path(frame.f_code.co_filename).parts:
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    # Where the caller ignores SIGINT, as a shell does for its background jobs, so does the command.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
     def watch() -> None:
         while True:
