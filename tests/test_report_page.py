@@ -109,6 +109,10 @@ def tables(sections) -> dict[str, document.Table]:
     return found
 
 
+def texts(section) -> list[str]:
+    return [block.words for block in section.blocks if isinstance(block, document.Text)]
+
+
 def rows_of(sections, caption: str) -> list[list[str]]:
     (table,) = (table for title, table in tables(sections).items() if title.startswith(caption))
     return [list(row) for row in table.rows]
@@ -116,12 +120,14 @@ def rows_of(sections, caption: str) -> list[list[str]]:
 
 def test_figures_are_those_of_the_runs(kept) -> None:
     sections = render.contents(jobs.plan(asked()), asked(), kept)
-    assert rows_of(sections, "Accuracy and Op Time") == [["ece408-high", "0.9153", "28.1 ms", "6.70 ms", "384 us"]]
+    assert rows_of(sections, "Accuracy and Op Time") == [
+        ["ece408-high", "0.9153", "28.1 ms", "28.1 ms, direct", "6.70 ms", "384 us"]
+    ]
     assert rows_of(sections, "Accuracy and run time") == [
         ["ece408-high", "10000", "CPU", "0.9153", "3.25", "0.50", "2.75"]
     ]
     (against,) = rows_of(sections, "Op Times, CPU against GPU")
-    expected = ["28.1 ms", "28.1 ms, auto", "6.70 ms", "384 us", "strip", "4.19 x", "73.2 x", "17.4 x"]
+    expected = ["28.1 ms", "28.1 ms, direct", "6.70 ms", "384 us", "strip", "4.19 x", "73.2 x", "17.4 x"]
     assert against[3:] == expected
     times = {name: cells for name, _, *cells in rows_of(sections, "Time of each kernel, 10000")}
     assert times == {
@@ -276,20 +282,90 @@ def test_the_fastest_cpu_kernel_is_found_by_its_times(kept) -> None:
     keep(kept, "m2-ece408-high-10000-loops", milestone([0.02], "loops"))
     (against,) = rows_of(render.contents(jobs.plan(asked()), asked(), kept), "Op Times, CPU against GPU")
     assert against[3:5] == ["28.1 ms", "20.0 ms, loops"]
+    (short,) = rows_of(_contents(kept), "Accuracy and Op Time")
+    assert short[2:4] == ["28.1 ms", "20.0 ms, loops"]
+
+
+def test_the_first_cpu_kernel_of_the_list_stands_for_nothing(kept) -> None:
+    keep(kept, "m2-ece408-high-10000-auto", milestone([0.0281], "loops"))
+    keep(kept, "m2-ece408-high-10000-direct", milestone([0.214]))
+    (short,) = rows_of(_contents(kept), "Accuracy and Op Time")
+    assert short[2:4] == ["28.1 ms", "28.1 ms, loops"]
+    kernels = {cells[2]: cells[3] for cells in rows_of(_contents(kept), "Op Times, and run time")}
+    assert kernels == {"auto (loops)": "28.1 ms", "direct": "214 ms", "loops": "414 ms"}
+    assert "214 ms" not in str(rows_of(_contents(kept), "Op Times, CPU against GPU"))
+
+
+def test_two_layers_have_each_their_fastest_kernel(tmp_path) -> None:
+    network = "ece408-2018sp"
+    keep(tmp_path, f"m1-{network}-100", milestone([]))
+    keep(tmp_path, f"m2-{network}-100-direct", milestone([0.001, 0.009]))
+    keep(tmp_path, f"m2-{network}-100-loops", milestone([0.005, 0.002], "loops"))
+    wanted = asked(networks=[network], sizes=[100])
+    sections = render.contents(jobs.plan(wanted), wanted, tmp_path)
+    # Nothing was measured of m2.py without --impl, m3 and m4: they have no column.
+    assert rows_of(sections, "Accuracy and Op Time") == [[network, "0.9153", "1.00 ms, direct + 2.00 ms, loops"]]
 
 
 def test_without_a_gpu_there_is_a_chart_and_no_table_without_a_figure(tmp_path) -> None:
     runs = tmp_path / "runs"
-    keep(runs, MACHINE, {**FACTS, "gpu": None, "cannot": {"gpu": "no NVIDIA driver"}})
+    keep(runs, MACHINE, {**FACTS, "gpu": None, "cannot": {"gpu": "no NVIDIA driver: use m2.py"}})
     keep(runs, "m2-ece408-high-10000-auto", milestone([0.0281]))
     keep(runs, "m2-ece408-high-10000-loops", milestone([0.414], "loops"))
     sections = render.contents(jobs.plan(asked()), asked(), runs)
     assert [figure.name for figure in render.figures(sections)] == ["cpu-1-x-28-x-28-50-of-5-x-5"]
     (gpu,) = [section for section in sections if section.title.startswith("Milestones 3")]
-    assert [block.words for block in gpu.blocks] == [
-        "Left out, because nothing was measured on a GPU: no NVIDIA driver."
-    ]
+    assert [block.words for block in gpu.blocks] == ["Milestones 3 and 4 were left out: no NVIDIA driver."]
     assert gpu.sections == []
+    # The end lists reasons and commands; every other table has a figure in each column after the names.
+    assert rows_of(sections, "Accuracy and Op Time") == [["ece408-high", "0.9153", "28.1 ms", "28.1 ms, direct"]]
+    assert not any(table.rows == [] for table in tables(sections).values())
+    (second,) = [section for section in sections if section.title.startswith("Milestone 2")]
+    assert any("built-in Convolution" in words and "Left out" in words for words in texts(second))
     teams = [row[0] for row in rows_of(sections, "Op Times; ours are sums")]
     assert "2017 fall, ece408-high: report 003_f908eb42489cd140" in teams
     assert not any("GPU" in row[2] for row in rows_of(sections, "Op Times; ours are sums"))
+
+
+def test_the_chart_has_mxnets_time_where_it_was_measured(kept) -> None:
+    plain = {figure.name: figure for figure in render.figures(_contents(kept))}["cpu-1-x-28-x-28-50-of-5-x-5"]
+    assert "auto (direct)" in plain.svg
+    assert "MXNet" not in plain.svg + plain.caption
+    result = {"reused": {"median": 0.05}, "fresh": {"median": 0.09}}
+    keep(kept, "bench-1x28x28x50x5-10000", {"layers": [{"results": {"MXNet Convolution": result, "New auto": result}}]})
+    (row, _) = sorted(rows_of(_contents(kept), "The operator New and MXNet's"))
+    assert row == [LAYER, "fresh", "auto", "90.0 ms", "90.0 ms", "1.00 x"]
+    with_it = {figure.name: figure for figure in render.figures(_contents(kept))}[plain.name]
+    assert "MXNet Convolution" in with_it.svg
+    assert "50.0 ms" in with_it.svg
+    assert "MXNet's built-in Convolution" in with_it.caption
+
+
+def test_published_figures_of_nothing_that_was_run_are_left_out(tmp_path) -> None:
+    keep(tmp_path, "m2-ece408-high-100-auto", milestone([0.001]))
+    wanted = asked(sizes=[100])
+    sections = render.contents(jobs.plan(wanted), wanted, tmp_path)
+    (section,) = [section for section in sections if section.title.startswith("Published")]
+    assert len(texts(section)) == len(section.blocks) == 1
+    assert texts(section)[0].startswith("The published figures were left out: ")
+
+
+def test_a_gpu_that_cannot_be_used_is_said_in_whole(tmp_path) -> None:
+    reason = "the GPU: expected cupy to import, got ImportError"
+    keep(tmp_path, MACHINE, {**FACTS, "gpu": None, "cannot": {"gpu": reason}})
+    sections = render.contents(jobs.plan(asked()), asked(), tmp_path)
+    (gpu,) = [section for section in sections if section.title.startswith("Milestones 3")]
+    assert texts(gpu) == [f"Milestones 3 and 4 were left out: {reason}."]
+
+
+def test_every_section_says_what_its_numbers_mean(kept) -> None:
+    for section in _contents(kept):
+        assert texts(section), section.title
+
+
+def test_teams_are_named_with_term_and_network(kept) -> None:
+    assert published.team(published.TEAM_001, published.FALL) == "2018 fall, ece408-2018fa: report 001_82e85820b84ecd30"
+    words = render.page(_contents(kept), "report.md.j2")
+    for report in re.findall(r"00\d_[0-9a-f]{16}", words):
+        assert f": report {report}" in words
+        assert not re.search(rf"(?<!: report ){report}", words)

@@ -15,6 +15,7 @@ import pytest
 
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.report import jobs, runner
+from ece408_op.report.__main__ import main
 from ece408_op.report.jobs import COUNTERS, DEVICE, GPU, MACHINE, Asked, Job
 
 ALL = ["baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"]
@@ -191,6 +192,29 @@ def test_usage_errors(arguments, words, tmp_path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(words, done.stderr)
     assert not (tmp_path / "x").exists()
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_runs(tmp_path) -> None:
+    (tmp_path / "taken").write_text("kept")
+    command = [sys.executable, "-m", "ece408_op.report", "--out", "taken"]
+    root = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path, env=environment
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--out: expected a folder, got taken" in done.stderr
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_ctrl_c_ends_the_report_with_one_line(tmp_path, monkeypatch, capsys) -> None:
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "make", interrupted)
+    assert main(["--networks", "ece408-low", "--sizes", "7", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "ece408-report: interrupted; the same command goes on from here\n"
 
 
 def test_a_small_report_from_end_to_end(tmp_path) -> None:

@@ -46,7 +46,9 @@ def machine(runs: Runs) -> Section:
             ["driver", f"{gpu['driver']}, CUDA {gpu['driver_cuda']}; NVRTC {gpu['nvrtc']}"],
         ]
     rows += [[name, version] for name, version in facts["versions"].items()]
-    return Section("Machine", [Table("The machine, and the versions of what ran", ["what", "which"], rows)])
+    words = "All times in this report were measured on this machine, except those that are marked as published."
+    table = Table("The machine, and the versions of what ran", ["what", "which"], rows)
+    return Section("Machine", [Text(words), table])
 
 
 def milestone1(runs: Runs, asked: Asked) -> Section:
@@ -79,14 +81,18 @@ def milestone2(runs: Runs, asked: Asked) -> Section:
             for kernel in [AUTO, *asked.cpu_kernels]:
                 result = runs.milestone("m2", network, size, kernel)
                 if result is not None:
-                    rows.append([network, str(size), kernel, op_times(result), *program(result)])
+                    rows.append([network, str(size), _label(kernel, result), op_times(result), *program(result)])
             watched = runs.milestone("m2", network, size, "profile")
             profiles.append((f"m2, {network}, {size} images", watched))
     head = ["network", "images", "kernel", "Op Time of each layer", "user, s", "system, s", "elapsed, s"]
     section = Section(
         "Milestone 2: the operator on the CPU",
         [
-            Text("Each kernel computes the same convolutions; auto is what m2.py takes without --impl."),
+            Text(
+                "Each kernel computes the same convolutions. Op Time is the computation alone; user, system and "
+                "elapsed are the whole program's. auto is what m2.py runs without --impl; the kernel that it chose for "
+                "each layer is in brackets."
+            ),
             Table("Op Times, and run time of the whole program", head, rows),
             *_charts(runs, asked),
             _built_in(runs, asked),
@@ -96,20 +102,32 @@ def milestone2(runs: Runs, asked: Asked) -> Section:
 
 
 def _charts(runs: Runs, asked: Asked) -> list[Block]:
-    """Bars of the Op Times of every kernel on each distinct layer, from the run with the most images."""
+    """Bars of each CPU kernel's Op Time on each distinct layer, from the runs with the most images."""
     size, charts = max(asked.sizes), dict[Layer, Block]()
     for network in asked.networks:
         for number, layer in enumerate(layers(network)):
-            times = {impl: runs.op_times("m2", network, size, impl) for impl in (AUTO, *asked.cpu_kernels)}
-            known = {impl: own[number] for impl, own in times.items() if number < len(own)}
-            if known and layer not in charts:
-                charts[layer] = plots.cpu_bars(layer_text(layer), known, size)
+            results = {impl: runs.milestone("m2", network, size, impl) for impl in (AUTO, *asked.cpu_kernels)}
+            known = {impl: run["op_times"] for impl, run in results.items() if run and number < len(run["op_times"])}
+            calls = {impl: own[number] for impl, own in known.items()}
+            times = {_bracketed(impl, [call["implementation"]]): call["seconds"] for impl, call in calls.items()}
+            if times and layer not in charts:
+                found = (runs.bench(layer, size) or {}).get(BUILT_IN, {}).get("reused", {})
+                charts[layer] = plots.cpu_bars(layer_text(layer), times, size, found.get("median"))
     return list(charts.values())
+
+
+def _label(impl: str, result: dict[str, Any]) -> str:
+    """The name of an m2 run; of auto with the kernels that it chose."""
+    return _bracketed(impl, [call["implementation"] for call in result["op_times"]])
+
+
+def _bracketed(impl: str, chosen: list[str]) -> str:
+    return f"{impl} ({' + '.join(chosen)})" if impl == AUTO else impl
 
 
 def _built_in(runs: Runs, asked: Asked) -> Table:
     images = max(asked.sizes)
-    head = ["layer", "output", "New", "MXNet Convolution", "times as fast"]
+    head = ["layer", "output", "implementation", "New", "MXNet Convolution", "times as fast"]
     rows = []
     for layer in dict.fromkeys(layer for network in asked.networks for layer in layers(network)):
         found = runs.bench(layer, images) or {}
@@ -117,9 +135,10 @@ def _built_in(runs: Runs, asked: Asked) -> Table:
         for kind in ("fresh", "reused"):
             new, built_in = (found.get(name, {}).get(kind, {}).get("median") for name in (own, BUILT_IN))
             if new or built_in:
-                rows.append([layer_text(layer), kind, seconds(new), seconds(built_in), ratio(over(built_in, new))])
+                figures = [seconds(new), seconds(built_in), ratio(over(built_in, new))]
+                rows.append([layer_text(layer), kind, own.removeprefix("New ") or NONE, *figures])
     caption = (
-        f"The operator as m2.py runs it and MXNet's built-in Convolution, {images} images, medians of whole calls; "
+        f"The operator New and MXNet's built-in Convolution, {images} images, medians of whole calls; "
         "a fresh output is new memory, a reused one was written before"
     )
     return Table(caption, head, rows)

@@ -13,7 +13,8 @@ def published(runs: Runs, asked: Asked) -> Section:
     words = (
         "Published by the course's teams and staff, 2017 to 2018, on other hardware: GPUs of the Kepler, Pascal and "
         "Volta generations and the CPUs beside them. Times are not comparable, so each is also given as a ratio to the "
-        "naive GPU kernel that the same report began with (above 1: faster than it), and ours to our kernel like it."
+        "naive GPU kernel that the same report began with (above 1: faster than it), and ours to our kernel like it. "
+        "Only the networks and numbers of images that were run here are shown."
     )
     return Section(
         "Published figures, other hardware",
@@ -29,7 +30,9 @@ def missing(runs: Runs) -> Section:
     if not found:
         return Section("What was not run", [Text("Everything that was asked for was run.")])
     rows = [[reason, str(len(commands)), "; ".join(commands)] for reason, commands in found.items()]
-    return Section("What was not run", [Table("Runs without a result", ["reason", "runs", "commands"], rows)])
+    words = "These commands gave no figure; each row has one reason and the commands that it stopped."
+    table = Table("Runs without a result", ["reason", "runs", "commands"], rows)
+    return Section("What was not run", [Text(words), table])
 
 
 def _times(runs: Runs, asked: Asked) -> Table:

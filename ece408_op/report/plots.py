@@ -114,24 +114,31 @@ def bars(title: str, run: Mapping[str, Any], size: int, baseline: str) -> Figure
     return Figure(name, caption, alt, _svg(name, draw))
 
 
-def cpu_bars(title: str, times: Mapping[str, float], size: int) -> Figure:
-    """The Op Time in seconds of every CPU implementation on one layer, on a logarithmic scale."""
+def cpu_bars(title: str, times: Mapping[str, float], size: int, built_in: float | None = None) -> Figure:
+    """The Op Time in seconds of every CPU kernel on one layer, on a logarithmic scale.
+
+    built_in: the time of a whole call of MXNet's Convolution, where it was measured.
+    """
+    all_times = {**times, "MXNet Convolution": built_in} if built_in else dict(times)
 
     def draw(plt: Any) -> Any:
-        figure, axes = plt.subplots(figsize=(_WIDTH, 0.7 + 0.21 * len(times)))
-        places, values = range(len(times), 0, -1), [1e3 * value for value in times.values()]
-        axes.barh(places, values, color=[_FASTEST if v == min(values) else _FLOAT32 for v in values], height=0.72)
+        figure, axes = plt.subplots(figsize=(_WIDTH, 0.7 + 0.21 * len(all_times)))
+        places, values = range(len(all_times), 0, -1), [1e3 * value for value in all_times.values()]
+        colors = [_FASTEST if value == min(times.values()) else _FLOAT32 for value in times.values()]
+        axes.barh(places, values, color=[*colors, _BASE][: len(values)], height=0.72)
         for place, value in zip(places, values):
             axes.annotate(f" {seconds(value / 1e3)}", (value, place), va="center", fontsize=7.5, annotation_clip=False)
-        axes.set(xscale="log", xlim=(min(values) / 1.6, max(values) * 3.2), ylim=(0.3, len(times) + 0.7))
+        axes.set(xscale="log", xlim=(min(values) / 1.6, max(values) * 3.2), ylim=(0.3, len(values) + 0.7))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-        axes.set_yticks(list(places), list(times), fontsize=8)
+        axes.set_yticks(list(places), list(all_times), fontsize=8)
         axes.set_xlabel("milliseconds")
         return figure
 
     name = "cpu-" + re.sub(r"[^a-z0-9]+", "-", title)
-    caption = f"Op Time of each CPU kernel, {title}, {size} images, logarithmic. Green: the fastest."
+    caption = f"Op Time of each CPU kernel, {title}, {size} images, logarithmic. Green: the fastest kernel."
+    if built_in:
+        caption += " Orange: a whole call of MXNet's built-in Convolution into memory that was written before."
     return Figure(name, caption, f"Bar chart of {len(times)} CPU kernels' times on {title}", _svg(name, draw))
 
 

@@ -13,7 +13,7 @@ from ece408_op.install_hint import command
 
 from . import document, milestones, others, speed
 from .document import Figure, Section, Table
-from .jobs import Asked, Job
+from .jobs import GPU, Asked, Job
 from .runs import Runs
 
 PAGE, MARKDOWN, FIGURES = "index.html", "report.md", "figures"
@@ -42,14 +42,12 @@ def contents(plan: Sequence[Job], asked: Asked, runs_folder: Path) -> list[Secti
         sections.append(milestones.milestone2(runs, asked))
     if {"m3", "m4"} & set(asked.milestones):
         sections.append(speed.milestones34(runs, asked))
-    sections += [others.published(runs, asked), others.missing(runs)]
-    facts = runs.machine
-    why = f": {facts['cannot']['gpu']}" if facts is not None and facts["cannot"].get("gpu") else "; see the end"
+    sections.append(others.published(runs, asked))
     for section in sections:
         _drop_empty(section)
-        if section.title.startswith("Milestones 3") and not _has_figures(section):
-            section.blocks = [document.Text(f"Left out, because nothing was measured on a GPU{why}.")]
-    return sections
+        if not _has_figures(section):
+            section.blocks = [document.Text(_left_out(section, runs))]
+    return [*sections, others.missing(runs)]
 
 
 def write(plan: Sequence[Job], asked: Asked, runs_folder: Path, out: Path) -> list[Path]:
@@ -91,13 +89,31 @@ def figures(sections: Sequence[Section]) -> list[Figure]:
 
 
 def _drop_empty(section: Section) -> None:
-    """Leave out tables without a row, and sections with words alone: what is missing is listed at the end."""
-    section.blocks = [block for block in section.blocks if not isinstance(block, Table) or block.rows]
+    """Leave out tables without a row, and sections below that have words alone; one sentence names them."""
     for below in section.sections:
         _drop_empty(below)
+    names = [block.caption for block in section.blocks if isinstance(block, Table) and not block.rows]
+    names += [below.title for below in section.sections if not _has_figures(below)]
+    section.blocks = [block for block in section.blocks if not isinstance(block, Table) or block.rows]
     section.sections = [below for below in section.sections if _has_figures(below)]
-    if not section.blocks and not section.sections:
-        section.blocks.append(document.Text("No run gave a figure for this; see the end."))
+    if names:
+        quoted = ", ".join(f'"{name}"' for name in names)
+        section.blocks.append(document.Text(f"Left out, because no run here gave a figure for it: {quoted}."))
+
+
+def _left_out(section: Section, runs: Runs) -> str:
+    """The sentence that stands for a section in which nothing was measured: which part, and why."""
+    facts = runs.machine
+    gpu_problem = facts["cannot"].get(GPU) if facts is not None else None
+    if section.title.startswith("Milestones 3") and gpu_problem:
+        # The advice on what to use instead is in the machine's table and at the report's end.
+        return f"Milestones 3 and 4 were left out: {gpu_problem.split(': use ')[0].rstrip('.')}."
+    if section.title.startswith("Published"):
+        return (
+            "The published figures were left out: none of them has a network and a number of images that were run here."
+        )
+    name = "The summary" if section.title == "In short" else section.title.split(":")[0]
+    return f"{name} {'were' if name.startswith('Milestones') else 'was'} left out: no run gave a figure for it."
 
 
 def _has_figures(section: Section) -> bool:

@@ -54,13 +54,23 @@ def summary(runs: Runs, asked: Asked) -> Section:
         known = [found for script in ("m4", "m3", "m2", "m1") for found in [results[script]] if found is not None]
         sources |= {found["source"] for found in known}
         if known:
-            times = [op_times(found) if found else NONE for found in (results["m2"], results["m3"], results["m4"])]
-            rows.append([network, f"{known[0]['accuracy']:.4f}", *times])
-    head = ["network", "accuracy", "CPU, m2", "GPU, first kernel, m3", "GPU, fastest kernel, m4"]
-    words = "Op Time is the computation of one convolution on all images; a network with two has two, in their order."
-    section = Section(
-        "In short", [Text(words), Table(f"Accuracy and Op Time of each layer, {size} images", head, rows)]
+            operator_runs = (results[script] for script in ("m2", "m3", "m4"))
+            m2, m3, m4 = (op_times(found) if found else NONE for found in operator_runs)
+            on_cpu = [_fastest_on_cpu(runs, asked, network, size, layer) for layer in range(len(layers(network)))]
+            rows.append([network, f"{known[0]['accuracy']:.4f}", m2, " + ".join(on_cpu), m3, m4])
+    head = ["network", "accuracy", "CPU, m2", "fastest CPU kernel", "GPU, first kernel, m3", "GPU, fastest kernel, m4"]
+    # A column of dashes says nothing: the end of the report lists what was not run, with the reason.
+    shown = [n for n in range(len(head)) if n < 2 or any(set(row[n]) - set(f"{NONE} +") for row in rows)]
+    table = Table(
+        f"Accuracy and Op Time of each layer, {size} images",
+        [head[n] for n in shown],
+        [[row[n] for n in shown] for row in rows],
     )
+    words = (
+        "Op Time is the computation of one convolution on all images; a network with two has two, in their order. "
+        "m2 is what m2.py runs without --impl. The fastest CPU kernel is the one with the least Op Time measured here."
+    )
+    section = Section("In short", [Text(words), table])
     section.blocks += [Text(SOURCES.get(source, f"Images: {source}.")) for source in sorted(sources)]
     return section
 
@@ -78,7 +88,6 @@ def _cpu_against_gpu(runs: Runs, asked: Asked) -> Table:
                 best = last["op_times"][number] if last else None
                 ours = best["seconds"] if best else None
                 on_cpu, naive = (times[number] if times else None for times in (cpu, first))
-                best_cpu = runs.fastest_on_cpu(network, size, number, [AUTO, *asked.cpu_kernels])
                 if naive is None and ours is None:
                     continue
                 rows.append(
@@ -87,7 +96,7 @@ def _cpu_against_gpu(runs: Runs, asked: Asked) -> Table:
                         layer_text(layer),
                         str(size),
                         seconds(on_cpu),
-                        f"{seconds(best_cpu[1])}, {best_cpu[0]}" if best_cpu else NONE,
+                        _fastest_on_cpu(runs, asked, network, size, number),
                         *map(seconds, (naive, ours)),
                         best["implementation"] if best else NONE,
                         ratio(over(on_cpu, naive)),
@@ -98,6 +107,12 @@ def _cpu_against_gpu(runs: Runs, asked: Asked) -> Table:
     head = ["network", "layer", "images", "m2", "fastest CPU kernel", "m3", "m4", "m4's kernel"]
     head += ["m2 / m3", "m2 / m4", "m3 / m4"]
     return Table("Op Times, CPU against GPU, in whole runs of the network", head, rows)
+
+
+def _fastest_on_cpu(runs: Runs, asked: Asked, network: str, size: int, layer: int) -> str:
+    """Op Time and name of the fastest CPU kernel on one convolution."""
+    best = runs.fastest_on_cpu(network, size, layer, [AUTO, *asked.cpu_kernels])
+    return f"{seconds(best[1])}, {best[0]}" if best else NONE
 
 
 def _programs(runs: Runs, asked: Asked) -> Table:
