@@ -14,10 +14,11 @@ def folder_problem(path: Path | None) -> str | None:
     """Why ``replacing(path)`` could not begin, to be said before work that takes long; None where it could."""
     if path is None:
         return None
-    if path.is_dir():
+    # os.path answers False where a folder on the way may not be read; Path's methods raise PermissionError there.
+    if os.path.isdir(path):
         return f"expected a file, got the folder {path}"
     folder = path.absolute().parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return f"expected a file in a folder that is there, got {path}"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"expected a file in a folder that can be written, got {path}"
@@ -29,9 +30,9 @@ def output_folder_problem(path: Path | None) -> str | None:
     if path is None:
         return None
     whole = path.absolute()
-    there = next(place for place in (whole, *whole.parents) if place.exists())
-    if not there.is_dir():
-        return f"expected a folder, got {path}, where {there} is a file"
+    there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+    if not os.path.isdir(there):
+        return f"expected a folder, got {path}, where {there} is no folder"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"expected a folder that can be written, got {path}"
     return None

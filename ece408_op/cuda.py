@@ -32,6 +32,8 @@ _DEVICE_TO_DEVICE = 3
 _FEWEST_REPEATS = 3
 _NOTHING = nullcontext()
 
+_INSTEAD = "use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
+
 
 @cache
 def driver_version() -> int | None:
@@ -47,9 +49,12 @@ def driver_version() -> int | None:
 def require_driver() -> None:
     """Raise DeviceError, with what to do instead, where there is no NVIDIA driver."""
     if driver_version() is None:
-        raise DeviceError(
-            "no NVIDIA driver: use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
-        )
+        raise DeviceError(f"no NVIDIA driver: {_INSTEAD}")
+
+
+def init_error() -> int:
+    """The error code of the driver's cuInit, such as 100 where it finds no GPU; 0 where it succeeds."""
+    return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
 
 
 def how_to_install(version: int) -> str:
@@ -61,12 +66,18 @@ def how_to_install(version: int) -> str:
 
 @cache
 def cupy() -> Any:
-    """The module CuPy; raises DeviceError where there is no driver or CuPy cannot be imported."""
+    """The module CuPy; raises DeviceError where there is no driver, or CuPy cannot be imported."""
     require_driver()
     load_libraries(_NVRTC)
     try:
         return import_module("cupy")
     except ImportError as error:
+        # No package helps where the driver itself fails. Where CuPy is there, device_count reports that failure.
+        failed = init_error()
+        if failed:
+            raise DeviceError(
+                f"the GPU: expected a working NVIDIA driver, got error {failed} of cuInit; {_INSTEAD}"
+            ) from error
         raise DeviceError(f"the GPU: expected CuPy, got {error}; {how_to_install(driver_version() or 0)}") from error
 
 
@@ -76,9 +87,9 @@ def device_count() -> int:
     try:
         count: int = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        raise DeviceError(f"the GPU: expected a working NVIDIA driver, got {error}; use the CPU here") from error
+        raise DeviceError(f"the GPU: expected a working NVIDIA driver, got {error}; {_INSTEAD}") from error
     if count == 0:
-        raise DeviceError("the GPU: expected at least one NVIDIA GPU, got none; use the CPU here")
+        raise DeviceError(f"the GPU: expected at least one NVIDIA GPU, got none; {_INSTEAD}")
     return count
 
 

@@ -11,7 +11,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def command(extra: str, root: Path = _ROOT) -> str:
-    """The command that installs that extra: from the checkout, or from the wheel or folder that pip was given.
+    """The command that installs that extra: from the checkout, or from the wheel, folder or repository pip was given.
 
     root: the folder that holds the package's. pip records its source in direct_url.json (PEP 610).
     """
@@ -33,9 +33,14 @@ def _here(root: Path) -> str:
 
 
 def _source() -> str | None:
+    """The URL that pip installed this package from, as pip takes it; None where pip recorded none."""
     try:
         text = distribution("ece408-op").read_text("direct_url.json")
-        url = json.loads(text)["url"] if text else None
-    except (PackageNotFoundError, ValueError, KeyError, TypeError):
+        if not text:
+            return None
+        record = json.loads(text)
+        url = str(record["url"])
+        control = record.get("vcs_info")
+        return url if control is None else f"{control['vcs']}+{url}@{control['commit_id']}"
+    except (PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return url if isinstance(url, str) else None

@@ -164,16 +164,26 @@ except DeviceError as error:
 def test_without_cupy_the_error_says_what_to_install(monkeypatch, version, extra):
     cuda.cupy.cache_clear()
     monkeypatch.setattr(cuda, "driver_version", lambda: version)
+    monkeypatch.setattr(cuda, "init_error", lambda: 0)
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match=rf"pip install .*\[{extra}\].* brings CuPy"):
         cuda.device_count()
     cuda.cupy.cache_clear()
 
 
-def test_without_a_driver_the_error_asks_for_no_package(monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "failed", "message"),
+    [
+        (None, 0, "no NVIDIA driver: use m2.py"),
+        (13000, 100, "expected a working NVIDIA driver, got error 100 of cuInit; use m2.py"),
+    ],
+)
+def test_without_a_driver_that_works_the_error_asks_for_no_package(monkeypatch, version, failed, message):
     cuda.cupy.cache_clear()
-    monkeypatch.setattr(cuda, "driver_version", lambda: None)
-    with pytest.raises(DeviceError, match="no NVIDIA driver: use m2.py") as error:
+    monkeypatch.setattr(cuda, "driver_version", lambda: version)
+    monkeypatch.setattr(cuda, "init_error", lambda: failed)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match=message) as error:
         cuda.device_count()
     assert "install" not in str(error.value)
     cuda.cupy.cache_clear()

@@ -11,8 +11,8 @@ from ece408_op import install_hint
 
 
 class Distribution:
-    def __init__(self, url: str | None) -> None:
-        self.text = None if url is None else json.dumps({"url": url})
+    def __init__(self, url: str | None, **more: object) -> None:
+        self.text = None if url is None else json.dumps({"url": url, **more})
 
     def read_text(self, name: str) -> str | None:
         assert name == "direct_url.json"
@@ -39,4 +39,11 @@ def test_of_an_installed_package(
     url: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install_hint, "distribution", lambda name: Distribution(url))
+    assert install_hint.command("cpu", tmp_path) == expected
+
+
+def test_of_a_package_installed_from_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Distribution("https://a.example/e.git", vcs_info={"vcs": "git", "commit_id": "12ab"})
+    monkeypatch.setattr(install_hint, "distribution", lambda name: record)
+    expected = "pip install 'ece408-op[cpu] @ git+https://a.example/e.git@12ab'"
     assert install_hint.command("cpu", tmp_path) == expected

@@ -1,0 +1,71 @@
+"""Where a file or a folder cannot be written is said before any work, and never by an exception."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ece408_op.data import atomic
+from ece408_op.data.atomic import folder_problem, output_folder_problem
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("folder").mkdir()
+    Path("dangling").symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("path", [None, "new.json", "file", "folder/new.json"])
+def test_files_that_can_be_written(path: str | None) -> None:
+    assert folder_problem(None if path is None else Path(path)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("", "expected a file, got the folder ."),
+        ("folder", "expected a file, got the folder folder"),
+        ("nowhere/x", "expected a file in a folder that is there, got nowhere/x"),
+        ("file/x", "expected a file in a folder that is there, got file/x"),
+    ],
+)
+def test_files_that_cannot(path: str, problem: str) -> None:
+    assert folder_problem(Path(path)) == problem
+
+
+@pytest.mark.parametrize("path", [None, "", "folder", "new", "new/and/newer", "folder/../new"])
+def test_folders_that_can_be_made(path: str | None) -> None:
+    assert output_folder_problem(None if path is None else Path(path)) is None
+
+
+@pytest.mark.parametrize(("path", "way"), [("file", "file"), ("file/x/y", "file"), ("dangling", "dangling")])
+def test_folders_that_cannot(path: str, way: str) -> None:
+    assert output_folder_problem(Path(path)) == f"expected a folder, got {path}, where {Path.cwd() / way} is no folder"
+
+
+def test_folders_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda folder, mode: False)
+    assert folder_problem(Path("x")) == "expected a file in a folder that can be written, got x"
+    assert output_folder_problem(Path("x/y")) == "expected a folder that can be written, got x/y"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to be root, to become another user")
+def test_a_folder_that_another_user_may_not_read() -> None:
+    """As a user other than root, where Path.is_dir and Path.exists raise PermissionError (Python 3.8 to 3.13)."""
+    Path("folder").chmod(0o700)
+    source = Path(atomic.__file__).read_text(encoding="utf-8")
+    code = (
+        "import os\nfrom pathlib import Path\nos.setuid(65534)\nfolder = Path('folder')\n"
+        "print(folder_problem(folder / 'x'), output_folder_problem(folder / 'x'), sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{source}\n{code}"], capture_output=True, text=True, check=False)
+    # Whether the folder is there at all is seen only where those above it may be read.
+    file, folder = done.stdout.splitlines() or pytest.fail(done.stderr)
+    assert file in [f"expected a file in a folder that {what}, got folder/x" for what in ("is there", "can be written")]
+    assert folder == "expected a folder that can be written, got folder/x"
