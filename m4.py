@@ -3,7 +3,10 @@
 
 import sys
 
-from ece408_op import commands
-
 if __name__ == "__main__":
+    try:
+        from ece408_op import commands
+    except KeyboardInterrupt:
+        print("m4.py: interrupted", file=sys.stderr)
+        sys.exit(130)
     sys.exit(commands.run("m4"))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ece408_op.commands import guard
 from ece408_op.errors import DataError
 
 from . import sample
@@ -99,4 +100,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guard("ece408_op.data.make_sample", lambda: main(sys.argv[1:])))

@@ -10,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -39,29 +40,70 @@ def guard(name: str, work: Callable[[], int]) -> int:
     Ctrl-C prints one line under the command's name and gives exit code 130. A computation of MXNet or of a kernel
     cannot be interrupted from Python, nor can the wait for it at exit: the process then ends without it.
     """
-    said = _end_when_interrupted(name)
+    tell = _end_when_interrupted(name)
     try:
         return work()
     except KeyboardInterrupt:
-        said()
+        tell()
         return INTERRUPTED
+    finally:
+        # What runs at exit is left to the watching thread: an exception there would be printed and lost.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def run(name: str) -> int:
     """Import and run one of COMMANDS with this process's arguments; returns its exit code."""
+    milestone = COMMANDS[name] == "milestones"
+    shown = f"{name}.py" if milestone else f"ece408-{name}"
 
     def work() -> int:
-        main: Callable[..., int] = import_module(f"ece408_op.{COMMANDS[name]}").main
-        return main(name) if COMMANDS[name] == "milestones" else main()
+        # NumPy turns an exception inside its import into an ImportError of many lines.
+        with _ended_at_once(shown):
+            main: Callable[..., int] = import_module(f"ece408_op.{COMMANDS[name]}").main
+        return main(name) if milestone else main()
 
-    if name in _THAT_CLEAN_UP:
-        return work()
-    return guard(f"{name}.py" if COMMANDS[name] == "milestones" else f"ece408-{name}", work)
+    if name not in _THAT_CLEAN_UP:
+        return guard(shown, work)
+    return work()
 
 
 def bench() -> int:
     """Run ece408-bench."""
     return run("bench")
+
+
+def grade() -> int:
+    """Run ece408-grade."""
+    return run("grade")
+
+
+def report() -> int:
+    """Run ece408-report."""
+    return run("report")
+
+
+@contextmanager
+def _ended_at_once(name: str) -> Iterator[None]:
+    """Inside it, SIGINT prints its line and ends the process where it stands: nothing has begun that needs an end."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _tell(name)
+        os._exit(INTERRUPTED)
+
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _tell(name: str) -> None:
+    # A terminal's current line may hold a progress bar and the ^C that was typed.
+    start = "\n" if sys.stderr.isatty() else ""
+    print(f"{start}{name}: interrupted", file=sys.stderr, flush=True)
 
 
 def _end_when_interrupted(name: str) -> Callable[[], None]:
@@ -77,7 +119,7 @@ def _end_when_interrupted(name: str) -> Callable[[], None]:
         with lock:
             if not told:
                 told.append(True)
-                print(f"{name}: interrupted", file=sys.stderr, flush=True)
+                _tell(name)
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any
 
 from .errors import MXNetImportError
-from .install_hint import command
 from .mxnet_lent import lent_builtins, mend
 
 #: What MXNet's CUDA 11 builds link to, by the names the loader asks for.
@@ -77,10 +76,16 @@ def warn_where_absent() -> None:
         warnings.warn(f"MXNet is not installed, so there is no operator New: {_how_to_install()}", stacklevel=3)
 
 
+def _command(extra: str) -> str:
+    from .install_hint import command  # needs importlib.metadata, a third of this package's import
+
+    return command(extra)
+
+
 def _how_to_install() -> str:
     if sys.version_info >= (3, 13):
-        return f"{command('cpu')} && pip install --no-deps mxnet==1.9.1 (its metadata rules out this Python)"
-    return f"{command('cpu')}, or with cu117, cuda12 or cuda13 in the place of cpu for a GPU"
+        return f"{_command('cpu')} && pip install --no-deps mxnet==1.9.1 (its metadata rules out this Python)"
+    return f"{_command('cpu')}, or with cu117, cuda12 or cuda13 in the place of cpu for a GPU"
 
 
 def load_libraries(names: Iterable[str], folders: Iterable[Path] | None = None) -> list[str]:
@@ -184,9 +189,9 @@ def _who_has(library: str) -> str:
     if library == "libgomp.so.1":
         return "install the system's package for it (Debian and Ubuntu: apt-get install libgomp1)"
     if library in CUDA11_LIBRARIES:
-        return f"{command('cu117')} brings it"
+        return f"{_command('cu117')} brings it"
     if library == "libcuda.so.1":
-        return f"it comes with NVIDIA's driver; without one, pip uninstall this build and {command('cpu')}"
+        return f"it comes with NVIDIA's driver; without one, pip uninstall this build and {_command('cpu')}"
     return "install the system's package for it"
 
 

@@ -11,12 +11,14 @@ each variable carrying the attributes of the operator that it belongs to. MXNet 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ece408_op import graph_json
+from ece408_op.commands import guard
 from ece408_op.data.atomic import replacing
 
 from .files import FOLDER, TITLE
@@ -112,7 +114,8 @@ def write(folder: Path = FOLDER) -> list[Path]:
     return paths
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """The command; returns its exit code."""
     argparse.ArgumentParser(
         prog="python -m ece408_op.models.build",
         description="Write NAME-symbol.json of every network beside this file.",
@@ -120,3 +123,8 @@ if __name__ == "__main__":
     ).parse_args()
     for written in write():
         print(written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard("ece408_op.models.build", main))

@@ -135,6 +135,45 @@ def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("script", ["m1.py", "m2.py", "m3.py", "m4.py"])
+def test_ctrl_c_while_a_script_imports_the_package(script: str, tmp_path: Path) -> None:
+    (tmp_path / script).write_bytes((ROOT / script).read_bytes())
+    (tmp_path / "ece408_op").mkdir()
+    (tmp_path / "ece408_op" / "__init__.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run([sys.executable, str(tmp_path / script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{script}: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["bench", "grade", "report"])
+def test_ctrl_c_while_a_tool_is_imported(name: str) -> None:
+    code = f"""
+import os, signal
+from ece408_op import commands
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupted(name):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("as NumPy does")
+commands.import_module = interrupted
+commands.{name}()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"ece408-{name}: interrupted\n")
+
+
+def test_ctrl_c_at_the_interpreters_end() -> None:
+    code = """
+import atexit, os, signal, sys, time
+from ece408_op.commands import guard
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))
+sys.exit(guard("tool", lambda: 0))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "tool: interrupted\n")
+
+
 @pytest.mark.parametrize("name", sorted(commands_module.COMMANDS))
 def test_the_package_runs_each_command(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from milestone_run import run, started
 
 from ece408_op.models import files
 
@@ -18,18 +19,6 @@ mx = pytest.importorskip("mxnet")
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "New Inference\nLoading fashion-mnist data... done\nLoading model... done\n"
-
-
-def run(script, *arguments, root=ROOT):
-    """The finished process of a script of a checkout, started from another folder."""
-    return subprocess.run(
-        [sys.executable, str(root / script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd="/",
-    )
 
 
 @pytest.mark.parametrize("model", ["baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
@@ -68,13 +57,13 @@ def test_fused_layers_give_the_same_predictions():
 
 
 def test_one_number_alone_is_the_size():
-    done = run("m2.py", 7, "--impl", "loops")
+    done = started("m2.py", 7, "--impl", "loops")
     assert done.returncode == 0, done.stderr
     assert "Model: ece408-high" in done.stdout
 
 
 def test_time_goes_to_stderr():
-    done = run("m2.py", 5, "--time")
+    done = started("m2.py", 5, "--time")
     assert done.returncode == 0
     assert re.search(r"^real \d+\.\d\d\nuser \d+\.\d\d\nsys \d+\.\d\d\nmaxresident \d+ KiB$", done.stderr, re.M)
     assert re.search(r"^new0: whole call \d+\.\d{6}$", done.stderr, re.M)
@@ -120,7 +109,7 @@ def test_a_folder_without_the_data_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("script", ["m1.py", "m2.py"])
 def test_help_has_an_example(script):
-    done = run(script, "--help")
+    done = started(script, "--help")
     assert done.returncode == 0
     assert f"example: python {script}" in done.stdout
 
@@ -157,10 +146,10 @@ def test_a_network_of_another_year_runs_by_its_name(checkout):
     (checkout / "models" / "mich-2024-symbol.json").write_text(json.dumps(graph))
     mx.nd.save(str(checkout / "models" / "mich-2024-0003.params"), {key: value * 0 for key, value in values.items()})
     mx.nd.save(str(checkout / "models" / "mich-2024-0012.params"), values)
-    first = run("m1.py", "mich-2024", 40, root=checkout)
+    first = started("m1.py", "mich-2024", 40, root=checkout)
     assert first.returncode == 0, first.stderr
     accuracy = re.search(r"'accuracy': (\S+)\}", first.stdout)[1]
-    second = run("m2.py", "mich-2024", 40, "--verify", root=checkout)
+    second = started("m2.py", "mich-2024", 40, "--verify", root=checkout)
     assert second.returncode == 0, second.stderr
     assert f"Correctness: {accuracy} Model: mich-2024\n" in second.stdout
     assert second.stdout.count("Op Time: ") == 3
@@ -185,7 +174,7 @@ def classifier(x):
 def test_convolutions_that_new_cannot_replace_are_named(checkout, tmp_path):
     padded = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="padded")
     saved(checkout, "none", classifier(padded), 20)
-    done = run("m2.py", "none", 20, "--verify", "--json", tmp_path / "none.json", root=checkout)
+    done = started("m2.py", "none", 20, "--verify", "--json", tmp_path / "none.json", root=checkout)
     assert done.returncode == 1
     assert "Correctness" not in done.stdout
     assert "Traceback" not in done.stderr
@@ -194,7 +183,7 @@ def test_convolutions_that_new_cannot_replace_are_named(checkout, tmp_path):
 
     some = mx.sym.Convolution(padded, kernel=(3, 3), num_filter=5, no_bias=True, name="plain")
     saved(checkout, "some", classifier(some), 20)
-    done = run("m2.py", "some", 20, "--verify", "--json", tmp_path / "some.json", root=checkout)
+    done = started("m2.py", "some", 20, "--verify", "--json", tmp_path / "some.json", root=checkout)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Op Time: ") == 1
     assert "padded stays MXNet's Convolution" in done.stderr
@@ -219,7 +208,7 @@ def planted(checkout, line):
 def test_a_failed_check_names_layer_element_and_values(checkout):
     weights_of("ece408-low", checkout)
     planted(checkout, "w = 2 * w")
-    done = run("m2.py", "ece408-low", 20, "--impl", "im2col", "--verify", root=checkout)
+    done = started("m2.py", "ece408-low", 20, "--impl", "im2col", "--verify", root=checkout)
     assert done.returncode == 1
     assert re.search(
         r"^layer new0: WRONG: worst element \[\d+, \d+, \d+, \d+\]: got \S+, expected \S+,", done.stderr, re.M
@@ -229,7 +218,7 @@ def test_a_failed_check_names_layer_element_and_values(checkout):
 def test_an_exception_in_a_kernel_shows_its_file_and_line(checkout):
     weights_of("ece408-low", checkout)
     line = planted(checkout, "raise TypeError('planted')")
-    done = run("m2.py", "ece408-low", 20, "--impl", "im2col", root=checkout)
+    done = started("m2.py", "ece408-low", 20, "--impl", "im2col", root=checkout)
     assert done.returncode == 1
     assert f"TypeError: planted ({checkout / 'kernels' / 'im2col.py'}, line {line}, in run)" in done.stderr
 

@@ -187,10 +187,12 @@ def report(*arguments) -> subprocess.CompletedProcess:
         (["--milestones", "m5"], "m5"),
     ],
 )
-def test_usage_errors(arguments, words, tmp_path) -> None:
-    done = report("--out", tmp_path / "x", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(words, done.stderr)
+def test_usage_errors(arguments, words, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(tmp_path / "x"), *arguments])
+    printed, errors = capsys.readouterr()
+    assert (ended.value.code, printed) == (2, "")
+    assert re.search(words, errors)
     assert not (tmp_path / "x").exists()
 
 
