@@ -32,7 +32,7 @@ def pages() -> list[Path]:
 
 
 def updated(text: str) -> str:
-    """A page's text with every table written anew; raises KeyError with the name of a table that is not known."""
+    """A page's text with every table written again; raises KeyError with the name of a table that is not known."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
