@@ -112,7 +112,7 @@ def slower_than_mxnet(w_shape: tuple[int, ...], device: str) -> bool:
 
     w_shape: (M, C, K, K). On the CPU MXNet's oneDNN keeps layers of whole vectors of channels in a blocked layout, and
     fuses BatchNorm and activations into them (measured by benchmarks/replaced_layers.py). On a GPU cuDNN is faster on
-    filters of more than one element with many channels (docs/gpu/cudnn.md).
+    filters of more than one element with many channels (docs/performance.md).
     """
     filters, channels, kernel, _ = w_shape
     if device == "gpu":

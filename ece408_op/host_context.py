@@ -27,7 +27,7 @@ from .parallel import share
 from .problem import ITEM_BYTES, ConvProblem
 from .staging import RING, ROUND_BYTES, Call, Piece, Round, Slot, elements, rounds_of
 
-#: The most threads that copy, and the bytes of each one's staging buffer: docs/gpu/contexts.md has others' times.
+#: The most threads that copy, and the bytes of each one's staging buffer: others were slower (docs/performance.md).
 THREADS = 16
 SLOT_BYTES = 8 << 20
 

@@ -1,6 +1,6 @@
 """Which tile ``split`` takes: every one that fits the chip is priced in cycles, and the cheapest is taken.
 
-Prices are of an H200, roughly: docs/gpu/cudnn.md tells what they were fitted to, and how well.
+Prices are of an H200, fitted to times of the layers in the tuning table; they err by about 18 %.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 //
 // Arithmetic: for K P F multiply-adds (P + K - 1) / XV reads of inputs and K F / 4 of weights: P = 13,
 // F = 8, K = 5 makes 520 of 552 instructions multiply-adds. The order of the innermost loops matters: a
-// multiply-add that reads three registers that no reuse cache holds takes two cycles (docs/gpu/float32.md),
+// multiply-add that reads three registers that no reuse cache holds takes two cycles (docs/performance.md),
 // so a weight stays for P multiply-adds, and the next one begins with the pixel that the last one ended with.
 //
 // UNIFORM (strip_uniform): all weights lie in constant memory and come from there into uniform registers, two at a time: a

@@ -99,7 +99,7 @@ window(const float *__restrict__ x, const float *__restrict__ w, float *__restri
                             sum[f][i] = fmaf(xr[i / P + e / K][i % P + e % K], wr[e * F + f], sum[f][i]);
             }
             // Once; a loop, so that no store comes before the last sum. The compiler would part those of a row, and two that
-            // share a sector then go to the cache one by one (docs/gpu/float32.md).
+            // share a sector then go to the cache one by one (docs/performance.md).
             do {
 #pragma unroll
                 for (int f = 0; f < F; f++)

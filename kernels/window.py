@@ -101,7 +101,7 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[Tile]:
 
 
 def _cost(problem: ConvProblem, tile: Tile) -> float:
-    """Issue slots a multiply-add, fitted to 105 tiles of nine layers timed on an H200 (docs/gpu/float32.md)."""
+    """Issue slots a multiply-add, fitted to 105 tiles of nine layers timed on an H200."""
     k, sums = problem.kernel, tile.rows * tile.pixels
     done = problem.channels * k * k * sums
     reads = (tile.rows + k - 1) * ceil_div(tile.pixels + k - 1, tile.x_vector)

@@ -105,7 +105,7 @@ def reasons(problem: ConvProblem) -> list[str]:
 def suits(problem: ConvProblem) -> bool:
     """Whether it is expected to be faster than ``direct``, whose sums it is held to on all but contrived data.
 
-    Measured on three machines (see docs/cpu/winograd.md); on those of other kinds ``direct`` is chosen.
+    Measured on Zen 3, Zen 5 and an Intel Xeon (docs/performance.md); on CPUs of other kinds ``direct`` is chosen.
     """
     target = cpu()
     if target.level not in GAIN or (target.level == "avx512" and not target.by_amd):

@@ -268,7 +268,7 @@ UNWATCHED inline double row_value(int warp, int r, int k) {
 }
 
 // A tensor core's sum of 17 terms: each is cut off two bits behind the last one that a float as large as the largest term
-// has, and the sum at its own last bit, both towards zero. Two, as an H200's sums show (docs/gpu/split.md).
+// has, and the sum at its own last bit, both towards zero. Two, as an H200's sums show (docs/numerics.md).
 UNWATCHED inline float cut_off(const double (&terms)[17]) {
     double largest = 0, sum = 0;
     for (const double term : terms) largest = std::fmax(largest, std::fabs(term)), sum += term;

@@ -116,6 +116,7 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
         "cuda12",
         "cuda13",
         "dask",
+        "docs",
         "nvml",
         "profile12",
         "profile13",

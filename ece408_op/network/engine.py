@@ -34,7 +34,7 @@ from .run import Program
 #: Bytes of data and outputs of a round, and rounds at most: enough to overlap, few enough to launch.
 ROUND_BYTES, MOST_ROUNDS = 12 << 20, 4
 #: Threads that copy at most, and the bytes that are worth one more: they hand the interpreter's lock to each other,
-#: and to the one that launches, at each call of CUDA. docs/gpu/network.md has what others took.
+#: and to the one that launches, at each call of CUDA. Other settings took up to a fifth more on the course's networks.
 _THREADS, _THREAD_BYTES = 8, 8 << 20
 #: The share of the GPU's free memory that a plan may take.
 _SHARE = 0.8

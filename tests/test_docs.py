@@ -1,0 +1,259 @@
+"""The documentation: its tutorial runs, its tables are those of the results, what it names exists, it is short."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_floors import FLOORS
+
+from ece408_op import cuda
+from ece408_op.errors import DeviceError
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+TUTORIAL = (DOCS / "writing-a-kernel.md").read_text(encoding="utf-8")
+MOST_WORDS = 16_000
+#: Files whose links and paths are checked.
+TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """(argument, text) of each fenced block of the tutorial that follows a comment <!-- kind: argument -->."""
+    return re.findall(rf"^<!-- {kind}: (\S+) -->\n```\w+\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL)
+
+
+def changed(text: str, difference: str) -> str:
+    """The text with the lines of a difference added between its context."""
+    lines = difference.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] != "+")
+    assert text.count(before) == 1, f"expected these lines once:\n{before}"
+    return text.replace(before, "".join(line[1:] for line in lines if line[0] != "-"))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout in which the tutorial has been followed."""
+    copy = tmp_path_factory.mktemp("tutorial")
+    ignored = shutil.ignore_patterns("__pycache__", "submissions", "*-ubyte", "*-ubyte.gz")
+    for folder in ("ece408_op", "kernels", "models", "data", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for name, text in blocks("file"):
+        assert not (copy / name).exists(), name
+        (copy / name).write_text(text, encoding="utf-8")
+    for name, difference in blocks("change"):
+        file = copy / name
+        file.write_text(changed(file.read_text(encoding="utf-8"), difference), encoding="utf-8")
+    return copy
+
+
+def run(checkout: Path, *arguments: str) -> str:
+    """What Python prints there; fails the test where it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def command(name: str) -> list[str]:
+    """The arguments of the tutorial's command of that name, which begins with "python"."""
+    program, *arguments = dict(blocks("run"))[name].split()
+    assert program == "python"
+    return arguments
+
+
+def test_the_tutorial_writes_one_file_and_one_line_for_each_kernel() -> None:
+    assert [name for name, _ in blocks("file")] == [
+        "kernels/shifted.py", "kernels/four_across.cu", "kernels/four_across.py",
+    ]  # fmt: skip
+    added = [line[1:].strip() for _, text in blocks("change") for line in text.splitlines() if line[0] != " "]
+    assert added == ["shifted,", "shifted.KERNEL,", "four_across,", "four_across.KERNEL,"]
+
+
+def test_the_tutorial_passes_the_tests_of_the_cpu_kernels(checkout: Path) -> None:
+    passed = re.search(r"(\d+) passed", run(checkout, *command("cpu-tests")))
+    assert passed
+    assert int(passed[1]) >= 30
+
+
+def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout: Path) -> None:
+    pytest.importorskip("mxnet", reason="MXNet is not installed")
+    rows = [line.split(" | ") for line in run(checkout, *command("cpu-benchmark")).splitlines()]
+    for layer in ("2017", "2018sp-2"):
+        (row,) = [row for row in rows if row[:2] == [f"| {layer}", "New shifted"]]
+        assert float(row[2]) > 0
+    assert (checkout / "bench.json").is_file()
+
+
+def test_auto_takes_neither_kernel_of_the_tutorial_before_it_is_recorded(checkout: Path) -> None:
+    code = """
+from ece408_op import dispatch
+from ece408_op.bench.layers import LAYERS
+from ece408_op.launch import Chip
+chip = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
+for problem in LAYERS.values():
+    print(dispatch.select(problem).name, dispatch.select(problem, "gpu", chip=chip).name)
+print(dispatch.find("shifted").device, dispatch.find("four_across").device)
+"""
+    *chosen, found = run(checkout, "-c", code).splitlines()
+    assert found == "cpu gpu"
+    assert len(chosen) == 5
+    assert not {"shifted", "four_across"} & set(" ".join(chosen).split())
+
+
+def test_the_tutorials_cuda_kernel_compiles(checkout: Path) -> None:
+    import nvrtc
+
+    if nvrtc.missing():
+        pytest.skip(f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]")
+    code = """
+import sys
+sys.path.insert(0, "tests")
+import nvrtc
+from cuda_layers import ARCHITECTURES, COURSE, ODD, chip_of
+from ece408_op import dispatch
+kernel = dispatch.find("four_across")
+for architecture in ARCHITECTURES:
+    for problem in [COURSE[architecture % 5], *ODD[:2]]:
+        plan = kernel.plan(problem, chip_of(architecture), 4)
+        for report in nvrtc.compile_text(kernel.text(plan), architecture).values():
+            assert report.spill_bytes == 0, (architecture, problem, report)
+print("compiled")
+"""
+    assert run(checkout, "-c", code) == "compiled\n"
+
+
+def test_the_test_of_the_tutorials_cuda_kernel_is_skipped_without_a_gpu(checkout: Path) -> None:
+    printed = run(checkout, *command("gpu-tests"))
+    try:
+        cuda.device_count()
+    except DeviceError:
+        assert re.search(r"^\d+ skipped", printed, re.MULTILINE), printed
+        assert " passed" not in printed
+    else:
+        assert re.search(r"^\d+ passed", printed, re.MULTILINE), printed
+
+
+def test_the_tutorial_says_when_auto_takes_a_kernel() -> None:
+    assert "`auto` takes a kernel only after the sweep has recorded its times" in TUTORIAL
+    assert re.search(r"ece408_op[\w.]*\.sweep --kernels four_across .*--record", TUTORIAL)
+
+
+def test_the_tables_are_those_of_the_results() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/tables.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_table_that_differs_is_found_and_one_unknown_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables = runpy.run_path(str(ROOT / "benchmarks/tables.py"))
+    text = (DOCS / "performance.md").read_text(encoding="utf-8")
+    assert tables["updated"](text) == text
+    wrong = text.replace("`split_teams` | 1.09 |", "`split_teams` | 1.08 |", 1)
+    assert wrong != text
+    assert tables["updated"](wrong) == text
+    with pytest.raises(KeyError, match="nothing"):
+        tables["updated"]("<!-- table: nothing -->\n<!-- end of table -->")
+    used = {name for path in TEXTS for name in re.findall(r"<!-- table: ([\w-]+) -->", path.read_text("utf-8"))}
+    assert used == set(tables["TABLES"])
+
+
+def test_it_is_short() -> None:
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in PAGES}
+    assert sum(words.values()) <= MOST_WORDS, words
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^  - ([\w-]+\.md)$", text, re.MULTILINE)) == [path.name for path in PAGES]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@each_text
+def test_every_link_leads_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        if "://" in name:
+            continue
+        file = path.parent / name if name else path
+        assert file.exists(), f"{path.name}: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{path.name}: {target}"
+
+
+@each_text
+def test_every_path_and_module_that_it_names_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    made = {name for name, _ in blocks("file")} | {"data/", "kernels/"}
+    for name in re.findall(r"(?<![\w/.-])(?:ece408_op|kernels|models|data|tests|benchmarks|docs)/[\w./-]*\w", text):
+        assert name in made or (ROOT / name).exists(), f"{path.name}: {name}"
+    for module in re.findall(r"python -m (ece408_op\.[\w.]+)", text):
+        file = ROOT / module.replace(".", "/")
+        assert file.is_dir() or file.with_suffix(".py").is_file(), f"{path.name}: {module}"
+    for script in re.findall(r"python (\w[\w/]*\.py)", text):
+        assert script == "script.py" or (ROOT / script).is_file(), f"{path.name}: {script}"
+
+
+def test_every_page_that_the_code_cites_exists() -> None:
+    sources = [
+        path for folder in ("ece408_op", "kernels", "tests", "models", "data") for path in (ROOT / folder).rglob("*")
+    ]
+    cited = 0
+    for source in sources:
+        if source.suffix in (".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".md") and "submissions" not in source.parts:
+            for name in re.findall(r"(?<![\w.])docs/[\w/-]+\.md", source.read_text(encoding="utf-8")):
+                assert (ROOT / name).is_file(), f"{source.name}: {name}"
+                cited += 1
+    assert cited > 0
+
+
+def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE)
+    assert {int(number): re.findall(r"`(\w+)`", names) for number, names in rows} == {
+        number: names.split() for number, names in FLOORS.items()
+    }
+
+
+def test_the_picture_needs_no_network() -> None:
+    pictures = list(DOCS.glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        text = picture.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert not re.search(r"https?:|@import|<script|href=", text), picture.name
+
+
+def test_the_api_page_names_what_exists_and_every_public_name() -> None:
+    import importlib
+
+    import ece408_op
+
+    names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    pytest.importorskip("mxnet", reason="MXNet is not installed")
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            assert getattr(importlib.import_module(module), attribute).__doc__, name
+    assert set(ece408_op.__all__) <= {name.rpartition(".")[2] for name in names}
