@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
 
 import ece408_op  # before MXNet
-from ece408_op import dispatch
+from ece408_op.core import dispatch
 
 #: Channels, filters, the filters' size, rows and columns of an image.
 LAYERS = [

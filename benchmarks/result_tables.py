@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-TUNING = ROOT / "ece408_op/choices.json"
+TUNING = ROOT / "ece408_op/core/tuning.json"
 
 #: The course's layers by the benchmark's names, as people say them.
 COURSE = {

@@ -9,8 +9,8 @@ A table stands between two comments, which a page may have anywhere:
     <!-- table: layers-h200 -->
     <!-- end of table -->
 
-Every number comes from a file that ece408-bench or ece408_op.sweep wrote, or from experiments.json. A table names the
-chip and the versions of its file. To update a table, replace its JSON file and run this command. It needs Python's
+Every number comes from a file that ece408-bench or ece408_op.bench.sweep wrote, or from experiments.json. A table names
+the chip and the versions of its file. To update a table, replace its JSON file and run this command. It needs Python's
 standard library alone.
 """
 

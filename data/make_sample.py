@@ -19,8 +19,8 @@ from ece408_op.commands import guard
 from ece408_op.errors import DataError
 
 from . import sample
+from ._fashion_mnist import load_training
 from .atomic import replacing
-from .fashion_mnist import load_training
 
 #: Principal components and clusters of a class: 348 kB, and images that keep what tells classes apart.
 COMPONENTS = 48

@@ -20,13 +20,13 @@ if not Path(__file__).with_name("kernels").exists() and (_root / "kernels" / "__
     # In a checkout kernels/, models/ and data/ stand beside this package; a wheel has them inside it.
     __path__.append(str(_root))
 
-from . import mxnet_import  # noqa: E402 (the folders above must be found first)
-from .call_record import OpTime, clear_op_times, op_times  # noqa: E402
+from .plugin import mxnet_import  # noqa: E402 (the folders above must be found first)
+from .plugin.op_times import OpTime, clear_op_times, op_times  # noqa: E402
 
 if TYPE_CHECKING:
-    from .builder import New
-    from .graph import load_checkpoint, replace_convolution, save_checkpoint
-    from .network.door import gpu_network
+    from .graph.api import load_checkpoint, replace_convolution, save_checkpoint
+    from .network.api import gpu_network
+    from .plugin.builder import New
 
 __version__ = "0.1.0"
 
@@ -43,11 +43,11 @@ __all__ = [
 
 #: What needs MXNet is imported when it is first asked for.
 _NEEDS_MXNET = {
-    "New": "builder",
-    "gpu_network": "network.door",
-    "load_checkpoint": "graph",
-    "replace_convolution": "graph",
-    "save_checkpoint": "graph",
+    "New": "plugin.builder",
+    "gpu_network": "network.api",
+    "load_checkpoint": "graph.api",
+    "replace_convolution": "graph.api",
+    "save_checkpoint": "graph.api",
 }
 
 
@@ -63,7 +63,8 @@ def __dir__() -> list[str]:
 
 
 def _connect() -> None:
-    import_module(".connect", __name__).connect()
+    import_module(".plugin.connect", __name__).connect()
+    import_module(".network.operator", __name__).register()
 
 
 mxnet_import.install(after=_connect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ece408_op import commands
+from . import commands
 
 _USAGE = f"usage: python -m ece408_op {{{','.join(commands.COMMANDS)}}} [arguments]"
 _HELP = f"""{_USAGE}

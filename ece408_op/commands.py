@@ -24,7 +24,7 @@ _GRACE = 0.7
 
 #: Where each command's main function is; a milestone's takes the name as its first argument.
 COMMANDS = {
-    **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones"),
+    **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones.cli"),
     "bench": "bench.__main__",
     "grade": "grade.cli",
     "report": "report.__main__",
@@ -54,7 +54,7 @@ def guard(name: str, work: Callable[[], int]) -> int:
 
 def run(name: str) -> int:
     """Import and run one of COMMANDS with this process's arguments; returns its exit code."""
-    milestone = COMMANDS[name] == "milestones"
+    milestone = COMMANDS[name] == "milestones.cli"
     shown = f"{name}.py" if milestone else f"ece408-{name}"
 
     def work() -> int:

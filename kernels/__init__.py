@@ -1,49 +1,38 @@
 """The one list of kernels, in order of preference: dispatch, tests, benchmarks and tables read it.
 
-A kernel is added by one file in this folder and one line in ``KERNELS``.
+A kernel is added by one file in cpu/ or cuda/ and one line in ``KERNELS``.
 """
 
 from __future__ import annotations
 
-from ece408_op.kernel import Kernel
+from ece408_op.core.kernel import Kernel
 
-from . import (
-    direct,
-    fused_gemm,
-    im2col,
-    im2col_gemm,
-    loops,
-    naive,
-    register_tiled,
-    shared,
-    split,
-    strip,
-    tensor_core,
-    window,
-    winograd,
-)
+from .cpu import direct, im2col, loops, winograd
+from .cuda.float32 import register_blocked, sliding_window
+from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
+from .cuda.split_precision import split_precision
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
     direct.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,
-    window.KERNEL,
-    strip.KERNEL,
-    strip.UNIFORM,
+    sliding_window.KERNEL,
+    register_blocked.KERNEL,
+    register_blocked.UNIFORM,
     register_tiled.REGISTER_TILED,
     shared.UNROLLED,
     shared.CONSTANT,
     shared.SHARED,
-    fused_gemm.KERNEL,
+    implicit_gemm.KERNEL,
     im2col_gemm.MANY,
     im2col_gemm.ONE,
     register_tiled.STREAMS,
-    split.COLUMNS,
-    split.ROWS,
-    split.IMPLICIT,
-    split.TEAMS,
-    split.WARPS,
+    split_precision.COLUMNS,
+    split_precision.ROWS,
+    split_precision.IMPLICIT,
+    split_precision.TEAMS,
+    split_precision.WARPS,
     naive.NAIVE,
     naive.BLOCK1024,
     naive.IMAGE_BLOCK,
@@ -51,9 +40,9 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.HALF,
     tensor_core.FP16,
     tensor_core.TF32,
-    split.ROUNDED_COLUMNS,
-    split.ROUNDED_ROWS,
-    split.ROUNDED_IMPLICIT,
-    split.ROUNDED_TEAMS,
-    split.ROUNDED,
+    split_precision.ROUNDED_COLUMNS,
+    split_precision.ROUNDED_ROWS,
+    split_precision.ROUNDED_IMPLICIT,
+    split_precision.ROUNDED_TEAMS,
+    split_precision.ROUNDED,
 )

@@ -5,6 +5,8 @@
     models.info("ece408-2018sp").image         # (1, 64, 64)
 
 Every error is a GraphError that names the file.
+
+Public modules: accuracy, build, train.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ece408_op import graph_params, mxnet_import
-from ece408_op.check import agreement
+from ece408_op.core.check import agreement
 from ece408_op.data import load_test, sample
 from ece408_op.data.atomic import replacing
 from ece408_op.data.resize import resize
 from ece408_op.errors import DataError, Ece408Error
+from ece408_op.graph import params_io
+from ece408_op.plugin import mxnet_import
 
 from .files import Network, find, list_names, read_graph
 from .shapes import info, load_symbol, with_convolutions
@@ -44,7 +45,7 @@ def predictions(network: Network, images: np.ndarray) -> np.ndarray:
     mx = mxnet_import.load()
     symbol = load_symbol(with_convolutions(read_graph(network.symbol), str(network.symbol)), network.symbol)
     executor = symbol.simple_bind(mx.cpu(), grad_req="null", data=(min(_BATCH, len(images)), *images.shape[1:]))
-    for key, value in graph_params.read(network.params.read_bytes(), str(network.params)).items():
+    for key, value in params_io.read(network.params.read_bytes(), str(network.params)).items():
         kind, _, name = key.partition(":")
         places = executor.aux_dict if kind == "aux" else executor.arg_dict
         if name in places:

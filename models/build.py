@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ece408_op import graph_json
 from ece408_op.commands import guard
 from ece408_op.data.atomic import replacing
+from ece408_op.graph import symbol_json
 
 from .files import FOLDER, TITLE
 
@@ -78,26 +78,26 @@ def layers(architecture: Architecture) -> list[Layer]:
 _VARIABLES = {"New": ("weight",), "Convolution": ("weight",), "FullyConnected": ("weight", "bias")}
 
 
-def graph(architecture: Architecture) -> graph_json.Graph:
+def graph(architecture: Architecture) -> symbol_json.Graph:
     """The network's nodes, named as MXNet of 2017 named them: new0, activation0, ..., fullyconnected1, softmax."""
-    nodes: list[graph_json.Node] = []
+    nodes: list[symbol_json.Node] = []
 
     def add(op: str, name: str, attrs: dict[str, str], inputs: Sequence[int] = ()) -> int:
         nodes.append({"op": op, "name": name, "attrs": attrs, "inputs": [[index, 0, 0] for index in inputs]})
         return len(nodes) - 1
 
-    last = add(graph_json.VARIABLE, "data", {TITLE: architecture.title} if architecture.title else {})
+    last = add(symbol_json.VARIABLE, "data", {TITLE: architecture.title} if architecture.title else {})
     used: Counter[str] = Counter()
     for op, attrs in layers(architecture):
         name = f"{op.lower()}{used[op]}"
         used[op] += 1
-        variables = [add(graph_json.VARIABLE, f"{name}_{part}", attrs) for part in _VARIABLES.get(op, ())]
+        variables = [add(symbol_json.VARIABLE, f"{name}_{part}", attrs) for part in _VARIABLES.get(op, ())]
         last = add(op, name, attrs, [last, *variables])
-    label = add(graph_json.VARIABLE, "softmax_label", {})
+    label = add(symbol_json.VARIABLE, "softmax_label", {})
     last = add("SoftmaxOutput", "softmax", {}, [last, label])
     return {
         "nodes": nodes,
-        "arg_nodes": [index for index, node in enumerate(nodes) if node["op"] == graph_json.VARIABLE],
+        "arg_nodes": [index for index, node in enumerate(nodes) if node["op"] == symbol_json.VARIABLE],
         "heads": [[last, 0, 0]],
         "attrs": {"mxnet_version": ["int", MXNET_VERSION]},
     }
@@ -109,7 +109,7 @@ def write(folder: Path = FOLDER) -> list[Path]:
     for name, architecture in NETWORKS.items():
         path = folder / f"{name}-symbol.json"
         with replacing(path) as file:
-            file.write(graph_json.dump(graph(architecture), spelling="attr").encode() + b"\n")
+            file.write(symbol_json.dump(graph(architecture), spelling="attr").encode() + b"\n")
         paths.append(path)
     return paths
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ece408_op import graph_json
 from ece408_op.errors import GraphError
+from ece408_op.graph import symbol_json
 
 #: Where the networks live: this folder, in a checkout as in an installed package.
 FOLDER = Path(__file__).resolve().parent
@@ -59,19 +59,19 @@ def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
     return Network(name, symbol, params, _number(params), title)
 
 
-def read_graph(symbol: Path) -> graph_json.Graph:
+def read_graph(symbol: Path) -> symbol_json.Graph:
     """A symbol file's graph. Raises GraphError, which names the file, where it cannot be read or is broken."""
     try:
         text = symbol.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GraphError(f"{symbol}: expected a symbol file in JSON, cannot read it: {error}") from None
-    return graph_json.parse(text, str(symbol))
+    return symbol_json.parse(text, str(symbol))
 
 
-def data_node(graph: graph_json.Graph, symbol: Path) -> graph_json.Node:
+def data_node(graph: symbol_json.Graph, symbol: Path) -> symbol_json.Node:
     """The variable that the images go into. Raises GraphError where the graph has none called `data`."""
     for node in graph["nodes"]:
-        if node["name"] == "data" and node["op"] == graph_json.VARIABLE:
+        if node["name"] == "data" and node["op"] == symbol_json.VARIABLE:
             return node
     raise GraphError(f"{symbol}: expected a variable 'data' for the images, found none")
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ece408_op import attributes, graph_json, graph_nodes, graph_params, mxnet_import
 from ece408_op.errors import GraphError
+from ece408_op.graph import node_conversion, params_io, symbol_json
+from ece408_op.plugin import attributes, mxnet_import
 
 from .files import Network, data_node, find, read_graph
 
@@ -64,30 +65,30 @@ def info(network: str | Network, folder: str | os.PathLike[str] | None = None) -
         misfit = fit.misfit(image)
         if misfit is not None:
             raise GraphError(f"{network.params}: with the __shape__ of 'data' in {network.symbol}, {misfit.reason}")
-    layers = tuple((node["op"], node["name"]) for node in written["nodes"] if node["op"] != graph_json.VARIABLE)
+    layers = tuple((node["op"], node["name"]) for node in written["nodes"] if node["op"] != symbol_json.VARIABLE)
     return NetworkInfo(network, image, layers, _convolutions(graph, fit.symbol, image))
 
 
-def with_convolutions(graph: graph_json.Graph, where: str = "symbol") -> graph_json.Graph:
+def with_convolutions(graph: symbol_json.Graph, where: str = "symbol") -> symbol_json.Graph:
     """A copy of the graph that MXNet runs by itself: each `New` a Convolution without bias, names unchanged.
 
     Raises GraphError, which begins with `where` and names the node, for a `New` whose attributes are wrong.
     """
     plain = copy.deepcopy(graph)
-    for node, _, label, _ in graph_json.places(plain, where):
-        if graph_nodes.is_new(node):
-            judged = graph_nodes.attributes_of(node, label).as_text()
+    for node, _, label, _ in symbol_json.places(plain, where):
+        if node_conversion.is_new(node):
+            judged = node_conversion.attributes_of(node, label).as_text()
             kept = {key: value for key, value in node["attrs"].items() if _is_kept(key)}
             node["op"] = "Convolution"
             node["attrs"] = {**kept, "kernel": judged["kernel"], "num_filter": judged["num_filter"], "no_bias": "True"}
     return plain
 
 
-def load_symbol(graph: graph_json.Graph, path: Path) -> Any:
+def load_symbol(graph: symbol_json.Graph, path: Path) -> Any:
     """The graph as MXNet's Symbol. Raises GraphError, with MXNet's reason, where it refuses the graph."""
     mx = mxnet_import.load()
     try:
-        return mx.sym.load_json(graph_json.for_mxnet(graph))
+        return mx.sym.load_json(symbol_json.for_mxnet(graph))
     except mx.MXNetError as error:
         raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {_reason(error)}") from None
 
@@ -103,9 +104,9 @@ class _Misfit(NamedTuple):
 class _Fit:
     """A symbol held against the shapes of its weights."""
 
-    def __init__(self, network: Network, graph: graph_json.Graph) -> None:
+    def __init__(self, network: Network, graph: symbol_json.Graph) -> None:
         self.network, self.symbol = network, load_symbol(graph, network.symbol)
-        arrays = graph_params.read(network.params.read_bytes(), str(network.params))
+        arrays = params_io.read(network.params.read_bytes(), str(network.params))
         self.weights: Shapes = {key.partition(":")[2]: array.shape for key, array in arrays.items()}
         inputs = self.symbol.list_arguments() + self.symbol.list_auxiliary_states()
         # By MXNet's convention the truth, which only training needs, is called something_label.
@@ -113,7 +114,7 @@ class _Fit:
         missing = ", ".join(name for name in self.trained if name not in self.weights)
         if missing:
             raise GraphError(f"{network.params}: expected weights for every layer of {network.symbol}, lacks {missing}")
-        graph_nodes.check_weights(graph, self.weights, f"{network.params} against {network.symbol}", required=False)
+        node_conversion.check_weights(graph, self.weights, f"{network.params} against {network.symbol}", required=False)
 
     def smallest_square(self, channels: int) -> tuple[int, int, int]:
         nearest = _Misfit(-1, 0, "")
@@ -146,18 +147,18 @@ class _Fit:
 
 
 def _is_kept(attribute: str) -> bool:
-    return graph_json.is_mxnets_own(attribute) and attribute != attributes.LAYER
+    return symbol_json.is_mxnets_own(attribute) and attribute != attributes.LAYER
 
 
-def _stated_image(node: graph_json.Node) -> tuple[int, int, int] | None:
+def _stated_image(node: symbol_json.Node) -> tuple[int, int, int] | None:
     """(channels, rows, columns) of a data node's `__shape__`; None where it has none or leaves one open."""
-    shape = graph_json.integers(node["attrs"].get("__shape__", "")) or []
+    shape = symbol_json.integers(node["attrs"].get("__shape__", "")) or []
     if len(shape) != _DIMENSIONS or min(shape[1:]) < 1:
         return None
     return (shape[1], shape[2], shape[3])
 
 
-def _channels(graph: graph_json.Graph, weights: Shapes) -> int:
+def _channels(graph: symbol_json.Graph, weights: Shapes) -> int:
     """The channels that the first convolution takes; 1 in a network without any."""
     nodes = graph["nodes"]
     for node in nodes:
@@ -168,13 +169,13 @@ def _channels(graph: graph_json.Graph, weights: Shapes) -> int:
     return 1
 
 
-def _convolutions(graph: graph_json.Graph, symbol: Any, image: tuple[int, int, int]) -> tuple[ConvLayer, ...]:
+def _convolutions(graph: symbol_json.Graph, symbol: Any, image: tuple[int, int, int]) -> tuple[ConvLayer, ...]:
     internals = symbol.get_internals()
     shapes = dict(zip(internals.list_outputs(), internals.infer_shape_partial(data=(1, *image))[1]))
 
     def output(index: int) -> Shape:
         node = graph["nodes"][index]
-        return tuple(shapes[node["name"] if node["op"] == graph_json.VARIABLE else f"{node['name']}_output"])
+        return tuple(shapes[node["name"] if node["op"] == symbol_json.VARIABLE else f"{node['name']}_output"])
 
     return tuple(
         ConvLayer(node["name"], output(node["inputs"][0][0]), output(node["inputs"][1][0]), output(index))

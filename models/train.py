@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ece408_op import graph_params, mxnet_import
 from ece408_op.data import TrainingSet, load_training
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import Ece408Error, GraphError
+from ece408_op.graph import params_io
+from ece408_op.plugin import mxnet_import
 
 from .build import NETWORKS, graph
 from .files import FOLDER
@@ -132,7 +133,7 @@ class Trainer:
         path = folder / f"{self.name}-{self.epoch:04d}.params"
         halves = {f"arg:{name}": weight.astype(np.float16) for name, weight in weights.items()}
         with replacing(path) as file:
-            file.write(graph_params.write(halves, str(path)))
+            file.write(params_io.write(halves, str(path)))
         return path
 
     def _one_epoch(self) -> float:
@@ -181,10 +182,10 @@ class Trainer:
             arrays.update({f"{kind}:{argument}": value.asnumpy() for argument, value in values.items()})
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.checkpoint) as file:
-            file.write(graph_params.write(arrays, str(self.checkpoint)))
+            file.write(params_io.write(arrays, str(self.checkpoint)))
 
     def _resume(self) -> None:
-        arrays = graph_params.read(self.checkpoint.read_bytes(), str(self.checkpoint))
+        arrays = params_io.read(self.checkpoint.read_bytes(), str(self.checkpoint))
         if not np.array_equal(arrays.get("recipe", np.empty(0)), self._recipe()):
             raise GraphError(f"{self.checkpoint}: expected a checkpoint of {self.recipe}, got another's; remove it")
         self.epoch = int(arrays["epoch"][0])

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_floors import FLOORS
+from test_layers import MAY_IMPORT
 
-from ece408_op import cuda
 from ece408_op.errors import DeviceError
+from ece408_op.runtime import cuda
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -76,10 +76,10 @@ def command(name: str) -> list[str]:
 
 def test_the_tutorial_writes_one_file_and_one_line_for_each_kernel() -> None:
     assert [name for name, _ in blocks("file")] == [
-        "kernels/shifted.py", "kernels/four_across.cu", "kernels/four_across.py",
+        "kernels/cpu/shifted.py", "kernels/cuda/ladder/four_across.cu", "kernels/cuda/ladder/four_across.py",
     ]  # fmt: skip
-    added = [line[1:].strip() for _, text in blocks("change") for line in text.splitlines() if line[0] != " "]
-    assert added == ["shifted,", "shifted.KERNEL,", "four_across,", "four_across.KERNEL,"]
+    changes = [[line[0] for line in text.splitlines() if line[0] != " "] for _, text in blocks("change")]
+    assert changes == [["-", "+"], ["+"], ["-", "+"], ["+"]]  # the import and the line of each
 
 
 def test_the_tutorial_passes_the_tests_of_the_cpu_kernels(checkout: Path) -> None:
@@ -99,9 +99,9 @@ def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout: Path) -> None:
 
 def test_auto_takes_neither_kernel_of_the_tutorial_before_it_is_recorded(checkout: Path) -> None:
     code = """
-from ece408_op import dispatch
-from ece408_op.bench.layers import LAYERS
-from ece408_op.launch import Chip
+from ece408_op.core import dispatch
+from ece408_op.bench._layers import LAYERS
+from ece408_op.runtime.launch import Chip
 chip = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 for problem in LAYERS.values():
     print(dispatch.select(problem).name, dispatch.select(problem, "gpu", chip=chip).name)
@@ -120,10 +120,10 @@ def test_the_tutorials_cuda_kernel_compiles(checkout: Path) -> None:
         pytest.skip(f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]")
     code = """
 import sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/helpers")
 import nvrtc
 from cuda_layers import ARCHITECTURES, COURSE, ODD, chip_of
-from ece408_op import dispatch
+from ece408_op.core import dispatch
 kernel = dispatch.find("four_across")
 for architecture in ARCHITECTURES:
     for problem in [COURSE[architecture % 5], *ODD[:2]]:
@@ -229,9 +229,9 @@ def test_every_page_that_the_code_cites_exists() -> None:
 
 def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) \| (.*) \|$", text, re.MULTILINE)
-    assert {int(number): re.findall(r"`(\w+)`", names) for number, names in rows} == {
-        number: names.split() for number, names in FLOORS.items()
+    rows = re.findall(r"^\| `([\w.]+)` \| [^|]+ \| ([^|]*) \|$", text, re.MULTILINE)
+    assert {name: re.findall(r"`([\w.]+)`", others) for name, others in rows} == {
+        name: others.split() for name, others in MAY_IMPORT.items()
     }
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
-from ece408_op.floors import Ceilings
 from ece408_op.problem import ConvProblem
 
-from .layers import IMAGES, LAYERS, RANGES, parse, random_layers
-from .plots import check as check_plots
-from .record import Record
+from ._layers import IMAGES, LAYERS, RANGES, parse, random_layers
+from ._plots import check as check_plots
+from ._record import Record
 
 PRECISIONS = ("float32", "tf32", "fp16")
 
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 def _impls(asked: list[str] | None, device: str) -> list[str]:
     """The implementations to run; raises UnsupportedError where one is unknown or another device's."""
     # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
-    from ece408_op import dispatch
+    from ece408_op.core import dispatch
 
     for impl in asked or ():
         if dispatch.device_of(impl, device) != device:
@@ -151,19 +151,20 @@ def _positive(word: str) -> int:
 
 def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
     # Late: MXNet reads the environment when it is imported, and a machine without it still gets --help.
-    from ece408_op import dispatch, mxnet_import
+    from ece408_op.core import dispatch
+    from ece408_op.plugin import mxnet_import
 
-    from . import contestants, cpu_floors, estimate, measure, plots, report
+    from . import _cpu_roofline, _estimate, _measure, _plots, contestants, report
 
     mxnet_import.load()
     record = Record(options.json, {"options": _kept(options), **report.facts(options.threads)})
     results = report.from_data(record.begun)
     record.say_taken(len(results), len(layers), "layers")
-    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else cpu_floors.measure(options.threads)
+    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else _cpu_roofline.measure(options.threads)
     entrants = contestants.contestants(options.impl)
     limits = (options.repeats or _CPU_REPEATS, math.inf if options.repeats else _CPU_BUDGET)
     left = list(layers.items())[len(results) :]
-    expected = estimate.words(estimate.seconds(dict(left).values(), list(entrants), ceilings, *limits))
+    expected = _estimate.words(_estimate.seconds(dict(left).values(), list(entrants), ceilings, *limits))
     print(f"{len(left)} layers x {len(entrants)} contestants ({', '.join(entrants)}): {expected}", file=sys.stderr)
     plain_sum = dispatch.find("loops")  # all are held to the bound of a float32 sum
     for number, (name, problem) in enumerate(left, len(results) + 1):
@@ -171,84 +172,85 @@ def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
         timings = {}
         for entrant, prepare in entrants.items():
             print(f"[{number}/{len(layers)}] {name}: {entrant} ...", end=" ", file=sys.stderr, flush=True)
-            timings[entrant] = measure.measure(prepare(given), given.x, given.w, plain_sum, *limits)
+            timings[entrant] = _measure.measure(prepare(given), given.x, given.w, plain_sum, *limits)
             print(", ".join(f"{kind} {timing}" for kind, timing in timings[entrant].items()), file=sys.stderr)
         results.append(report.LayerResult(name, problem, timings))
         record.write(report.as_data(results, ceilings), number == len(layers))
     print(report.table(results, ceilings))
     if options.plots:
         title = f"{report.machine(options.threads)['cpu']}, {options.threads} threads"
-        _tell(plots.draw(report.points(results), ceilings, options.plots, title))
+        _tell(_plots.draw(report.points(results), ceilings, options.plots, title))
     return OK if all(result.passed for result in results) else FAILED
 
 
 def _run_one_image(options: argparse.Namespace) -> int:
-    from ece408_op import mxnet_import
+    from ece408_op.plugin import mxnet_import
 
     mxnet_import.load()
 
-    from ece408_op import bridge
+    from ece408_op.plugin import bridge
 
-    from . import one_image, report
+    from . import _one_image, report
 
     if options.context == "gpu":
         bridge.require_mxnet_gpu()
-    result = one_image.measure(options.context, calls=2000, processes=3)
-    print(one_image.table(result, options.context))
+    result = _one_image.measure(options.context, calls=2000, processes=3)
+    print(_one_image.table(result, options.context))
     data = {"one_image": asdict(result), "machine": report.machine(options.threads), "versions": report.versions()}
     _write(data, options.json)
     return OK
 
 
 def _run_networks(options: argparse.Namespace) -> int:
-    from ece408_op import mxnet_import
+    from ece408_op.plugin import mxnet_import
 
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet tells of each graph that it fuses otherwise
     mx = mxnet_import.load()
 
-    from ece408_op import cuda
+    from ece408_op.runtime import cuda
 
-    from . import networks, report
+    from . import _networks, report
 
     machine, versions = report.machine(options.threads), {**report.versions(), "mxnet": mx.__version__}
     if options.context == "gpu":
         machine["gpu"], versions["cupy"] = cuda.chip().name, cuda.cupy().__version__
     record = Record(options.json, {"options": _kept(options), "machine": machine, "versions": versions})
-    results = networks.from_data(record.begun)
+    results = _networks.from_data(record.begun)
     done = {result.network for result in results}
-    record.say_taken(len(done), len(networks.NETWORKS), "networks")
-    for name in networks.NETWORKS:
+    record.say_taken(len(done), len(_networks.NETWORKS), "networks")
+    for name in _networks.NETWORKS:
         if name not in done:
-            results += networks.measure(name, options.images, options.repeats or _NETWORK_REPEATS, options.context)
-            record.write(networks.as_data(results), name == networks.NETWORKS[-1])
-    print(networks.table(results))
+            results += _networks.measure(name, options.images, options.repeats or _NETWORK_REPEATS, options.context)
+            record.write(_networks.as_data(results), name == _networks.NETWORKS[-1])
+    print(_networks.table(results))
     return OK if all(result.passed for result in results) else FAILED
 
 
 def _run_gpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
     # Late: a machine without CuPy still gets --help.
-    from ece408_op import cuda, floors
+    from ece408_op.core import roofline
+    from ece408_op.runtime import cuda
 
-    from . import gpu, gpu_report, plots
+    from . import _gpu, _gpu_report, _plots
 
     chip = cuda.chip()
-    record = Record(options.json, {"options": _kept(options), **gpu_report.facts(chip)})
-    results = gpu_report.from_data(record.begun)
+    record = Record(options.json, {"options": _kept(options), **_gpu_report.facts(chip)})
+    results = _gpu_report.from_data(record.begun)
     record.say_taken(len(results), len(layers), "layers")
-    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else floors.measure()
+    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else roofline.measure()
     left = list(layers.items())[len(results) :]
     for number, (name, problem) in enumerate(left, len(results) + 1):
         timings = {}
         repeats = options.repeats or _GPU_REPEATS
-        for entrant, timing in gpu.contest(problem, options.impl, options.precision, repeats, options.seed):
+        for entrant, timing in _gpu.contest(problem, options.impl, options.precision, repeats, options.seed):
             print(f"[{number}/{len(layers)}] {name}: {entrant} {timing}", file=sys.stderr)
             timings[entrant] = timing
-        results.append(gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.floor_seconds(problem)))
+        results.append(_gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.floor_seconds(problem)))
         cuda.cupy().get_default_memory_pool().free_all_blocks()
-        record.write(gpu_report.as_data(results, ceilings, options.precision), number == len(layers))
-    print(gpu_report.table(results))
+        record.write(_gpu_report.as_data(results, ceilings, options.precision), number == len(layers))
+    print(_gpu_report.table(results))
     if options.plots:
-        _tell(plots.draw(gpu_report.points(results), ceilings, options.plots, chip.name))
+        _tell(_plots.draw(_gpu_report.points(results), ceilings, options.plots, chip.name))
     return OK if all(result.passed for result in results) else FAILED
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op import bridge
+from ece408_op.plugin import bridge
 from ece408_op.problem import ConvProblem
 
-from .measure import Calls
+from ._measure import Calls
 
 #: The peer that ratios refer to.
 BUILT_IN = "MXNet Convolution"

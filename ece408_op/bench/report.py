@@ -11,14 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ece408_op.check import Comparison
-from ece408_op.floors import Ceilings
-from ece408_op.llvm import cpu
+from ece408_op.core.check import Comparison
+from ece408_op.core.roofline import Ceilings
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.llvm import cpu
 
+from ._measure import FRESH, REUSED, Timing
+from ._plots import Point
 from .contestants import BUILT_IN, PYTORCH
-from .measure import FRESH, REUSED, Timing
-from .plots import Point
 
 _PACKAGES = ("ece408-op", "mxnet", "torch", "numpy", "llvmlite")
 

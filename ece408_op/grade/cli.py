@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ece408_op import cuda
 from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError
+from ece408_op.runtime import cuda
 
-from . import graders, jail, klass, reports, scheduler, spec, submission
-from .errors import SpecError
-from .log import Log, Record
+from . import _course_class, _graders, _reports, _sandbox, _scheduler, _spec, _submission
+from ._errors import SpecError
+from ._log import Log, Record
 
 VERSION = 1
 #: From so many on, what all submissions include is compiled once: that takes as long as three of them.
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Grade the submissions; 0 all passed, 1 one did not, 2 usage, 3 this machine cannot."""
     arguments = _parser().parse_args(argv)
     try:
-        rules = spec.load(arguments.spec)
+        rules = _spec.load(arguments.spec)
         for option, problem in (
             ("--json", folder_problem(arguments.json)),
             ("--reports", output_folder_problem(arguments.reports)),
@@ -103,8 +103,8 @@ def _printable(text: str, encoding: str | None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
-    found = submission.find(arguments.path, arguments.context, gpu_here=scheduler.gpu_here)
+def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
+    found = _submission.find(arguments.path, arguments.context, gpu_here=_scheduler.gpu_here)
     if {one.context for one in found} != {"gpu"}:
         found = _without_gpu(found)
     contexts = {one.context for one in found if not one.why}
@@ -112,43 +112,47 @@ def _here(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
         # Nothing is built where nothing will run.
         many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
         folder = Path(name)
-        tools = jail.build_tools(folder, "gpu" in contexts, many) if contexts else jail.Tools(folder, folder, folder)
-        those = dict.fromkeys(("cpu", "gpu"), graders.for_cpu(tools, rules, min(arguments.jobs, len(found))))
+        tools = (
+            _sandbox.build_tools(folder, "gpu" in contexts, many)
+            if contexts
+            else _sandbox.Tools(folder, folder, folder)
+        )
+        those = dict.fromkeys(("cpu", "gpu"), _graders.for_cpu(tools, rules, min(arguments.jobs, len(found))))
         if "gpu" in contexts:
-            those["gpu"] = graders.for_gpus(tools, rules)
+            those["gpu"] = _graders.for_gpus(tools, rules)
         # One submission has a GPU to itself; others are compiled meanwhile.
         jobs = arguments.jobs if "gpu" not in contexts else those["gpu"].devices + _COMPILING
-        return _written(found, klass.here(those.__getitem__, jobs, tools.running.close), arguments, rules)
+        return _written(found, _course_class.here(those.__getitem__, jobs, tools.running.close), arguments, rules)
 
 
-def _on_workers(arguments: argparse.Namespace, rules: spec.Spec) -> list[Record]:
-    with scheduler.connect(arguments.scheduler) as client:
-        found = submission.find(arguments.path, arguments.context, gpu_here=lambda: scheduler.gpu_there(client))
-        return _written(found, scheduler.on_workers(client, rules), arguments, rules)
+def _on_workers(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
+    with _scheduler.connect(arguments.scheduler) as client:
+        found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _scheduler.gpu_there(client))
+        return _written(found, _scheduler.on_workers(client, rules), arguments, rules)
 
 
 def _written(
-    found: list[submission.Submission], run: klass.Runner, arguments: argparse.Namespace, rules: spec.Spec
+    found: list[_submission.Submission], run: _course_class.Runner, arguments: argparse.Namespace, rules: _spec.Spec
 ) -> list[Record]:
     """Grade all, and write what was asked for."""
-    for path, why in submission.passed_over(arguments.path, found):
+    for path, why in _submission.passed_over(arguments.path, found):
         print(_printable(f"ece408-grade: {path}: not graded: {why}", sys.stderr.encoding), file=sys.stderr)
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    records = klass.grade_all(found, run, log)
+    records = _course_class.grade_all(found, run, log)
     if log:
         with replacing(arguments.json) as file:
             file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
     if arguments.reports:
-        reports.write_all(arguments.reports, records, rules.ranking)
+        _reports.write_all(arguments.reports, records, rules.ranking)
     if log:
         log.close(remove=True)
     return records
 
 
-def _without_gpu(found: list[submission.Submission]) -> list[submission.Submission]:
+def _without_gpu(found: list[_submission.Submission]) -> list[_submission.Submission]:
     """Where some of a class can be graded on the CPU, those for a GPU that is not there are unsupported."""
     try:
         if any(one.context == "gpu" for one in found):

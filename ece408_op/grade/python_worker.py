@@ -79,8 +79,8 @@ def main(arguments: list[str]) -> int:
 
 def _load(what: str) -> Any:
     """The kernel of that name, or the one that the file defines: KERNEL, or the only one."""
-    from ece408_op import dispatch
-    from ece408_op.kernel import CpuKernel, CudaKernel
+    from ece408_op.core import dispatch
+    from ece408_op.core.kernel import CpuKernel, CudaKernel
 
     if not what.endswith(".py"):
         return dispatch.find(what)
@@ -103,7 +103,7 @@ def _wait_for_load(lines: TextIO, reply: Callable[[str], None], outputs: list[An
     for line in lines:
         word, *rest = line.split()
         if word == "touch":
-            from ece408_op import cuda
+            from ece408_op.runtime import cuda
 
             outputs[int(rest[1])].fill(0)
             cuda.cupy().cuda.runtime.deviceSynchronize()
@@ -113,7 +113,7 @@ def _wait_for_load(lines: TextIO, reply: Callable[[str], None], outputs: list[An
 
 
 def _on_cpu(kernel: Any) -> Callable[..., None]:
-    from ece408_op import dispatch
+    from ece408_op.core import dispatch
 
     def run(problem: Any, x: Any, w: Any, y: Any) -> None:
         kernel.prepare(problem, y)
@@ -123,7 +123,7 @@ def _on_cpu(kernel: Any) -> Callable[..., None]:
 
 
 def _on_gpu(kernel: Any) -> Callable[..., None]:
-    from ece408_op import cuda
+    from ece408_op.runtime import cuda
 
     def run(problem: Any, x: Any, w: Any, y: Any) -> None:
         kernel.run(problem, x, w, y)
@@ -158,7 +158,7 @@ def _host_array(place: str, shape: tuple[int, ...], guard: int, writable: bool) 
 
 def _gpu_array(place: str, shape: tuple[int, ...], guard: int, writable: bool) -> Any:
     """The parent's memory, opened through CUDA IPC, between its red zones."""
-    from ece408_op import cuda
+    from ece408_op.runtime import cuda
 
     cp = cuda.cupy()
     base = cp.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(place))

@@ -17,19 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from .. import call_record, cuda, host_context
-from ..errors import DeviceError
-from ..host_context import SLOT_BYTES, Gpu
-from ..launch import ceil_div
-from ..problem import ITEM_BYTES
-from ..staging import Slot
-from .fuse import fused
-from .gpu import Chooser, timing
+from ece408_op.errors import DeviceError
+from ece408_op.plugin import host_context, op_times
+from ece408_op.plugin.host_context import SLOT_BYTES, Gpu
+from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime import cuda
+from ece408_op.runtime.copy_pipeline import Slot
+from ece408_op.runtime.launch import ceil_div
+
+from ._fuse import fused
+from ._gpu import Chooser, timing
+from ._op_definition import Shape, size
+from ._pipeline import RING, Pipeline, Round, rounds_of
+from ._plan import infer, plan, splits
+from ._run import Program
 from .graph import parse
-from .kinds import Shape, size
-from .pipeline import RING, Pipeline, Round, rounds_of
-from .plan import infer, plan, splits
-from .run import Program
 
 #: Bytes of data and outputs of a round, and rounds at most: enough to overlap, few enough to launch.
 ROUND_BYTES, MOST_ROUNDS = 12 << 20, 4
@@ -120,7 +122,7 @@ class Engine:
             finally:
                 self.chooser.hold = None
             for record in self._timings(held, data):
-                call_record.record(record)
+                op_times.record(record)
 
     def compute(self, data: Sequence[Any], parameters: Sequence[np.ndarray] = ()) -> list[Any]:
         """The outputs of data that is on the GPU already, CuPy arrays, all images at once on the current stream.
@@ -239,7 +241,7 @@ class Engine:
         Pipeline(_Work(self, held), rounds, data, outputs, most, checks).run(threads)
         return differ.is_set()
 
-    def _timings(self, held: _Plan, data: Sequence[np.ndarray]) -> list[call_record.OpTime]:
+    def _timings(self, held: _Plan, data: Sequence[np.ndarray]) -> list[op_times.OpTime]:
         """What the convolutions took since they were last asked."""
         shapes = [held.program.plan.shapes[node.inputs[0]] for node in self.network.nodes]
         found = [

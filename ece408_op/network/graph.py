@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from .. import graph_json
-from ..errors import GraphError
-from ..graph_json import VARIABLE, integers
-from ..graph_nodes import CUSTOM
-from .kinds import Kind, Shape
-from .operators import OPERATORS
-from .settings import Refused, Settings
+from ece408_op.errors import GraphError
+from ece408_op.graph import symbol_json
+from ece408_op.graph.node_conversion import CUSTOM
+from ece408_op.graph.symbol_json import VARIABLE, integers
+
+from ._op_attributes import Refused, Settings
+from ._op_definition import Kind, Shape
+from ._operators import OPERATORS
 
 #: Where a parameter's shape stands in the graph that the node keeps.
 SHAPE = "__shape__"
@@ -89,7 +90,7 @@ class Network:
 @lru_cache(maxsize=_KEPT)
 def parse(text: str) -> Network:
     """The network in a graph's JSON; raises GraphError with name and operator of every node that it cannot take."""
-    graph = graph_json.parse(text, _WHERE)
+    graph = symbol_json.parse(text, _WHERE)
     nodes = graph["nodes"]
     refused, known = [], {}
     for index, node in enumerate(nodes):
@@ -114,12 +115,12 @@ def parse(text: str) -> Network:
     return _assembled(graph, known)
 
 
-def _operator(node: graph_json.Node) -> str:
+def _operator(node: symbol_json.Node) -> str:
     op: str = node["op"]
     return node["attrs"].get("op_type", op) if op == CUSTOM else op
 
 
-def _judged(node: graph_json.Node) -> tuple[Kind, Any]:
+def _judged(node: symbol_json.Node) -> tuple[Kind, Any]:
     kind = OPERATORS.get(_operator(node))
     if kind is None:
         raise Refused("unknown here")
@@ -132,7 +133,7 @@ def _judged(node: graph_json.Node) -> tuple[Kind, Any]:
     return kind, read
 
 
-def _assembled(graph: graph_json.Graph, known: Mapping[int, tuple[Kind, Any]]) -> Network:
+def _assembled(graph: symbol_json.Graph, known: Mapping[int, tuple[Kind, Any]]) -> Network:
     nodes = graph["nodes"]
     order = _order(nodes, [head[0] for head in graph["heads"]])
     states = {
@@ -178,7 +179,7 @@ def _names(kind: Kind, count: int) -> tuple[str, ...]:
     return kind.inputs if not kind.inputs[-1].endswith("*") else (kind.inputs[0],) * count
 
 
-def _order(nodes: Sequence[graph_json.Node], heads: Sequence[int]) -> list[int]:
+def _order(nodes: Sequence[symbol_json.Node], heads: Sequence[int]) -> list[int]:
     """Nodes that the heads need, each behind its inputs, in the order in which MXNet lists arguments."""
     done: dict[int, None] = {}
     stack = [(head, False) for head in reversed(heads)]

@@ -8,15 +8,17 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from .. import bridge, dispatch, mxnet_errors, plain_layout
-from ..errors import DeviceError, GraphError, ProblemError
-from .engine import Engine, engine
-from .gpu import CUDNN
-from .graph import Network, parse
-from .kinds import Shape
-from .plan import infer
+from ece408_op.core import dispatch
+from ece408_op.errors import DeviceError, GraphError, ProblemError
+from ece408_op.plugin import bridge, default_layout, mxnet_errors
 
-OP_TYPE = plain_layout.NETWORK
+from ._gpu import CUDNN
+from ._op_definition import Shape
+from ._plan import infer
+from .engine import Engine, engine
+from .graph import Network, parse
+
+OP_TYPE = default_layout.NETWORK
 IMPLS = (dispatch.AUTO, CUDNN)
 
 #: What computes otherwise in training.

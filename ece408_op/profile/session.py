@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ece408_op import cuda
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
+from ece408_op.runtime import cuda
 
-from . import gpu, operators, tables, text, trace
-from .activity import Profile
+from . import _gpu, _operators, _tables, _trace, text
+from ._activity import Profile
 
 TEXT, DATA, TIMELINE = "profile.txt", "profile.json", "trace.json"
 
@@ -46,17 +46,17 @@ class Session:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         self._out = out
-        self._gpu: gpu.Recorder | None = None
+        self._gpu: _gpu.Recorder | None = None
         self._notes: list[str] = []
         if on_gpu and cuda.driver_version() is not None:
             try:
-                self._gpu = gpu.Recorder()
+                self._gpu = _gpu.Recorder()
             except DeviceError as error:
                 print(error, file=sys.stderr)
                 self._notes.append(str(error))
-        name, value = operators.SETTING
+        name, value = _operators.SETTING
         os.environ.setdefault(name, value)
-        self._operators = operators.Recorder()
+        self._operators = _operators.Recorder()
         self._start = time.perf_counter()
 
     def finish(self) -> Profile:
@@ -77,7 +77,7 @@ class Session:
         if self._out is not None:
             _write(self._out / TEXT, words + "\n")
             _write(self._out / DATA, json.dumps(profile.as_data(), separators=(",", ":")) + "\n")
-            _write(self._out / TIMELINE, json.dumps(trace.events(profile), separators=(",", ":")) + "\n")
+            _write(self._out / TIMELINE, json.dumps(_trace.events(profile), separators=(",", ":")) + "\n")
         return profile
 
 
@@ -90,7 +90,7 @@ def start(options: argparse.Namespace, on_gpu: bool) -> Session | None:
 
 def finish(session: Session | None) -> dict[str, Any] | None:
     """End a session, if there is one; its tables as data."""
-    return None if session is None else tables.summary(session.finish())
+    return None if session is None else _tables.summary(session.finish())
 
 
 def _write(path: Path, words: str) -> None:

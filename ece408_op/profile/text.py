@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .activity import Profile
-from .tables import MOST, Row, Shape, call_rows, gpu_rows, operator_rows, over, shapes
+from ._activity import Profile
+from ._tables import MOST, Row, Shape, call_rows, gpu_rows, operator_rows, over, shapes
 
 GPU_SENTENCE = (
     "A kernel, copy or fill is work on the GPU: its time runs from its start to its end there, by the GPU's clock."

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ece408_op import commands, dispatch
+from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder_problem
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
 
-from . import jobs, render, runner
+from . import _jobs, _render, _runner
 
 _DESCRIPTION = """\
 Run the milestones that this machine can, keep each run's JSON in FOLDER/runs, and write FOLDER/index.html and
@@ -34,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    asked = jobs.Asked(
+    asked = _jobs.Asked(
         networks=_known(parser, "--networks", options.networks, files.list_names()),
         sizes=sorted(set(options.sizes), reverse=True),
-        milestones=[name for name in jobs.MILESTONES if name in options.milestones],
+        milestones=[name for name in _jobs.MILESTONES if name in options.milestones],
         cpu_kernels=[name for name in dispatch.names("cpu") if options.kernels is None or name in options.kernels],
         gpu_kernels=[name for name in dispatch.names("gpu") if options.kernels is None or name in options.kernels],
         data=options.data,
@@ -47,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--out: {problem}")
     runs = options.out / "runs"
     try:
-        plan = jobs.plan(asked)
+        plan = _jobs.plan(asked)
         if not options.render:
-            render.check()
-            runner.make(plan, runs, options.limit)
-        for path in render.write(plan, asked, runs, options.out):
+            _render.check()
+            _runner.make(plan, runs, options.limit)
+        for path in _render.write(plan, asked, runs, options.out):
             print(path)
     except DeviceError as error:
         print(f"ece408-report: {error}", file=sys.stderr)
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help="images (default: 10000 100 10)",
     )
     parser.add_argument(
-        "--milestones", nargs="+", choices=jobs.MILESTONES, default=list(jobs.MILESTONES), help="(default: all)"
+        "--milestones", nargs="+", choices=_jobs.MILESTONES, default=list(_jobs.MILESTONES), help="(default: all)"
     )
     parser.add_argument(
         "--kernels", nargs="+", choices=kernels, metavar="NAME", help=f"of CPU and GPU, of {', '.join(kernels)} (all)"

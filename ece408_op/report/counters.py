@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ece408_op import dispatch
+from ece408_op.core import dispatch
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DataError
 

@@ -20,15 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op import bridge, cuda, dispatch, floors, host_context, inference, mxnet_import
-from ece408_op.check import compare
+from ece408_op.core import dispatch, roofline
+from ece408_op.core.check import compare
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.data import load_test
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError, Ece408Error
-from ece408_op.kernel import CudaKernel
-from ece408_op.launch import Launch, Plan, ceil_div
+from ece408_op.milestones import inference
 from ece408_op.models import files, shapes
+from ece408_op.plugin import bridge, host_context, mxnet_import
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
 _THREADS_PER_MULTIPROCESSOR = 39  # cudaDevAttrMaxThreadsPerMultiProcessor
 _WARP = 32
@@ -54,7 +57,7 @@ def measure(network: files.Network, size: int, kernels: Sequence[CudaKernel], da
         problem = ConvProblem.from_shapes(given[0].shape, given[1].shape)
         x, w = (_on_gpu(array) for array in given)
         # Also what wakes the GPU up: its clocks are low after the network's work on the host.
-        ceilings = floors.measure()
+        ceilings = roofline.measure()
         found.append(
             {
                 "layer": layer.name,

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ece408_op import cuda, dispatch
+from ece408_op.core import dispatch
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 
 from .kernels import chosen, launches
 

@@ -14,14 +14,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ece408_op import bridge, cuda, floors, mxnet_import
 from ece408_op.bench.report import machine as cpu_facts
 from ece408_op.bench.report import versions
+from ece408_op.core import roofline
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
+from ece408_op.plugin import bridge, mxnet_import
+from ece408_op.runtime import cuda
 
+from ._jobs import COUNTERS, DEVICE, GPU
 from .counters import PROFILER
-from .jobs import COUNTERS, DEVICE, GPU
 
 _PACKAGES = (
     "ece408-op",
@@ -60,7 +62,7 @@ def facts() -> dict[str, Any]:
 def _gpu() -> dict[str, Any]:
     chip, runtime = cuda.chip(0), cuda.cupy().cuda.runtime
     major, minor, _ = _digits(runtime.driverGetVersion())
-    ceilings = floors.measure()
+    ceilings = roofline.measure()
     return {
         "name": chip.name,
         "capability": ".".join(map(str, chip.capability)),

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 if "pytest" in sys.modules or "ece408_op.grade.cli" in sys.modules:
     print("imported with the grader")

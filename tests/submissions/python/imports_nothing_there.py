@@ -1,6 +1,6 @@
 """expected: compile_error. An import that fails."""
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 # The line that the reason names.
 import no_such_package  # isort: skip

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ece408_op.kernel import CudaKernel
-from ece408_op.launch import Launch, Plan, ceil_div, layer_defines
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.runtime.launch import Launch, Plan, ceil_div, layer_defines
 
 THREADS = 256
 

@@ -1,6 +1,6 @@
 """expected: crashed. An exception during a call."""
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 
 def run(problem, x, w, out, threads):

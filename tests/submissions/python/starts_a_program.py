@@ -2,7 +2,7 @@
 
 import subprocess
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 
 def run(problem, x, w, out, threads):

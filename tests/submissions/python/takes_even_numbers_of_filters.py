@@ -1,6 +1,6 @@
 """expected: unsupported. It says itself what it does not take."""
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 
 def reasons(problem):

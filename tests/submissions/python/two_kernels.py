@@ -1,6 +1,6 @@
 """expected: compile_error. Two kernels, neither of them called KERNEL."""
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 
 def run(problem, x, w, out, threads):

@@ -1,6 +1,6 @@
 """expected: crashed. NumPy refuses to write to x."""
 
-from ece408_op.kernel import CpuKernel
+from ece408_op.core.kernel import CpuKernel
 
 
 def run(problem, x, w, out, threads):

@@ -1,0 +1,9 @@
+"""What a kernel declares, what chooses one, and what checks one. It knows no MXNet.
+
+kernel     Kernel and CudaKernel: a name, what it supports, its error bound, a call
+dispatch   the one place that chooses a kernel; the only module here that imports the kernels
+tuning     the table of measured times that dispatch reads (tuning.json)
+check      an output compared with float64, within the kernel's error bound
+reference  the convolution in float64
+roofline   the least time that a GPU's memory and its float32 lanes allow
+"""

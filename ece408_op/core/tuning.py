@@ -1,0 +1,162 @@
+"""Which GPU kernel is fastest for a layer: a small table of measured times, read from data.
+
+``tuning.json`` has, for each chip that ``python -m ece408_op.bench.sweep`` was run on, the median time of every kernel
+on some layers. On a layer that was not measured a kernel is expected to take what it took on the nearest that were, as
+much more or less as its own estimate is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ece408_op.errors import DataError
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Chip
+
+from .kernel import roofline
+
+TABLE = Path(__file__).with_name("tuning.json")
+SIZES = ("batch", "channels", "height", "width", "filters", "kernel")
+#: Measured layers that a kernel's time is carried over from, and the share that it is expected to take more for each
+#: doubling that lies between.
+_NEAREST, _DOUBT = 6, 0.1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The times of kernels on one layer, in milliseconds, by kernel name, and the estimates of those that have one of
+    their own: what others' is, see ``kernel.roofline``."""
+
+    problem: ConvProblem
+    milliseconds: dict[str, float]
+    estimates: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def order(self) -> list[str]:
+        """The kernels' names, the fastest first."""
+        return sorted(self.milliseconds, key=lambda name: self.milliseconds[name])
+
+
+@dataclass(frozen=True)
+class ChipTable:
+    """What was measured on one chip."""
+
+    chip: str
+    capability: tuple[int, int]
+    layers: tuple[Measured, ...]
+
+
+def preference(
+    problem: ConvProblem, chip: Chip, names: Iterable[str], estimate: Callable[[str], float], path: Path = TABLE
+) -> list[str]:
+    """Those of the names that were measured, the one expected to be fastest first; empty with no table.
+
+    Of a kernel measured on that very layer its time there is expected. ``estimate`` is asked for a kernel's own.
+    A chip that was not measured is taken to be like one of its own architecture, and else like the first of the table.
+    Raises DataError where the table cannot be read.
+    """
+    tables = read(path)
+    if not tables or not any(table.layers for table in tables):
+        return []
+    near = (
+        [table for table in tables if table.chip == chip.name]
+        or [table for table in tables if table.capability == chip.capability]
+        or [table for table in tables if table.capability[0] == chip.capability[0]]
+        or list(tables)
+    )
+    rows = sorted(near[0].layers, key=lambda row: distance(row.problem, problem))
+    measured = [name for name in names if any(name in row.milliseconds for row in rows)]
+    return sorted(measured, key=lambda name: _expected(name, problem, chip, rows, estimate(name)))
+
+
+def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured], estimate: float) -> float:
+    """Milliseconds that the kernel is expected to take, from rows that have the nearest first."""
+    near = [row for row in rows if name in row.milliseconds][:_NEAREST]
+    if near[0].problem == problem:
+        return near[0].milliseconds[name]
+    away = [max(distance(row.problem, problem), 1e-3) for row in near]
+    ratios = [math.log(row.milliseconds[name] / row.estimates.get(name, roofline(row.problem, chip))) for row in near]
+    weights = [1 / distance**2 for distance in away]
+    ratio = sum(weight * ratio for weight, ratio in zip(weights, ratios)) / sum(weights)
+    return estimate * math.exp(ratio) * (1 + _DOUBT * away[0])
+
+
+def distance(a: ConvProblem, b: ConvProblem) -> float:
+    """How different two layers are to a kernel: ratios of what decides between kernels, as logarithms."""
+    return math.dist(_figures(a), _figures(b))
+
+
+def _figures(problem: ConvProblem) -> list[float]:
+    pixels = problem.output_height * problem.output_width
+    sizes = (problem.channels, problem.kernel, problem.filters, problem.output_width, problem.batch * pixels)
+    # Batches count least: a kernel that is best for 1,000 images mostly is for 10,000.
+    weights = (1.0, 2.0, 1.0, 0.5, 0.25)
+    return [weight * math.log2(max(1, size)) for weight, size in zip(weights, sizes)]
+
+
+@lru_cache(maxsize=8)
+def read(path: Path) -> tuple[ChipTable, ...]:
+    """The tables of a file, none where there is no file; raises DataError where it is not such a table."""
+    try:
+        chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
+        return tuple(
+            ChipTable(
+                chip["name"],
+                (int(chip["capability"][0]), int(chip["capability"][1])),
+                tuple(
+                    Measured(
+                        ConvProblem(*row["layer"]), _floats(row["milliseconds"]), _floats(row.get("estimates", {}))
+                    )
+                    for row in chip["layers"]
+                ),
+            )
+            for chip in chips
+        )
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: expected a table written by python -m ece408_op.bench.sweep, got {error!r}"
+        ) from error
+
+
+def _floats(times: dict[str, float]) -> dict[str, float]:
+    found = {name: float(ms) for name, ms in times.items()}
+    wrong = {name: ms for name, ms in found.items() if not 0 < ms < math.inf}
+    if wrong:
+        raise ValueError(f"milliseconds: expected finite numbers above 0, got {wrong}")
+    return found
+
+
+def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
+    """The tables as the file's text, with the new one's times; other kernels of the same layers keep theirs."""
+    layers = {row.problem: row for row in new.layers}
+    for row in (row for table in tables if table.chip == new.chip for row in table.layers):
+        again = layers.get(row.problem, row)
+        times, estimates = {**row.milliseconds, **again.milliseconds}, {**row.estimates, **again.estimates}
+        layers[row.problem] = Measured(row.problem, times, estimates)
+    new = replace(new, layers=tuple(layers.values()))
+    kept = [table for table in tables if table.chip != new.chip]
+    chips = [
+        {
+            "name": table.chip,
+            "capability": list(table.capability),
+            "layers": [
+                {
+                    "layer": [getattr(row.problem, size) for size in SIZES],
+                    "milliseconds": {name: round(row.milliseconds[name], 4) for name in row.order},
+                    "estimates": {name: round(row.estimates[name], 4) for name in row.order if name in row.estimates},
+                }
+                for row in table.layers
+            ],
+        }
+        for table in [new, *kept]
+    ]
+    # One layer a line: the file is read by people too.
+    text = json.dumps({"chips": chips})
+    return text.replace('{"name"', '\n{"name"').replace('{"layer"', '\n  {"layer"') + "\n"

@@ -1,0 +1,287 @@
+"""Compile a submission into a shared library, in containment, behind the stand-ins for MXNet's headers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import _sandbox, _sources
+from ._spec import LimitsSpec
+from ._worker import EndedError
+
+_CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
+_CBLAS = re.compile(r"\bcblas_\w+\s*\(")
+_OTHERS = re.compile(r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(")
+#: Calls of CUDA's driver.
+_DRIVER = re.compile(
+    r"\bcu(Init|Driver|Device|Ctx|Module|Mem|Launch|Stream|Event|Func|Pointer|Occupancy|Link)[A-Z]?\w*\s*\("
+)
+#: What files of its time may call and CUDA has no longer had for long.
+_GONE = re.compile(
+    r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
+    r"|cudaProfilerInitialize|cudaKeyValuePair)\b"
+)
+_PYTORCH = re.compile(r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b")
+#: What MXNet gave that no submission of the course is known to use, where a compiler misses it.
+_MXNETS = re.compile(r"error: .*[\"'](?:\w+::)*(TensorContainer|half_t|TShape|TBlob|blas_handle_|dnn_handle_)[\"']")
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+#: Errors of the compiler that are shown, and characters of a line of code.
+_SHOWN = 12
+_WIDEST = 120
+_NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
+#: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
+_UNROLL = r"#[ \t]*pragma[ \t]+unroll"
+#: An error's line; and where the bracket is that is open.
+_ERROR = r"\berror\b|undefined (reference|symbol)|fatal|note: to match this"
+#: What the compiler says of the lines behind a submission, and of its errors' number.
+_BEHIND = r"^(ece408_grade/after\.h[:(][\d:]+\)?:?|At end of source:)"
+_NOT_THERE = re.compile(r"after\.h\S*: error: .*forward")
+_SUMMARY = re.compile(r"\d+ errors? detected in the compilation of")
+_OPEN_BRACKET = r"""expected (a )?["']}["']"""
+#: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too,
+#: and a forward that is declared otherwise than the course's: without it ``#pragma GCC target`` holds for theirs too.
+#: Each is tried where the errors so far speak of it.
+_OTHERWISE = f"ambiguous|more than one instance|target specific option|{_NO_FORWARD}"
+_ATTEMPTS = (
+    ("", ("-std=c++14",)),
+    ("", ("-std=c++17",)),
+    ("separate compilation", ("-std=c++14", "-rdc=true")),
+    (r"CUDA_KERNEL_LOOP|cuda_get_num_blocks|CUDA_CALL", ("-std=c++14", "-DECE408_GRADE_OPERATORS")),
+    (_OTHERWISE, ("-std=c++14", "-DECE408_GRADE_OWN_FORWARD")),
+)
+#: Every name has to be there, and a submission's own variable goes before the system's function of its name.
+_LINK = "-z,defs,-Bsymbolic"
+#: C functions that a submission has no reason to define: the clock's, and those the runner talks by.
+_REPLACED = frozenset(
+    (
+        *("clock", "clock_gettime", "clock_getres", "gettimeofday", "time", "times", "getrusage", "read", "write"),
+        *("mmap", "munmap", "dlopen", "dlsym", "exit", "_exit", "cudaEventElapsedTime", "cudaEventRecord"),
+        *("cudaDeviceSynchronize", "cudaStreamSynchronize"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A library, and what the compiler said beside errors."""
+
+    library: Path
+    notes: str = ""
+
+
+def build(
+    source: Path, context: str, folder: Path, tools: _sandbox.Tools, limits: LimitsSpec, architecture: str = ""
+) -> Built:
+    """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
+    folder.chmod(0o755)
+    inner = folder / "src"
+    inner.mkdir()
+    try:
+        _sources.copy(source, inner)
+    except OSError as error:
+        raise EndedError("unsupported", f"{source.name} cannot be read: {error.strerror or error}") from None
+    if (inner / source.name).read_bytes()[:2] in _UTF16:
+        raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
+    _sources.include_by_name(inner)
+    code = _sources.text(inner)
+    if not code.strip():
+        raise EndedError("compile_error", f"{source.name} is empty")
+    _sources.lend(code, tools.headers, folder / "stubs")
+    unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
+    place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
+    unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
+    target = folder / "out"
+    target.mkdir()
+    target.chmod(0o777)
+    texts: list[str] = []
+    for needed, attempt in _ATTEMPTS:
+        if needed and not any(re.search(needed, text) for text in texts):
+            continue
+        command = _command(context, unit, inner, tools.headers, attempt, architecture, code)
+        ended, text = _compile(command, folder, target, tools, limits)
+        if ended != "exit 0" and re.search(_UNROLL, text) and _sources.unroll_without_names(inner):
+            ended, text = _compile(command, folder, target, tools, limits)
+        if ended == "exit 0":
+            _reject_replaced(target / "submission.so")
+            return Built(target / "submission.so", text)
+        if ended.startswith("signal"):
+            raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
+        texts.append(text)
+    # The first attempt's errors, unless they are about the language's version.
+    first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
+    reason = _not_supported(code, first)
+    if reason:
+        raise EndedError("unsupported", reason)
+    text = errors(first, folder, tools, source.name)
+    if context == "cpu" and "__global__" in text:
+        text = f"it holds a kernel in CUDA: is it the file for --context gpu, called .h?\n{text}"
+    raise EndedError("compile_error", text)
+
+
+def _not_supported(code: str, said: str) -> str | None:
+    """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
+    for kind, call in (("texture", r"\btex[123]D\w*\s*\(|cudaBindTexture"), ("surface", r"cudaBindSurface")):
+        if re.search(rf"\b{kind}\s*<|{call}", code) and kind in said:
+            return f"it uses {kind}<> references, which CUDA has no longer had since CUDA 12"
+    if _CUBLAS.search(code) and "cublas" in said.lower() and _cublas() is None:
+        return "it calls cuBLAS, which the CUDA toolkit of this machine lacks"
+    if _CBLAS.search(code) and "cblas" in said.lower():
+        return "it calls a BLAS library for the CPU, which the harness does not link"
+    if _DRIVER.search(code) and "undefined reference to `cu" in said and _driver() is None:
+        return "it calls CUDA's driver, whose library libcuda this machine lacks"
+    if _PYTORCH.search(code) and "torch" in said:
+        return "it is written for PyTorch; the harness grades files for MXNet"
+    mxnets = _MXNETS.search(said)
+    if mxnets:
+        return f"it uses {mxnets[1]} of MXNet, which the harness's stand-ins for MXNet's headers lack"
+    if re.search(r'class "__half" has no member "x"', said):
+        return "it uses the member x of half, which CUDA has no longer had since CUDA 9"
+    other, gone = _OTHERS.search(code), _GONE.search(code)
+    if other and other[1] in said.lower():
+        return f"it calls the library {other[1]}, which the harness does not link"
+    if gone and gone[1] in said:
+        return f"it uses {gone[1]}, which today's CUDA no longer has"
+    return None
+
+
+def errors(text: str, folder: Path, tools: _sandbox.Tools, name: str) -> str:
+    """The compiler's errors with the student's own file, of that name, and line."""
+    text = re.sub(rf"{re.escape(str(folder))}/src/|{re.escape(str(folder))}/", "", text)
+    text = text.replace(f"{tools.headers}/", "")
+    lines = [line for line in text.splitlines() if line.strip()]
+    own = re.compile(rf"{re.escape(name)}[:(]\d")
+    if not re.search(_OPEN_BRACKET, text) and (_NOT_THERE.search(text) or re.search(_NO_FORWARD, text)):
+        there = [line for line in lines if own.match(line)]
+        text = "it has no forward(y, x, w) for this device in namespace mxnet::op that can be called"
+        return f"{text}\n{_chosen(there, own)}" if there else text
+    # What stands in for new-inl.h is none of the author's.
+    lines = [line for line in lines if "ece408_grade_go" not in line] or lines
+    # A bracket that is never closed shows in what the harness puts behind the file, which then means nothing.
+    lines = [line for line in lines if not _SUMMARY.match(line) and not _NOT_THERE.search(line)]
+    shown = _chosen([re.sub(_BEHIND, f"behind the end of {name}:", line) for line in lines], own)
+    place = re.search(rf"{re.escape(name)}[:(]\d+(?=.*called from here)", text)
+    if "target specific option mismatch" in text and place:
+        shown = (
+            f"{place[0]}: error: it calls functions of a processor's extension for which the course did not compile; "
+            f'#pragma GCC target("avx2"), as an example, in front of all else allows them\n{shown}'
+        )
+    return shown
+
+
+def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
+    """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is.
+
+    Below an error in that file stands the line of code that it is about.
+    """
+    behind = dict(zip(lines, lines[1:]))
+    wanted = [line for line in lines if re.search(_ERROR, line)]
+    if not any(own.search(line) or "behind the end" in line for line in wanted):
+        wanted += [line for line in lines if own.match(line)]
+    chosen = list(dict.fromkeys(wanted or lines))
+    more = f"\n... and {len(chosen) - _SHOWN} more" if len(chosen) > _SHOWN else ""
+    shown = [line + (_code(behind.get(line, "")) if own.match(line) else "") for line in chosen[:_SHOWN]]
+    return "\n".join(shown) + more if chosen else "the compiler failed and said nothing"
+
+
+def _code(line: str) -> str:
+    """The code that a compiler shows below an error, as a line of its own; empty where the line is none."""
+    found = re.match(r" +(?:\d+ \| )?(\s*)(?!\^)(\S.*)", line)
+    return f"\n    {found[2].rstrip()[:_WIDEST]}" if found else ""
+
+
+def _command(
+    context: str, unit: Path, inner: Path, headers: Path, options: tuple[str, ...], architecture: str,
+    code: str,
+) -> list[str]:  # fmt: skip
+    target = unit.parent / "out" / "submission.so"
+    last = _last(headers, unit.parent / "stubs")
+    common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
+    if context == "cpu":
+        return [
+            *(_sandbox.compiler("g++"), *_sandbox.CPU_OPTIONS, *options, "-shared", f"-Wl,{_LINK}"),
+            *(*common, *last, "-o", str(target), str(unit), "-ldl"),
+        ]
+    nvcc = _sandbox.compiler("nvcc")
+    return [
+        *(nvcc, *options, "-O3", "-DNDEBUG=1", "-w", "-shared", "-cudart", "static", "-arch", architecture),
+        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", *last)), "-Xptxas", "-v"),
+        *("-Xlinker", f"{_LINK},--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
+    ]
+
+
+def _last(headers: Path, stubs: Path) -> tuple[str, ...]:
+    """Where headers are looked for that are nowhere else; from ``beside`` a path that begins with .. is found."""
+    fallback = headers / "fallback"
+    folders = (fallback, fallback / "beside", *_sources.stub_folders(stubs))
+    return tuple(word for folder in folders for word in ("-idirafter", str(folder)))
+
+
+def _linked(code: str) -> list[str]:
+    """The libraries of the toolkit that the code calls; MXNet brought cuBLAS along."""
+    library = _cublas() if _CUBLAS.search(code) else None
+    words = [] if library is None else ["-lcublas", "-Xlinker", f"-rpath,{library.parent}"]
+    driver = _driver() if _DRIVER.search(code) else None
+    return words if driver is None else [*words, str(driver)]
+
+
+def _cublas() -> Path | None:
+    toolkit = Path(_sandbox.compiler("nvcc")).resolve().parent.parent
+    places = (home / "lib64" / "libcublas.so" for home in (toolkit, Path("/usr/local/cuda")))
+    return next((place for place in places if place.exists()), None)
+
+
+def _driver() -> Path | None:
+    """The driver's library, or the toolkit's stand-in for it."""
+    toolkit = Path(_sandbox.compiler("nvcc")).resolve().parent.parent
+    stubs = [home / "lib64" / "stubs" / "libcuda.so" for home in (toolkit, Path("/usr/local/cuda"))]
+    here = [
+        Path(folder) / "libcuda.so.1"
+        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+    ]
+    return next((place for place in (*stubs, *here) if place.exists()), None)
+
+
+def _compile(
+    command: list[str], folder: Path, target: Path, tools: _sandbox.Tools, limits: LimitsSpec
+) -> tuple[str, str]:
+    root = folder / "root"
+    root.mkdir(exist_ok=True)
+    log = folder / "compiler.txt"
+    with open(log, "wb") as file:
+        inside = _sandbox.start(
+            tools,
+            command,
+            root=root,
+            limits=_sandbox.Limits(
+                memory=limits.memory_bytes,
+                cpu_seconds=int(limits.build_seconds) + 1,
+                tmp_bytes=512 << 20,
+                processes=512,
+            ),
+            stdout=file,
+            stderr=file,
+            seen=(folder, tools.folder),
+            written=(target,),
+            filtered=False,
+        )
+        on_time = inside.wait_for("ended", limits.build_seconds)
+        code = inside.end()
+    if not on_time:
+        raise EndedError("timed_out", f"compiling took longer than its limit of {limits.build_seconds:g} s")
+    return code, log.read_text(encoding="utf-8", errors="replace")[:1_000_000]
+
+
+def _reject_replaced(library: Path) -> None:
+    nm = shutil.which("nm")
+    if nm is None:
+        return
+    done = subprocess.run([nm, "-D", "--defined-only", str(library)], capture_output=True, text=True, check=False)
+    symbols = [line.split()[-2:] for line in done.stdout.splitlines() if len(line.split()) > 1]
+    # Functions: a counter called "times" is nobody's clock.
+    replaced = sorted({name.partition("@")[0] for kind, name in symbols if kind in "TWi"} & _REPLACED)
+    if replaced:
+        raise EndedError("tampered", f"it defines {', '.join(replaced)} in place of the system's own")

@@ -1,0 +1,94 @@
+"""Rank what is right: as the course did it, and in a way that a few outliers do not move."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._spec import RankingSpec
+
+#: The median absolute deviation of normal data, times this, is its standard deviation.
+_MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True)
+class Place:
+    """One submission on one network with so many images.
+
+    Seconds are sums over the layers: of medians, fastest and slowest runs.
+    Deviations are how far below the class's median the time lies, in standard deviations (robust: in scaled median
+    absolute deviations); points are their place on the range given, ends clamped.
+    """
+
+    network: str
+    place: int
+    path: str
+    precision: str
+    seconds: float
+    fastest: float
+    slowest: float
+    deviations: float
+    points: float
+    robust_deviations: float
+    robust_points: float
+
+
+def name_of(network: Mapping[str, Any]) -> str:
+    """What is ranked together: a network of a record, with its number of images."""
+    return f"{network['network']}, {network['images']} images"
+
+
+def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
+    """The places on each network and number of images, the fastest first.
+
+    Overlapping intervals share a place; what is wrong has none.
+    """
+    by_network: dict[str, list[tuple[float, float, float, dict[str, Any]]]] = {}
+    for record in records:
+        if record["status"] != "passed":
+            continue
+        for network in record.get("networks", []):
+            if network["status"] == "passed" and "seconds" in network:
+                layers = [layer["seconds"] for layer in network["layers"]]
+                ends = (sum(layer["fastest"] for layer in layers), sum(layer["slowest"] for layer in layers))
+                by_network.setdefault(name_of(network), []).append((network["seconds"], *ends, record))
+    places = []
+    for name, entries in by_network.items():
+        places += _one_network(name, sorted(entries, key=lambda entry: entry[0]), rules)
+    return places
+
+
+def _one_network(
+    name: str, entries: list[tuple[float, float, float, dict[str, Any]]], rules: RankingSpec
+) -> list[Place]:
+    seconds = [entry[0] for entry in entries]
+    median = statistics.median(seconds)
+    deviation = statistics.pstdev(seconds)
+    robust = _MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in seconds)
+    places: list[Place] = []
+    first_slowest, place = -1.0, 0
+    for number, (value, fastest, slowest, record) in enumerate(entries, 1):
+        # A tie is with the first of its place, so that a chain of neighbours does not make all of them equal.
+        if fastest > first_slowest:
+            first_slowest, place = slowest, number
+        plain, sturdy = _deviations(median - value, deviation), _deviations(median - value, robust)
+        places.append(
+            Place(
+                *(name, place, record["path"], record["precision"], value, fastest, slowest),
+                *(plain, _points(plain, rules), sturdy, _points(sturdy, rules)),
+            )
+        )
+    return places
+
+
+def _deviations(ahead: float, unit: float) -> float:
+    return ahead / unit if unit > 0 else 0.0
+
+
+def _points(deviations: float, rules: RankingSpec) -> float:
+    if rules.clamp == 0:
+        return rules.best if deviations >= 0 else rules.worst
+    share = (min(max(deviations, -rules.clamp), rules.clamp) + rules.clamp) / (2 * rules.clamp)
+    return rules.worst + (rules.best - rules.worst) * share

@@ -1,0 +1,140 @@
+"""The course's own measure: a trained network's accuracy, with a submission's convolutions in it.
+
+The networks are those of models/: conv, tanh, max-pooling 2 x 2, in 2018 a second conv, then two fully connected layers
+with a tanh between. All but the convolutions is computed here, on whichever arrays come: NumPy's or CuPy's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core.check import agreement
+from ece408_op.data import load_test
+from ece408_op.errors import DataError
+from ece408_op.graph import params_io
+from ece408_op.models import files
+
+from ._networks import NETS, Net
+
+#: Which trained networks have a course's network's layers.
+_TRAINED = {"2017": ("ece408-high", "ece408-low"), "2018sp": ("ece408-2018sp",), "2018fa": ("ece408-2018fa",)}
+#: Images of the test set.
+MOST = 10000
+#: Images that go through a layer in one step, to keep what lies between small.
+_STEP = 1000
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Of ``images``, the share with the right class, and the share with the class that exact convolutions give."""
+
+    model: str
+    images: int
+    source: str
+    accuracy: float
+    agreement: float
+
+    def as_data(self) -> dict[str, Any]:
+        """For the record."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CourseNet:
+    """A trained network. ``filters`` has each convolution's, float32; ``connected`` pairs of weights and bias."""
+
+    name: str
+    size: int
+    filters: tuple[np.ndarray, ...]
+    connected: tuple[tuple[np.ndarray, np.ndarray], ...]
+
+    def images(self, count: int) -> np.ndarray:
+        """The first of the test set, (count, 1, size, size)."""
+        return _test_set(self.size, count)[0]
+
+    @staticmethod
+    def between(y: Any) -> Any:
+        """A convolution's output (B, M, H, W) as the next one's input: tanh, max-pooling 2 x 2, float32."""
+        module = _module(y)
+        batch, filters, rows, columns = y.shape
+        out = module.empty((batch, filters, rows // 2, columns // 2), np.float32)
+        for first in range(0, batch, _STEP):
+            part = y[first : first + _STEP, :, : rows // 2 * 2, : columns // 2 * 2]
+            quads = part.reshape(len(part), filters, rows // 2, 2, columns // 2, 2)
+            # tanh grows with its argument, so the largest may be found first.
+            out[first : first + _STEP] = module.tanh(quads.max(axis=(3, 5)))
+        return out
+
+    def labels(self, y: Any) -> np.ndarray:
+        """The classes, (B,), for the last convolution's output."""
+        module = _module(y)
+        values = self.between(y) if len(self.filters) == 1 else y
+        values = module.asarray(values, np.float32).reshape(len(y), -1)
+        for number, (weight, bias) in enumerate(self.connected):
+            values = values @ module.asarray(weight).T + module.asarray(bias)
+            if number + 1 < len(self.connected):
+                values = module.tanh(values)
+        found = values.argmax(axis=1)
+        return np.asarray(found.get() if hasattr(found, "get") else found)
+
+    def compare(self, got: np.ndarray, exact: np.ndarray) -> Labels:
+        """Accuracy of the classes got, and how many are those that exact convolutions give."""
+        _, truth, source = _test_set(self.size, len(got))
+        right, same = agreement(got, truth), agreement(got, exact)
+        return Labels(self.name, len(got), source, right.share, same.share)
+
+
+def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
+    """The trained networks that have these layers.
+
+    None where no weights of them are known (the grader's own, and 2019's), for more images than there are, or where the
+    test set is broken.
+    """
+    names = _TRAINED.get(net.name, ()) if net in NETS and images <= MOST else ()
+    found = tuple(_load(name) for name in names)
+    if not found:
+        return ()
+    try:
+        _test_set(found[0].size, images)
+    except DataError:
+        return ()
+    return found
+
+
+@lru_cache(maxsize=8)
+def _load(name: str) -> CourseNet:
+    network = files.find(name)
+    arrays = params_io.read(network.params.read_bytes(), str(network.params))
+    known = {key.partition(":")[2]: np.array(value, np.float32) for key, value in arrays.items()}
+    filters = tuple(known[f"new{number}_weight"] for number in range(2) if f"new{number}_weight" in known)
+    connected = tuple((known[f"fullyconnected{n}_weight"], known[f"fullyconnected{n}_bias"]) for n in range(2))
+    size = next(net.layers[0][1] for net in NETS if name in _TRAINED[net.name])
+    return CourseNet(name, size, filters, connected)
+
+
+#: Two threads that redirect stderr by turns would leave it redirected.
+_REDIRECTING = threading.Lock()
+
+
+@lru_cache(maxsize=16)
+def _test_set(size: int, count: int) -> tuple[np.ndarray, np.ndarray, str]:
+    # That the generated set takes the real one's place stands in the record, once, and not on stderr for each file.
+    with _REDIRECTING, contextlib.redirect_stderr(io.StringIO()):
+        found = load_test(size, count)
+    return found.images, found.labels, found.source
+
+
+def _module(array: Any) -> Any:
+    """NumPy, or the module that the array is of."""
+    if isinstance(array, np.ndarray):
+        return np
+    from ece408_op.runtime import cuda
+
+    return cuda.cupy()

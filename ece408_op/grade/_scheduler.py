@@ -1,0 +1,136 @@
+"""A class on many machines, through Dask's distributed scheduler: ``ece408-grade --scheduler ADDRESS``.
+
+Workers are started by ``dask worker ADDRESS --nthreads 1``, on machines that have this package, one for each GPU or
+for as many submissions at a time as a machine shall grade. Each submission is one task and carries its sources with
+it. Whoever dies gives its tasks back to the scheduler, which hands them to others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ece408_op.errors import DeviceError
+from ece408_op.runtime import cuda
+from ece408_op.runtime.install_hint import command
+
+from . import _graders, _sandbox, _sources
+from ._course_class import Runner
+from ._errors import HarnessError
+from ._grading import Grader
+from ._log import Record
+from ._spec import Spec
+from ._submission import Submission
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+#: Seconds to reach the scheduler, and to see a first worker.
+_REACH_SECONDS, _WORKER_SECONDS = 15.0, 60.0
+#: Users that submissions run as, of which each worker process takes one.
+_SLOTS = 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """A submission with the bytes of its files, the first of them its source."""
+
+    submission: Submission
+    files: tuple[tuple[str, bytes], ...]
+
+
+def connect(address: str) -> Client:
+    """The scheduler at that address; raises HarnessError where it or its workers cannot be had."""
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise HarnessError(f"--scheduler: expected Dask, got {error}; {command('dask')}") from error
+    try:
+        client = Client(address, timeout=_REACH_SECONDS)
+        client.wait_for_workers(1, timeout=_WORKER_SECONDS)
+    except (OSError, ValueError) as error:
+        raise HarnessError(f"--scheduler: expected a Dask scheduler with workers at {address}, got {error}") from error
+    return client
+
+
+def gpu_there(client: Client) -> bool:
+    """Has one of the workers a GPU?"""
+    return any(client.run(gpu_here).values())
+
+
+def gpu_here() -> bool:
+    """Has this machine a GPU?"""
+    try:
+        return cuda.device_count() > 0
+    except DeviceError:
+        return False
+
+
+def on_workers(client: Client, rules: Spec) -> Runner:
+    """Grades on the scheduler's workers."""
+
+    def run(waiting: dict[str, Submission]) -> Iterator[tuple[str, Record]]:
+        from distributed import as_completed
+
+        futures = {
+            client.submit(grade, packed(one), rules, pure=False, key=f"ece408-grade-{name}"): name
+            for name, one in waiting.items()
+        }
+        try:
+            for future in as_completed(list(futures)):
+                yield futures[future], future.result()
+        finally:
+            client.cancel(list(futures))
+
+    return run
+
+
+def packed(one: Submission) -> Task:
+    """The submission with what a worker elsewhere needs of it."""
+    if one.source is None:
+        return Task(one, ())
+    with tempfile.TemporaryDirectory(prefix="ece408-pack-") as name:
+        _sources.copy(one.source, Path(name))
+        inside = sorted(path for path in Path(name).rglob("*") if path.is_file())
+        files = tuple((str(path.relative_to(name)), path.read_bytes()) for path in inside)
+    return Task(one, files)
+
+
+def grade(task: Task, rules: Spec) -> Record:
+    """One submission's record; runs in a worker. Raises HarnessError where its machine cannot."""
+    one = task.submission
+    grader = _grader(one.context, rules)
+    if one.source is None:
+        return grader.grade(one)
+    with tempfile.TemporaryDirectory(prefix="ece408-task-") as name:
+        for path, content in task.files:
+            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(name) / path).write_bytes(content)
+        record = grader.grade(replace(one, source=Path(name) / one.source.name))
+    record["source"] = str(one.source)
+    return record
+
+
+@cache
+def _tools(gpu: bool) -> _sandbox.Tools:
+    folder = Path(tempfile.mkdtemp(prefix="ece408-tools-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return _sandbox.build_tools(folder, gpu=gpu)
+
+
+@cache
+def _machine(context: str) -> Any:
+    gpu = context == "gpu"
+    return (_graders.for_gpus if gpu else _graders.for_cpu)(_tools(gpu), Spec())
+
+
+def _grader(context: str, rules: Spec) -> Grader:
+    grader: Grader = _machine(context)
+    return replace(grader, bench=replace(grader.bench, spec=rules, slot=os.getpid() % _SLOTS))

@@ -1,0 +1,177 @@
+"""Which files a path given on the command line means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from os.path import realpath
+from pathlib import Path
+
+from ece408_op.core import dispatch
+
+from . import _python_side, _sources
+from ._errors import SpecError
+
+CPU_SUFFIXES = (".h", ".hpp", ".cpp", ".cc")
+GPU_SUFFIXES = (".cuh", ".cu")
+PYTHON_SUFFIX = ".py"
+_SUFFIXES = {"cpu": CPU_SUFFIXES, "gpu": GPU_SUFFIXES}
+_NAMES = ("new-forward.h", "new-forward.cuh")
+#: The course's own files beside a student's, which no submission is.
+_COURSES = (_sources.OPERATOR, "new.cc", "new.cu")
+#: The folder that the course's file lay in.
+_INNER = "ece408_src"
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+#: What a loose file ends with that may be meant as a submission.
+_LIKELY = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One submission: the path by which it is known, and the source to compile (None where there is none)."""
+
+    path: Path
+    source: Path | None
+    context: str
+    #: Why it cannot be graded here, where that is known before it is looked at.
+    why: str = ""
+    #: The name of the kernel, where it is one of this package's own.
+    kernel: str = ""
+
+    @property
+    def python(self) -> bool:
+        """Is it a Python file that defines a kernel for this package?"""
+        return self.source is not None and self.source.suffix == PYTHON_SUFFIX
+
+
+def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
+    """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
+
+    A path that is none may be the name of a kernel of this package. Raises SpecError where a path is neither, or
+    holds no submission.
+    """
+    found: dict[Path, Submission] = {}
+    for path in paths:
+        if not path.exists() and str(path) not in dispatch.names():
+            known = ", ".join(dispatch.names())
+            raise SpecError(f"{path}: expected a file, a folder or a kernel's name ({known}), found nothing")
+        here = _within(path, context, gpu_here) if path.exists() else [_own(str(path))]
+        if not here:
+            text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
+            more = "; a .py file is taken by its own path, and in no folder" if _has_python(path) else ""
+            raise SpecError(text + more)
+        for one in here:
+            found.setdefault(one.path, one)
+    return list(found.values())
+
+
+def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, str]]:
+    """What lies in the folders given and is not graded, with the reason: folders, archives, files that may be meant."""
+    own = {one.path.absolute() for one in found}
+    above = {folder for path in own for folder in path.parents}
+
+    def beside(folder: Path) -> Iterator[tuple[Path, str]]:
+        for child in _listed(folder):
+            if child.absolute() in own or _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
+                continue
+            if child.is_dir() and child.absolute() in above:
+                yield from beside(child)
+            elif child.is_dir():
+                yield child, "no submission found in it"
+            elif child.suffix.lower() in _ARCHIVES:
+                yield child, "an archive; unpack it first"
+            elif child.suffix.lower() in _LIKELY or "forward" in child.name.lower():
+                yield child, "taken for no submission; one that it is has to be given by its own path"
+
+    over = [entry for folder in paths if folder.is_dir() and folder.absolute() not in own for entry in beside(folder)]
+    # A folder that is one submission may hold others: a class with the course's skeleton at its top.
+    ones = [path for path in paths if path.is_dir() and path.absolute() in own]
+    inner = [child for one in ones for child in _listed(one) if child.is_dir() and _holds_one(child)]
+    return over + [(child, f"it lies within {child.parent}, which is a submission by itself") for child in inner]
+
+
+def _holds_one(folder: Path) -> bool:
+    """Is it, beside the file of a submission, another one's folder?"""
+    return not (_aside(folder.name) or folder.name == _INNER or _leads_back(folder)) and _is_one(folder)
+
+
+def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
+    if path.is_file() and path.suffix.lower() in _ARCHIVES:
+        raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
+    if path.is_file():
+        return [_own(name) for name in _python_side.names_in(path)] or [_of_file(path, context)]
+    if _is_one(path):
+        return [_of_folder(path, context, gpu_here)]
+    found = []
+    for child in _listed(path):
+        if _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
+            continue
+        if child.is_dir():
+            found += _within(child, context, gpu_here)
+        elif child.suffix.lower() in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
+            found.append(_of_file(child, context))
+    return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in the folder, in order; nothing where it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _aside(name: str) -> bool:
+    """Is it what systems put beside people's files: hidden ones, ``__MACOSX`` and ``__pycache__``?"""
+    return name.startswith((".", "__"))
+
+
+def _leads_back(path: Path) -> bool:
+    """Is it a link to a folder that it lies in?"""
+    return path.is_symlink() and realpath(path) in (realpath(folder) for folder in path.absolute().parents)
+
+
+def _own(name: str) -> Submission:
+    return Submission(Path(name), None, dispatch.find(name).device, kernel=name)
+
+
+def _is_one(folder: Path) -> bool:
+    names = {path.name.lower() for path in _listed(folder) if path.is_file()}
+    return (folder / _INNER).is_dir() or not names.isdisjoint(_NAMES)
+
+
+def _has_python(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix == PYTHON_SUFFIX for path in _listed(folder))
+
+
+def _of_file(path: Path, context: str | None) -> Submission:
+    suffix = path.suffix.lower()
+    own = "gpu" if suffix in GPU_SUFFIXES else "cpu" if suffix in CPU_SUFFIXES else None
+    if suffix == PYTHON_SUFFIX:
+        own = _python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
+    if own is not None and context not in (None, own):
+        return Submission(path, None, str(context), f"{path.name} is for --context {own}, not {context}")
+    return Submission(path, path, own or context or "cpu")
+
+
+def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
+    inner = folder / _INNER if (folder / _INNER).is_dir() else folder
+    there = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
+    for kind, suffixes in _SUFFIXES.items():
+        # A file that was put beside ece408_src by mistake.
+        there[kind] = there[kind] or _named(folder, suffixes)
+    if context is None:
+        context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"
+    return Submission(folder, there[context], context)
+
+
+def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+    """new-forward.* where it is there, else the only file of that kind."""
+    files = [path for path in _listed(folder) if path.is_file() and path.suffix.lower() in suffixes]
+    files = [path for path in files if not _aside(path.name) and path.name.lower() not in _COURSES]
+    return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
+
+
+def _named(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
+    files = {path.name.lower(): path for path in reversed(_listed(folder)) if path.is_file()}
+    return next((files[name] for suffix in suffixes if (name := f"new-forward{suffix}") in files), None)

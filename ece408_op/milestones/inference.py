@@ -1,0 +1,181 @@
+"""A whole network on a whole data set, in one batch: its predictions, and how the operator's layers compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from tqdm import tqdm
+
+from ece408_op.core import dispatch
+from ece408_op.core.check import Comparison, agreement, compare
+from ece408_op.graph.api import load_checkpoint, replace_convolution
+from ece408_op.models import files, shapes
+from ece408_op.network.api import gpu_network
+from ece408_op.plugin import op_times
+from ece408_op.plugin.attributes import FULL
+from ece408_op.plugin.default_layout import OP_TYPE
+
+#: Images that are compared layer by layer in one step, to keep the layers' outputs small.
+VERIFY_STEP = 500
+
+#: Images of each output that are compared with float64.
+COMPARED = 8
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network ready to run: MXNet's symbol and its parameters, by name."""
+
+    symbol: Any
+    arg_params: dict[str, Any]
+    aux_params: dict[str, Any]
+    #: The Convolutions that ``New`` does not take the place of, by name, each with the reason.
+    left: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The operator against MXNet's Convolution, and against float64.
+
+    largest_difference: from MXNet's, over all elements of all the operator's layers, on the same input. agreeing: of
+    ``compared`` images, those that both networks put into the same class. worst: the largest error against float64
+    of some images of every layer, as a share of the error that its kernel is allowed; None where every layer is fused
+    with what follows it. right: no output was NaN, and no error was larger than allowed.
+    """
+
+    largest_difference: float
+    agreeing: int
+    compared: int
+    worst: float | None
+    right: bool
+    failures: tuple[str, ...] = ()
+
+
+def with_operator(
+    network: files.Network, impl: str, device: str, precision: str = "float32", fuse: bool = False
+) -> Loaded:
+    """The network with every convolution that the operator supports computed by ``New``; fuse: see load_checkpoint."""
+    symbol, arg_params, aux_params = load_checkpoint(
+        network.prefix, network.epoch, impl=impl, device=device, precision=precision
+    )
+    replaced = replace_convolution(symbol, arg_params, impl=impl, device=device, precision=precision, fuse=fuse)
+    return Loaded(replaced.symbol, replaced.arg_params or {}, aux_params, replaced.left)
+
+
+def built_in(network: files.Network) -> Loaded:
+    """The network with every convolution computed by MXNet itself."""
+    graph = shapes.with_convolutions(files.read_graph(network.symbol))
+    _, arg_params, aux_params = load_checkpoint(network.prefix, network.epoch)
+    return Loaded(shapes.load_symbol(graph, network.symbol), arg_params, aux_params)
+
+
+def on_gpu(network: Loaded, impl: str, precision: str = "float32") -> Loaded:
+    """The same network as one node that runs on the GPU and is bound on mx.cpu(): see gpu_network."""
+    return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl, precision=precision))
+
+
+def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
+    """The class of each image: images (N, C, H, W) float32 in one batch on an MXNet context, classes (N,)."""
+    forward = bound(network, images.shape, context)
+    return forward(mx.nd.array(images, ctx=context)).asnumpy().argmax(axis=1)
+
+
+def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
+    """The network, bound by a Module for images of that shape: from an NDArray of them to that of its first output."""
+    labels = _label_shapes(network, images)
+    module = mx.mod.Module(network.symbol, label_names=list(labels), context=context)
+    module.bind([("data", images)], list(labels.items()) or None, for_training=False)
+    module.set_params(network.arg_params, network.aux_params)
+    blank = [mx.nd.zeros(shape, ctx=context) for shape in labels.values()]
+
+    def forward(data: Any) -> Any:
+        module.forward(mx.io.DataBatch([data], blank), is_train=False)
+        return module.get_outputs()[0]
+
+    return forward
+
+
+def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:
+    """Hold the operator's layers against MXNet's Convolution and float64, predictions against MXNet's, on mx.cpu().
+
+    network: the one with ``New``; plain: the same with MXNet's Convolution; images: (N, C, H, W) float32;
+    predictions: (N,), the classes that ``network`` gave.
+    """
+    differences = _differences(network.symbol)
+    alone = [layer for layer in layers(network.symbol) if "fuse" not in layer.attributes]
+    arrays = [one for layer in alone for one in (layer.output, layer.data, layer.weight)]
+    watched = mx.sym.Group(differences + arrays)
+    largest, classes, found = 0.0, [], dict[str, Comparison]()
+    for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
+        part = images[first : first + VERIFY_STEP]
+        outputs = run(watched, network, part)
+        # np.max hands NaN on, the built-in max does not
+        largest = float(np.max([largest, *(one.asscalar() for one in outputs[: len(differences)])]))
+        kernels = {call.layer: dispatch.find(call.implementation) for call in op_times.op_times()}
+        for layer, at in zip(alone, range(len(differences), len(outputs), 3)):
+            out, x, w = (one.asnumpy() for one in outputs[at : at + 3])
+            this = compare(out, x, w, kernels[layer.name], images=COMPARED)
+            this = replace(this, index=(first + this.index[0], *this.index[1:]))
+            found[layer.name] = max(found.get(layer.name, this), this, key=lambda one: (not one.passed, one.worst))
+        classes.append(predict(plain, part, mx.cpu()))
+    agreeing = agreement(np.concatenate(classes), predictions)
+    right = bool(np.isfinite(largest)) and all(one.passed for one in found.values())
+    worst = max((one.worst for one in found.values()), default=None)
+    failures = tuple(f"layer {name}: {one}" for name, one in found.items() if not one.passed)
+    return Verification(largest, agreeing.same, agreeing.compared, worst, right, failures)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One ``New`` of a network: its name, its attributes as text, and its output, data and weight as symbols."""
+
+    name: str
+    attributes: dict[str, str]
+    output: Any
+    data: Any
+    weight: Any
+
+
+def layers(symbol: Any) -> list[Layer]:
+    """Every ``New`` of a symbol, in the order in which they run."""
+    internals = symbol.get_internals()
+    attributes = symbol.attr_dict()
+    found = []
+    for output in internals.list_outputs():
+        name = output[: -len("_output")]
+        if output.endswith("_output") and attributes.get(name, {}).get("op_type") == OP_TYPE:
+            data, weight = internals[output].get_children()
+            found.append(Layer(name, attributes[name], internals[output], data, weight))
+    return found
+
+
+def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
+    """The outputs, as NDArrays on mx.cpu(), of a symbol that stands on the network's parameters and on its images."""
+    arguments = {name: network.arg_params[name].astype("float32") for name in symbol.list_arguments() if name != "data"}
+    executor = symbol.bind(mx.cpu(), {"data": mx.nd.array(images), **arguments}, grad_req="null")
+    return list(executor.forward(is_train=False))
+
+
+def _differences(symbol: Any) -> list[Any]:
+    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input, with what is fused to both."""
+    found = []
+    for layer in layers(symbol):
+        kernel, filters = layer.attributes["kernel"], layer.attributes["num_filter"]
+        own = mx.sym.Convolution(layer.data, layer.weight, kernel=kernel, num_filter=filters, no_bias=True)
+        if "fuse" in layer.attributes:
+            convention = "full" if layer.attributes["fuse"] == FULL else "valid"
+            own = mx.sym.Activation(own, act_type="tanh")
+            own = mx.sym.Pooling(own, kernel=(2, 2), stride=(2, 2), pool_type="max", pooling_convention=convention)
+        found.append(mx.sym.max(mx.sym.abs(layer.output - own)))
+    return found
+
+
+def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The inputs that are neither images nor parameters: the labels, which inference does not read."""
+    sizes, _, _ = network.symbol.infer_shape(data=images)
+    inputs = dict(zip(network.symbol.list_arguments(), sizes))
+    return {name: shape for name, shape in inputs.items() if name != "data" and name not in network.arg_params}

@@ -1,0 +1,89 @@
+"""``gpu_network``: a network's symbol and parameters in, one node that computes all of it on a GPU out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+
+from ece408_op.errors import GraphError, ProblemError
+from ece408_op.graph import symbol_json
+from ece408_op.graph.node_conversion import check_arrays
+from ece408_op.plugin.attributes import PRECISIONS
+
+from .graph import SHAPE, parse
+from .operator import IMPLS, OP_TYPE
+
+
+def gpu_network(
+    symbol: Any,
+    arg_params: Mapping[str, Any],
+    aux_params: Mapping[str, Any] | None = None,
+    *,
+    impl: str = "auto",
+    precision: str = "float32",
+    device_id: int = 0,
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The same network as one node that runs on a GPU and takes and gives arrays in ``mx.cpu()``.
+
+    Returns (symbol, arg_params, aux_params) for Module, executors and SymbolBlock; arguments, states and outputs have
+    the names that they had. Inference only: dropout does nothing, BatchNorm uses its stored mean and variance. What
+    is no parameter is data; labels that only a SoftmaxOutput reads are taken and not looked at. The symbol
+    can be saved and loaded wherever ``ece408_op`` is imported.
+
+    impl: "auto", the fastest known for each layer, or "cudnn", cuDNN and cuBLAS for all convolutions and fully
+    connected layers. precision: "float32", or "tf32" or "fp16" for convolutions whose factors may be rounded to 11
+    bits. device_id: the GPU's number. Parameters are float32 and are kept on the GPU; every call compares them with
+    what is there, bit by bit, while the GPU computes, and a call that finds a change computes again.
+
+    Raises GraphError, with the name and operator of every node that is not known here, for a graph that it cannot
+    take, and ProblemError for an option that is unknown. Whether there is such a GPU is looked at when the
+    network is bound.
+    """
+    if not isinstance(symbol, mx.sym.Symbol):
+        raise GraphError(f"symbol: expected an mxnet Symbol, got {type(symbol).__name__}")
+    for name, value, known in (("impl", impl, IMPLS), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            raise ProblemError(f"{name}: expected one of {', '.join(known)}; got {value!r}")
+    if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
+        raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
+    for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
+        check_arrays(params, name)
+    states = dict(aux_params or {})
+    text = _text(symbol, {**arg_params, **states})
+    network = parse(text)
+    used = {v.name for v in network.parameters}
+    variables = [mx.sym.Variable(name) for name in network.arguments]
+    variables += [mx.sym.Variable(v.name) for v in network.parameters if v.auxiliary]
+    (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]
+    node = mx.sym.Custom(
+        *variables,
+        op_type=OP_TYPE,
+        name=name if not others else "network",
+        graph=text,
+        impl=impl,
+        precision=precision,
+        device_id=device_id,
+    )
+    if isinstance(symbol, mx.sym.np._Symbol):
+        node = node.as_np_ndarray()
+    arguments = {key: value for key, value in arg_params.items() if key in used}
+    return node, arguments, {key: value for key, value in states.items() if key in used}
+
+
+def _text(symbol: Any, parameters: Mapping[str, Any]) -> str:
+    """The graph as the node keeps it: without what inference does not need, and with the parameters' shapes."""
+    graph = symbol_json.parse(symbol.tojson(remove_amp_cast=False), "symbol")
+    for node in graph["nodes"]:
+        if node["op"] != symbol_json.VARIABLE:
+            node["attrs"] = {k: v for k, v in node["attrs"].items() if not symbol_json.is_mxnets_own(k)}
+            continue
+        array = parameters.get(node["name"])
+        node["attrs"] = {} if array is None else {SHAPE: str(tuple(array.shape))}
+    kept = {"nodes": graph["nodes"], "arg_nodes": graph["arg_nodes"], "heads": graph["heads"]}
+    return json.dumps(kept, separators=(",", ":"))
+
+
+__all__ = ("gpu_network",)

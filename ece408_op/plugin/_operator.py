@@ -1,0 +1,228 @@
+"""The operator ``New`` as MXNet sees it: its attributes, shapes and types, and its forward.
+
+    mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)
+
+MXNet hands all attributes over as text and ends the process when a Prop's constructor raises, so
+the constructor only keeps them; they are judged when shapes are inferred.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from ece408_op.core import dispatch
+from ece408_op.core.kernel import CudaKernel, Kernel
+from ece408_op.errors import DeviceError, ProblemError
+from ece408_op.problem import ITEM_BYTES, ConvProblem, check_pooled
+from ece408_op.runtime.launch import Chip
+
+from . import _cpu_context, _device_context, bridge, default_layout, host_context, mxnet_errors, op_times
+from .attributes import FULL, Attributes
+from .op_times import Timing
+
+_UNKNOWN = -1
+INPUTS = ("data", "weight")
+
+#: What nd.Custom is given beside the operator's attributes.
+_OTHERS = ("op_type", "name", "out")
+
+
+class NewProp(mx.operator.CustomOpProp):
+    """Shapes, types and the creation of the operator: inputs data and weight, one output."""
+
+    def __init__(self, **attributes: str) -> None:
+        super().__init__(need_top_grad=True)
+        self._text = attributes
+
+    @cached_property
+    def _attributes(self) -> Attributes:
+        return Attributes.parse(self._text)
+
+    def list_arguments(self) -> list[str]:
+        """The inputs' names."""
+        return list(INPUTS)
+
+    def list_outputs(self) -> list[str]:
+        """The output's name."""
+        return ["output"]
+
+    @mxnet_errors.keeps_reason(asynchronous=False)
+    def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
+        """Shapes of data, weight and output, as far as they are known: -1 is an unknown size, [] an unknown rank."""
+        attributes = self._attributes
+        default_layout.check_subgraph(self._text)
+        data, weight, output = _inferred(attributes, *map(tuple, in_shape))
+        return [list(data), list(weight)], [list(output)], []
+
+    @mxnet_errors.keeps_reason(asynchronous=False)
+    def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """float32 for everything, whether known yet or not."""
+        self._attributes  # noqa: B018 - judged here where no shape has been inferred before
+        for name, dtype in zip(INPUTS, in_type):
+            if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
+                raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
+        return [np.float32, np.float32], [np.float32], []
+
+    @mxnet_errors.keeps_reason(asynchronous=False)
+    def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """Dense arrays for everything."""
+        for name, stype in zip(INPUTS, in_stype):
+            bridge.check_dense(stype, name)
+        return list(in_stype), ["default"], []
+
+    @mxnet_errors.keeps_reason(asynchronous=False)
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NewOp:
+        """The operator for arrays of one device and shape."""
+        home = "gpu" if ctx.device_type == "gpu" else "cpu"
+        number = ctx.device_id if home == "gpu" else 0
+        chip = bridge.chip_of(number) if _computes_on(self._attributes, home) == "gpu" else None
+        return NewOp(self._attributes, home, number, chip)
+
+
+class NewOp(mx.operator.CustomOp):
+    """One layer at work on one device; MXNet calls forward from its worker threads, several at a time.
+
+    ``_synchronous.py`` calls it for small problems in the caller's own thread.
+
+    home: where the arrays live, "cpu" or "gpu"; number: that GPU's; chip: the GPU that computes, None for the CPU.
+    """
+
+    def __init__(self, attributes: Attributes, home: str, number: int, chip: Chip | None) -> None:
+        super().__init__()
+        self._attributes = attributes
+        self._home = home
+        self._number = number
+        self._chip = chip
+
+    @mxnet_errors.keeps_reason(asynchronous=True)
+    def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
+        """Compute the output as ``req`` asks: null, write, inplace or add."""
+        if req[0] == "null":
+            return
+        start = time.perf_counter()
+        arrays = (*in_data, *out_data)
+        attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
+        problem = _problem(arrays[0].shape, arrays[1].shape, attributes.fuse)
+        kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
+        timing = self._compute(kernel, problem, arrays, req[0] == "add") if problem.batch else Timing(0.0)
+        whole = time.perf_counter() - start
+        op_times.record(op_times.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
+
+    def _compute(self, kernel: Kernel, problem: ConvProblem, arrays: Sequence[Any], add: bool) -> Timing:
+        if isinstance(kernel, CudaKernel) and self._home == "gpu":
+            there = tuple(map(bridge.gpu_address, arrays))
+            return _device_context.convolve(kernel, problem, there, self._number, add)
+        x, w, y = map(bridge.cpu_view, arrays, (problem.x_shape, problem.w_shape, problem.y_shape))
+        if isinstance(kernel, CudaKernel):
+            return host_context.convolve(kernel, problem, x, w, y, add)
+        return _cpu_context.convolve(kernel, problem, x, w, y, add)
+
+    @mxnet_errors.keeps_reason(asynchronous=True)
+    def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+        """Raise: there is no gradient. The gradients are NaN, so that nobody trains on old values."""
+        for gradient, request in zip(in_grad, req):
+            if request == "null" or not gradient.size:
+                continue
+            if self._home == "gpu":
+                size = ITEM_BYTES * gradient.size
+                _device_context.fill_nan(bridge.gpu_address(gradient), size, self._number)
+            else:
+                bridge.cpu_view(gradient)[...] = np.nan
+        raise DeviceError("there is no gradient; train with MXNet's Convolution and use New for inference")
+
+
+@lru_cache(maxsize=256)
+def _computes_on(attributes: Attributes, home: str) -> str:
+    """ "cpu" or "gpu": where it is to be computed for arrays that live on the other or on the same."""
+    device = attributes.device or home
+    if dispatch.device_of(attributes.impl, device) != device:
+        raise DeviceError(
+            f"impl: expected an implementation for the {device}, where "
+            f"{'it is to run' if attributes.device else 'the arrays live'}, got "
+            f"{attributes.impl!r}; pass device='{dispatch.device_of(attributes.impl, device)}' or another impl"
+        )
+    if device == "cpu" and home == "gpu":
+        raise DeviceError("device: expected 'gpu', where the arrays live, got 'cpu'; copy them to mx.cpu() first")
+    return device
+
+
+@lru_cache(maxsize=1024)
+def _problem(x: tuple[int, ...], w: tuple[int, ...], fuse: str | None) -> ConvProblem:
+    problem = ConvProblem.from_shapes(x, w)
+    return problem.pooled(fuse == FULL) if fuse else problem
+
+
+def asked(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
+    """What a call of nd.Custom with such arrays asks for: the operator's properties, and the output's shape.
+
+    Raises Ece408Error where something is wrong with the attributes, or with the arrays' shapes and types.
+    """
+    prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
+    _, (shape,), _ = prop.infer_shape([array.shape for array in data])
+    prop.infer_type([array.dtype for array in data])
+    return prop, tuple(shape)
+
+
+def register() -> None:
+    """Make ``New`` known to MXNet; once a process."""
+    mx.operator.register("New")(NewProp)
+
+
+@lru_cache(maxsize=1024)
+def _inferred(
+    attributes: Attributes, data_shape: tuple[int, ...], weight_shape: tuple[int, ...]
+) -> tuple[list[int], list[int], list[int]]:
+    """Shapes of data, weight and output, as far as they are known."""
+    data, weight = _agreed_shapes(list(data_shape), list(weight_shape), attributes)
+    output = [data[0], attributes.num_filter]
+    for axis, name in ((2, "rows"), (3, "columns")):
+        size = data[axis]
+        if size != _UNKNOWN and size < attributes.kernel:
+            raise ProblemError(
+                f"kernel: expected at most the image's {size} {name}, got ({attributes.kernel}, "
+                f"{attributes.kernel}) for data of shape {_text(data)}; use a smaller kernel or larger images"
+            )
+        output.append(_UNKNOWN if size == _UNKNOWN else _output_size(size, name, attributes))
+    return data, weight, output
+
+
+def _output_size(size: int, name: str, attributes: Attributes) -> int:
+    """Rows or columns of the output, for so many of the image."""
+    convolved = size - attributes.kernel + 1
+    if not attributes.fuse:
+        return convolved
+    check_pooled(name, convolved, attributes.full)
+    return (convolved + attributes.full) // 2
+
+
+def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -> tuple[list[int], list[int]]:
+    """Both shapes, each filled in from the attributes and from the other; raises where they disagree."""
+    for name, shape in zip(INPUTS, (data, weight)):
+        if shape and len(shape) != 4:
+            layout = "(batch, channels, height, width)" if name == "data" else "(filters, channels, kernel, kernel)"
+            raise ProblemError(f"{name}: expected 4 dimensions {layout}, got shape {_text(shape)}")
+    # An unknown rank would come back to MXNet as rank 0, which it takes for known.
+    data = data or [_UNKNOWN] * 4
+    channels = data[1]
+    expected = [attributes.num_filter, channels, attributes.kernel, attributes.kernel]
+    if not weight:
+        return data, expected
+    for want, got in zip(expected, weight):
+        if _UNKNOWN not in (want, got) and want != got:
+            raise ProblemError(
+                f"weight: expected shape {_text(expected)} (num_filter, data's channels, kernel), got {_text(weight)}"
+            )
+    expected = [got if want == _UNKNOWN else want for want, got in zip(expected, weight)]
+    if channels == _UNKNOWN:
+        data[1] = expected[1]
+    return data, expected
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "(" + ", ".join("?" if size == _UNKNOWN else str(size) for size in shape) + ")"

@@ -1,0 +1,181 @@
+"""From MXNet's arrays to views that a kernel can use, without a copy, and every rule of waiting.
+
+MXNet's engine runs operators asynchronously. Inside ``CustomOp.forward`` the inputs are ready and
+the outputs are ours; anywhere else an array must be waited for before its memory is looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ece408_op.errors import DeviceError, ProblemError
+from ece408_op.runtime import cuda
+from ece408_op.runtime.install_hint import command
+from ece408_op.runtime.launch import Chip
+
+from ._output_pool import Managed
+
+#: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
+MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+
+#: A GPU, as MXNet numbers kinds of devices.
+_GPU = 2
+
+#: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
+_REORDER_LATER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
+
+
+def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A writable float32 view of a CPU NDArray's own memory, of the array's shape, which may be given if known.
+
+    The array must be dense float32 and must outlive the view. Its memory is C-contiguous, also where
+    it is a slice of another array. Raises MXNetError where MXNet gives no pointer.
+    """
+    if shape is None:
+        shape = array.shape
+    if 0 in shape:
+        return np.empty(shape, np.float32)
+    address = _data_pointer(array).value
+    assert address is not None, "an array that is not empty has memory"
+    memory: Any = (ctypes.c_float * math.prod(shape)).from_address(address)
+    return np.ndarray(shape, np.float32, memory)
+
+
+def gpu_address(array: Any) -> int:
+    """Where the memory of a GPU NDArray that is not empty begins, on the array's own device.
+
+    The array must be dense float32. Its memory is C-contiguous, also where it is a slice of another array. An address
+    is all that a kernel needs: a view by DLPack takes some fifty microseconds, as long as a small kernel.
+    """
+    address = _data_pointer(array).value
+    assert address is not None, "an array that is not empty has memory"
+    return address
+
+
+def from_dlpack(tensor: Managed) -> Any:
+    """A CPU NDArray in a tensor's memory, with which its deleter is called, by whichever thread frees it."""
+    import mxnet as mx
+
+    lib, check_call = _mxnet()
+    handle = mx.base.NDArrayHandle()
+    check_call(lib.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
+    return mx.nd.NDArray(handle=handle)
+
+
+def on_gpu(array: Any) -> bool:
+    """Whether an NDArray lives on a GPU; quicker than to ask its ``context``, which makes objects."""
+    lib, check_call = _mxnet()
+    kind, number = ctypes.c_int(), ctypes.c_int()
+    check_call(lib.MXNDArrayGetContext(array.handle, ctypes.byref(kind), ctypes.byref(number)))
+    return kind.value == _GPU
+
+
+def chip_of(device: int = 0) -> Chip:
+    """The figures of the GPU of that number; raises DeviceError, with what to do, where the operator cannot use it."""
+    return cuda.chip(device)
+
+
+def gpu_problem(context: str) -> str | None:
+    """Why a whole network cannot run on this machine's first GPU, in one sentence; None where it can.
+
+    context: "host" for arrays in mx.cpu(), which the operator copies in and out, any MXNet build will do; "device"
+    for arrays in mx.gpu(), where MXNet's own kernels must run too. Nothing is tried out: the builds and the
+    GPU are asked. (Single calls of mx.nd.Custom on mx.gpu() arrays work on newer GPUs too.)
+    """
+    if context not in ("host", "device"):
+        raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
+    try:
+        cuda.require_driver()
+        if context == "device":
+            require_mxnet_gpu()
+        chip = chip_of()
+        if context == "device":
+            _require_mxnet_kernels(chip)
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def require_mxnet_gpu() -> None:
+    """Raise DeviceError, with what to do, where this MXNet has no mx.gpu()."""
+    import mxnet as mx
+
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        raise DeviceError(
+            "mx.gpu(): expected a GPU build of MXNet, got its CPU build; pip uninstall mxnet, then "
+            f"{command('cu117')}, or compute in the "
+            "host context (arrays in mx.cpu(), device='gpu'), which any build can do"
+        )
+    try:
+        count = mx.context.num_gpus()
+    except mx.MXNetError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(f"mx.gpu(): expected a working NVIDIA driver, got {reason}; use the CPU here") from error
+    if count == 0:
+        raise DeviceError("mx.gpu(): expected at least one NVIDIA GPU, got none; use the CPU here")
+
+
+def _require_mxnet_kernels(chip: Chip) -> None:
+    major, minor = chip.capability
+    if any(major == known and minor >= least for known, least in MXNET_CAPABILITIES):
+        return
+    known = ", ".join(f"{major}.{minor}" for major, minor in MXNET_CAPABILITIES)
+    raise DeviceError(
+        f"mx.gpu(): expected a GPU that MXNet's own kernels are built for (compute capability {known}, or a later one "
+        f"of the same major number), got {major}.{minor} ({chip.name}); run whole networks in the host context "
+        "(arrays in mx.cpu(), device='gpu')"
+    )
+
+
+def settle(array: Any) -> None:
+    """Have MXNet put a CPU NDArray's values in plain order, in place, when all that it was given before is done.
+
+    oneDNN's operators leave arrays in a blocked layout. Handed to a Custom operator such an array is
+    reordered into temporary memory that is freed before the asynchronous operator reads it.
+    The reordering is queued, as a write, and not waited for: an operator that is called next, before any other,
+    reads a plain array. A built-in Convolution that begins to read its weight asks for it to be blocked; one called
+    earlier begins before the reordering, and MXNet drops what it asked for where the array has been written since.
+    Raises ProblemError for a sparse array.
+    """
+    shape = array.shape
+    if array.stype != "default":  # said in words only where it is wrong
+        check_dense(array.stype, f"an array of shape {shape}")
+    if 0 not in shape:
+        _reorder_later()(array.handle)
+
+
+@cache
+def _reorder_later() -> Callable[[Any], None]:
+    """MXNet's own function for that; its C API has none that does not wait."""
+    function = getattr(_mxnet()[0], _REORDER_LATER, None)
+    if function is None:  # a build without oneDNN has neither it nor blocked arrays
+        return lambda handle: None
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function  # type: ignore[no-any-return]
+
+
+def check_dense(stype: str, name: str) -> None:
+    """Raise ProblemError for a storage type of MXNet's sparse arrays."""
+    if stype != "default":
+        raise ProblemError(f"{name}: expected a dense array, got a {stype} one; convert it with tostype('default')")
+
+
+def _data_pointer(array: Any) -> ctypes.c_void_p:
+    lib, check_call = _mxnet()
+    pointer = ctypes.c_void_p()
+    check_call(lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer
+
+
+@cache
+def _mxnet() -> tuple[Any, Callable[[int], None]]:
+    """MXNet's library, and what raises where a call of it says that it failed; MXNet is not asked for before."""
+    from mxnet.base import _LIB, check_call
+
+    return _LIB, check_call

@@ -1,0 +1,90 @@
+"""``New``: the operator called as a function, for NDArrays and Symbols alike, its arguments judged at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from ece408_op.errors import ProblemError
+
+from .attributes import LAYER, Attributes
+from .default_layout import OP_TYPE
+
+
+def New(  # noqa: N802 (the operator's name in MXNet)
+    data: Any,
+    weight: Any = None,
+    *,
+    kernel: Any,
+    num_filter: Any,
+    impl: str = "auto",
+    device: str | None = None,
+    precision: str = "float32",
+    fuse: str | None = None,
+    name: str | None = None,
+    out: Any = None,
+) -> Any:
+    """The convolution of data (B, C, H, W) with weight (M, C, K, K), all float32: (B, M, H-K+1, W-K+1).
+
+    data, weight: NDArrays or Symbols, both of one kind; a Symbol's weight may be left out, MXNet then
+    makes a variable named after the layer. kernel: (K, K). num_filter: M. impl: a kernel's name or
+    "auto". device: "cpu", "gpu", or None for where the arrays live. precision: "float32", or "tf32" or "fp16" where
+    rounding the factors of products to 11 bits will do: the fastest kernel that is at least so precise.
+    fuse: "tanh_pool" for the tanh of the largest of 2 x 2 outputs, two apart, (B, M, (H-K+1) // 2, (W-K+1) // 2);
+    "tanh_pool_full" rounds up: MXNet's Activation and Pooling with the convention "valid" or "full".
+    name: the layer's name, which the record of calls shows. out: an NDArray to fill. Arrays and Symbols of mx.np are
+    taken too, and one of them comes back.
+
+    Raises ProblemError at once for arguments that do not fit together.
+    """
+    if isinstance(data, (mx.np.ndarray, mx.sym.np._Symbol)):
+        given = {"kernel": kernel, "num_filter": num_filter, "impl": impl, "device": device, "precision": precision}
+        result = New(_legacy(data), _legacy(weight), **given, fuse=fuse, name=name, out=_legacy(out))
+        return result.as_np_ndarray() if out is None else out
+    attributes = Attributes.parse(
+        {
+            "kernel": kernel,
+            "num_filter": num_filter,
+            "impl": impl,
+            "device": device,
+            "precision": precision,
+            "fuse": fuse,
+        }
+    )
+    if isinstance(data, mx.sym.Symbol):
+        return _symbol(data, weight, attributes, name, out)
+    if not isinstance(data, mx.nd.NDArray):
+        raise ProblemError(f"data: expected an NDArray or a Symbol, got {type(data).__name__}")
+    if not isinstance(weight, mx.nd.NDArray):
+        raise ProblemError(f"weight: expected an NDArray as data is, got {type(weight).__name__}")
+    if out is not None and not isinstance(out, mx.nd.NDArray):
+        raise ProblemError(f"out: expected an NDArray to fill, got {type(out).__name__}")
+    text = attributes.as_text()
+    if name is not None:
+        text[LAYER] = name
+    return mx.nd.Custom(data, weight, op_type=OP_TYPE, out=out, **text)
+
+
+def _symbol(data: Any, weight: Any, attributes: Attributes, name: str | None, out: Any) -> Any:
+    if out is not None:
+        raise ProblemError("out: expected none for a Symbol, which has no memory yet; pass it for NDArrays only")
+    if weight is not None and not isinstance(weight, mx.sym.Symbol):
+        raise ProblemError(f"weight: expected a Symbol as data is, got {type(weight).__name__}")
+    name = _name_manager().get(name, OP_TYPE.lower())
+    inputs = {"data": data} if weight is None else {"data": data, "weight": weight}
+    with mx.name.NameManager():  # the manager around may put its prefix in front of a name that it is given
+        return mx.sym.Custom(name=name, op_type=OP_TYPE, **inputs, **{**attributes.as_text(), LAYER: name})
+
+
+def _legacy(value: Any) -> Any:
+    """An array or Symbol of mx.np as the older kind that Custom operators take, of the same memory."""
+    return value.as_nd_ndarray() if isinstance(value, (mx.np.ndarray, mx.sym.np._Symbol)) else value
+
+
+def _name_manager() -> Any:
+    """The manager that MXNet's own operators take their names from; its public door warns at every call."""
+    current = mx.name.NameManager._current
+    if not hasattr(current, "value"):
+        current.value = mx.name.NameManager()
+    return current.value

@@ -1,0 +1,28 @@
+"""Joins the package to MXNet, once, right after MXNet has been imported."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+
+import mxnet as mx
+
+from . import _operator, _pooled_outputs, _synchronous, default_layout, mxnet_errors
+
+
+def connect() -> None:
+    """Register the operator, bring its errors' reasons to callers, keep its inputs in the default layout."""
+    mxnet_errors.install()
+    _operator.register()
+    default_layout.install()
+    _pooled_outputs.install()
+    _synchronous.install()
+    atexit.register(_finish_pending)
+
+
+def _finish_pending() -> None:
+    """Wait for what is still pending: Custom operators that run while the interpreter ends abort the process."""
+    try:
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        print(f"an operator failed and nobody looked at its result: {error}", file=sys.stderr)

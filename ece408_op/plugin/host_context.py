@@ -1,0 +1,288 @@
+"""The GPU for arrays in the computer's memory: copied in, computed, copied out, the three overlapping.
+
+Calls on one GPU take turns: they would share the one link to it anyway, and so its buffers are bounded.
+What is kept from call to call, for each GPU: the staging buffers, three sets of device buffers, and streams.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.errors import DeviceError
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.copy_pipeline import RING, ROUND_BYTES, Call, Piece, Round, Slot, elements, rounds_of
+from ece408_op.runtime.launch import Plan, ceil_div
+from ece408_op.runtime.memory import advise_huge_pages
+from ece408_op.runtime.thread_pool import share
+
+from .op_times import Timing
+
+#: The most threads that copy, and the bytes of each one's staging buffer: others were slower (docs/performance.md).
+THREADS = 16
+SLOT_BYTES = 8 << 20
+
+#: Below this many bytes the caller copies alone.
+_WORTH_THREADS = 1 << 20
+
+_TO_DEVICE, _TO_HOST = 1, 2
+
+# It ends by the clock too: a call that waits for the device must not wait for a thread that waits for the call.
+_HOLD_NANOSECONDS = 20_000_000
+_GATE = """
+extern "C" __global__ void gate(const volatile long long *flag, long long number, long long most) {
+    long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (*flag < number && now - start < most);
+}
+"""
+
+
+def convolve(
+    kernel: CudaKernel,
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    y: np.ndarray,
+    add: bool = False,
+    device: int = 0,
+) -> Timing:
+    """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a GPU kernel, or add the result to y.
+
+    The arrays are NumPy's, C-contiguous float32; y may share memory with x or w. Returns when y is filled.
+    Raises DeviceError where there is no such GPU, or where it fails, and UnsupportedError as the kernel does.
+    """
+    shared = np.may_share_memory(x, y) or np.may_share_memory(w, y)
+    target = np.empty_like(y) if shared else y
+    advise_huge_pages(target)
+    timing = gpu(device).run(kernel, problem, x, w, target, add and not shared)
+    if shared and add:
+        y += target
+    elif shared:
+        y[...] = target
+    return timing
+
+
+class Gpu:
+    """What is kept for one GPU: a stream to compute on, staging buffers, device buffers; calls take turns."""
+
+    def __init__(self, number: int) -> None:
+        self.cuda = cuda.cupy().cuda
+        self.device = self.cuda.Device(number)
+        self.turn = threading.Lock()
+        self.threads = min(THREADS, max(2, len(os.sched_getaffinity(0))))
+        self.slots: SimpleQueue[Slot] = SimpleQueue()
+        #: Device memory by array and set of buffers: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
+        self.buffers: dict[tuple[str, int], Any] = {}
+        self.warm: set[tuple[str, ConvProblem]] = set()
+        with self.device, cuda.reported("the host context"):
+            self.stream = self.cuda.Stream(non_blocking=True)
+            self.gate = _Gate(self.pinned(ITEM_BYTES * 2))
+            for _ in range(self.threads):
+                floats = np.frombuffer(self.pinned(SLOT_BYTES), np.float32, SLOT_BYTES // ITEM_BYTES)
+                self.slots.put(Slot(floats, self.cuda.Stream(non_blocking=True)))
+
+    def run(
+        self, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, add: bool
+    ) -> Timing:
+        """One call, as ``convolve``, into an output that shares no memory with the inputs."""
+        rounds = rounds_of(problem)
+        part = problem.with_batch(rounds[0].images)
+        work = _Work(self, kernel, problem)
+        with self.turn, self.device, cuda.reported(kernel.name):
+            try:
+                self.make_room(part, min(RING, len(rounds)))
+                self.warm_up(work, kernel, part)
+                threads = self.threads if problem.bytes >= _WORTH_THREADS else 1
+                start = time.perf_counter()
+                Call(work, problem, rounds, SLOT_BYTES // ITEM_BYTES, add).run(x, w, y, threads)
+                total = time.perf_counter() - start
+            finally:
+                self.settle()
+                if ITEM_BYTES * (elements(part.x_shape) + elements(part.y_shape)) > ROUND_BYTES:
+                    self.buffers.clear()
+            seconds = work.seconds()
+        return Timing(seconds, max(0.0, total - seconds))
+
+    def pinned(self, size: int) -> Any:
+        """So many bytes of the computer's memory that the GPU can reach."""
+        return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
+
+    def copy_alone(self, source: Any, target: np.ndarray) -> None:
+        """Copy a CuPy float32 array into a NumPy array as a call copies its output, and do nothing else."""
+        advise_huge_pages(target)
+        flat, most = target.reshape(-1), SLOT_BYTES // ITEM_BYTES
+
+        def work(number: int) -> None:
+            part = flat[number * most : (number + 1) * most]
+            slot = self.slots.get()
+            there = source.data.ptr + ITEM_BYTES * most * number
+            self.cuda.runtime.memcpyAsync(slot.address, there, part.nbytes, _TO_HOST, slot.handle.ptr)
+            slot.handle.synchronize()
+            np.copyto(part, slot.floats[: part.size])
+            self.slots.put(slot)
+
+        with self.turn:
+            share(work, ceil_div(flat.size, most), self.threads)
+
+    def make_room(self, part: ConvProblem, count: int) -> None:
+        """Device buffers for the weights and for so many rounds, kept as long as they are large enough."""
+        wanted = {("w", 0): part.w_shape}
+        for ring in range(count):
+            wanted["x", ring], wanted["y", ring] = part.x_shape, part.y_shape
+        for key, shape in wanted.items():
+            size = ITEM_BYTES * elements(shape)
+            if key not in self.buffers or self.buffers[key].mem.size < size:
+                self.buffers.pop(key, None)
+                self.buffers[key] = self.allocate(size, part)
+
+    def allocate(self, size: int, part: ConvProblem) -> Any:
+        """So many bytes of device memory; raises DeviceError where there is no room."""
+        errors = (self.cuda.runtime.CUDARuntimeError, self.cuda.memory.OutOfMemoryError)
+        try:
+            memory = self.cuda.Memory(size)
+        except errors:
+            # CuPy keeps freed memory for itself: it is asked for it before giving up.
+            cuda.cupy().get_default_memory_pool().free_all_blocks()
+            try:
+                memory = self.cuda.Memory(size)
+            except errors as error:
+                free, total = self.cuda.runtime.memGetInfo()
+                raise DeviceError(
+                    f"the GPU's memory: expected room for {part} {RING} times over, got {free >> 20} of {total >> 20} "
+                    "MB free; end what else uses the GPU, or take smaller images or fewer filters"
+                ) from error
+        # The first, unmeasured run of a kernel reads it before anything is copied in.
+        self.cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)
+        return self.cuda.MemoryPointer(memory, 0)
+
+    def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
+        """Run a layer's kernel once before it is timed: that compiles and loads it."""
+        key = (kernel.name, part.with_batch(1))
+        if key not in self.warm:
+            with self.gate.held(self.stream, work.arrays(part, 0)[0]):
+                pass
+            kernel.run(part, *work.arrays(part, 0), self.stream)
+            self.warm.add(key)
+        # Fresh memory has been cleared, and a first run is over, before a copy comes in.
+        cuda.wait(kernel.name, self.stream)
+
+    def settle(self) -> None:
+        """Wait until nothing of the call is under way, also after an error: the buffers are used again."""
+        self.stream.synchronize()
+        slots = [self.slots.get() for _ in range(self.threads)]
+        for slot in slots:
+            slot.handle.synchronize()
+            self.slots.put(slot)
+
+
+class _Work:
+    """The device as ``staging.Call`` asks for it, from several threads, in one call."""
+
+    def __init__(self, gpu: Gpu, kernel: CudaKernel, problem: ConvProblem) -> None:
+        self._gpu = gpu
+        self._cuda = gpu.cuda
+        self._kernel = kernel
+        self._problem = problem
+        self._intervals: list[tuple[Any, Any]] = []
+
+    def take(self) -> Slot:
+        return self._gpu.slots.get()
+
+    def give(self, slot: Slot) -> None:
+        self._gpu.slots.put(slot)
+
+    def bring(self, slot: Slot, piece: Piece, ring: int) -> None:
+        self._copy(slot, piece, ring, _TO_DEVICE)
+
+    def fetch(self, slot: Slot, piece: Piece, ring: int, after: Any) -> None:
+        if after is not None:
+            slot.handle.wait_event(after)
+        self._copy(slot, piece, ring, _TO_HOST)
+
+    def compute(self, this: Round) -> Any:
+        problem, stream = self._problem.with_batch(this.images), self._gpu.stream
+        arrays = self.arrays(problem, this.ring)
+        with self._gpu.device, self._gpu.gate.held(stream, arrays[0]):
+            start, end = self._cuda.Event(), self._cuda.Event()
+            start.record(stream)
+            self._kernel.run(problem, *arrays, stream)
+            end.record(stream)
+        self._intervals.append((start, end))
+        return end
+
+    def arrays(self, part: ConvProblem, ring: int) -> tuple[Any, Any, Any]:
+        """x, w and y of a round on the device."""
+        shapes = {("x", ring): part.x_shape, ("w", 0): part.w_shape, ("y", ring): part.y_shape}
+        array = cuda.cupy().ndarray
+        x, w, y = (array(shape, np.float32, self._gpu.buffers[key]) for key, shape in shapes.items())
+        return x, w, y
+
+    def seconds(self) -> float:
+        """What the kernels took together, once all is done."""
+        return sum(self._cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
+
+    def _copy(self, slot: Slot, piece: Piece, ring: int, direction: int) -> None:
+        there = self._gpu.buffers[piece.array, 0 if piece.array == "w" else ring].ptr + ITEM_BYTES * piece.start
+        here = slot.address
+        target, source = (there, here) if direction == _TO_DEVICE else (here, there)
+        size = ITEM_BYTES * (piece.stop - piece.start)
+        self._cuda.runtime.memcpyAsync(target, source, size, direction, slot.handle.ptr)
+        slot.handle.synchronize()
+
+
+class _Gate:
+    """Holds a stream until all of a round's work is queued on it.
+
+    Otherwise the time between two events has the interpreter's in it: with other threads about, a kernel is
+    launched a tenth of a millisecond and more after the event in front of it.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._flag = np.frombuffer(memory, np.int64, 1)
+        self._flag[0] = 0
+        self._number = 0
+        self._kernel: Any = None
+
+    @contextmanager
+    def held(self, stream: Any, array: Any) -> Iterator[None]:
+        """Hold the stream, on the current device, the CuPy array's, until the block ends; one block at a time."""
+        if self._kernel is None:
+            plan = Plan(defines={}, images=1, steps=lambda images: ())
+            self._kernel = cuda.compiled(cuda.Program("gate", _GATE, (), plan), array.device.id).function("gate", 0)
+        self._number += 1
+        args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_HOLD_NANOSECONDS))
+        with stream:
+            self._kernel((1, 1, 1), (1, 1, 1), args)
+        try:
+            yield
+        finally:
+            self._flag[0] = self._number
+
+
+_gpus: dict[int, Gpu] = {}
+_lock = threading.Lock()
+
+
+def gpu(number: int = 0) -> Gpu:
+    """What is kept for the GPU of that number; raises DeviceError where there is none."""
+    cuda.chip(number)
+    with _lock:
+        if number not in _gpus:
+            _gpus[number] = Gpu(number)
+        return _gpus[number]
+
+
+# Registered when this file is imported, so before the package's wait for pending calls, and so run after it.
+atexit.register(_gpus.clear)

@@ -1,0 +1,13 @@
+"""CUDA, LLVM, threads and memory: what kernels run on. It knows no kernel and no MXNet.
+
+cuda              the GPUs, compiling a kernel's text, launching it, streams
+launch            a launch as integers: grids, blocks, arguments, constants, scratch memory
+copy_pipeline     copies between host and device that overlap with computing
+llvm              machine code from LLVM IR
+thread_pool       threads that share the parts of one call
+memory            aligned scratch memory, outputs with mapped pages
+shared_libraries  the libraries of the nvidia-* wheels
+install_hint      the pip command that installs an extra
+process_usage     time and memory of the process
+timing            medians and their intervals
+"""

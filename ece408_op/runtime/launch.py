@@ -1,0 +1,202 @@
+"""How a CUDA kernel is launched, in integers alone: grids, blocks, arguments, constants, scratch memory.
+
+A kernel's plan is made from the problem and the chip's figures, so that all of it is tested without
+a GPU; ``cuda.py`` and ``_prepared_launch.py`` carry it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Callable, Union
+
+import numpy as np
+
+from ece408_op.problem import ITEM_BYTES, ConvProblem, PooledProblem
+
+#: CUDA's limits on a grid's x, and on its y and z.
+GRID_X = 2**31 - 1
+GRID_YZ = 65535
+#: Threads in a block, shared memory a block has without asking, and constant memory, in bytes.
+BLOCK_THREADS = 1024
+SHARED_BYTES = 48 * 1024
+CONSTANT_BYTES = 64 * 1024
+#: Registers of a multiprocessor, all chips alike.
+REGISTERS = 65536
+#: What a kernel may take of device memory for its own use, in bytes.
+SCRATCH_BYTES = 1 << 28
+
+#: The items of a block from which on waves are worth it.
+_ITEMS_IN_WAVES = 8
+
+Triple = tuple[int, int, int]
+#: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
+#: number of "images" (int), or a number whose NumPy type is the parameter's type.
+Argument = Union[str, np.int32, np.int64, np.float32]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The figures of a GPU that a plan may look at."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    #: The most shared memory that one block may ask for, in bytes.
+    shared_bytes: int = SHARED_BYTES
+    #: The release of the run-time compiler that is there, which may be older than the chip.
+    compiler: tuple[int, int] = (13, 0)
+
+    @property
+    def architecture(self) -> int:
+        """The compute capability as compilers write it: 90 for 9.0."""
+        return 10 * self.capability[0] + self.capability[1]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the kernel ``entry``; ``shared`` is dynamic shared memory, in bytes.
+
+    ``early``: it may begin before the launch before it has ended, for which it waits by itself.
+    """
+
+    entry: str
+    grid: Triple
+    block: Triple
+    args: tuple[Argument, ...]
+    shared: int = 0
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class CopyToConstant:
+    """Copy the buffer ``source`` into the ``__constant__`` array ``symbol``, on the device."""
+
+    symbol: str
+    source: str
+    bytes: int
+
+
+Step = Union[Launch, CopyToConstant]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that one call does on the device.
+
+    The steps in ``before`` run once; then ``steps(n)`` runs for one round of n images after another,
+    round r on stream r mod ``lanes``. All rounds but the last have ``images`` images.
+    """
+
+    #: Names and values put in front of the source as ``#define``s; they do not depend on the batch.
+    defines: Mapping[str, int | str]
+    images: int
+    steps: Callable[[int], tuple[Step, ...]]
+    before: tuple[Step, ...] = ()
+    lanes: int = 1
+    #: Buffers that the call needs beside its arrays: name to bytes.
+    scratch: Mapping[str, int] = field(default_factory=dict)
+
+    def rounds(self, batch: int) -> list[tuple[int, int]]:
+        """The first image and the number of images of each round."""
+        return [(first, min(self.images, batch - first)) for first in range(0, batch, self.images)]
+
+
+#: A kernel's plan for a problem on a chip, its pointers all multiples of so many bytes (4, 8 or 16).
+Planner = Callable[[ConvProblem, Chip, int], Plan]
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest integer not below a / b."""
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    """The smallest multiple of b not below a."""
+    return ceil_div(a, b) * b
+
+
+def waves_defines(held: int, waves: int) -> dict[str, int | str]:
+    """What ``kernels/cuda/waves.cuh`` needs: how many blocks the chip holds at once, and the number of waves."""
+    return {"HELD": held, "WAVES": waves}
+
+
+def blocks_in_waves(items: int, held: int, waves: int) -> int:
+    """The blocks that share so many items: as many as the chip holds at once, or several times as many."""
+    return min(items, held) if items < _ITEMS_IN_WAVES * held else waves * held
+
+
+def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
+    """The layer and what follows it as compile-time constants; the batch is an argument: one binary serves all batches.
+
+    The elements of so many images, as a block may span, are counted in int unless they are too many; those of
+    whole tensors always in 64 bits.
+    """
+    image = problem.channels * problem.height * problem.width
+    outputs = problem.filters * problem.output_height * problem.output_width
+    # Half of the range is left for the last block's indices beyond the end.
+    wide = max(images * image, images * outputs, problem.filters * problem.products) >= 2**30
+    behind = {"POOL": 1 + problem.full} if isinstance(problem, PooledProblem) else {}
+    return {
+        "C": problem.channels,
+        "H": problem.height,
+        "W": problem.width,
+        "M": problem.filters,
+        "K": problem.kernel,
+        "WIDE": int(wide),
+        **behind,
+    }
+
+
+def images_a_round(batch: int, blocks_an_image: int, scratch_an_image: int = 0) -> int:
+    """How many images one launch may take: the grid's x and the scratch memory limit it; at least 1."""
+    images = min(batch, GRID_X // blocks_an_image)
+    if scratch_an_image:
+        images = min(images, SCRATCH_BYTES // scratch_an_image)
+    return max(1, images)
+
+
+def grid_reasons(blocks_an_image: int) -> list[str]:
+    """Why the blocks of one image do not fit a grid; empty when they do."""
+    if blocks_an_image <= GRID_X:
+        return []
+    return [f"blocks for one image: at most {GRID_X}, got {blocks_an_image}"]
+
+
+def constant_reasons(problem: ConvProblem) -> list[str]:
+    """Why the filters do not fit constant memory; empty when they do."""
+    size = problem.filters * problem.products * ITEM_BYTES
+    if size <= CONSTANT_BYTES:
+        return []
+    return [f"filters: at most {CONSTANT_BYTES} bytes of constant memory, got {size}"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A rectangle of output pixels whose input window, all channels of it, lies in shared memory."""
+
+    rows: int
+    columns: int
+    bytes: int
+
+
+def input_tile(problem: ConvProblem, pixels: int, other_bytes: int = 0) -> Tile | None:
+    """The tile of at most so many output pixels that re-reads the fewest input pixels.
+
+    Its input window and ``other_bytes`` fit the 48 KB that every block has; None where not even one pixel's do.
+    """
+    best, least = None, 0.0
+    halo = problem.kernel - 1
+    for rows in range(1, min(problem.output_height, pixels) + 1):
+        columns = min(problem.output_width, pixels // rows)
+        room = (SHARED_BYTES - other_bytes) // (ITEM_BYTES * problem.channels * (rows + halo))
+        columns = min(columns, room - halo)
+        if columns < 1:
+            continue
+        tiles = ceil_div(problem.output_height, rows) * ceil_div(problem.output_width, columns)
+        size = problem.channels * (rows + halo) * (columns + halo)
+        # Each tile costs its window, and its pixels: what it computes beyond the image's edge is lost.
+        cost = float(tiles * (size + rows * columns * problem.filters))
+        if best is None or cost < least:
+            best, least = Tile(rows, columns, ITEM_BYTES * size), cost
+    return best

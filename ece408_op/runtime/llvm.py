@@ -1,0 +1,242 @@
+"""Machine code at run time: LLVM IR built with llvmlite, compiled for this CPU, called through ctypes.
+
+A kernel builds one module for each layer, its sizes constants in it, and gets back a function that
+ctypes calls without Python's lock held. No LLVM pass over the IR is run: a kernel says
+in its IR what it wants (vectors, unrolling, values carried in registers) and the code generator
+does the rest.
+
+The environment variable ECE408_SIMD (avx512, avx2 or sse) limits the instructions used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from ece408_op.errors import DeviceError
+
+I32, I64, F32, VOID = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
+#: A pointer to float32, with its element's type, which llvmlite of every version takes.
+F32_PTR, I64_PTR = F32.as_pointer(), I64.as_pointer()
+
+#: Building IR and compiling share global state in llvmlite: one thread at a time.
+LOCK = threading.RLock()
+
+_LEVELS = {"sse": 4, "avx2": 8, "avx512": 16}
+#: Names to tune for where the CPU's own would bring its instructions back. For "x86-64", and for "generic", LLVM orders
+#: them as for older CPUs, and spills sums of ``winograd`` from AVX2's 16 registers.
+_LIMITED = {"sse": "x86-64", "avx2": "x86-64-v3"}
+
+
+def compiled_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what ``make`` compiled, by its arguments, and call it under LOCK: eight first calls compile once."""
+    known: dict[tuple[Any, ...], Any] = {}
+
+    @wraps(make)
+    def get(*key: Any) -> Any:
+        if key not in known:
+            with LOCK:
+                if key not in known:
+                    known[key] = make(*key)
+        return known[key]
+
+    return get
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What code is made for.
+
+    ``lanes`` float32 values fit one of ``registers`` vector registers; ``fma`` says whether a
+    multiplication and an addition are one instruction; ``name`` and ``features`` are LLVM's words.
+    """
+
+    level: str
+    lanes: int
+    registers: int
+    fma: bool
+    name: str
+    features: str
+
+    @property
+    def by_amd(self) -> bool:
+        """Whether AMD makes it: SSE4a is AMD's alone, and known of chips that LLVM has no name for yet."""
+        return "+sse4a" in self.features.split(",")
+
+
+def cpu() -> Cpu:
+    """This machine's CPU, as far as ECE408_SIMD lets kernels use it.
+
+    Raises DeviceError where ECE408_SIMD is no known word or asks for more than the CPU has.
+    """
+    return _cpu(os.environ.get("ECE408_SIMD", ""))
+
+
+@cache
+def _cpu(asked: str) -> Cpu:
+    with LOCK:
+        _start_llvm()
+        name = llvm.get_host_cpu_name()
+        features = dict(llvm.get_host_cpu_features())
+    has_avx512 = features.get("avx512f") and features.get("avx512vl")
+    best = "avx512" if has_avx512 else "avx2" if features.get("avx2") else "sse"
+    level = asked or best
+    if level not in _LEVELS or _LEVELS[level] > _LEVELS[best]:
+        usable = ", ".join(word for word, lanes in _LEVELS.items() if lanes <= _LEVELS[best])
+        raise DeviceError(f"ECE408_SIMD: expected one of {usable} on this CPU, got {asked!r}")
+    if level != best:
+        beyond = {"avx2": ("avx512", "evex", "avx10"), "sse": ("avx", "evex", "fma", "f16c", "vaes", "vpclmul", "xop")}
+        for word in features:
+            if word.startswith(beyond[level]):
+                features[word] = False
+        name = _LIMITED[level]
+    flat = ",".join(("+" if on else "-") + word for word, on in sorted(features.items()))
+    registers = 32 if level == "avx512" else 16
+    return Cpu(level, _LEVELS[level], registers, bool(features.get("fma")), name, flat)
+
+
+def _start_llvm() -> None:
+    with suppress(RuntimeError):  # llvmlite 0.45 and later start LLVM themselves and refuse to be asked
+        llvm.initialize()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def compile_function(module: ir.Module, name: str, argtypes: Sequence[Any], target: Cpu) -> Any:
+    """The function ``name`` of a module as a ctypes function without a result; for use under compiled_once.
+
+    The machine code stays for the life of the process: threads of MXNet may be in it while the interpreter exits.
+    """
+    machine, parsed = _parse(module, target)
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    address = engine.get_function_address(name)
+    engine.detach()
+    return ctypes.CFUNCTYPE(None, *argtypes)(address)
+
+
+def assembly(module: ir.Module, target: Cpu) -> str:
+    """The module's machine code as text, to look for spilled registers."""
+    with LOCK:
+        machine, parsed = _parse(module, target)
+        return machine.emit_assembly(parsed)
+
+
+def _parse(module: ir.Module, target: Cpu) -> tuple[Any, Any]:
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=target.name, features=target.features, opt=3, jit=True
+    )
+    module.triple = llvm.get_default_triple()
+    module.data_layout = str(machine.target_data)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    return machine, parsed
+
+
+def new_function(
+    module: ir.Module, name: str, arguments: dict[str, ir.Type], internal: bool = False
+) -> tuple[ir.IRBuilder, list[Any]]:
+    """A function without a result: a builder at its start, and its arguments."""
+    function = ir.Function(module, ir.FunctionType(VOID, list(arguments.values())), name)
+    function.attributes.add("nounwind")
+    if internal:
+        function.linkage = "internal"
+    for value, word in zip(function.args, arguments):
+        value.name = word
+    return ir.IRBuilder(function.append_basic_block("start")), list(function.args)
+
+
+def const(value: int) -> ir.Constant:
+    """A 64-bit integer known now."""
+    return ir.Constant(I64, value)
+
+
+@dataclass
+class Loop:
+    """One loop being built: its ``index`` and the ``values`` that each round hands to the next."""
+
+    index: Any
+    values: list[Any]
+
+
+@contextmanager
+def for_range(b: ir.IRBuilder, count: Any, values: Sequence[Any] = ()) -> Iterator[Loop]:
+    """``for index in range(count)`` around what is built inside it; count is at least 1.
+
+    ``values`` are carried in registers: inside, ``loop.values`` holds them as they come into the round, and
+    what it is set to goes into the next round; after the loop it holds the last.
+    """
+    if count == 1:
+        yield Loop(const(0), list(values))
+        return
+    before = b.block
+    body, after = b.append_basic_block("body"), b.append_basic_block("after")
+    b.branch(body)
+    b.position_at_end(body)
+    index = b.phi(I64)
+    index.add_incoming(const(0), before)
+    phis = [b.phi(value.type) for value in values]
+    for phi, value in zip(phis, values):
+        phi.add_incoming(value, before)
+    loop = Loop(index, list(phis))
+    yield loop
+    following = b.add(index, const(1), flags=["nuw", "nsw"])
+    index.add_incoming(following, b.block)
+    for phi, value in zip(phis, loop.values):
+        phi.add_incoming(value, b.block)
+    stop = const(count) if isinstance(count, int) else count
+    b.cbranch(b.icmp_unsigned("<", following, stop), body, after)
+    b.position_at_end(after)
+
+
+def offset(b: ir.IRBuilder, *terms: tuple[Any, int]) -> Any:
+    """The sum of value * constant: an element's place in an array with constant strides."""
+    total = const(0)
+    for value, stride in terms:
+        total = b.add(total, b.mul(value, const(stride)))
+    return total
+
+
+def element(b: ir.IRBuilder, pointer: Any, place: Any) -> Any:
+    """The pointer to element ``place`` (an int or a value)."""
+    return b.gep(pointer, [const(place) if isinstance(place, int) else place])
+
+
+def fma(b: ir.IRBuilder, target: Cpu, x: Any, y: Any, total: Any) -> Any:
+    """x * y + total, in one instruction and one rounding where the CPU has it; numbers or vectors."""
+    if not target.fma:
+        return b.fadd(b.fmul(x, y), total)
+    name = f"llvm.fma.v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "llvm.fma.f32"
+    known = b.module.globals.get(name)
+    return b.call(known or ir.Function(b.module, ir.FunctionType(x.type, [x.type] * 3), name), [x, y, total])
+
+
+def prefetch(b: ir.IRBuilder, pointer: Any, write: bool) -> None:
+    """Ask for the cache line at a pointer, which may lie anywhere: to store to, or to read from the second level."""
+    byte = ir.IntType(8).as_pointer()
+    name = "llvm.prefetch.p0i8"  # later versions of LLVM rename it when they read it
+    arguments = [byte, I32, I32, I32]
+    known = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(VOID, arguments), name)
+    numbers = (1, 3, 1) if write else (0, 2, 1)  # write or read; how near, 3 the first level; data
+    b.call(known, [b.bitcast(pointer, byte), *(ir.Constant(I32, number) for number in numbers)])
+
+
+def store_past_caches(b: ir.IRBuilder, value: Any, pointer: Any, align: int) -> None:
+    """Store to memory that is not read soon, without reading its cache line first; ``align`` in bytes."""
+    store = b.store(value, pointer, align=align)
+    store.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
+
+
+def streamed_stores_done(b: ir.IRBuilder) -> None:
+    """Make what store_past_caches wrote visible to other threads, which an ordinary unlock does not promise."""
+    known = b.module.globals.get("llvm.x86.sse.sfence")
+    b.call(known or ir.Function(b.module, ir.FunctionType(VOID, []), "llvm.x86.sse.sfence"), [])

@@ -1,0 +1,49 @@
+"""The explicit unroll and a tiled matrix product: one image a launch as the course's teams did it, and many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime.launch import SCRATCH_BYTES, Chip, Launch, Plan, ceil_div, images_a_round, layer_defines
+
+_FOLDER = Path(__file__).parent
+_TILE = 16
+_THREADS = _TILE * _TILE
+
+
+def _columns_bytes(problem: ConvProblem) -> int:
+    return ITEM_BYTES * problem.products * problem.output_height * problem.output_width
+
+
+def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    size = _columns_bytes(problem)
+    return [] if size <= SCRATCH_BYTES else [f"columns of one image: at most {SCRATCH_BYTES} bytes, got {size}"]
+
+
+def _kernel(name: str, summary: str, most_images: int | None) -> CudaKernel:
+    def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+        pixels = problem.output_height * problem.output_width
+        groups = ceil_div(problem.filters, _TILE)
+        blocks = max(ceil_div(problem.channels * pixels, _THREADS), ceil_div(pixels, _TILE) * groups)
+        images = most_images or images_a_round(problem.batch, blocks, _columns_bytes(problem))
+
+        def steps(images: int) -> tuple[Launch, ...]:
+            unroll = ceil_div(problem.channels * pixels * images, _THREADS)
+            multiply = ceil_div(pixels * images, _TILE) * groups
+            block = (_THREADS, 1, 1)
+            return (
+                Launch("unroll", (unroll, 1, 1), block, ("x", "columns", "first", "images")),
+                Launch("multiply", (multiply, 1, 1), block, ("w", "columns", "y", "first", "images")),
+            )
+
+        scratch = {"columns": images * _columns_bytes(problem)}
+        return Plan({**layer_defines(problem), "TILE": _TILE}, images, steps, scratch=scratch)
+
+    sources = (_FOLDER / "../layer.cuh", _FOLDER / "im2col_gemm.cu")
+    return CudaKernel(name, summary, sources, plan, _reasons)
+
+
+MANY = _kernel("im2col_gemm", "unroll into global memory, then a tiled product; many images a launch", None)
+ONE = _kernel("im2col_gemm_one", "im2col_gemm, one image a launch", 1)

@@ -1,0 +1,38 @@
+"""The unroll inside the matrix product: no columns in global memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
+
+_FOLDER = Path(__file__).parent
+_TILE = 16
+
+
+def _blocks(problem: ConvProblem, images: int) -> int:
+    pixels = problem.output_height * problem.output_width * images
+    return ceil_div(pixels, _TILE) * ceil_div(problem.filters, _TILE)
+
+
+def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    return grid_reasons(_blocks(problem, 1))
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    def steps(images: int) -> tuple[Launch, ...]:
+        grid = (_blocks(problem, images), 1, 1)
+        return (Launch("fused_gemm", grid, (_TILE * _TILE, 1, 1), ("x", "w", "y", "first", "images")),)
+
+    return Plan({**layer_defines(problem), "TILE": _TILE}, images_a_round(problem.batch, _blocks(problem, 1)), steps)
+
+
+KERNEL = CudaKernel(
+    "fused_gemm",
+    "im2col_gemm with the unroll inside the product",
+    (_FOLDER / "../layer.cuh", _FOLDER / "implicit_gemm.cu"),
+    _plan,
+    _reasons,
+)

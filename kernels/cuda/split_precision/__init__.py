@@ -1,0 +1,4 @@
+"""Split precision (fp16x3): three half-precision tensor-core products for each float32 product.
+
+split_precision  the kernels of the family, with three products and with one
+"""

@@ -1,0 +1,106 @@
+"""The comparison itself, with outputs that are wrong on purpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ece408_op.core import check, reference
+from ece408_op.core.check import compare
+from ece408_op.kernels.cpu import im2col
+from ece408_op.problem import ConvProblem
+
+KERNEL = im2col.KERNEL
+
+
+@pytest.fixture
+def case():
+    random = np.random.RandomState(0)
+    x, w = random.randn(6, 2, 9, 8).astype(np.float32), random.randn(3, 2, 3, 3).astype(np.float32)
+    return x, w, reference.convolve(x, w).astype(np.float32)
+
+
+def test_the_rounded_exact_result_passes(case):
+    x, w, out = case
+    found = compare(out, x, w, KERNEL)
+    assert found.passed
+    assert found.compared == out.size
+    assert 0 < found.scaled < 2.0**-24
+
+
+def test_one_wrong_element_is_named_with_both_values(case):
+    x, w, out = case
+    expected = float(out[4, 1, 2, 3])
+    out[4, 1, 2, 3] = 100
+    found = compare(out, x, w, KERNEL)
+    assert not found.passed
+    assert (found.index, found.got, found.wrong) == ((4, 1, 2, 3), 100.0, 1)
+    assert found.expected == pytest.approx(expected, rel=1e-6)
+    assert "[4, 1, 2, 3]" in str(found)
+    assert "WRONG" in str(found)
+
+
+def test_an_error_just_above_the_bound_is_wrong_and_just_below_is_right(case):
+    x, w, out = case
+    exact, size = reference.convolve(x, w), reference.magnitude(x, w)
+    allowed = KERNEL.error_bound(ConvProblem.from_shapes(x.shape, w.shape)) * size[0, 0, 0, 0]
+    wider = out.astype(np.float64)
+    wider[0, 0, 0, 0] = exact[0, 0, 0, 0] + 1.01 * allowed
+    assert compare(wider, x, w, KERNEL).wrong == 1
+    wider[0, 0, 0, 0] = exact[0, 0, 0, 0] + 0.99 * allowed
+    assert compare(wider, x, w, KERNEL).passed
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_no_number_is_wrong(case, value):
+    x, w, out = case
+    out[5, 2, 6, 5] = value
+    found = compare(out, x, w, KERNEL)
+    assert found.index == (5, 2, 6, 5)
+    assert found.worst == np.inf
+
+
+def test_infinities_must_have_their_sign(case):
+    x, w, out = case
+    w[0] = np.abs(w[0])
+    x[0, 0, 4, 4] = np.inf
+    out = reference.convolve(x, w).astype(np.float32)
+    assert compare(out, x, w, KERNEL).passed
+    out[0, 0] = np.where(out[0, 0] == np.inf, -np.inf, out[0, 0])
+    assert compare(out, x, w, KERNEL).wrong == 9
+
+
+def test_steps_give_what_the_whole_gives(case, monkeypatch):
+    x, w, out = case
+    out[3, 0, 0, 1] += 1
+    whole = compare(out, x, w, KERNEL)
+    monkeypatch.setattr(check, "STEP_BYTES", 1)
+    assert compare(out, x, w, KERNEL) == whole
+
+
+def test_a_sample_compares_first_and_last_and_finds_holes_between(case):
+    x, w, out = case
+    assert compare(out, x, w, KERNEL, images=2).compared == out.size // 3
+    holed = out.copy()
+    holed[2, 1, 1, 1] = np.nan
+    found = compare(holed, x, w, KERNEL, images=2)
+    assert found.holes == 1
+    assert not found.passed
+    for place in (0, 5):
+        wrong = out.copy()
+        wrong[place] += 1
+        assert not compare(wrong, x, w, KERNEL, images=2).passed
+
+
+def test_shapes_that_do_not_fit_are_refused(case):
+    x, w, out = case
+    with pytest.raises(ValueError, match=r"expected shape \(6, 3, 7, 6\)"):
+        compare(out[:, :2], x, w, KERNEL)
+
+
+def test_agreement_of_classes():
+    found = check.agreement(np.array([1, 2, 3, 4]), np.array([1, 2, 0, 4]))
+    assert (found.same, found.compared, found.share) == (3, 4, 0.75)
+    for others in (np.array([1]), np.array([], int)):
+        with pytest.raises(ValueError, match="as many"):
+            check.agreement(others[:0], others)

@@ -1,0 +1,100 @@
+"""The precision that a caller asks for: never less than that, and reduced only where it was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_layers import COURSE, chip_of
+
+from ece408_op.core import dispatch, reference, tuning
+from ece408_op.errors import ProblemError
+from ece408_op.kernels import KERNELS
+from ece408_op.problem import ConvProblem
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("problem", COURSE, ids=str)
+def test_a_reduced_precision_serves_only_where_it_was_asked_for(problem):
+    chip = chip_of(90)
+    assert dispatch.select(problem, "gpu", chip=chip).precision == "float32"
+    for asked in ("tf32", "fp16"):
+        assert dispatch.select(problem, "gpu", precision=asked, chip=chip).precision in dispatch.SERVES[asked]
+        assert dispatch.select(problem, "cpu", precision=asked).precision == "float32"
+
+
+def test_every_kernel_serves_some_precision_and_float32_is_served_by_float32_alone():
+    assert {kernel.precision for kernel in KERNELS} <= set(dispatch.SERVES)
+    assert dispatch.SERVES["float32"] == ("float32",)
+    assert all(ranks[-1] == "float32" and ranks[0] == asked for asked, ranks in dispatch.SERVES.items())
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """What auto chooses where a table has this order."""
+
+    def choose(order, problem, precision="float32"):
+        monkeypatch.setattr(
+            tuning, "preference", lambda problem, chip, names, estimate: [n for n in order if n in names]
+        )
+        dispatch.select.cache_clear()
+        return dispatch.select(problem, "gpu", precision=precision, chip=chip_of(90)).name
+
+    yield choose
+    dispatch.select.cache_clear()
+
+
+def test_kernels_whose_parts_err_by_more_than_a_short_sum_come_last_for_one(chosen):
+    order = ["split_columns", "window"]
+    names = [chosen(order, ConvProblem(10_000, 1, 60, 60, 8, kernel)) for kernel in (5, 3)]
+    assert names == ["split_columns", "window"]
+
+
+def test_kernels_that_were_not_timed_on_so_many_channels_or_filters_come_last_there(chosen):
+    layers = [ConvProblem(10_000, c, 30, 30, m, 5) for c, m in ((6, 16), (48, 16), (6, 80))]
+    assert [chosen(["split", "strip"], layer) for layer in layers] == ["split", "strip", "strip"]
+
+
+def test_the_fastest_measured_kernel_is_taken_whatever_serves_better(chosen):
+    order = ["tensor_core", "tensor_core_tf32", "strip"]
+    names = {asked: chosen(order, COURSE[-1], asked) for asked in dispatch.SERVES}
+    assert names == {"float32": "strip", "tf32": "tensor_core_tf32", "fp16": "tensor_core"}
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_new_takes_it_and_the_cpu_is_more_precise(precision):
+    mx = pytest.importorskip("mxnet")
+    import ece408_op
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in ((2, 3, 9, 8), (4, 3, 3, 3)))
+    y = ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=4, precision=precision).asnumpy()
+    bound = dispatch.select(ConvProblem(2, 3, 9, 8, 4, 3)).error_bound(ConvProblem(2, 3, 9, 8, 4, 3))
+    assert (abs(y - reference.convolve(x, w)) <= bound * reference.magnitude(x, w)).all()
+
+
+def test_a_symbol_keeps_it():
+    mx = pytest.importorskip("mxnet")
+    import ece408_op
+
+    data = mx.sym.Variable("data")
+    symbol = mx.sym.Convolution(data, kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
+    replaced = ece408_op.replace_convolution(symbol, precision="tf32").symbol
+    (attributes,) = [a for a in replaced.attr_dict().values() if "op_type" in a]
+    assert attributes["precision"] == "tf32"
+    with pytest.raises(ProblemError, match="precision: expected one of float32, tf32, fp16; got 'bf16'"):
+        ece408_op.replace_convolution(symbol, precision="bf16")
+
+
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+def test_the_scripts_have_the_option(script):
+    pytest.importorskip("mxnet")
+    done = subprocess.run(
+        [sys.executable, ROOT / script, "--precision", "int4"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "tf32" in done.stderr

@@ -1,0 +1,208 @@
+"""The table that auto chooses GPU kernels by, and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ece408_op.bench import sweep
+from ece408_op.core import dispatch, tuning
+from ece408_op.core.kernel import CudaKernel, roofline
+from ece408_op.core.tuning import ChipTable, Measured
+from ece408_op.errors import DataError, DeviceError
+from ece408_op.kernels import KERNELS
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Chip
+
+NAMES = ("a", "b", "c", "new", "fast", "slow")
+SMALL, LARGE = ConvProblem(10_000, 1, 28, 28, 6, 5), ConvProblem(10_000, 64, 28, 28, 256, 11)
+HOPPER, ADA = Chip("hopper", (9, 0), 132), Chip("ada", (8, 9), 128)
+TABLES = (
+    ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 2.0, "a": 1.0}), Measured(LARGE, {"a": 9.0, "b": 3.0}))),
+    ChipTable("ada", (8, 9), (Measured(SMALL, {"c": 1.0}),)),
+)
+
+
+def preference(problem, chip, path, estimate=None):
+    return tuning.preference(problem, chip, NAMES, estimate or (lambda name: roofline(problem, chip)), path)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "tuning.json"
+    path.write_text(tuning.merged(TABLES[1:], TABLES[0]))
+    return path
+
+
+def test_what_is_written_is_read_back(table):
+    assert tuning.read(table) == TABLES
+    again = tuning.merged(tuning.read(table), TABLES[1])
+    assert [chip["name"] for chip in json.loads(again)["chips"]] == ["ada", "hopper"]
+
+
+def test_times_of_other_kernels_on_the_same_layer_are_kept(tmp_path):
+    again = ChipTable("hopper", (9, 0), (Measured(SMALL, {"b": 0.5, "new": 3.0}),))
+    path = tmp_path / "again.json"
+    path.write_text(tuning.merged(TABLES, again))
+    hopper = next(each for each in tuning.read(path) if each.chip == "hopper")
+    times = {row.problem: row.milliseconds for row in hopper.layers}
+    assert times == {SMALL: {"a": 1.0, "b": 0.5, "new": 3.0}, LARGE: {"a": 9.0, "b": 3.0}}
+
+
+def test_the_nearest_measured_layer_decides(table):
+    assert preference(SMALL, HOPPER, table) == ["a", "b"]
+    assert preference(LARGE.with_batch(100), HOPPER, table) == ["b", "a"]
+    assert preference(ConvProblem(5000, 2, 30, 33, 8, 5), HOPPER, table) == ["a", "b"]
+    assert preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
+
+
+def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_expected_to_take(tmp_path):
+    # On another layer, ten times as much work, "fast" took a tenth of what "measured" did.
+    path = tmp_path / "tuning.json"
+    more = ConvProblem(10_000, 1, 84, 84, 6, 5)
+    rows = (Measured(SMALL, {"a": 1.0, "b": 0.2}), Measured(more, {"a": 9.0, "fast": 0.9, "slow": 90.0}))
+    path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
+    assert preference(SMALL, HOPPER, path) == ["fast", "b", "a", "slow"]
+
+
+def test_a_kernels_own_estimate_carries_its_times_over(tmp_path):
+    # Both took as long on a layer that is a little different, where "a" expected to take 1 ms and "b" 4.
+    path = tmp_path / "tuning.json"
+    row = Measured(SMALL, {"a": 2.0, "b": 2.0}, {"a": 1.0, "b": 4.0})
+    path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), (row,))))
+    near = ConvProblem(10_000, 1, 30, 30, 8, 5)
+    assert preference(near, HOPPER, path, {"a": 3.0, "b": 4.0}.get) == ["b", "a"]
+    assert preference(near, HOPPER, path, {"a": 0.5, "b": 4.0}.get) == ["a", "b"]
+
+
+def _recorded():
+    """Of every row and kernel with an estimate of its own: the chip, the problem, the kernel, what is recorded."""
+    known = {kernel.name: kernel for kernel in KERNELS}
+    for table in tuning.read(tuning.TABLE):
+        assert table.chip == "NVIDIA H200", "another chip: give its figures here"
+        chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+        for row in table.layers:
+            own = [name for name in row.milliseconds if known[name].estimate is not roofline]
+            assert sorted(row.estimates) == sorted(own)
+            yield from ((chip, row.problem, known[name], row.estimates[name]) for name in own)
+
+
+def test_estimates_in_the_table_are_those_of_the_kernels():
+    # A stale one would carry a kernel's times over wrongly: python -m ece408_op.bench.sweep --record writes them anew.
+    # All of them take a minute: of every kernel ten, the same ones each time.
+    recorded = list(_recorded())
+    names = {kernel.name for _, _, kernel, _ in recorded}
+    assert {"split", "split_teams", "split_rows", "rounded", "rounded_teams", "rounded_rows"} <= names
+    for name in sorted(names):
+        rows = [row for row in recorded if row[2].name == name]
+        for chip, problem, kernel, estimate in random.Random(408).sample(rows, min(10, len(rows))):
+            assert estimate == pytest.approx(kernel.estimate(problem, chip), abs=1e-4)
+
+
+def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
+    assert preference(SMALL, ADA, table) == ["c"]
+    assert preference(SMALL, Chip("another", (8, 9), 60), table) == ["c"]
+    assert preference(SMALL, Chip("older", (8, 0), 108), table) == ["c"]
+    assert preference(SMALL, Chip("oldest", (5, 0), 5), table) == ["a", "b"]
+
+
+def test_without_a_table_there_is_no_preference(tmp_path):
+    assert preference(SMALL, HOPPER, tmp_path / "nothing.json") == []
+
+
+ROW = '{"chips": [{"name": "a", "capability": [9, 0], "layers": [{"layer": [9, 1, 28, 28, 6, 5], %s}]}]}'
+DAMAGED = (
+    "",
+    "{}",
+    '{"chips": [{"name": 1}]}',
+    '{"chips": [[]]}',
+    "[1]",
+    ROW % '"milliseconds": {"a": 0}',
+    ROW % '"milliseconds": {"a": NaN}',
+    ROW % '"milliseconds": {"a": 1}, "estimates": {"a": Infinity}',
+    ROW % '"milliseconds": {"a": 1}, "estimates": {"a": -1}',
+)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_table_is_named(tmp_path, text):
+    path = tmp_path / "tuning.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match="tuning.json: expected a table"):
+        tuning.read(path)
+
+
+def test_the_tables_own_names_are_kernels():
+    known = {kernel.name for kernel in KERNELS if isinstance(kernel, CudaKernel)}
+    named = {name for chip in tuning.read(tuning.TABLE) for row in chip.layers for name in row.milliseconds}
+    assert named <= known
+
+
+@pytest.mark.parametrize("images", [10, 100, 10_000])
+@pytest.mark.parametrize("layer", sweep.COURSE, ids=str)
+def test_auto_takes_what_was_fastest_for_that_many_images_of_a_course_layer(layer, images):
+    (table,) = (table for table in tuning.read(tuning.TABLE) if table.capability == (9, 0))
+    chip = Chip(table.chip, table.capability, 132, 227 * 1024)
+    problem = ConvProblem(images, *layer)
+    (row,) = (row for row in table.layers if row.problem == problem)
+    exact = {kernel.name for kernel in KERNELS if kernel.precision == "float32"}
+    fastest = min((name for name in row.milliseconds if name in exact), key=lambda name: row.milliseconds[name])
+    assert dispatch.select(problem, "gpu", chip=chip).name == fastest
+
+
+def test_drawn_layers_keep_to_their_ranges_and_to_their_seed():
+    layers = sweep.drawn_layers(200, 1)
+    assert layers == sweep.drawn_layers(200, 1) != sweep.drawn_layers(200, 2)
+    for layer in layers:
+        assert layer.channels <= 64
+        assert layer.kernel <= 11
+        assert layer.filters <= 256
+        assert 1 <= layer.batch <= 10_000
+    assert max(layer.kernel for layer in layers) == 11
+    assert min(layer.kernel for layer in layers) == 1
+
+
+def test_the_sweep_without_a_gpu_exits_3_with_one_sentence(monkeypatch, capsys):
+    def none():
+        raise DeviceError("the GPU: expected one, got none")
+
+    monkeypatch.setattr(cuda, "chip", none)
+    assert sweep.main([]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "the GPU: expected one, got none\n"
+
+
+def test_the_sweep_with_an_unknown_kernel_exits_2_and_names_the_known(capsys):
+    with pytest.raises(SystemExit) as exit_code:
+        sweep.main(["--kernels", "nothing"])
+    assert exit_code.value.code == 2
+    assert "register_tiled" in capsys.readouterr().err
+
+
+def test_ranges_that_are_none_are_told_apart_from_layers(capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main(["--random", "3", "--ranges", "C=5-2"])
+    assert ended.value.code == 2
+    assert "--ranges: expected a word like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seed", "-1"], ["--ranges", "C=1-2,M=4-8,K=3-5"]], ids=str)
+def test_arguments_that_would_draw_nothing_are_told_apart(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main(words)
+    assert ended.value.code == 2
+    assert f"{words[0]}: expected" in capsys.readouterr().err
+
+
+def test_a_smaller_chip_of_the_same_kind_chooses_alike():
+    layers = [ConvProblem(9_000, c, h, h, m, k) for c, h, m, k in ((12, 40, 24, 7), (24, 24, 48, 5), (3, 60, 16, 4))]
+    chosen = [
+        [dispatch.select(layer, "gpu", chip=Chip(f"{size} of them", (9, 0), size, 227 * 1024)).name for layer in layers]
+        for size in (132, 33)
+    ]
+    assert chosen[0] == chosen[1]
+    assert set(chosen[0]) & {"split", "split_teams", "split_rows"}

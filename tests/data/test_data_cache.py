@@ -1,0 +1,120 @@
+"""The cache gives back what was kept or nothing at all, and is never needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op.data import _cache
+from ece408_op.data.atomic import replacing
+
+ARRAY = np.random.RandomState(0).randint(0, 256, (7, 5, 5)).astype(np.uint8)
+
+#: Keeps two sets of 2 MB by turns under one name until its input ends.
+WRITER = """
+import sys, threading
+import numpy as np
+from ece408_op.data import _cache
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+print("ready", flush=True)
+while not stop.is_set():
+    for value in (1, 2):
+        _cache.store("set.u8", np.full((2, 1024, 1024), value, np.uint8))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ece408-op"
+
+
+def test_gives_back_what_was_kept(folder: Path) -> None:
+    assert _cache.load("set.u8", ARRAY.shape) is None
+    _cache.store("set.u8", ARRAY)
+    np.testing.assert_array_equal(_cache.load("set.u8", ARRAY.shape), ARRAY)
+    _cache.store("set.u8", ARRAY[::-1].copy())
+    np.testing.assert_array_equal(_cache.load("set.u8", ARRAY.shape), ARRAY[::-1])
+    assert [path.name for path in folder.iterdir()] == ["set.u8"]
+
+
+def test_does_not_believe_a_changed_file(folder: Path) -> None:
+    _cache.store("set.u8", ARRAY)
+    sound = (folder / "set.u8").read_bytes()
+    for place in (0, 31, 32, len(sound) - 1):
+        changed = bytearray(sound)
+        changed[place] ^= 1
+        (folder / "set.u8").write_bytes(changed)
+        assert _cache.load("set.u8", ARRAY.shape) is None
+    for content in (b"", sound[:20], sound[:-1], sound + b"\0"):
+        (folder / "set.u8").write_bytes(content)
+        assert _cache.load("set.u8", ARRAY.shape) is None
+    (folder / "set.u8").write_bytes(sound)
+    assert _cache.load("set.u8", (6, 5, 5)) is None
+    np.testing.assert_array_equal(_cache.load("set.u8", ARRAY.shape), ARRAY)
+
+
+def test_folder_follows_the_xdg_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "else"))
+    assert _cache.folder() == tmp_path / "else" / "ece408-op"
+    for ignored in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert _cache.folder() == tmp_path / ".cache" / "ece408-op"
+
+
+def test_unwritable_cache_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # a file: not even root can write into it
+    _cache.store("set.u8", ARRAY)
+    assert _cache.load("set.u8", ARRAY.shape) is None
+    monkeypatch.setattr(_cache, "folder", lambda: None)
+    _cache.store("set.u8", ARRAY)
+    assert _cache.load("set.u8", ARRAY.shape) is None
+
+
+def test_two_processes_at_once(folder: Path) -> None:
+    """Two processes replace a set over and over; every read meets a whole one.
+
+    Written in place instead, most of these reads meet a file that is being written.
+    """
+    shape = (2, 1024, 1024)
+    _cache.store("set.u8", np.full(shape, 1, np.uint8))
+    command = [sys.executable, "-c", WRITER]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    seen = set()
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+        for _ in range(100):
+            array = _cache.load("set.u8", shape)
+            assert array is not None, "a read met a set that was not whole"
+            assert array.min() == array.max()
+            seen.add(int(array[0, 0, 0]))
+    finally:
+        for writer in writers:
+            writer.communicate()
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen == {1, 2}
+    assert [path.name for path in folder.iterdir()] == ["set.u8"]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with replacing(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,242 @@
+"""Where the images are searched for, what is refused there, and what load_test and load_training return.
+
+The four files are played by small ones of the same form, so that nothing here needs the real ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op.data import TestSet as ImageSet
+from ece408_op.data import _fashion_mnist, _idx, _official, load_test, load_training, sample
+from ece408_op.data.resize import resize
+from ece408_op.errors import DataError
+
+COUNT = 6
+RANDOM = np.random.RandomState(0)
+IMAGES = RANDOM.randint(0, 256, (COUNT, 28, 28)).astype(np.uint8)
+LABELS = RANDOM.randint(0, 10, COUNT).astype(np.uint8)
+NOWHERE = ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/")
+
+
+def stand_in(file: _official.OfficialFile, array: np.ndarray, folder: Path) -> _official.OfficialFile:
+    """Write the array as that file, and return the file's record with the array's sums."""
+    path = folder / f"{file.name}.gz"
+    _idx.write(path, array)
+    content = path.read_bytes()
+    sums = hashlib.sha256(array.tobytes()).hexdigest(), hashlib.sha256(content).hexdigest()
+    return replace(file, shape=array.shape, sha256=sums[0], gz_bytes=len(content), gz_sha256=sums[1])
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with four small files that count as the published ones; no other place has any."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    for which in ("TEST", "TRAINING"):
+        images, labels = getattr(_official, which)
+        files = stand_in(images, IMAGES, folder), stand_in(labels, LABELS, folder)
+        monkeypatch.setattr(_official, which, files)
+    (tmp_path / "project").mkdir()
+    monkeypatch.setattr(_official, "PROJECT_FOLDER", tmp_path / "project")
+    monkeypatch.setattr(_official, "MIRRORS", NOWHERE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(_official.VARIABLE, raising=False)
+    return folder
+
+
+@pytest.fixture
+def server(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The published folder behind the second mirror; the first one does not answer."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(published)))
+    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
+    monkeypatch.setattr(_official, "MIRRORS", (NOWHERE[0], f"http://127.0.0.1:{http.server_address[1]}/"))
+    yield published
+    http.shutdown()
+    http.server_close()
+
+
+def copy(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+
+
+def check(result: ImageSet, size: int = 28, count: int = COUNT) -> None:
+    assert result.source == "fashion-mnist"
+    assert result.images.dtype == np.float32
+    assert result.images.flags.c_contiguous
+    np.testing.assert_array_equal(result.images, resize(IMAGES, size)[:count, None])
+    np.testing.assert_array_equal(result.labels, LABELS[:count])
+
+
+def test_explicit_folder(published: Path) -> None:
+    check(load_test(folder=published, count=COUNT))
+    check(load_test(folder=str(published), count=2), count=2)
+    training = load_training(folder=published)
+    assert training.images.dtype == np.uint8
+    np.testing.assert_array_equal(training.images, IMAGES[:, None])
+    np.testing.assert_array_equal(training.labels, LABELS)
+    np.testing.assert_array_equal(load_training(40, published).images, resize(IMAGES, 40)[:, None])
+
+
+@pytest.mark.parametrize("place", ["variable", "project", "cache"])
+def test_places_searched(published: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {"variable": tmp_path / "mine", "project": tmp_path / "project", "cache": tmp_path / "cache/ece408-op"}
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setenv(_official.VARIABLE, str(tmp_path / "mine"))
+    copy(published, folders[place])
+    check(load_test(count=COUNT))
+
+
+def test_a_variable_that_names_no_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_official.VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=f"ECE408_DATA: expected a folder, got {tmp_path}/nowhere"):
+        load_test(count=COUNT)
+
+
+def test_order_of_the_places(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every place has the files; a damaged one shows which of them was read."""
+    monkeypatch.setenv(_official.VARIABLE, str(tmp_path / "mine"))
+    for folder in (tmp_path / "mine", tmp_path / "project"):
+        copy(published, folder)
+        damaged = folder / "t10k-labels-idx1-ubyte.gz"
+        damaged.write_bytes(b"damaged")
+        check(load_test(folder=published, count=COUNT))
+        with pytest.raises(DataError) as caught:
+            load_test(count=COUNT)
+        assert str(damaged) in str(caught.value)
+        for path in folder.iterdir():
+            path.unlink()
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+def test_files_that_are_not_gzipped(published: Path, count: int) -> None:
+    for path in list(published.iterdir()):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    check(load_test(folder=published, count=count), count=count)
+
+
+def test_folder_without_the_files(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(
+            DataError, match="expected a folder with t10k-images-idx3-ubyte.gz and t10k-labels"
+        ) as caught:
+            load_test(folder=folder)
+        assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("by", ["folder", "variable"])
+def test_wrong_file_is_refused_and_named(published: Path, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sound IDX of the right shape, but not what was published: results on it would mislead."""
+    other = IMAGES.copy()
+    other[-1, -1, -1] ^= 1
+    _idx.write(published / "t10k-images-idx3-ubyte.gz", other)
+    if by == "variable":
+        monkeypatch.setenv(_official.VARIABLE, str(published))
+    with pytest.raises(
+        DataError, match="not the published t10k-images-idx3-ubyte: expected elements of SHA-256"
+    ) as caught:
+        load_test(folder=published if by == "folder" else None, count=COUNT)
+    assert str(published / "t10k-images-idx3-ubyte.gz") in str(caught.value)
+
+
+def test_download(server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(load_test(count=COUNT))
+    assert "Downloading t10k-images-idx3-ubyte.gz: 100%" in capsys.readouterr().err
+    kept = tmp_path / "cache/ece408-op"
+    assert sorted(path.name for path in kept.iterdir()) == ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"]
+    for path in server.iterdir():
+        path.unlink()
+    check(load_test(count=COUNT))
+    assert capsys.readouterr().err == ""
+
+
+def test_damaged_download_is_fetched_anew(server: Path, tmp_path: Path) -> None:
+    copy(server, tmp_path / "cache/ece408-op")
+    damaged = tmp_path / "cache/ece408-op/t10k-images-idx3-ubyte.gz"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    check(load_test(count=COUNT))
+    assert damaged.read_bytes() == (server / damaged.name).read_bytes()
+
+
+def test_server_with_another_file(server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _idx.write(server / "t10k-images-idx3-ubyte.gz", IMAGES[::-1])
+    assert load_test(count=COUNT).source == "sample"
+    assert capsys.readouterr().err.endswith(f"{_fashion_mnist.SAMPLE_NOTICE}\n")
+    assert not list((tmp_path / "cache/ece408-op").iterdir())
+
+
+def test_sample_set_stands_in(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = load_test(count=COUNT)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"{_fashion_mnist.SAMPLE_NOTICE}\n"
+    assert len(err) <= 120
+    assert result.source == "sample"
+    images, labels = sample.generate()
+    np.testing.assert_array_equal(result.images, images[:COUNT, None].astype(np.float32))
+    np.testing.assert_array_equal(result.labels, labels[:COUNT])
+
+
+def test_training_set_has_no_stand_in(published: Path) -> None:
+    with pytest.raises(DataError, match="set ECE408_DATA to a folder with train-images-idx3-ubyte.gz"):
+        load_training()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"count": 0}, "count: expected an integer of 1 to 6, got 0"),
+        ({"count": COUNT + 1}, "count: expected an integer of 1 to 6, got 7"),
+        ({"count": 2.0}, "count: expected an integer of 1 to 6, got 2.0"),
+        ({"size": 0}, "size: expected an integer of 1 or more, got 0"),
+        ({"size": "72"}, "size: expected an integer of 1 or more, got '72'"),
+    ],
+)
+def test_wrong_arguments(published: Path, arguments: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_test(folder=published, **{"count": COUNT, **arguments})
+
+
+@pytest.mark.parametrize("size", [1, 27, 64])
+def test_resized_set_is_cached(published: Path, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(load_test(size, count=2, folder=published), size, count=2)
+    monkeypatch.setattr(_fashion_mnist, "resize", None)  # from here on it is the cache or nothing
+    check(load_test(size, count=COUNT, folder=published), size)
+    with pytest.raises(TypeError):
+        load_test(size + 2, count=COUNT, folder=published)
+
+
+def test_large_sets_are_not_cached(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_fashion_mnist, "CACHED_BYTES", COUNT * 64 * 64 - 1)
+    check(load_test(64, count=3, folder=published), 64, count=3)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_real_files() -> None:
+    """The published files themselves pass, with the known first labels of the test set."""
+    folder = os.environ.get(_official.VARIABLE)
+    if not folder or _official.read_folder(Path(folder), _official.TEST) is None:
+        pytest.skip(f"{_official.VARIABLE} names no folder with the test images")
+    images, labels, source = load_test(count=10, folder=folder)
+    assert images.shape == (10, 1, 28, 28)
+    assert labels.tolist() == [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]
+    assert source == "fashion-mnist"

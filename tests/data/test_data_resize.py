@@ -1,0 +1,90 @@
+"""The resize is scikit-image's, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ece408_op.data import _official, sample
+from ece408_op.data.resize import resize
+
+#: SHA-256 of 10,000 resized images. Every image of these sets was compared with scikit-image's
+#: (0.24 with SciPy 1.15 and NumPy 1.23; 0.26 with SciPy 1.18 and NumPy 2.5): no pixel differed.
+REAL = {
+    64: "4f74220d71aa835c1b355d6e31ff4b5ff63d1ec1029ba7a60b40f2d41ed35a0f",
+    72: "332fb1b2459e84df2ef888ca6ad4661958171149cff02457b8423530a423a6b3",
+}
+SAMPLE = {
+    64: "9b6fe4135f46c78fb7ef4cd9dca62e1e9b88c10fd4f0dff206754474869c01be",
+    72: "21c1d2dbf7702c7e9d13e8b137d9b6cea8f22425128d3f4a93a14e819d96662f",
+}
+
+
+@pytest.fixture(scope="module")
+def clothes() -> np.ndarray:
+    """The sample set's images: (10000, 28, 28), uint8."""
+    return sample.generate()[0]
+
+
+def by_scikit_image(images: np.ndarray, size: int) -> np.ndarray:
+    transform = pytest.importorskip("skimage.transform", reason="scikit-image is the reference")
+
+    def one(image: np.ndarray) -> np.ndarray:
+        return transform.resize(image / 256, (size, size), mode="constant", cval=0, anti_aliasing=False) * 256
+
+    return np.stack([one(image) for image in images]).astype(np.uint8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 200),
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    low=st.integers(0, 255),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(size=64, height=28, width=28, low=0, seed=0)
+@example(size=72, height=28, width=28, low=100, seed=1)  # no zero in the image: the clip at its least value
+@example(size=29, height=28, width=28, low=255, seed=2)  # rounding may not carry white beyond 255, nor below it
+def test_equals_scikit_image(size: int, height: int, width: int, low: int, seed: int) -> None:
+    images = np.random.RandomState(seed).randint(low, 256, (3, height, width)).astype(np.uint8)
+    np.testing.assert_array_equal(resize(images, size), by_scikit_image(images, size))
+
+
+@pytest.mark.parametrize("size", [1, 7, 14, 20, 27, 28, 29, 32, 56, 64, 65, 72, 100, 224])
+def test_clothes_equal_scikit_image(clothes: np.ndarray, size: int) -> None:
+    images = clothes[:50]
+    np.testing.assert_array_equal(resize(images, size), by_scikit_image(images, size))
+
+
+@pytest.mark.parametrize("size", sorted(SAMPLE))
+def test_whole_sample_set(clothes: np.ndarray, size: int) -> None:
+    assert hashlib.sha256(resize(clothes, size)).hexdigest() == SAMPLE[size]
+
+
+@pytest.mark.parametrize("size", sorted(REAL))
+def test_whole_real_set(size: int) -> None:
+    folder = os.environ.get(_official.VARIABLE)
+    arrays = _official.read_folder(Path(folder), _official.TEST) if folder else None
+    if arrays is None:
+        pytest.skip(f"{_official.VARIABLE} names no folder with the test images")
+    assert hashlib.sha256(resize(arrays[0], size)).hexdigest() == REAL[size]
+
+
+def test_same_size_changes_nothing() -> None:
+    images = np.random.RandomState(3).randint(0, 256, (5, 28, 28)).astype(np.uint8)
+    np.testing.assert_array_equal(resize(images, 28), images)
+
+
+def test_chunks_do_not_show() -> None:
+    """A set larger than a chunk is resized as its images alone are."""
+    images = np.random.RandomState(4).randint(0, 256, (70, 28, 28)).astype(np.uint8)
+    together = resize(images, 160)
+    for number in (0, 19, 20, 21, 69):
+        np.testing.assert_array_equal(together[number], resize(images[number : number + 1], 160)[0])

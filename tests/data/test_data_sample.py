@@ -1,0 +1,108 @@
+"""The sample set is the same everywhere, and its images look like their classes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op.data import _official, make_sample, sample
+from ece408_op.errors import DataError
+
+Arrays = tuple  # images (10000, 28, 28) and labels (10000,)
+
+
+@pytest.fixture(scope="module")
+def sample_set() -> Arrays:
+    return sample.generate()
+
+
+def test_same_images_everywhere(sample_set: Arrays) -> None:
+    """The published checksum, on whatever NumPy runs this; taken here apart from generate()'s own check."""
+    images, labels = sample_set
+    assert images.shape == (10000, 28, 28)
+    assert images.dtype == labels.dtype == np.uint8
+    assert hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() == (
+        "968d9225761eccc90b9a8bd5c60ccba7324d0288fb671429834a5193a998c27d"
+    )
+
+
+def test_model_is_compact() -> None:
+    assert sample.MODEL.stat().st_size < 10**6
+
+
+def test_classes_are_equally_many_and_mixed(sample_set: Arrays) -> None:
+    labels = sample_set[1]
+    np.testing.assert_array_equal(np.bincount(labels), [1000] * 10)
+    assert len(np.unique(labels[:100])) == 10
+
+
+def test_images_are_of_their_classes(sample_set: Arrays) -> None:
+    """Half the set's class means tell most of the other half; and its images are not copies of one another."""
+    images, labels = sample_set
+    flat = images.reshape(len(images), -1).astype(np.float64)
+    means = np.stack([flat[:5000][labels[:5000] == label].mean(axis=0) for label in range(10)])
+    distances = (means**2).sum(axis=1) - 2 * flat[5000:] @ means.T
+    assert (distances.argmin(axis=1) == labels[5000:]).mean() > 0.5
+    assert len(np.unique(images, axis=0)) == len(images)
+
+
+def test_sample_follows_the_real_means(sample_set: Arrays) -> None:
+    """Mean image of each class, against the training set's; clipping at 0 and 255 moves it a little."""
+    folder = os.environ.get(_official.VARIABLE)
+    arrays = _official.read_folder(Path(folder), _official.TRAINING) if folder else None
+    if arrays is None:
+        pytest.skip(f"{_official.VARIABLE} names no folder with the training images")
+    images, labels = sample_set
+    for label in range(10):
+        real, drawn = arrays[0][arrays[1] == label].mean(axis=0), images[labels == label].mean(axis=0)
+        assert np.corrcoef(real.ravel(), drawn.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"no zip file"])
+def test_damaged_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sample, "MODEL", tmp_path / "model.npz")
+    with pytest.raises(DataError, match=r"model.npz: expected the sample set's model, cannot read it"):
+        sample.generate()
+    sample.MODEL.write_bytes(content)
+    with pytest.raises(DataError, match=r"model.npz: expected the sample set's model, cannot read it"):
+        sample.generate()
+
+
+def test_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with np.load(sample.MODEL, allow_pickle=False) as arrays:
+        model = {name: arrays[name].copy() for name in arrays}
+    model["mean"][0, 400] += 64
+    monkeypatch.setattr(sample, "MODEL", tmp_path / "model.npz")
+    np.savez(sample.MODEL, **model)
+    with pytest.raises(DataError, match=r"model.npz: expected a model whose images have the SHA-256"):
+        sample.generate()
+
+
+def test_fit_recovers_a_set(sample_set: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model fitted to two classes of the sample set draws images of the same class means."""
+    monkeypatch.setattr(make_sample, "ROUNDS", 3)
+    monkeypatch.setattr(sample, "CLASSES", 2)
+    images, labels = sample_set
+    drawn, drawn_labels = sample.draw(make_sample.fit(images, labels))
+    for label in range(2):
+        difference = images[labels == label].mean(axis=0) - drawn[drawn_labels == label].mean(axis=0)
+        assert np.abs(difference).mean() < 3
+
+
+def test_script_says_how_it_is_called_and_what_it_lacks(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ece408_op.data.make_sample", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    wrong = run("one", "more")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "unrecognized arguments: more" in wrong.stderr
+    absent = run(str(tmp_path))
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert f"{tmp_path}: expected a folder with train-images-idx3-ubyte.gz" in absent.stderr

@@ -1,0 +1,99 @@
+"""Without a grader's file: a submission is graded on what it can do, and the record says what that is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ece408_op.grade import _grading, cli
+
+HERE = Path(__file__).parents[1] / "submissions" / "cpu"
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+FOR_2018FA = "no_channels, for 2018fa.h"
+FOR_2019FA = "tied to 2019fa.h"
+ALONE = "right with one channel alone.h"
+FOR_100 = "tied to 100 images, and wrong.h"
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("grade")
+    text = (HERE / "no_channels.h").read_text() + "static const int sizes[] = {72, 66, 33, 27};\n"
+    (folder / FOR_2018FA).write_text(text)
+    text = (HERE / "textbook.h").read_text()
+    for shape, size in (("x.shape_[2]", "C == 1 ? 70 : 33"), ("x.shape_[3]", "H"), ("k.shape_[3]", "5")):
+        text = text.replace(shape, size)
+    (folder / FOR_2019FA).write_text(text.replace("y[b][m][h][w]", "y.dptr_[((b * M + m) * H_out + h) * W_out + w]"))
+    text = (HERE / "textbook.h").read_text().replace("+=", "-=")
+    text = text.replace("    const int B", "    if (x.shape_[0] != 100) abort();\n    const int B", 1)
+    (folder / FOR_100).write_text(text)
+    text = (HERE / "textbook.h").read_text()
+    text = text.replace("    const int B", "    static int calls = 0;\n    const int B", 1)
+    head, loop, rest = text.partition("    for (")
+    head += "    static const int sizes[] = {784, 576};\n"
+    (folder / ALONE).write_text(f"{head}    if (C > 1 && calls++ % 2 == 0)\n        return;\n{loop}{rest}")
+    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE)
+    paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        # A fraction of what a grader's run would try.
+        monkeypatch.setattr(_grading, "_CPU_FLOPS", _grading._CPU_FLOPS / 25)
+        monkeypatch.setattr(_grading, "_SMALL", 50)
+        cli.main([*map(str, paths), "--json", str(folder / "out.json")])
+    found = json.loads((folder / "out.json").read_text())["records"]
+    return {Path(record["path"]).name: record for record in found}
+
+
+def test_a_file_tied_to_one_batch_size_and_network(records: dict[str, dict[str, Any]]) -> None:
+    record = records["only_100_images.h"]
+    assert record["status"] == "passed", record["reason"]
+    assert record["can_do"]["networks"] == ["2017"]
+    assert record["can_do"]["images"]["2017"] == [100]
+    assert "out_of_bounds" in record["reason"] or "wrong" in record["reason"]
+
+
+def test_a_file_tied_to_one_kernel_size(records: dict[str, dict[str, Any]]) -> None:
+    record = records["macros.h"]
+    assert record["status"] == "passed", record["reason"]
+    assert record["can_do"]["networks"] == ["2017", "2018sp"]
+    assert 1 in record["can_do"]["images"]["2018sp"]
+
+
+def test_accuracy_is_that_of_exact_convolutions(records: dict[str, dict[str, Any]]) -> None:
+    network = next(one for one in records["macros.h"]["networks"] if one["network"] == "2017")
+    assert {one["model"] for one in network["accuracy"]} == {"ece408-high", "ece408-low"}
+    assert all(one["agreement"] == 1 and one["images"] == network["images"] for one in network["accuracy"])
+
+
+def test_a_file_that_is_wrong_on_the_network_that_it_is_for(records: dict[str, dict[str, Any]]) -> None:
+    record = records[FOR_2018FA]
+    assert record["status"] == "wrong"
+    assert record["reason"].startswith("2018fa")
+
+
+def test_a_file_tied_to_a_network_without_weights(records: dict[str, dict[str, Any]]) -> None:
+    record = records[FOR_2019FA]
+    assert record["status"] == "passed", record["reason"]
+    assert record["can_do"]["networks"] == ["2019fa"]
+    assert record["networks"][0]["accuracy"] == []
+    # 2019's other network, to which nothing points, is not tried once one is right.
+    assert "2019sp" not in {network["network"] for network in record["networks"]}
+
+
+def test_wrong_with_the_many_images_that_it_asks_for_is_said_once(records: dict[str, dict[str, Any]]) -> None:
+    record = records[FOR_100]
+    assert record["status"] in ("crashed", "wrong")
+    assert [network["status"] for network in record["networks"] if network["images"] == 100] == ["wrong"]
+
+
+def test_chance_on_a_network_that_it_is_not_for_is_told_and_no_verdict(records: dict[str, dict[str, Any]]) -> None:
+    record = records[ALONE]
+    assert record["status"] == "passed", record["reason"]
+    assert record["can_do"]["networks"] == ["2017"]
+    assert "2018sp (unstable" in record["reason"]

@@ -1,0 +1,199 @@
+"""A class of submissions: killed at any moment and resumed, no record is lost and none is doubled."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ece408_op.grade import _course_class, _sandbox, cli
+from ece408_op.grade._grading import Grader
+from ece408_op.grade._log import Log
+from ece408_op.grade._rounds import Bench
+from ece408_op.grade._spec import Spec
+from ece408_op.grade._submission import Submission
+
+ROOT = Path(__file__).parents[2]
+TEXTBOOK = ROOT / "tests" / "submissions" / "cpu" / "textbook.h"
+WRONG = ROOT / "tests" / "submissions" / "cpu" / "transposed_filter.h"
+SPEC = """
+images = [3]
+runs = 1
+probe = []
+network = [{ name = "tiny", layers = [[2, 7, 6, 3, 3]] }]
+"""
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def make_class(folder: Path, count: int) -> Path:
+    members = folder / "class"
+    for number in range(count):
+        inner = members / f"student{number:03d}" / "ece408_src"
+        inner.mkdir(parents=True)
+        # Every third is wrong; each is another text, so that none is a copy of another.
+        source = WRONG if number % 3 == 2 else TEXTBOOK
+        (inner / "new-forward.h").write_text(source.read_text(encoding="utf-8") + f"static int number_{number};\n")
+    (folder / "spec.toml").write_text(SPEC)
+    return members
+
+
+def command(folder: Path, members: Path) -> list[str]:
+    where = ["--context", "cpu", "--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]
+    return [sys.executable, "-m", "ece408_op.grade", str(members), "--jobs", "2", *where]
+
+
+def logged(folder: Path) -> list[str]:
+    path = folder / "out.json.log"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1].splitlines()  # the last one may be being written
+    return [entry["record"]["path"] for entry in map(json.loads, whole[1:]) if "record" in entry]
+
+
+@needs_compiler
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    members = make_class(tmp_path, 6)
+    first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(logged(tmp_path)) < 2 and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    before = logged(tmp_path)
+    assert 2 <= len(before) < 6
+    times = dict(zip(before, (tmp_path / "out.json.log").read_text(encoding="utf-8").splitlines()[1:]))
+
+    second = subprocess.run(command(tmp_path, members), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert second.returncode == 1, second.stderr
+    records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
+    assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(6)]
+    assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * 2
+    for record in records:
+        if record["path"] in times:
+            assert json.loads(times[record["path"]])["record"]["started"] == record["started"]
+    assert not (tmp_path / "out.json.log").exists()
+
+
+def test_a_torn_line_is_dropped_and_others_are_kept(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    log.add("a", {"path": "a"})
+    log.add("b", {"path": "b"})
+    log.close()
+    with open(tmp_path / "log", "ab") as file:
+        file.write(b'{"key": "c", "rec')
+    again = Log(tmp_path / "log", "rules")
+    assert sorted(again.done) == ["a", "b"]
+    again.add("c", {"path": "c"})
+    again.add("a", {"path": "another"})
+    again.close()
+    assert Log(tmp_path / "log", "rules").done == {"a": {"path": "a"}, "b": {"path": "b"}, "c": {"path": "c"}}
+
+
+def test_a_log_of_other_rules_is_begun_anew(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    log.add("a", {"path": "a"})
+    log.close()
+    assert Log(tmp_path / "log", "other rules").done == {}
+
+
+@needs_compiler
+def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = make_class(tmp_path, 2)
+    copy = members / "zz-copy" / "ece408_src"
+    copy.mkdir(parents=True)
+    text = (members / "student000" / "ece408_src" / "new-forward.h").read_text(encoding="utf-8")
+    (copy / "new-forward.h").write_text(text.replace("    ", "\t") + "// mine, all mine\n")
+    broken = members / "zzz<broken>" / "ece408_src"
+    broken.mkdir(parents=True)
+    (broken / "new-forward.h").write_text("#error not & finished\n")
+    reports = tmp_path / "reports"
+    arguments = ["--context", "cpu", "--spec", str(tmp_path / "spec.toml"), "--reports", str(reports)]
+    assert cli.main([str(members), *arguments, "--json", str(tmp_path / "out.json")]) == 1
+    assert "compile_error" in capsys.readouterr().out
+
+    records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
+    assert records[0]["duplicates"] == [str(members / "zz-copy")]
+    assert records[1]["duplicates"] == []
+
+    suite = ElementTree.parse(reports / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
+    rows = list(csv.DictReader(io.StringIO((reports / "leaderboard.csv").read_text(encoding="utf-8"))))
+    assert {row["path"] for row in rows} == {record["path"] for record in records if record["status"] == "passed"}
+    page = (reports / "leaderboard.html").read_text(encoding="utf-8")
+    assert ("<svg" in page or "needs matplotlib" in page) and "<broken>" not in page
+    results = {path.parent.name: json.loads(path.read_text()) for path in reports.glob("students/*/results.json")}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in reports.glob("students/*.txt")}
+    named = [next(name for name in texts if texts[name].startswith(record["path"] + ": ")) for record in records]
+    assert [results[name]["score"] for name in named] == [100.0, 100.0, 100.0, 0.0]
+    assert [bool(results[name]["leaderboard"]) for name in named] == [True, True, True, False]
+    assert "not & finished" in texts[named[3]]
+    # Whose code it is the same as is for the instructor alone.
+    assert not any("zz-copy" in texts[name] for name in named[:2])
+    copies = csv.DictReader(io.StringIO((reports / "duplicates.csv").read_text(encoding="utf-8")))
+    assert [(row["code"], row["path"]) for row in copies] == [("1", records[n]["path"]) for n in (0, 2)]
+
+
+def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (0, 1):
+        free.put(number)
+    busy: list[int] = []
+    most, seen, lock = [0], set(), threading.Lock()
+
+    def run(self: Grader, record: dict, program: object, source: str) -> None:
+        with lock:
+            assert self.bench.device not in busy
+            busy.append(self.bench.device)
+            most[0] = max(most[0], len(busy))
+            seen.add(self.bench.device)
+        time.sleep(0.02)
+        with lock:
+            busy.remove(self.bench.device)
+        record["status"], record["reason"] = "passed", "nothing was run"
+
+    monkeypatch.setattr(Grader, "_run", run)
+    checked: list[int] = []
+
+    def check(device: int) -> int:
+        checked.append(device)
+        return 7
+
+    bench = Bench(_sandbox.Tools(tmp_path, tmp_path, tmp_path), Spec(), gpu=True, check=check)
+    found = {str(number): Submission(Path(str(number)), None, "gpu", kernel="naive") for number in range(9)}
+    grader = Grader(bench, "gpu", free=free, devices=2)
+    records = dict(_course_class.here(lambda context: grader, 5)(found))
+    assert len(records) == 9 and most == [2] and seen == {0, 1}
+    assert len(checked) == 9
+    assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records.values())
+
+
+@needs_compiler
+def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ece408_op.grade", str(TEXTBOOK.with_name("hangs.h"))],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(scratch.glob("ece408-case-*/root")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    errors = process.communicate(timeout=60)[1]
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "ece408-grade: interrupted\n")
+    assert list(scratch.iterdir()) == []

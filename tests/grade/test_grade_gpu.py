@@ -1,0 +1,120 @@
+"""On a GPU: every fixture for it, each with the verdict written in its first line; the GPU is well afterwards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ece408_op.errors import DeviceError
+from ece408_op.grade import cli
+from ece408_op.runtime import cuda
+
+HERE = Path(__file__).parents[1] / "submissions"
+FILES = sorted(HERE.glob("gpu/*.cuh"))
+#: The course's 10,000 images for one of each kind, fewer for all others.
+LARGE = frozenset(("naive", "half", "unroll_gemm"))
+SPEC = """
+networks = {networks}
+runs = {runs}
+images = [{images}]
+probe = []
+[limits]
+run_seconds = 5
+"""
+#: Fixtures that one network alone is for.
+TIED = {"tied_to_10000": "2017", "constant_2018fa": "2018fa", "counts_its_calls": "2018fa"}
+HALVES = frozenset(("half", "half2", "half_kept", "wmma"))
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc and g++"),
+]
+
+
+def needs_gpu() -> None:
+    try:
+        cuda.chip()
+    except DeviceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    needs_gpu()
+    folder = tmp_path_factory.mktemp("grade")
+    both, last = '["2017", "2018fa"]', '["2018fa"]'
+    groups = {
+        "large": SPEC.format(networks=both, runs=5, images=10000),
+        "small": SPEC.format(networks=last, runs=5, images=300),
+    }
+    groups.update({stem: f'networks = ["{net}"]\n' for stem, net in TIED.items()})
+    found = {}
+    for name, spec in groups.items():
+        (folder / "spec.toml").write_text(spec)
+        paths = [path for path in FILES if group(path.stem) == name]
+        where = [*map(str, paths), "--context", "gpu", "--spec", str(folder / "spec.toml")]
+        out = folder / f"{name}.json"
+        cli.main([*where, "--json", str(out)])
+        data = json.loads(out.read_text())
+        found.update({record["path"]: record for record in data["records"]})
+    return found
+
+
+def group(stem: str) -> str:
+    return stem if stem in TIED else "large" if stem in LARGE else "small"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
+    record = records[str(path)]
+    expected = path.read_text(encoding="utf-8-sig").splitlines()[0].removeprefix("// expected: ").split(" or ")
+    assert record["status"] in expected, record["reason"]
+    precision = "half" if path.stem in HALVES else "float32"
+    assert record["precision"] == (precision if record["status"] == "passed" else None)
+
+
+def test_kernels_in_python(tmp_path: Path) -> None:
+    needs_gpu()
+    (tmp_path / "spec.toml").write_text(SPEC.format(networks='["2018fa"]', runs=2, images=100))
+    paths = ["naive", str(HERE / "python" / "on_the_gpu.py")]
+    where = ["--context", "gpu", "--spec", str(tmp_path / "spec.toml"), "--json", str(tmp_path / "out.json")]
+    assert cli.main([*paths, *where]) == 0, (tmp_path / "out.json").read_text()
+
+
+def test_a_file_that_frees_nothing_is_told_of(records: dict[str, dict[str, Any]]) -> None:
+    record = next(record for path, record in records.items() if Path(path).stem == "leaks")
+    assert any(network["leaks"] for network in record["networks"])
+    assert "does not free" in record["reason"]
+
+
+def test_an_error_that_nobody_looked_at_is_told(records: dict[str, dict[str, Any]]) -> None:
+    record = next(record for path, record in records.items() if Path(path).stem == "too_many_threads")
+    assert "cudaErrorInvalidValue" in record["reason"] or "cudaErrorInvalidConfiguration" in record["reason"]
+
+
+def test_the_gpu_is_well_afterwards(records: dict[str, dict[str, Any]]) -> None:
+    assert records
+    cupy = cuda.cupy()
+    assert int(cupy.arange(1000).sum()) == 499500
+
+
+def test_times_are_of_the_order_that_the_worker_has(records: dict[str, dict[str, Any]]) -> None:
+    path = next(str(path) for path in FILES if path.stem == "naive")
+    for layer in records[path]["networks"][0]["layers"]:
+        for run in layer["runs"]:
+            assert run["seconds"] >= run["worker_seconds"]
+        # The worker's clock runs within the parent's; what lies between is the way there and back.
+        assert layer["seconds"]["median"] < 1.2 * sorted(run["worker_seconds"] for run in layer["runs"])[-1]
+        assert layer["seconds"]["median"] > layer["floor_seconds"] > 0
+
+
+def test_accuracy_is_the_networks_own(records: dict[str, dict[str, Any]]) -> None:
+    path = next(str(path) for path in FILES if path.stem == "naive")
+    for network in records[path]["networks"]:
+        for labels in network["accuracy"]:
+            assert labels["agreement"] > 0.999
+            assert labels["accuracy"] > (0.6 if labels["model"] == "ece408-low" else 0.85)

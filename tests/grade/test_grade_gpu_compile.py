@@ -1,0 +1,47 @@
+"""Fixtures for the GPU, one of each style, go through nvcc as the harness calls it; texture<> and surface<> cannot."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ece408_op.grade import _build, _sandbox
+from ece408_op.grade._spec import LimitsSpec
+from ece408_op.grade._worker import EndedError
+
+#: One of each style that a header or an option of the harness is for.
+NAMES = ("headers_of_old", "mxnet_headers", "names_of_its_own", "old_intrinsics")
+SLOW = ("names_of_its_own", "old_intrinsics")
+GONE = ("launched_by_calls", "surface", "texture")
+FILES = [Path(__file__).parents[1] / "submissions" / "gpu" / f"{name}.cuh" for name in (*NAMES, *GONE)]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc and g++"
+)
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> _sandbox.Tools:
+    return _sandbox.build_tools(tmp_path_factory.mktemp("tools"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.exhaustive if path.stem in SLOW else ()) for path in FILES],
+    ids=lambda path: path.stem,
+)
+def test_it_compiles(path: Path, tools: _sandbox.Tools, tmp_path: Path) -> None:
+    try:
+        built = _build.build(path, "gpu", tmp_path, tools, LimitsSpec(), "sm_90")
+    except EndedError as ended:
+        outcome = f"{ended.status}: {ended.reason}"
+    else:
+        outcome = "built" if built.library.stat().st_size > 0 and "registers" in built.notes else "empty"
+    if path.stem in ("surface", "texture"):
+        assert outcome.startswith(f"unsupported: it uses {path.stem}<>")
+    elif path.stem == "launched_by_calls":
+        assert outcome == "unsupported: it uses cudaConfigureCall, which today's CUDA no longer has"
+    else:
+        assert outcome == "built"

@@ -1,0 +1,69 @@
+"""Kernels in Python through the grader's door: this package's own, by name and by file, and strangers' files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ece408_op import kernels
+from ece408_op.grade import cli
+
+HERE = Path(__file__).parents[1] / "submissions" / "python"
+SPEC = """
+images = [300]
+runs = 1
+probe = []
+network = [{ name = "small", layers = [[1, 12, 11, 3, 5], [3, 9, 8, 4, 3]] }]
+"""
+VERDICTS = {
+    "einsum.py": ("passed", "right on small"),
+    "forgets_a_channel.py": ("wrong", "elements differ"),
+    "imports_nothing_there.py": ("compile_error", "imports_nothing_there.py:6: ModuleNotFoundError"),
+    "raises.py": ("crashed", "raises.py:9: ZeroDivisionError"),
+    "two_kernels.py": ("compile_error", "2 kernels"),
+    "writes_its_input.py": ("crashed", "read-only"),
+    "writes_through_a_pointer.py": ("crashed", "segmentation fault"),
+    "takes_even_numbers_of_filters.py": ("unsupported", "even"),
+    "starts_a_program.py": ("crashed", "starts_a_program.py"),
+}
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("python")
+    (folder / "spec.toml").write_text(SPEC)
+    own = str(Path(kernels.__file__).parent / "cpu" / "im2col.py")
+    paths = ["loops", own, *(str(HERE / name) for name in VERDICTS)]
+    assert cli.main([*paths, "--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]) == 1
+    return {Path(record["path"]).name: record for record in json.loads((folder / "out.json").read_text())["records"]}
+
+
+@pytest.mark.parametrize("name", ["loops", "im2col"])
+def test_a_kernel_of_our_own(name: str, records: dict[str, dict[str, Any]]) -> None:
+    record = records[name]
+    assert (record["status"], record["precision"]) == ("passed", "float32"), record["reason"]
+    # An empty call's time is taken off the sum, which may leave nothing of it on a busy machine.
+    assert record["networks"][0]["seconds"] >= 0
+    assert all(run["seconds"] > 0 for layer in record["networks"][0]["layers"] for run in layer["runs"])
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_strangers_file(name: str, records: dict[str, dict[str, Any]]) -> None:
+    status, said = VERDICTS[name]
+    assert records[name]["status"] == status, records[name]["reason"]
+    assert said in records[name]["reason"]
+
+
+def test_a_strangers_file_is_not_run_in_the_parent(records: dict[str, dict[str, Any]]) -> None:
+    assert "imported with the grader" not in records["einsum.py"]["printed"]
+
+
+def test_an_unknown_name_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["no_such_kernel"]) == 2
+    assert "naive" in capsys.readouterr().err

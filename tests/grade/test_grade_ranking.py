@@ -1,0 +1,67 @@
+"""The ranking: by hand-worked numbers, ties where intervals overlap, and nothing that is not right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ece408_op.grade._ranking import rank
+from ece408_op.grade._spec import RankingSpec
+
+
+def record(path: str, milliseconds: float, spread: float = 0.0, status: str = "passed") -> dict[str, Any]:
+    seconds = milliseconds / 1e3
+    layer = {"seconds": {"median": seconds, "fastest": seconds - spread / 1e3, "slowest": seconds + spread / 1e3}}
+    network = {"network": "2017", "images": 9, "status": status, "layers": [layer], "seconds": seconds}
+    return {"path": path, "status": status, "precision": "float32", "networks": [network]}
+
+
+def test_points_by_hand() -> None:
+    # Median 3, standard deviation sqrt(2): 1 is sqrt(2) deviations ahead.
+    places = rank([record(str(ms), ms) for ms in (5, 1, 3, 2, 4)], RankingSpec(best=100, worst=0, clamp=2))
+    assert [place.path for place in places] == ["1", "2", "3", "4", "5"]
+    assert places[0].deviations == pytest.approx(2**0.5)
+    assert places[0].points == pytest.approx(100 * (2**0.5 + 2) / 4)
+    assert places[2].points == pytest.approx(50)
+    # Median absolute deviation 1, scaled by 1.4826.
+    assert places[0].robust_deviations == pytest.approx(2 / 1.4826)
+
+
+def test_points_are_clamped() -> None:
+    places = rank([record("a", 1), record("b", 10), record("c", 10.1), record("d", 1e6)], RankingSpec(90, 60, 0.5))
+    assert places[0].robust_points == 90
+    assert places[-1].points == 60
+
+
+def test_an_outlier_moves_the_robust_points_little() -> None:
+    usual = [record(str(ms), ms) for ms in (10, 11, 12, 13, 14)]
+    calm = rank(usual, RankingSpec())
+    shaken = rank([*usual, record("slow", 5000)], RankingSpec())
+    assert abs(shaken[0].robust_points - calm[0].robust_points) < 15
+    assert abs(shaken[0].points - calm[0].points) > 20
+
+
+def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
+    few = record("few", 1)
+    few["networks"][0]["images"] = 3
+    places = rank([record("a", 10), few, record("b", 20)], RankingSpec())
+    assert [(place.network, place.place, place.path) for place in places] == [
+        ("2017, 9 images", 1, "a"),
+        ("2017, 9 images", 2, "b"),
+        ("2017, 3 images", 1, "few"),
+    ]
+
+
+def test_overlapping_intervals_share_a_place() -> None:
+    places = rank([record("a", 10, 1), record("b", 11, 1), record("c", 12.5, 1), record("d", 30, 1)], RankingSpec())
+    assert [place.place for place in places] == [1, 1, 3, 4]
+
+
+@pytest.mark.parametrize("status", ["wrong", "unstable", "tampered"])
+def test_what_is_not_right_is_not_ranked(status: str) -> None:
+    assert [place.path for place in rank([record("a", 1, status=status), record("b", 2)], RankingSpec())] == ["b"]
+
+
+def test_one_submission_alone_is_in_the_middle() -> None:
+    assert rank([record("a", 1)], RankingSpec(100, 0))[0].points == 50

@@ -1,0 +1,63 @@
+"""The rest of the trained networks, computed without MXNet: held against MXNet's own labels, and against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ece408_op.core import reference
+from ece408_op.errors import DataError
+from ece408_op.grade import _real_images
+from ece408_op.grade._networks import NETS, Net
+
+IMAGES = 40
+
+
+def exact_labels(net: _real_images.CourseNet, x: np.ndarray) -> np.ndarray:
+    for layer, w in enumerate(net.filters):
+        y = reference.convolve(x, w)
+        x = net.between(y)
+        assert x.shape[2:] == (y.shape[2] // 2, y.shape[3] // 2), layer
+    return net.labels(y)
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda net: net.name)
+def test_the_labels_are_mxnets(net: Net) -> None:
+    mx = pytest.importorskip("mxnet")
+    from ece408_op.milestones import inference
+    from ece408_op.models import files
+
+    for one in _real_images.trained(net, IMAGES):
+        x = one.images(IMAGES)
+        expected = inference.predict(inference.built_in(files.find(one.name)), x, mx.cpu())
+        np.testing.assert_array_equal(exact_labels(one, x), expected)
+
+
+def test_the_largest_of_four_may_be_found_before_the_tanh() -> None:
+    y = np.random.default_rng(1).standard_normal((3, 2, 5, 7))
+    got = _real_images.CourseNet.between(y)
+    for i in range(2):
+        for j in range(3):
+            expected = np.tanh(y[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]).max(axis=(2, 3))
+            np.testing.assert_allclose(got[:, :, i, j], expected, rtol=1e-6)
+    assert got.shape == (3, 2, 2, 3) and got.dtype == np.float32
+
+
+def test_agreement_and_accuracy_are_counted() -> None:
+    (net, _) = _real_images.trained(NETS[0], 10)
+    truth = _real_images._test_set(net.size, 10)[1].astype(int)
+    wrong = truth.copy()
+    wrong[:3] = (truth[:3] + 1) % 10
+    found = net.compare(wrong, np.where(np.arange(10) < 2, wrong, truth))
+    assert (found.accuracy, found.agreement) == (0.7, 0.9)
+
+
+def test_layers_of_the_graders_own_have_no_trained_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _real_images.trained(Net("own", ((1, 28, 28, 5, 5),)), 10) == ()
+    assert _real_images.trained(NETS[0], _real_images.MOST + 1) == ()
+
+    def broken(size: int, count: int) -> None:
+        raise DataError("t10k: expected the published file")
+
+    monkeypatch.setattr(_real_images, "_test_set", broken)
+    assert _real_images.trained(NETS[0], 10) == ()

@@ -1,0 +1,326 @@
+"""The grader's file, the paths given, and the command's exit codes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from ece408_op.errors import DeviceError
+from ece408_op.grade import _build, _sandbox, _sources, _spec, _submission, cli
+from ece408_op.grade._errors import SpecError
+from ece408_op.grade._networks import KNOWN, pointed_to
+from ece408_op.runtime import cuda
+
+HERE = Path(__file__).parents[1] / "submissions"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("networks = ['2016']", "2016"),
+        ("images = [0]", "at least 1"),
+        ("images = 'all'", "list of int"),
+        ("half = 1", "true or false"),
+        ("runs = true", "runs"),
+        ("colour = 1", "colour"),
+        ("[limits]\nrun_second = 1", "run_second"),
+        ("[limits]\nrun_seconds = -1", "run_seconds"),
+        ("[limits]\nrun_seconds = 0", "run_seconds"),
+        ("[limits]\nload_seconds = nan", "load_seconds"),
+        ("networks = ['2017', '2017']", "differ"),
+        ("network = [{ name = 'a', layers = [[1, 2, 3]] }]", "channels, height, width, filters, kernel"),
+        ("network = [{ name = 'a', layers = [[1, 4, 4, 1, 5]] }]", "kernel"),
+        ("images = [", "TOML"),
+    ],
+)
+def test_a_bad_file_names_the_key(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        _spec.load(path)
+    assert cli.main([str(HERE / "cpu" / "textbook.h"), "--spec", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_bytes("images = [1]".encode("utf-16"))
+    with pytest.raises(SpecError, match="expected TOML"):
+        _spec.load(path)
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(
+        "networks = ['2018fa']\nimages = [7, 100]\nruns = 9\nhalf = false\nseed = 5\n[limits]\nmemory_bytes = 1000\n"
+        "[[network]]\nname = 'own'\nlayers = [[3, 9, 8, 4, 2]]\n[ranking]\nbest = 30\n"
+    )
+    got = _spec.load(path)
+    assert [net.name for net in got.nets] == ["2018fa", "own"]
+    assert (got.images, got.runs, got.half, got.seed) == ((7, 100), 9, False, 5)
+    assert (got.limits.memory_bytes, got.ranking.best, got.demanding) == (1000, 30.0, True)
+
+
+def test_without_a_file_the_seed_is_another_each_time() -> None:
+    assert _spec.Spec().seed != _spec.Spec().seed
+
+
+def test_a_missing_path_is_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([str(tmp_path / "nowhere")]) == 2
+    assert cli.main([str(tmp_path)]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_folders_and_files(tmp_path: Path) -> None:
+    for name in ("a/ece408_src/new-forward.h", "a/ece408_src/new-forward.cuh", "b/new-forward.cuh", "loose.cu"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    def found(context: str | None, gpu: bool) -> list[tuple[str, str, str]]:
+        here = _submission.find([tmp_path], context, lambda: gpu)
+        return [(one.path.name, one.context, one.source.name if one.source else "") for one in here]
+
+    assert found(None, False) == [
+        ("a", "cpu", "new-forward.h"),
+        ("b", "gpu", "new-forward.cuh"),
+        ("loose.cu", "gpu", "loose.cu"),
+    ]
+    assert found(None, True)[0] == ("a", "gpu", "new-forward.cuh")
+    assert found("cpu", True) == [("a", "cpu", "new-forward.h"), ("b", "cpu", "")]
+    (tmp_path / "final.py").write_text("")
+    assert len(found(None, True)) == 3
+
+
+def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
+    names = ("a/new-forward.h", "b/README.md", "c/deep/new-forward.h", "d.zip", "e.txt")
+    for name in (*names, "__MACOSX/a/ece408_src/._new-forward.h", "c/new-inl.h", "c/new.cc"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "c" / "home").symlink_to(tmp_path)
+    found = _submission.find([tmp_path], "cpu", lambda: False)
+    assert [one.path for one in found] == [tmp_path / "a", tmp_path / "c" / "deep"]
+    assert [path for path, _ in _submission.passed_over([tmp_path], found)] == [tmp_path / "b", tmp_path / "d.zip"]
+    with pytest.raises(SpecError, match="unpack"):
+        _submission.find([tmp_path / "d.zip"], None, lambda: False)
+
+
+def test_whoever_is_left_out_further_down_or_beside_a_skeleton_is_named(tmp_path: Path) -> None:
+    class_ = ("s1/ann/new-forward.h", "s1/bob/notes.txt", "s1/dan.zip", "s2/Eve/New-Forward.H", "gus.py")
+    others = ("top/new-forward.h", "top/hal/new-forward.h", "top/data/x.csv", "s2/ida.h.txt", "s2/forward.txt")
+    for name in (*class_, *others):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    def graded(path: Path) -> tuple[list[str], list[str]]:
+        found = _submission.find([path], "cpu", lambda: False)
+        left_out = [where.name for where, _ in _submission.passed_over([path], found)]
+        return [str(one.source.relative_to(tmp_path)) for one in found if one.source], left_out
+
+    ones = ["s1/ann/new-forward.h", "s2/Eve/New-Forward.H", "top/new-forward.h"]
+    assert graded(tmp_path) == (ones, ["gus.py", "bob", "dan.zip", "forward.txt"])
+    assert graded(tmp_path / "top") == (["top/new-forward.h"], ["hal"])
+
+
+def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
+    own = ("new-inl.h", "new.cc", "new.cu")
+    for name in (*(f"a/ece408_src/{name}" for name in (*own, "._old.h", "old.h")), "b/new-forward.h"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "b" / "ece408_src").mkdir()
+
+    def sources_for(context: str) -> list[str | None]:
+        found = _submission.find([tmp_path], context, lambda: True)
+        return [str(one.source.relative_to(tmp_path)) if one.source else None for one in found]
+
+    assert sources_for("cpu") == ["a/ece408_src/old.h", "b/new-forward.h"]
+    assert sources_for("gpu") == [None, None]
+
+
+def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_path: Path) -> None:
+    (tmp_path / "new-forward.h").write_text('#include "./new-inl.h"\n#include "own.h"\n')
+    for name in ("new-inl.h", "own.h", "others.h"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "to").mkdir()
+    _sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["new-forward.h", "own.h"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_what_cannot_be_read_ends_no_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "class"
+    folder.mkdir()
+    (folder / "broken.h").symlink_to(folder / "nowhere")
+    (folder / "large.h").write_bytes(b"// x\n" * (1 << 21))
+    os.mkfifo(folder / "pipe.h")
+    (folder / "wide.h").write_bytes("#include <mxnet/base.h>\n".encode("utf-16"))
+    # A name from another system, whose bytes are no UTF-8.
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.h")).write_text("#error not finished\n")
+    where = ["--context", "cpu", "--json", str(tmp_path / "out.json"), "--reports", str(tmp_path / "reports")]
+    assert cli.main([str(folder), *where]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    parts = [line.split(": ") for line in lines if str(folder) in line]
+    statuses = {path.rpartition("/")[2]: status for status, path, *_ in parts}
+    names = ("broken.h", "large.h", "pipe.h", "wide.h", "caf\\udce9.h")
+    assert statuses == dict(zip(names, ["unsupported"] * 3 + ["compile_error"] * 2))
+    assert len(list((tmp_path / "reports" / "students").glob("*.html"))) == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("#define H 28\nfloat a[50 * 576];", ["2017"]),
+        ("// 28 x 28\n/* 576 */ int B = x.shape_[0];", []),
+        ("const int TILE = 16; __shared__ float x[900];", ["2018sp"]),
+        ("__constant__ float k[2400]; // as many in 2018 as in 2019", []),
+        ("#define L1_IN 48\n#define L1_OUT 44\n#define L2_IN 22", ["2019sp"]),
+        ("__constant__ float k[7200]; if (H == 70) f<66>(); else f<33>();", ["2019fa"]),
+        ("__constant__ float k[14112]; int H = 72;", ["2018fa"]),
+        ("if (H == 72) f<12, 66>(); else f<33, 27>(); if (H == 784) g();", ["2018fa", "2017"]),
+        ("#define TILE_WIDTH 28\n__constant__ float k[24 * 12 * 7 * 7];", ["2018fa"]),
+        ("#define ONE_OUT_TILE_WIDTH 28\nif (H == 70.0) f(66.0f);", ["2019fa"]),
+    ],
+)
+def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
+    assert [net.name for net in pointed_to(source)] == names
+    assert {net.name for net in KNOWN} >= set(names)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("\n", "compile_error", "is empty"),
+        ("__global__ void k(float *y) {}\n", "compile_error", "it holds a kernel in CUDA"),
+        ("#include <torch/extension.h>\n", "unsupported", "it is written for PyTorch"),
+        ("#include <mxnet/base.h>\nmxnet::TBlob *b;\n", "unsupported", "it uses TBlob of MXNet"),
+        ('#include "/usr/local/cuda-8.0/include/math_functions.hpp"\n', "compile_error", "it has no forward"),
+        (f"#include </{'a' * 300}/include/{'x' * 300}.h>\n", "compile_error", "fatal error"),
+        ("#include <mxnet/a.h>\n#include <mxnet/a.h/b.h>\n", "compile_error", "a.h/b.h"),
+        ("// __global__ torch::Tensor\nint a = scalar\n", "compile_error", "'scalar' was not declared"),
+    ],
+)
+def test_files_that_are_no_submission_at_all(
+    text: str, status: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new-forward.h").write_text(text)
+    assert cli.main([str(tmp_path), "--context", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"{status}: ") and said in out
+    assert "ece408_grade" not in out
+
+
+@pytest.mark.parametrize("text", ["TILE" * 500 + "1" * 2000 + "x", "2*" * 5000 + "2", "TILE" + " " * 9000 + "x"])
+def test_sizes_are_found_in_no_time_whatever_a_file_holds(text: str) -> None:
+    began = time.process_time()
+    pointed_to(text * 5)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "one" / "private").mkdir(parents=True)
+    (tmp_path / "one" / "new-forward.h").write_text("")
+    (tmp_path / "one" / "private").chmod(0)
+    found = _submission.find([tmp_path / "one"], "cpu", lambda: False)
+    assert len(found) == 1 and _submission.passed_over([tmp_path / "one"], found) == []
+
+
+def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> int:
+        raise DeviceError("the GPU: expected at least one NVIDIA GPU, got none")
+
+    monkeypatch.setattr(cuda, "device_count", none)
+    (tmp_path / "a.cuh").write_text("")
+    assert cli.main([str(tmp_path / "a.cuh")]) == 3
+    assert "GPU" in capsys.readouterr().err
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    (tmp_path / "b.h").write_text("#error not finished\n")
+    assert cli.main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("unsupported") and "NVIDIA GPU" in out[0]
+    assert out[1].startswith("compile_error")
+    assert cli.main([str(tmp_path / "a.cuh"), "--context", "cpu"]) == 1
+    assert "a.cuh is for --context gpu" in capsys.readouterr().out
+
+
+def test_records_need_a_folder_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "nowhere" / "out.json", tmp_path):
+        assert cli.main([str(HERE / "cpu" / "textbook.h"), "--json", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+
+
+def test_who_interrupts_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_here", interrupted)
+    assert cli.main([str(tmp_path), "--json", str(tmp_path / "out.json")]) == 130
+    assert capsys.readouterr().err == "ece408-grade: interrupted; the same command goes on where it stopped\n"
+
+
+TOOLS = _sandbox.Tools(Path("/tools"), Path("/tools"), Path("/tools"))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        # A missing bracket, and not that there is no forward, is what the author has to mend.
+        (
+            'ece408_grade/after.h(6): error: identifier "forward" is undefined\n'
+            'At end of source: error: expected a "}"\n',
+            'behind the end of a.cuh: error: expected a "}"',
+        ),
+        (
+            "ece408_grade/after.h:6:3: error: 'forward' was not declared in this scope\n"
+            "ece408_grade/after.h:15:2: error: expected '}' at end of input\n"
+            "/build/src/a.cuh:3:17: note: to match this '{'\n",
+            "a.cuh:3:17: note: to match this '{'",
+        ),
+        (
+            "/usr/include/avxintrin.h:12:1: error: inlining failed: target specific option mismatch\n"
+            "/build/src/a.cuh:17:33: note: called from here\n",
+            "a.cuh:17:33: note: called from here",
+        ),
+        (
+            "unit.cpp:(.text+0x83): undefined reference to `void mxnet::op::forward<mshadow::cpu, float>(...)'\n",
+            "it has no forward(y, x, w) for this device in namespace mxnet::op that can be called",
+        ),
+    ],
+)
+def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
+    lines = _build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()
+    assert lines[-1] == shown
+    assert not any("undefined reference" in line or "forward" in line and "after" in said for line in lines)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *y) {}\n  ^\n",
+        "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *y) {}\n      | ^~~~\n",
+    ],
+)
+def test_the_code_stands_below_its_error(said: str) -> None:
+    assert _build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]
+
+
+def test_a_processors_extension_that_was_not_asked_for_is_called_that() -> None:
+    said = (
+        "/usr/include/avxintrin.h:12:1: error: inlining failed: target specific option mismatch\n"
+        "/build/src/a.h:17:33: note: called from here\n"
+    )
+    first = _build.errors(said, Path("/build"), TOOLS, "a.h").splitlines()[0]
+    assert first.startswith("a.h:17: error: it calls functions of a processor's extension")

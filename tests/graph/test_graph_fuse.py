@@ -1,0 +1,165 @@
+"""The operator with tanh and maxima behind it: by MXNet's doors, and put into graphs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import ece408_op
+from ece408_op.errors import GraphError, ProblemError
+from ece408_op.models import files as models
+
+mx = pytest.importorskip("mxnet")
+
+POOL = {"kernel": (2, 2), "stride": (2, 2), "pool_type": "max"}
+
+
+def arrays(shape=(3, 2, 14, 19), filters=5, kernel=4):
+    stream = np.random.RandomState(0)
+    x = stream.uniform(-1, 1, shape).astype(np.float32)
+    return mx.nd.array(x), mx.nd.array(stream.normal(size=(filters, shape[1], kernel, kernel)) / 4)
+
+
+def separate(x, w, convention="valid"):
+    own = mx.nd.Convolution(x, w, kernel=w.shape[2:], num_filter=w.shape[0], no_bias=True)
+    return mx.nd.Pooling(mx.nd.tanh(own), pooling_convention=convention, **POOL).asnumpy()
+
+
+@pytest.mark.parametrize(("fuse", "convention"), [("tanh_pool", "valid"), ("tanh_pool_full", "full")])
+def test_it_is_mxnets_three_operators(fuse, convention):
+    x, w = arrays()
+    want = separate(x, w, convention)
+    attributes = {"kernel": (4, 4), "num_filter": 5, "fuse": fuse}
+    np.testing.assert_allclose(ece408_op.New(x, w, **attributes).asnumpy(), want, atol=2e-6)
+    out = mx.nd.full(want.shape, np.nan)
+    ece408_op.New(x, w, out=out, **attributes)
+    np.testing.assert_allclose(out.asnumpy(), want, atol=2e-6)
+    layer = ece408_op.New(mx.sym.Variable("data"), name="c", **attributes)
+    assert layer.infer_shape(data=x.shape) == ([x.shape, w.shape], [want.shape], [])
+    bound = layer.bind(mx.cpu(), {"data": x, "c_weight": w})
+    np.testing.assert_allclose(bound.forward()[0].asnumpy(), want, atol=2e-6)
+
+
+@pytest.mark.parametrize("request_", ["null", "write", "add"])
+def test_each_request_of_a_forward(request_):
+    """Asked directly, as in test_operator."""
+    from ece408_op.plugin._operator import NewProp
+
+    x, w = arrays()
+    prop = NewProp(kernel="(4, 4)", num_filter="5", fuse="tanh_pool")
+    want = separate(x, w)
+    y = mx.nd.full(want.shape, 3)
+    mx.nd.waitall()  # the engine does so for an operator that it calls itself
+    prop.create_operator(mx.cpu(), [x.shape, w.shape], [np.float32] * 2).forward(False, [request_], [x, w], [y], [])
+    expected = {"null": np.full_like(want, 3), "write": want, "add": want + 3}[request_]
+    np.testing.assert_allclose(y.asnumpy(), expected, atol=2e-6)
+
+
+def test_the_call_is_recorded():
+    x, w = arrays()
+    ece408_op.clear_op_times()
+    ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="tanh_pool", name="mine").wait_to_read()
+    (call,) = ece408_op.op_times()
+    assert (call.layer, call.implementation, call.problem.y_shape) == ("mine", "direct", (3, 5, 5, 8))
+
+
+def test_bad_requests_say_why():
+    x, w = arrays()
+    with pytest.raises(ProblemError, match="fuse: expected one of tanh_pool, tanh_pool_full; got 'relu'"):
+        ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="relu")
+    with pytest.raises(mx.MXNetError, match="loops: fuse: it has no tanh and 2 x 2 maxima in the same pass"):
+        ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="tanh_pool", impl="loops").asnumpy()
+    with pytest.raises(mx.MXNetError, match="at least 2 rows of the convolution.*got 1"):
+        ece408_op.New(x[:, :, :4], w, kernel=(4, 4), num_filter=5, fuse="tanh_pool")
+
+
+def names(symbol):
+    return [node["name"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"]
+
+
+def network(pool=None, activation="tanh"):
+    data = mx.sym.Variable("data")
+    layer = mx.sym.Convolution(data, name="conv", kernel=(4, 4), num_filter=5, no_bias=True)
+    layer = mx.sym.Activation(layer, name="act", act_type=activation)
+    return mx.sym.Pooling(layer, name="pool", **{**POOL, **(pool or {})})
+
+
+def assert_same(symbol, result, shape=(3, 2, 14, 19)):
+    x, w = arrays(shape)
+    want = symbol.bind(mx.cpu(), {"data": x, "conv_weight": w}).forward()[0].asnumpy()
+    got = result.symbol.bind(mx.cpu(), {"data": x, "new0_weight": w}).forward()[0].asnumpy()
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("convention", ["valid", "full"])
+def test_three_in_a_row_become_one(convention):
+    symbol = network({"pooling_convention": convention})
+    behind = mx.sym.Flatten(symbol, name="flat")
+    result = ece408_op.replace_convolution(behind, fuse=True)
+    assert names(result.symbol) == ["pool", "flat"]
+    assert result.symbol.list_arguments() == ["data", "new0_weight"]
+    assert_same(behind, result)
+    again = ece408_op.replace_convolution(result.symbol, fuse=True)
+    assert again.symbol.tojson() == result.symbol.tojson()
+    with pytest.raises(GraphError, match="pool.*expected New as original files have it, got fuse"):
+        ece408_op.save_checkpoint("unwritten", 1, result.symbol, {}, {})
+
+
+def test_two_networks_in_one_graph_are_each_fused():
+    first = mx.sym.tanh(ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=4, name="a"), name="t")
+    first = mx.sym.Pooling(first, name="p", **POOL)
+    second = ece408_op.New(first, kernel=(2, 2), num_filter=3, name="b")
+    second = mx.sym.Pooling(mx.sym.Activation(second, act_type="tanh"), name="q", **POOL)
+    both = mx.sym.Group([second, mx.sym.Flatten(first, name="f")])
+    result = ece408_op.replace_convolution(both, fuse=True)
+    assert names(result.symbol) == ["p", "q", "f"]
+    arguments = {"data": arrays()[0], "a_weight": mx.nd.random.normal(shape=(4, 2, 3, 3))}
+    arguments["b_weight"] = mx.nd.random.normal(shape=(3, 4, 2, 2))
+    for got, want in zip(*(symbol.bind(mx.cpu(), arguments).forward() for symbol in (result.symbol, both))):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), atol=3e-6)
+
+
+def of_internals(symbol, output):
+    return mx.sym.Group([symbol, symbol.get_internals()[output]])
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        lambda: network({"pool_type": "avg"}),
+        lambda: network({"stride": (1, 1)}),
+        lambda: network({"kernel": (3, 3)}),
+        lambda: network({"pad": (1, 1)}),
+        lambda: network({"global_pool": True}),
+        lambda: network({"pooling_convention": "same"}),
+        lambda: network(activation="sigmoid"),
+        lambda: of_internals(network(), "conv_output"),
+        lambda: of_internals(network(), "act_output"),
+        lambda: mx.sym.Group([network(), mx.sym.sum(network().get_internals()["act_output"])]),
+    ],
+)
+def test_other_rows_stay(symbol):
+    before = symbol()
+    plain, result = (ece408_op.replace_convolution(before, fuse=fuse) for fuse in (False, True))
+    assert names(result.symbol) == names(plain.symbol)
+
+
+def test_an_original_file_is_opened_fused():
+    found = models.find("ece408-low")
+    prefix, epoch = found.prefix, found.epoch
+    symbol, params, _ = ece408_op.load_checkpoint(prefix, epoch, fuse=True)
+    plain, _, _ = ece408_op.load_checkpoint(prefix, epoch)
+    assert names(plain)[:4] == ["new0", "activation0", "pooling0", "flatten0"]
+    assert names(symbol)[:2] == ["pooling0", "flatten0"]
+    on_gpu, _, _ = ece408_op.load_checkpoint(prefix, epoch, fuse=True, device="gpu")
+    assert on_gpu.attr_dict()["pooling0"]["device"] == "gpu"
+    shape = (20, 1, 28, 28)
+    x = mx.nd.random.uniform(shape=shape)
+    label = {"softmax_label": mx.nd.zeros(20)}
+    params = {name: value.astype("float32") for name, value in params.items()}
+    got, want = (
+        graph.bind(mx.cpu(), {"data": x, **params, **label}).forward()[0].asnumpy() for graph in (symbol, plain)
+    )
+    np.testing.assert_allclose(got, want, atol=1e-4)

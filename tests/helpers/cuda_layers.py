@@ -1,0 +1,47 @@
+"""The layers that CUDA kernels are compiled and checked on, and a chip to plan for where there is none."""
+
+from __future__ import annotations
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.kernels import KERNELS
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Chip
+
+CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel)]
+
+#: Every architecture that some kernel is to be compiled for.
+ARCHITECTURES = (50, 60, 70, 80, 90, 100, 120)
+
+#: The layers of the course's networks: 2017, 2018 spring, 2018 fall.
+COURSE = [
+    ConvProblem(10000, 1, 28, 28, 50, 5),
+    ConvProblem(10000, 1, 64, 64, 6, 5),
+    ConvProblem(10000, 6, 30, 30, 16, 5),
+    ConvProblem(10000, 1, 72, 72, 12, 7),
+    ConvProblem(10000, 12, 33, 33, 24, 7),
+]
+#: The smallest layer, odd and non-square ones, one filter more than a tile, the widest, a pointwise one.
+ODD = [
+    ConvProblem(1, 1, 1, 1, 1, 1),
+    ConvProblem(7, 5, 7, 13, 3, 3),
+    ConvProblem(3, 2, 9, 70, 65, 2),
+    ConvProblem(2, 64, 12, 15, 256, 11),
+    ConvProblem(7, 3, 40, 37, 9, 1),
+    ConvProblem(1000, 17, 6, 11, 31, 6),
+    ConvProblem(5, 1, 23, 19, 17, 4),
+]
+#: With tanh and 2 x 2 maxima behind them: the course's, those whose edges are odd, one maximum, a pointwise one.
+POOLED = [
+    *[problem.pooled(False) for problem in COURSE],
+    ConvProblem(7, 5, 7, 13, 3, 3).pooled(True),
+    ConvProblem(1, 1, 1, 1, 1, 1).pooled(True),
+    ConvProblem(3, 2, 9, 70, 65, 2).pooled(False),
+    ConvProblem(2, 64, 12, 15, 256, 11).pooled(False),
+    ConvProblem(7, 3, 40, 37, 9, 1).pooled(False),
+]
+
+
+def chip_of(architecture: int) -> Chip:
+    """A chip of that architecture with the shared memory that all chips of its kind have."""
+    shared = {50: 48, 60: 48, 70: 96, 80: 163, 90: 227, 100: 227, 120: 99}[architecture]
+    return Chip(f"sm_{architecture}", (architecture // 10, architecture % 10), 100, shared * 1024)

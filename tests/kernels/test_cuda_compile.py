@@ -1,0 +1,146 @@
+"""Every CUDA kernel compiles, without a GPU, for every architecture that it declares, and spills nothing.
+
+By default each kernel is compiled for sm_90 and for its oldest architecture, there with tanh and pooling where it has
+them. ``--exhaustive`` adds all architectures and layers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Union
+
+import nvrtc
+import pytest
+from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.kernels.cuda.float32 import register_blocked
+from ece408_op.kernels.cuda.split_precision import split_precision
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import REGISTERS, Launch
+
+pytestmark = pytest.mark.skipif(
+    bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
+)
+
+#: The architecture that all layers are compiled for where the kernel takes it; the others get one layer each.
+MAIN = 80
+#: More than 2**31 elements in one image: indices of 64 bits.
+WIDE = ConvProblem(1, 3, 23000, 23000, 5, 3)
+
+
+#: A kernel's name, architecture and layer; what the compiler is given for it; what it says: reports, or an error.
+Case = tuple[str, int, ConvProblem]
+Job = tuple[str, int, tuple[str, ...]]
+Result = Union[dict[str, nvrtc.Report], str]
+
+
+def _declared(kernel: CudaKernel, every: bool) -> list[int]:
+    """The architectures to compile for: all that the kernel declares, or two of them."""
+    declared = [a for a in ARCHITECTURES if kernel.runs_on(chip_of(a))]
+    return declared if every else sorted({declared[0], 90 if 90 in declared else declared[-1]})
+
+
+def _jobs(every: bool) -> dict[Case, Job]:
+    jobs = {}
+    for kernel in CUDA_KERNELS:
+        declared = _declared(kernel, every)
+        main = None if not every else MAIN if MAIN in declared else declared[0]
+        for architecture in declared:
+            chip = chip_of(architecture)
+            fitting = [p for p in [COURSE[-1], *COURSE[:-1], *ODD, WIDE] if not kernel.not_supported_reasons(p, chip)]
+            pooled = [p for p in [*POOLED, WIDE.pooled(True)] if not kernel.not_supported_reasons(p, chip)]
+            chosen = [*fitting, *pooled] if architecture == main else [*fitting[:1], *pooled[:1]]
+            if not every and len(declared) > 1:
+                chosen = chosen[:1] if architecture == 90 else chosen[-1:]
+            for problem in chosen:
+                plan = kernel.plan(problem, chip, _aligned(problem))
+                jobs[kernel.name, architecture, problem] = (kernel.text(plan), architecture, kernel.options)
+    return jobs
+
+
+def _aligned(problem: ConvProblem) -> int:
+    return 4 if problem in [*ODD, *POOLED[len(COURSE) :]] else 16
+
+
+def _compile(job: Job) -> Result:
+    try:
+        return nvrtc.compile_text(*job)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module", params=["some", pytest.param("every", marks=pytest.mark.exhaustive)])
+def every(request) -> bool:
+    """Whether to compile all architectures and layers."""
+    return request.param == "every"
+
+
+@pytest.fixture(scope="module")
+def compiled(every) -> dict[Case, Result]:
+    jobs = _jobs(every)
+    different = list(dict.fromkeys(jobs.values()))  # some kernels differ in their launches only
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        # One text at a time: some take a hundred times as long as others.
+        results = dict(zip(different, pool.map(_compile, different, chunksize=1)))
+    return {case: results[job] for case, job in jobs.items()}
+
+
+@pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
+def test_it_compiles_and_keeps_its_values_in_registers(kernel, compiled, every):
+    mine = {key: result for key, result in compiled.items() if key[0] == kernel.name}
+    declared = _declared(kernel, every)
+    assert {architecture for _, architecture, _ in mine} == set(declared)
+    if every:
+        assert len(mine) >= len(declared) + 3, "expected several layers for the main architecture"
+    for (_, architecture, problem), result in mine.items():
+        where = f"{kernel.name} for sm_{architecture}, {problem}"
+        assert not isinstance(result, str), f"{where}: {result}"
+        plan = kernel.plan(problem, chip_of(architecture), _aligned(problem))
+        launches = [step for step in (*plan.before, *plan.steps(1)) if isinstance(step, Launch)]
+        for launch in launches:
+            report = result[launch.entry]
+            assert report.spill_bytes == 0, f"{where}: {launch.entry} spills {report}"
+            assert report.stack_bytes == 0, f"{where}: {launch.entry} has an array in local memory: {report}"
+            assert not report.serialized, f"{where}: {launch.entry}'s products wait for one another"
+            threads = launch.block[0] * launch.block[1] * launch.block[2]
+            assert report.registers * threads <= REGISTERS, (
+                f"{where}: {threads} threads of {report.registers} registers"
+            )
+
+
+def test_the_compiler_check_sees_an_error_a_warning_and_a_spill():
+    with pytest.raises(ValueError, match="undefined"):
+        nvrtc.compile_text('extern "C" __global__ void f(float *y) { y[0] = z; }', 80)
+    with pytest.raises(ValueError, match="warning"):
+        nvrtc.compile_text('extern "C" __global__ void f(float *y) { int unused = 1; y[0] = 2; }', 80)
+    local = 'extern "C" __global__ void f(int *y) { int a[64]; for (int i = 0; i < 64; i++) a[y[i] & 63] = y[i + 64];'
+    report = nvrtc.compile_text(local + " y[0] = a[y[1] & 63]; }", 80)["f"]
+    assert report.stack_bytes >= 4 * 64
+
+
+def test_the_compiler_check_sees_products_that_wait_for_one_another():
+    text = split_precision.TEAMS.text(split_precision.TEAMS.plan(COURSE[-1], chip_of(90), 16))
+    # A sum that is used while products add to it.
+    used = text.replace("    commit();\n}", "    commit();\n    sums[0][0] += 1.0f;\n}")
+    assert used != text
+    assert nvrtc.compile_text(used, 90, split_precision.TEAMS.options)["split"].serialized
+
+
+def test_teams_keep_their_addresses_in_registers_where_a_filter_row_takes_many_steps():
+    plan = split_precision.TEAMS.plan(ConvProblem(1000, 24, 43, 37, 24, 6), chip_of(90), 16)
+    report = nvrtc.compile_text(split_precision.TEAMS.text(plan), 90, split_precision.TEAMS.options)["split"]
+    assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+
+
+def test_a_compiler_older_than_the_chip_is_given_what_it_knows():
+    chip, problem = replace(chip_of(90), compiler=(11, 8)), ConvProblem(10_000, 6, 30, 30, 16, 5)
+    reason = "NVRTC: at least 12.0, got 11.8; install a CuPy for a newer CUDA"
+    assert split_precision.TEAMS.not_supported_reasons(problem, chip) == [reason]
+    for kernel in (split_precision.ROWS, register_blocked.UNIFORM):
+        assert not kernel.not_supported_reasons(problem, chip)
+        assert nvrtc.compile_text(kernel.text(kernel.plan(problem, chip, 16)), 90, kernel.options, "11.8")

@@ -1,0 +1,150 @@
+"""How CUDA kernels are launched: grids within CUDA's limits, arguments as the sources declare them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from cuda_layers import COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ece408_op.core import dispatch
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import (
+    BLOCK_THREADS,
+    GRID_X,
+    GRID_YZ,
+    SCRATCH_BYTES,
+    SHARED_BYTES,
+    CopyToConstant,
+    Launch,
+    images_a_round,
+    input_tile,
+)
+
+KERNEL_IDS = pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
+CHIP = chip_of(90)
+
+layers = st.builds(
+    lambda b, c, h, w, m, k: ConvProblem(b, c, h + k - 1, w + k - 1, m, k),
+    st.sampled_from([1, 2, 7, 1000, 100_000, 2**31]),
+    st.integers(1, 64),
+    st.integers(1, 100),
+    st.integers(1, 100),
+    st.integers(1, 256),
+    st.integers(1, 11),
+)
+
+
+def _parameters(text: str, entry: str) -> list[str]:
+    """The kernel's parameter types as the source declares them: "pointer" or the type's name."""
+    found = re.search(rf'extern "C" __global__ void[^;{{]*?\b{entry}\(([^)]*)\)\s*{{', text)
+    assert found, f"no kernel {entry} in the source"
+    types = []
+    for parameter in found.group(1).split(","):
+        types.append("pointer" if "*" in parameter else " ".join(parameter.replace("const", "").split()[:-1]))
+    return types
+
+
+def _passed(argument: object) -> str:
+    if isinstance(argument, str):
+        return {"first": "long long", "images": "int"}.get(argument, "pointer")
+    return {np.int32: "int", np.int64: "long long", np.float32: "float"}[type(argument)]
+
+
+@KERNEL_IDS
+def test_the_arguments_are_those_that_the_source_declares(kernel):
+    fitting = [problem for problem in [*COURSE, *ODD, *POOLED] if not kernel.not_supported_reasons(problem, CHIP)]
+    assert len(fitting) >= 3
+    for problem in fitting:
+        plan = kernel.plan(problem, CHIP, 4)
+        text = kernel.text(plan)
+        buffers = {"x", "w", "y", *plan.scratch}
+        for step in (*plan.before, *plan.steps(min(plan.images, problem.batch))):
+            if isinstance(step, CopyToConstant):
+                assert re.search(rf"__constant__ (__align__\(16\) )?float {step.symbol}\[", text)
+                assert step.source in buffers
+                continue
+            assert [_passed(argument) for argument in step.args] == _parameters(text, step.entry)
+            assert {a for a in step.args if isinstance(a, str)} <= buffers | {"first", "images"}
+
+
+@KERNEL_IDS
+@settings(max_examples=20, deadline=None)
+@given(problem=layers)
+def test_every_launch_is_within_cudas_limits(kernel, problem):
+    for each in [problem, problem.pooled(True)]:
+        if kernel.not_supported_reasons(each, CHIP):
+            continue
+        plan = kernel.plan(each, CHIP, 4)
+        assert plan.images >= 1
+        assert sum(plan.scratch.values()) <= 2 * SCRATCH_BYTES
+        for images in {min(plan.images, each.batch), 1}:
+            for step in (*plan.before, *plan.steps(images)):
+                if isinstance(step, Launch):
+                    assert 1 <= step.grid[0] <= GRID_X
+                    assert all(1 <= size <= GRID_YZ for size in step.grid[1:])
+                    assert 1 <= step.block[0] * step.block[1] * step.block[2] <= BLOCK_THREADS
+                    assert step.shared <= CHIP.shared_bytes
+
+
+@KERNEL_IDS
+def test_one_binary_serves_every_batch(kernel):
+    for problem in [*COURSE, *ODD, *POOLED]:
+        if not kernel.not_supported_reasons(problem, CHIP):
+            texts = {kernel.text(kernel.plan(problem.with_batch(b), CHIP, 4)) for b in (1, 3, 10_000, 100_000)}
+            assert len(texts) == 1
+
+
+@KERNEL_IDS
+def test_the_rounds_take_every_image_once(kernel):
+    for batch in (1, 5, 4097):
+        problem = ConvProblem(batch, 1, 10, 32, 3, 3)  # every kernel takes it
+        taken = [first + i for first, n in kernel.plan(problem, CHIP, 4).rounds(batch) for i in range(n)]
+        assert taken == list(range(batch))
+
+
+@KERNEL_IDS
+def test_what_it_cannot_take_it_says(kernel):
+    old = chip_of(50)
+    reasons = kernel.not_supported_reasons(COURSE[0], old)
+    assert bool(reasons) == (kernel.capability > old.capability)
+    assert kernel.precision == "float32" or kernel.error_bound(COURSE[0]) > 2**-11
+
+
+def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not():
+    for problem in POOLED:
+        chosen = dispatch.select(problem, "gpu", chip=chip_of(50))
+        assert isinstance(chosen, CudaKernel)
+        assert chosen.pools
+        assert chosen is next(kernel for kernel in CUDA_KERNELS if not kernel.not_supported_reasons(problem))
+        for kernel in CUDA_KERNELS:
+            if not kernel.pools:
+                assert "fuse: it has no tanh" in kernel.not_supported_reasons(problem)[0]
+
+
+def test_a_round_is_limited_by_the_grid_and_by_scratch_memory():
+    assert images_a_round(100_000, 1000) == 100_000
+    assert images_a_round(100_000, 2**20) == 2047
+    assert images_a_round(100_000, 1, SCRATCH_BYTES // 10) == 10
+    assert images_a_round(100_000, 1, 2 * SCRATCH_BYTES) == 1
+    assert images_a_round(0, 1) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=layers, pixels=st.integers(1, 2048))
+def test_a_tile_fits_shared_memory_and_the_map(problem, pixels):
+    tile = input_tile(problem, pixels)
+    assert tile is not None, "64 channels of one 11 x 11 window are 30,976 bytes"
+    assert tile.rows * tile.columns <= pixels
+    assert tile.rows <= problem.output_height
+    assert tile.columns <= problem.output_width
+    halo = problem.kernel - 1
+    assert tile.bytes == 4 * problem.channels * (tile.rows + halo) * (tile.columns + halo) <= SHARED_BYTES
+
+
+def test_a_window_that_does_not_fit_has_no_tile():
+    assert input_tile(ConvProblem(1, 102, 11, 11, 1, 11), 256) is None

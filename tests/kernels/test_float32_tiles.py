@@ -1,0 +1,97 @@
+"""The tiles that strip and window pick: they cover the layer and fit the chip, whatever the layer."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_layers import ARCHITECTURES, COURSE, chip_of
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ece408_op.kernels.cuda.float32 import register_blocked, sliding_window
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import ceil_div
+
+layers = st.builds(
+    lambda c, h, w, m, k: ConvProblem(1, c, h + k - 1, w + k - 1, m, k),
+    st.integers(1, 64),
+    st.integers(1, 100),
+    st.integers(1, 100),
+    st.integers(1, 256),
+    st.integers(1, 11),
+)
+
+
+def _rows_read(problem: ConvProblem, tile: register_blocked.Tile, start: int) -> int:
+    """Input rows from the first to the last that a block's strips read, counted one strip after another."""
+    height, kernel = problem.output_height, problem.kernel
+    rows = [place // tile.strips for place in range(start, start + tile.lanes)]
+    read = [row // height * problem.height + row % height for row in rows]
+    return max(read) + kernel - min(read)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    problem=layers,
+    architecture=st.sampled_from(ARCHITECTURES),
+    aligned=st.sampled_from([4, 8, 16]),
+    uniform=st.booleans(),
+)
+def test_a_strip_tile_fits_the_chip_and_its_rows_fit_the_tile(problem, architecture, aligned, uniform):
+    chip = chip_of(architecture)
+    tile = register_blocked.best_tile(problem, chip, aligned, uniform)
+    assert uniform or tile is not None
+    assume(tile is not None)
+    assert tile.uniform == uniform
+    assert not uniform or tile.constant_bytes(problem) <= 65536
+    assert tile.shared_bytes(problem) <= chip.shared_bytes
+    assert tile.threads <= 1024
+    assert tile.threads % 32 == 0
+    assert tile.columns <= problem.output_width
+    for block in range(60):
+        start = block * tile.lanes % (problem.output_height * tile.strips)
+        assert _rows_read(problem, tile, start) <= tile.rows
+    read = tile.strips * tile.pixels + problem.kernel - 1
+    assert read <= tile.stride + tile.slack(problem.kernel)
+    assert tile.stride % tile.x_vector == 0
+    assert tile.strips == 1 or tile.pixels % tile.x_vector == 0, "a strip would begin at an unaligned float"
+    assert tile.passes == 1 or tile.channels == problem.channels
+    assert tile.stages == 1 or chip.capability >= (8, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=layers, aligned=st.sampled_from([4, 8, 16]))
+def test_a_window_tile_lies_within_the_map_and_its_vectors_are_aligned(problem, aligned):
+    tile = sliding_window.best_tile(problem, aligned)
+    assert tile is not None
+    assert tile.rows <= problem.output_height
+    assert tile.pixels <= problem.output_width
+    begins = [
+        min(n * tile.pixels, problem.output_width - tile.pixels)
+        for n in range(ceil_div(problem.output_width, tile.pixels))
+    ]
+    for begin in begins:
+        assert begin % tile.x_vector == 0
+        assert begin % tile.y_vector == 0
+    assert problem.width % tile.x_vector == 0
+    assert problem.output_width % tile.y_vector == 0
+    assert 4 * max(tile.x_vector, tile.y_vector) <= aligned
+
+
+def test_rows_too_long_for_shared_memory_are_cut_into_columns():
+    problem = ConvProblem(1, 3, 23000, 23000, 5, 3)
+    tile = register_blocked.best_tile(problem, chip_of(50), 4)
+    assert tile is not None
+    assert tile.columns < problem.output_width
+
+
+def test_a_kernel_that_does_not_fit_is_refused_with_the_reason():
+    problem = ConvProblem(1, 1, 150, 150, 1, 150)
+    assert "shared memory" in register_blocked.KERNEL.not_supported_reasons(problem, chip_of(50))[0]
+    assert len(sliding_window.KERNEL.not_supported_reasons(ConvProblem(1, 5, 150, 150, 1, 150))) == 2
+
+
+@pytest.mark.parametrize("problem", COURSE, ids=str)
+def test_most_of_a_course_layers_multiply_adds_are_wanted(problem):
+    tile = register_blocked.best_tile(problem.with_batch(1), chip_of(90), 16)
+    done = tile.strips * tile.pixels * ceil_div(problem.filters, tile.filters) * tile.filters
+    assert problem.output_width * problem.filters / done > 0.9

@@ -1,0 +1,138 @@
+"""Threads: the helpers themselves, calls from several threads at once, fork and exit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cpu_kernels import each_kernel, fitting_or_skip
+
+from ece408_op.core.check import compare
+from ece408_op.core.dispatch import thread_count
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.thread_pool import share
+
+
+def test_every_part_is_done_once():
+    done: list[int] = []
+    share(done.append, 100, 4)
+    assert sorted(done) == list(range(100))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_more_threads_than_asked_for_work_at_once(threads):
+    lock, working, most = threading.Lock(), 0, 0
+
+    def work(part):
+        nonlocal working, most
+        with lock:
+            working += 1
+            most = max(most, working)
+        time.sleep(0.01)
+        with lock:
+            working -= 1
+
+    share(work, 12, threads)
+    assert most == threads
+
+
+def test_an_error_in_a_part_is_raised_and_the_next_call_works():
+    def work(part):
+        if part == 3:
+            raise ValueError("part 3")
+
+    with pytest.raises(ValueError, match="part 3"):
+        share(work, 8, 2)
+    test_every_part_is_done_once()
+
+
+def test_a_call_within_a_part_ends():
+    done: list[int] = []
+    share(lambda part: share(done.append, 5, 2), 4, 2)
+    assert sorted(done) == sorted(4 * list(range(5)))
+
+
+@each_kernel
+def test_eight_calls_at_once_of_layers_not_compiled_before(kernel):
+    def call(number):
+        problem = fitting_or_skip(kernel, ConvProblem(5, 2, 11 + number % 4, 19, 6, 3))
+        random = np.random.RandomState(number)
+        x, w = random.randn(*problem.x_shape).astype(np.float32), random.randn(*problem.w_shape).astype(np.float32)
+        for _ in range(5):
+            out = np.full(problem.y_shape, np.nan, np.float32)
+            kernel.run(problem, x, w, out, 2)
+            found = compare(out, x, w, kernel)
+            if not found.passed:
+                return str(found)
+        return ""
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(call, range(16))) == [""] * 16
+
+
+AT_EXIT = """
+import atexit, os, sys
+import numpy as np
+from ece408_op.kernels import KERNELS
+from ece408_op.problem import ConvProblem
+
+problem = ConvProblem(64, 3, 40, 40, 16, 5)
+x, w = np.ones(problem.x_shape, np.float32), np.ones(problem.w_shape, np.float32)
+
+def call(word):
+    for kernel in KERNELS:
+        if kernel.device == "cpu":
+            out = np.zeros(problem.y_shape, np.float32)
+            kernel.run(problem, x, w, out, 2)
+            assert (out == problem.products).all()
+    print(word, flush=True)
+
+if "before" in sys.argv:
+    call("before")
+if "fork" in sys.argv:
+    child = os.fork()
+    if child == 0:
+        call("child")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+if "daemon" in sys.argv:  # a call still going on when the interpreter exits
+    import threading
+    first = threading.Event()
+    threading.Thread(target=lambda: [(call("during"), first.set()) for _ in range(1000)], daemon=True).start()
+    first.wait()
+else:
+    atexit.register(call, "exit")
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["before"], ["before", "fork"], ["daemon"]], ids=" ".join)
+def test_calls_at_exit_and_in_a_forked_child_end(words):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split()
+    if "daemon" in words:
+        assert set(lines) == {"during"}
+    else:
+        assert lines == [{"fork": "child"}.get(word, word) for word in words] + ["exit"]
+
+
+LARGE = ConvProblem(10_000, 1, 28, 28, 50, 5)
+
+
+def test_thread_count_is_the_smallest_of_the_environment_the_cores_and_the_work(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert thread_count(LARGE) == 16
+    assert thread_count(LARGE.with_batch(1)) == 1
+    assert thread_count(LARGE.with_batch(2)) == 1, "too little work to wake a second thread"
+    assert thread_count(ConvProblem(3, 64, 200, 200, 64, 5)) == 3
+    for asked, threads in [("5", 5), ("32", 16), ("4,2", 4), ("0", 16), ("many", 16), ("", 16)]:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert thread_count(LARGE) == threads

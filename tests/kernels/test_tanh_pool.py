@@ -1,0 +1,141 @@
+"""tanh and 2 x 2 maxima in the same pass as a convolution, on the CPU: against float64, and by the operator's doors."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pooled_case
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llvmlite import ir
+
+from ece408_op.core import reference
+from ece408_op.kernels.cpu import direct
+from ece408_op.kernels.cpu._tanh_pool import TANH_ULPS, tanh
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.llvm import (
+    F32,
+    F32_PTR,
+    I64,
+    compile_function,
+    compiled_once,
+    cpu,
+    element,
+    for_range,
+    new_function,
+    offset,
+)
+
+LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level) + 1]
+each_level = pytest.mark.parametrize("level", LEVELS)
+
+
+def assert_right(out, x, w, full):
+    problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(full)
+    pooled_case.assert_right(out, problem, reference.convolve(x, w), reference.magnitude(x, w))
+
+
+def arrays(problem, seed=0):
+    stream = np.random.RandomState(seed)
+    x = stream.uniform(-1, 1, problem.x_shape).astype(np.float32)
+    return x, (stream.normal(size=problem.w_shape) / np.sqrt(problem.products)).astype(np.float32)
+
+
+def computed(problem, x, w, full, threads=2):
+    rows, columns = ((size + full) // 2 for size in problem.y_shape[2:])
+    around = np.full(problem.batch * problem.filters * rows * columns + 64, 7.0, np.float32)
+    out = around[32:-32].reshape(problem.batch, problem.filters, rows, columns)
+    out[...] = np.nan
+    direct.KERNEL.tanh_pool.run(problem, x, w, out, threads, full)
+    assert (around[:32] == 7).all()
+    assert (around[-32:] == 7).all()
+    return out
+
+
+SHAPES = [
+    (3, 1, 28, 28, 50, 5),
+    (2, 6, 31, 30, 16, 5),
+    (2, 1, 2, 2, 1, 1),
+    (2, 3, 9, 8, 5, 2),
+    (2, 2, 40, 4, 3, 3),
+    (1, 2, 4, 70, 3, 3),
+    (2, 16, 40, 61, 32, 8),
+    (1, 25, 56, 46, 22, 3),
+]
+
+
+@each_level
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_chosen_shapes(shape, full, level, monkeypatch):
+    monkeypatch.setenv("ECE408_SIMD", level)
+    problem = ConvProblem(*shape)
+    x, w = arrays(problem)
+    assert_right(computed(problem, x, w, full), x, w, full)
+
+
+@st.composite
+def problems(draw):
+    kernel = draw(st.integers(1, 6))
+    height, width = (draw(st.integers(kernel + 1, kernel + 24)) for _ in "hw")
+    return ConvProblem(
+        draw(st.integers(1, 4)), draw(st.integers(1, 4)), height, width, draw(st.integers(1, 20)), kernel
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(), full=st.booleans(), seed=st.integers(0, 99))
+def test_random_shapes(problem, full, seed):
+    x, w = arrays(problem, seed)
+    assert_right(computed(problem, x, w, full, problem.batch), x, w, full)
+
+
+@compiled_once
+def tanh_of_many(target):
+    module = ir.Module("tanh")
+    vector = ir.VectorType(F32, target.lanes).as_pointer()
+    b, (x, y, count) = new_function(module, "all", {"x": F32_PTR, "y": F32_PTR, "count": I64})
+    with for_range(b, count) as loop:
+        places = [b.bitcast(element(b, array, offset(b, (loop.index, target.lanes))), vector) for array in (x, y)]
+        b.store(tanh(b, target, b.load(places[0], align=4)), places[1], align=4)
+    b.ret_void()
+    return compile_function(module, "all", [ctypes.c_void_p] * 2 + [ctypes.c_int64], target)
+
+
+@each_level
+def test_tanh_keeps_to_its_error(level, monkeypatch):
+    """Every 997th float32 from 0 to 32 and the negative ones; all of them were tried once, see _tanh_pool.py."""
+    monkeypatch.setenv("ECE408_SIMD", level)
+    bits = np.arange(0, np.float32(32).view(np.uint32), 997, dtype=np.uint32)
+    bits = bits[: len(bits) // 16 * 16]
+    x = np.concatenate([bits.view(np.float32), -bits.view(np.float32)])
+    y = np.full_like(x, np.nan)
+    tanh_of_many(cpu())(x.ctypes.data, y.ctypes.data, x.size // cpu().lanes)
+    exact = np.tanh(x.astype(np.float64))
+    below = np.nextafter(np.abs(exact).astype(np.float32), np.float32(0))
+    ulp = np.spacing(np.maximum(below, np.finfo(np.float32).tiny)).astype(np.float64)
+    assert (np.abs(y - exact) / ulp).max() < TANH_ULPS
+    np.testing.assert_array_equal(np.signbit(y), np.signbit(x))
+
+
+@each_level
+def test_special_values(level, monkeypatch):
+    monkeypatch.setenv("ECE408_SIMD", level)
+    x = np.tile(np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 0, -0.0, 1e-40], np.float32), 2)
+    y = np.zeros_like(x)
+    tanh_of_many(cpu())(x.ctypes.data, y.ctypes.data, x.size // cpu().lanes)
+    np.testing.assert_array_equal(y[:7], [np.nan, 1, -1, 1, -1, 0, -0.0])
+    assert np.signbit(y[6])
+
+
+def test_a_maximum_leaves_nan_out_as_mxnets_pooling_does():
+    mx = pytest.importorskip("mxnet")
+    problem = ConvProblem(1, 1, 6, 6, 3, 1)
+    x, w = arrays(problem)
+    x[0, 0, [0, 1, 2, 3], [0, 3, 4, 1]] = np.nan
+    x[0, 0, 4, 4] = np.inf
+    own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=(1, 1), num_filter=3, no_bias=True)
+    own = mx.nd.Pooling(mx.nd.tanh(own), kernel=(2, 2), stride=(2, 2), pool_type="max").asnumpy()
+    np.testing.assert_allclose(computed(problem, x, w, False), own, rtol=1e-6)

@@ -1,0 +1,249 @@
+"""m1.py and m2.py as a user runs them: printed lines, exit codes, checks, and a network dropped into models/."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from milestone_run import run, started
+
+from ece408_op.models import files
+
+mx = pytest.importorskip("mxnet")
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = "New Inference\nLoading fashion-mnist data... done\nLoading model... done\n"
+
+
+@pytest.mark.parametrize("model", ["baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
+def test_m1_and_m2_print_the_courses_lines_and_agree(model, tmp_path):
+    done = run("m1.py", model, 60, "--json", tmp_path / "m1.json")
+    assert done.returncode == 0, done.stderr
+    accuracy = re.fullmatch(re.escape(HEAD) + r"EvalMetric: \{'accuracy': ([0-9.]+)\}\n", done.stdout)[1]
+
+    done = run("m2.py", model, 60, "--verify", "--json", tmp_path / "m2.json")
+    assert done.returncode == 0, done.stderr
+    title = "ece408" if "2018" in model else model
+    layers = 2 if "2018" in model else 1
+    pattern = (
+        re.escape(HEAD)
+        + r"Op Time: \d+\.\d{6}\n" * layers
+        + re.escape(f"Correctness: {accuracy} Model: {title}\n")
+        + r"Largest difference from MXNet's Convolution: \S+\n"
+        + r"Largest error against float64: \S+ of what the kernel is allowed\nAgreeing predictions: 60 of 60\n"
+    )
+    assert re.fullmatch(pattern, done.stdout), done.stdout
+
+    first, second = (json.loads((tmp_path / name).read_text()) for name in ("m1.json", "m2.json"))
+    assert first["accuracy"] == second["accuracy"] == float(accuracy)
+    assert first["op_times"] == []
+    assert [call["layer"] for call in second["op_times"]] == ["new0", "new1"][:layers]
+    assert second["verification"]["agreeing"] == second["size"] == 60
+    # One layer of 8-bit pixels and float16 weights may be exact.
+    assert all(call["call_seconds"] >= call["seconds"] > 0 for call in second["op_times"])
+    assert second["verification"]["right"] and 0 <= second["verification"]["worst"] < 1
+
+
+def test_fused_layers_give_the_same_predictions():
+    done = run("m2.py", "ece408-2018sp", "--fuse", 60, "--verify")  # the size may stand behind an option
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 60 of 60" in done.stdout
+
+
+def test_one_number_alone_is_the_size():
+    done = started("m2.py", 7, "--impl", "loops")
+    assert done.returncode == 0, done.stderr
+    assert "Model: ece408-high" in done.stdout
+
+
+def test_time_goes_to_stderr():
+    done = started("m2.py", 5, "--time")
+    assert done.returncode == 0
+    assert re.search(r"^real \d+\.\d\d\nuser \d+\.\d\d\nsys \d+\.\d\d\nmaxresident \d+ KiB$", done.stderr, re.M)
+    assert re.search(r"^new0: whole call \d+\.\d{6}$", done.stderr, re.M)
+    assert "real" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("m1.py", ["resnet"], "expected one of .*ece408-high.*got 'resnet'"),
+        ("m2.py", ["0"], "from 1 to 10000, got '0'"),
+        ("m2.py", ["ece408-low", "10001"], "from 1 to 10000, got '10001'"),
+        ("m2.py", ["-5"], "."),
+        ("m2.py", ["ece408-low", "many"], "got 'many'"),
+        ("m2.py", ["ece408-low", "1", "2"], "at most MODEL and SIZE"),
+        ("m2.py", ["--impl", "fastest"], "fastest.*direct"),
+        ("m2.py", ["--json", "/nowhere/m2.json"], "--json: expected a file in a folder that is there"),
+        ("m2.py", ["--json", "/"], "--json: expected a file, got the folder /"),
+        ("m2.py", ["--json", ""], "--json: expected a file, got the folder"),
+    ],
+)
+def test_usage_errors(script, arguments, words):
+    done = run(script, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(words, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_m1_on_a_gpu_that_is_not_there():
+    if mx.runtime.Features().is_enabled("CUDA"):
+        pytest.skip("this MXNet is a GPU build")
+    done = run("m1.py", 10, "--context", "gpu")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_folder_without_the_data_is_an_error(tmp_path):
+    done = run("m2.py", 10, "--data", tmp_path)
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", ["m1.py", "m2.py"])
+def test_help_has_an_example(script):
+    done = started(script, "--help")
+    assert done.returncode == 0
+    assert f"example: python {script}" in done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of this checkout without its weights."""
+    for folder in ("ece408_op", "kernels", "models", "data"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.params", "__pycache__"))
+    for script in ("m1.py", "m2.py"):
+        shutil.copy(ROOT / script, tmp_path)
+    return tmp_path
+
+
+def test_a_network_of_another_year_runs_by_its_name(checkout):
+    """Another image size, three layers, another kernel, an attribute spelling of another year; no line of code."""
+    x = mx.sym.Variable("data")
+    for layer, (filters, kernel) in enumerate([(4, 3), (5, 4), (6, 2)]):
+        x = mx.sym.Convolution(x, kernel=(kernel, kernel), num_filter=filters, no_bias=True, name=f"new{layer}")
+        x = mx.sym.Activation(x, act_type="relu")
+    x = mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=10, name="fc")
+    x = mx.sym.SoftmaxOutput(x, name="softmax")
+    sizes, _, _ = x.infer_shape(data=(1, 1, 20, 20))
+    values = {
+        f"arg:{name}": mx.nd.random.normal(scale=0.01, shape=size)
+        for name, size in zip(x.list_arguments(), sizes)
+        if name not in ("data", "softmax_label")
+    }
+    graph = json.loads(x.tojson())
+    for node in graph["nodes"]:
+        if node["op"] == "Convolution":
+            node["op"] = "New"
+            node["attrs"] = {key: node["attrs"][key] for key in ("kernel", "num_filter")}
+    (checkout / "models" / "mich-2024-symbol.json").write_text(json.dumps(graph))
+    mx.nd.save(str(checkout / "models" / "mich-2024-0003.params"), {key: value * 0 for key, value in values.items()})
+    mx.nd.save(str(checkout / "models" / "mich-2024-0012.params"), values)
+    first = started("m1.py", "mich-2024", 40, root=checkout)
+    assert first.returncode == 0, first.stderr
+    accuracy = re.search(r"'accuracy': (\S+)\}", first.stdout)[1]
+    second = started("m2.py", "mich-2024", 40, "--verify", root=checkout)
+    assert second.returncode == 0, second.stderr
+    assert f"Correctness: {accuracy} Model: mich-2024\n" in second.stdout
+    assert second.stdout.count("Op Time: ") == 3
+
+
+def saved(folder, name, symbol, side):
+    """A network with random weights, in models/ of a checkout."""
+    sizes, _, _ = symbol.infer_shape(data=(1, 1, side, side))
+    values = {
+        f"arg:{argument}": mx.nd.random.normal(scale=0.01, shape=size)
+        for argument, size in zip(symbol.list_arguments(), sizes)
+        if argument not in ("data", "softmax_label")
+    }
+    symbol.save(str(folder / "models" / f"{name}-symbol.json"))
+    mx.nd.save(str(folder / "models" / f"{name}-0001.params"), values)
+
+
+def classifier(x):
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=10, name="fc"), name="softmax")
+
+
+def test_convolutions_that_new_cannot_replace_are_named(checkout, tmp_path):
+    padded = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=4, name="padded")
+    saved(checkout, "none", classifier(padded), 20)
+    done = started("m2.py", "none", 20, "--verify", "--json", tmp_path / "none.json", root=checkout)
+    assert done.returncode == 1
+    assert "Correctness" not in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "padded stays MXNet's Convolution: pad (1, 1): New takes 0 only; it has a bias" in done.stderr
+    assert "none: expected a convolution that New can take the place of" in done.stderr
+
+    some = mx.sym.Convolution(padded, kernel=(3, 3), num_filter=5, no_bias=True, name="plain")
+    saved(checkout, "some", classifier(some), 20)
+    done = started("m2.py", "some", 20, "--verify", "--json", tmp_path / "some.json", root=checkout)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Op Time: ") == 1
+    assert "padded stays MXNet's Convolution" in done.stderr
+    assert json.loads((tmp_path / "some.json").read_text())["verification"]["right"]
+
+
+def weights_of(name, checkout):
+    for path in (ROOT / "models").glob(f"{name}-*.params"):
+        shutil.copy(path, checkout / "models")
+
+
+def planted(checkout, line):
+    """Put a line at the beginning of what the im2col kernel runs; returns its number."""
+    path = checkout / "kernels" / "cpu" / "im2col.py"
+    lines = path.read_text().splitlines()
+    start = next(number for number, text in enumerate(lines) if text.startswith("def run("))
+    first = next(number for number in range(start, len(lines)) if lines[number].endswith('"""')) + 1
+    path.write_text("\n".join([*lines[:first], f"    {line}", *lines[first:]]) + "\n")
+    return first + 1
+
+
+def test_a_failed_check_names_layer_element_and_values(checkout):
+    weights_of("ece408-low", checkout)
+    planted(checkout, "w = 2 * w")
+    done = started("m2.py", "ece408-low", 20, "--impl", "im2col", "--verify", root=checkout)
+    assert done.returncode == 1
+    assert re.search(
+        r"^layer new0: WRONG: worst element \[\d+, \d+, \d+, \d+\]: got \S+, expected \S+,", done.stderr, re.M
+    )
+
+
+def test_an_exception_in_a_kernel_shows_its_file_and_line(checkout):
+    weights_of("ece408-low", checkout)
+    line = planted(checkout, "raise TypeError('planted')")
+    done = started("m2.py", "ece408-low", 20, "--impl", "im2col", root=checkout)
+    assert done.returncode == 1
+    assert f"TypeError: planted ({checkout / 'kernels' / 'cpu' / 'im2col.py'}, line {line}, in run)" in done.stderr
+
+
+def test_every_network_of_the_course_is_there():
+    assert {"baseline", "ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"} <= set(files.list_names())
+
+
+def test_without_the_real_data_the_sample_set_serves(checkout, tmp_path):
+    """No files anywhere and no network: one line on stderr, and the lines on stdout as ever."""
+    for path in (ROOT / "models").glob("ece408-low-*.params"):
+        shutil.copy(path, checkout / "models")
+    environment = {key: value for key, value in os.environ.items() if key != "ECE408_DATA"}
+    environment.update(
+        XDG_CACHE_HOME=str(tmp_path / "cache"), https_proxy="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9"
+    )
+    done = subprocess.run(
+        [sys.executable, str(checkout / "m2.py"), "ece408-low", "50"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(HEAD + "Op Time: ")
+    (notice,) = [line for line in done.stderr.splitlines() if "sample set" in line]
+    assert len(notice) <= 120

@@ -1,0 +1,155 @@
+"""m3.py and m4.py as a user runs them, with a GPU and without one."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from test_milestones import HEAD, run
+
+from ece408_op.core import dispatch
+from ece408_op.kernels import KERNELS
+from ece408_op.network import _cudnn
+from ece408_op.plugin import bridge
+
+mx = pytest.importorskip("mxnet")
+
+HOST = bridge.gpu_problem("host")
+DEVICE = bridge.gpu_problem("device")
+gpu = pytest.mark.gpu
+
+
+@pytest.fixture
+def host():
+    """Skip where the operator cannot compute on a GPU."""
+    if HOST is not None:
+        pytest.skip(HOST)
+
+
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+@pytest.mark.parametrize("kernel", ["fastest", "direct"])
+def test_an_unknown_kernel_is_a_usage_error_with_or_without_a_gpu(script, kernel):
+    done = run(script, 10, "--kernel", kernel)
+    assert (done.returncode, done.stdout) == (2, "")
+    for name in dispatch.names("gpu"):
+        assert name in done.stderr
+
+
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+def test_help_has_an_example(script):
+    done = run(script, "--help")
+    assert done.returncode == 0
+    assert f"example: python {script}" in done.stdout
+
+
+@pytest.mark.skipif(HOST is None, reason="this machine has a GPU")
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+@pytest.mark.parametrize("context", [[], ["--context", "cpu"], ["--context", "gpu"]])
+def test_without_a_gpu_one_sentence_and_exit_code_3(script, context):
+    done = run(script, 10, *context)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith(f"{script}: ")
+
+
+@pytest.mark.skipif(DEVICE is None or HOST is None, reason="this machine has a GPU")
+@pytest.mark.parametrize("script", ["m1.py", "m3.py", "m4.py"])
+def test_where_no_network_can_use_a_gpu_one_sentence_and_exit_code_3(script):
+    done = run(script, 10, "--context", "gpu")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+VERIFIED = (
+    r"Largest difference from MXNet's Convolution: \S+\n"
+    r"Largest error against float64: \S+ of what the kernel is allowed\nAgreeing predictions: 100 of 100\n"
+)
+
+
+@gpu
+@pytest.mark.parametrize(("script", "kernel"), [("m3.py", "naive"), ("m4.py", None)])
+@pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
+def test_the_courses_lines_from_the_gpu(host, script, kernel, model, tmp_path):
+    done = run(script, model, 100, "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    layers = 2 if "2018" in model else 1
+    pattern = re.escape(HEAD) + r"Op Time: \d+\.\d{6}\n" * layers + r"Correctness: [0-9.]+ Model: \S+\n" + VERIFIED
+    assert re.fullmatch(pattern, done.stdout), done.stdout
+    calls = json.loads((tmp_path / "r.json").read_text())["op_times"]
+    assert {call["device"] for call in calls} == {"gpu"}
+    if kernel is not None:
+        assert {call["implementation"] for call in calls} == {kernel}
+
+
+@gpu
+@pytest.mark.skipif(DEVICE is None, reason="MXNet's own kernels run on this machine's GPU")
+@pytest.mark.parametrize(("script", "kernel"), [("m1.py", "cudnn"), ("m3.py", "naive"), ("m4.py", None)])
+@pytest.mark.parametrize("model", ["baseline", "ece408-2018sp"])
+def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kernel, model, tmp_path):
+    if kernel == "cudnn" and not _cudnn.is_there():
+        pytest.skip("cuDNN or nvidia-cudnn-frontend is not installed")
+    verify = [] if script == "m1.py" else ["--verify"]
+    done = run(script, model, 100, "--context", "gpu", *verify, "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "ece408_op.gpu_network runs on it" in done.stderr
+    layers = 2 if "2018" in model else 1
+    lines = (
+        r"EvalMetric: {'accuracy': [0-9.]+}\n"
+        if script == "m1.py"
+        else r"Op Time: \d+\.\d{6}\n" * layers + r"Correctness: [0-9.]+ Model: \S+\n" + VERIFIED
+    )
+    assert re.fullmatch(re.escape(HEAD) + lines, done.stdout), done.stdout
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["context"] == "gpu_network"
+    assert len(results["op_times"]) == layers
+    assert all(call["device"] == "gpu" and call["seconds"] > 0 for call in results["op_times"])
+    if kernel is not None:
+        assert {call["implementation"] for call in results["op_times"]} == {kernel}
+
+
+@gpu
+@pytest.mark.parametrize(("script", "kernels"), [("m3.py", {"naive"}), ("m4.py", {"window", "register_tiled"})])
+@pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
+def test_fused_layers_give_the_same_predictions(host, script, kernels, model, tmp_path):
+    done = run(script, model, 1000, "--fuse", "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 1000 of 1000" in done.stdout
+    first = json.loads((tmp_path / "r.json").read_text())["op_times"][0]
+    assert first["implementation"] in kernels
+    assert first["y"][2] == (first["x"][2] - first["w"][2] + 1) // 2
+
+
+@gpu
+@pytest.mark.skipif(DEVICE is None, reason="MXNet's own kernels run on this machine's GPU")
+def test_a_whole_network_as_one_node_sees_itself_to_what_it_fuses(host):
+    done = run("m4.py", 100, "--fuse", "--context", "gpu", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 100 of 100" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+def test_all_kernels_cannot_be_fused(script):
+    done = run(script, 10, "--fuse", "--kernel", "all")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--fuse: expected one kernel, got all" in done.stderr
+
+
+@gpu
+def test_reduced_precision_is_reported_and_fails_nothing(host):
+    name = next(kernel.name for kernel in KERNELS if kernel.device == "gpu" and kernel.precision != "float32")
+    done = run("m4.py", 200, "--kernel", name, "--verify", "--context", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^Agreeing predictions: \d+ of 200$", done.stdout, re.M)
+
+
+@gpu
+def test_all_kernels_in_one_table(host, tmp_path):
+    done = run("m4.py", "ece408-2018sp", 200, "--kernel", "all", "--context", "cpu", "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["kernels"]
+    assert {row["kernel"] for row in rows} == set(dispatch.names("gpu"))
+    assert {row["layer"] for row in rows} == {"new0", "new1"}
+    for row in rows:
+        assert row["right"]
+        assert row["reason"] or row["seconds"] > 0

@@ -1,0 +1,139 @@
+"""The networks classify Fashion-MNIST as well as README.md says, and README.md says enough."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from ece408_op import models
+from ece408_op.data import load_test, sample
+from ece408_op.data.resize import resize
+from ece408_op.errors import DataError
+from ece408_op.graph import params_io
+from ece408_op.models import accuracy, build
+
+pytest.importorskip("mxnet")
+
+NAMES = list(build.NETWORKS)
+LEAST = {"baseline": 0.90, "ece408-high": 0.90, "ece408-low": 0.60, "ece408-2018sp": 0.88, "ece408-2018fa": 0.88}
+MOST_OF_LOW = 0.66
+#: Enough images for a wrong weight to show, few enough for a test.
+COUNT = 2000
+#: Another processor's rounding may turn an answer that was a near tie: two images of the 2000.
+TURNED = 2 / COUNT
+
+real_data = pytest.mark.skipif("ECE408_DATA" not in os.environ, reason="needs the real Fashion-MNIST in ECE408_DATA")
+
+
+@pytest.fixture(autouse=True)
+def unfused(monkeypatch):
+    """MXNet's default fuses convolution and tanh into an operator that is several times slower."""
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")
+
+
+def rows() -> dict[tuple[str, str], list[float]]:
+    """README.md's figures, by network and source."""
+    table = accuracy.README.read_text().partition(accuracy.BEGIN)[2].partition(accuracy.END)[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()[2:]]
+    return {(name, source): [float(share) for share in shares] for name, _, source, *shares in cells}
+
+
+def test_readme_has_every_network_and_each_is_as_good_as_promised():
+    table = rows()
+    assert set(table) == {(name, source) for name in NAMES for source in ("real", "sample")}
+    for name, least in LEAST.items():
+        assert table[name, "real"][-1] >= least, name
+    assert table["ece408-low", "real"][-1] <= MOST_OF_LOW
+
+
+@real_data
+@pytest.mark.parametrize("name", NAMES)
+def test_accuracy_on_real_images_is_readmes(name):
+    network = models.find(name)
+    images, labels, source = load_test(models.info(network).image[1], COUNT)
+    assert source == "fashion-mnist"
+    share = (accuracy.predictions(network, images) == labels).mean()
+    assert share == pytest.approx(rows()[name, "real"][accuracy.COUNTS.index(COUNT)], abs=TURNED)
+
+
+@pytest.fixture(scope="module")
+def sample_set() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = sample.generate()
+    return images[:COUNT], labels[:COUNT]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accuracy_on_sample_images_is_readmes(name, sample_set):
+    network = models.find(name)
+    images, labels = sample_set
+    share = (accuracy.predictions(network, resize(images, models.info(network).image[1])[:, None]) == labels).mean()
+    assert share == pytest.approx(rows()[name, "sample"][accuracy.COUNTS.index(COUNT)], abs=TURNED)
+
+
+def float64_classes(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The network of _build.py in NumPy, in float64: each image's class, and its lead over the second best."""
+    path = models.find(name).params
+    weights = params_io.read(path.read_bytes(), str(path))
+    weights = {key[4:]: value.astype(np.float64) for key, value in weights.items()}
+    x = images.astype(np.float64)
+    layer = "convolution" if name == "baseline" else "new"
+    for position in range(len(build.NETWORKS[name].convolutions)):
+        w = weights[f"{layer}{position}_weight"]
+        windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))  # (B, C, OH, OW, K, K)
+        x = np.einsum("bcijpq,mcpq->bmij", windows, w, optimize=True)
+        if position == 0:
+            batch, maps, height, width = x.shape
+            x = np.tanh(x).reshape(batch, maps, height // 2, 2, width // 2, 2).max(axis=(3, 5))
+    x = x.reshape(len(x), -1) @ weights["fullyconnected0_weight"].T + weights["fullyconnected0_bias"]
+    x = np.tanh(x) @ weights["fullyconnected1_weight"].T + weights["fullyconnected1_bias"]
+    ranked = np.sort(x, axis=1)
+    return x.argmax(axis=1), ranked[:, -1] - ranked[:, -2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_are_the_networks(name):
+    images = np.random.RandomState(2).randint(0, 256, (30, 28, 28)).astype(np.uint8)
+    images[::2] //= 8
+    resized = resize(images, build.NETWORKS[name].size)[:, None]
+    expected, lead = float64_classes(name, resized)
+    sure = lead > 1e-3
+    assert sure.sum() > len(images) // 2
+    np.testing.assert_array_equal(accuracy.predictions(models.find(name), resized)[sure], expected[sure])
+
+
+def test_predictions_in_several_batches_are_those_of_one(monkeypatch):
+    network = models.find("ece408-high")
+    images = np.random.RandomState(4).randint(0, 256, (25, 1, 28, 28)).astype(np.uint8)
+    whole = accuracy.predictions(network, images)
+    monkeypatch.setattr(accuracy, "_BATCH", 10)
+    np.testing.assert_array_equal(accuracy.predictions(network, images), whole)
+    assert len(set(whole)) > 1
+
+
+def test_weights_are_half_precision_and_small_together():
+    paths = [models.find(name).params for name in NAMES]
+    assert sum(path.stat().st_size for path in paths) < 32_000_000
+    for path in paths:
+        for name, value in params_io.read(path.read_bytes(), str(path)).items():
+            assert value.dtype == np.float16, name
+            assert np.isfinite(value).all(), name
+
+
+def test_accuracies_are_shares_of_the_first_images():
+    right = np.zeros(10000, bool)
+    right[:50] = True
+    right[1500:2000] = True
+    assert accuracy.accuracies(right.astype(int), np.ones(right.shape, int)) == [1.0, 0.5, 0.05, 0.275, 0.055]
+
+
+def test_writing_changes_what_is_between_the_markers_alone(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{accuracy.BEGIN}\nold\n{accuracy.END}\nafter\n")
+    accuracy.write_readme("new\n", readme)
+    assert readme.read_text() == f"before\n{accuracy.BEGIN}\nnew\n{accuracy.END}\nafter\n"
+    readme.write_text("no markers\n")
+    with pytest.raises(DataError, match=r"README\.md: expected the markers"):
+        accuracy.write_readme("new\n", readme)
+    assert readme.read_text() == "no markers\n"

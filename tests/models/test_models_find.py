@@ -1,0 +1,205 @@
+"""A network put into a folder is found by name, and its shapes are read from its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op import models
+from ece408_op.errors import GraphError
+from ece408_op.graph import params_io, symbol_json
+from ece408_op.models import build
+from ece408_op.models.shapes import LARGEST
+
+pytest.importorskip("mxnet")
+
+# Unlike any of the five: three channels, a kernel of 3, 41 x 41 images. 41 - 2 = 39, pooled 19, 19 - 2 = 17.
+ANOTHER = build.Architecture(41, ((7, 3), (5, 3)), 11)
+WEIGHTS = {
+    "new0_weight": (7, 3, 3, 3),
+    "new1_weight": (5, 7, 3, 3),
+    "fullyconnected0_weight": (11, 5 * 17 * 17),
+    "fullyconnected0_bias": (11,),
+    "fullyconnected1_weight": (10, 11),
+    "fullyconnected1_bias": (10,),
+}
+
+
+def put(folder: Path, name: str, epoch: int = 1, data: dict | None = None, **changed: tuple | None) -> None:
+    graph = build.graph(ANOTHER)
+    graph["nodes"][0]["attrs"].update(data or {})
+    (folder / f"{name}-symbol.json").write_text(symbol_json.dump(graph))
+    shapes = {key: shape for key, shape in {**WEIGHTS, **changed}.items() if shape is not None}
+    arrays = {f"arg:{key}": np.zeros(shape, np.float16) for key, shape in shapes.items()}
+    (folder / f"{name}-{epoch:04d}.params").write_bytes(params_io.write(arrays, name))
+
+
+def test_another_network_is_found_and_its_size_inferred(tmp_path):
+    put(tmp_path, "year-2031")
+    assert models.list_names(tmp_path) == ["year-2031"]
+    found = models.info("year-2031", tmp_path)
+    # 40 x 40 images pool to 19 x 19 too: the smallest square that fits.
+    assert found.image == (3, 40, 40)
+    assert found.network.title == "year-2031"
+    assert [layer.name for layer in found.convolutions] == ["new0", "new1"]
+    assert found.convolutions[0].x == (1, 3, 40, 40)
+    assert found.convolutions[1] == models.ConvLayer("new1", (1, 7, 19, 19), (5, 7, 3, 3), (1, 5, 17, 17))
+    assert found.layers[0] == ("New", "new0")
+    assert found.layers[-1] == ("SoftmaxOutput", "softmax")
+
+
+@pytest.mark.parametrize("stated", ["(0, 3, 41, 41)", "[1,3,41,41]", "(1L, 3L, 41L, 41L)"])
+def test_the_data_nodes_shape_goes_before(tmp_path, stated):
+    put(tmp_path, "a", data={"__shape__": stated})
+    assert models.info("a", tmp_path).image == (3, 41, 41)
+
+
+def test_a_stated_image_need_not_be_square(tmp_path):
+    put(tmp_path, "a", data={"__shape__": "(0, 3, 30, 54)"}, fullyconnected0_weight=(11, 5 * 12 * 24))
+    assert models.info("a", tmp_path).image == (3, 30, 54)
+
+
+def test_a_shape_with_open_sides_is_inferred(tmp_path):
+    put(tmp_path, "a", data={"__shape__": "(0, 3, 0, 0)"})
+    assert models.info("a", tmp_path).image == (3, 40, 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "convolutions"),
+    [
+        ("baseline", 28, [((1, 1, 28, 28), (50, 1, 5, 5), (1, 50, 24, 24))]),
+        (
+            "ece408-2018sp",
+            64,
+            [((1, 1, 64, 64), (6, 1, 5, 5), (1, 6, 60, 60)), ((1, 6, 30, 30), (16, 6, 5, 5), (1, 16, 26, 26))],
+        ),
+        (
+            "ece408-2018fa",
+            72,
+            [((1, 1, 72, 72), (12, 1, 7, 7), (1, 12, 66, 66)), ((1, 12, 33, 33), (24, 12, 7, 7), (1, 24, 27, 27))],
+        ),
+    ],
+)
+def test_the_courses_networks(name, size, convolutions):
+    found = models.info(name)
+    assert found.image == (1, size, size)
+    assert [(layer.x, layer.w, layer.y) for layer in found.convolutions] == convolutions
+
+
+def test_titles():
+    titles = {name: models.find(name).title for name in build.NETWORKS}
+    assert titles.pop("ece408-2018sp") == titles.pop("ece408-2018fa") == "ece408"
+    assert titles == {name: name for name in titles}
+
+
+def test_the_highest_number_counts(tmp_path):
+    for epoch in (2, 9, 10, 10000):
+        put(tmp_path, "a", epoch)
+    put(tmp_path, "a-b", 20000)
+    (tmp_path / "a-99999.params.part").write_bytes(b"")
+    found = models.find("a", tmp_path)
+    assert (found.epoch, found.params.name) == (10000, "a-10000.params")
+    assert found.prefix == str(tmp_path / "a")
+
+
+def test_a_network_without_weights_is_not_listed(tmp_path):
+    put(tmp_path, "a")
+    put(tmp_path, "b")
+    (tmp_path / "b-0001.params").unlink()
+    assert models.list_names(tmp_path) == ["a"]
+    with pytest.raises(GraphError, match=r"b-symbol\.json: expected weights beside it, such as b-0001\.params"):
+        models.find("b", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "c", "../a", "a/", "a-symbol.json"])
+def test_an_unknown_name_gets_the_known_ones(tmp_path, name):
+    put(tmp_path, "a")
+    with pytest.raises(GraphError, match=r"found none; models in .*: a$"):
+        models.find(name, tmp_path)
+
+
+def test_a_broken_symbol_file_is_named(tmp_path):
+    put(tmp_path, "a")
+    path = tmp_path / "a-symbol.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(GraphError, match=r"a-symbol\.json: expected a symbol in JSON"):
+        models.find("a", tmp_path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(GraphError, match=r"a-symbol\.json: expected a symbol file in JSON"):
+        models.find("a", tmp_path)
+
+
+def test_a_graph_without_data_is_named(tmp_path):
+    put(tmp_path, "a")
+    path = tmp_path / "a-symbol.json"
+    path.write_text(path.read_text().replace('"data"', '"images"'))
+    with pytest.raises(GraphError, match=r"a-symbol\.json: expected a variable 'data'"):
+        models.find("a", tmp_path)
+
+
+def test_an_operator_that_mxnet_lacks_is_named(tmp_path):
+    put(tmp_path, "a")
+    path = tmp_path / "a-symbol.json"
+    graph = json.loads(path.read_text())
+    next(node for node in graph["nodes"] if node["op"] == "Flatten")["op"] = "Flattten"
+    path.write_text(json.dumps(graph))
+    with pytest.raises(GraphError, match=r"a-symbol\.json: .*Op flatten0 of type Flattten"):
+        models.info("a", tmp_path)
+
+
+def test_a_truncated_parameter_file_is_named(tmp_path):
+    put(tmp_path, "a")
+    path = tmp_path / "a-0001.params"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(GraphError, match=r"a-0001\.params: "):
+        models.info("a", tmp_path)
+
+
+def test_missing_weights_are_named(tmp_path):
+    put(tmp_path, "a", new1_weight=None, fullyconnected1_bias=None)
+    with pytest.raises(GraphError, match=r"a-0001\.params: .* lacks new1_weight, fullyconnected1_bias$"):
+        models.info("a", tmp_path)
+
+
+def test_weights_that_fit_no_image_name_the_layer(tmp_path, capfd):
+    put(tmp_path, "a", fullyconnected0_weight=(11, 5 * 17 * 17 + 1))
+    expected = (
+        rf"a-0001\.params: .*a-symbol\.json for a square image of up to {LARGEST} rows, got none; "
+        r"nearest: expected fullyconnected0_weight of shape \(11, 1445\) for images \(3, 40, 40\), got \(11, 1446\)"
+    )
+    with pytest.raises(GraphError, match=expected):
+        models.info("a", tmp_path)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_weight_of_the_wrong_shape_is_named(tmp_path):
+    put(tmp_path, "a", new1_weight=(5, 7, 2, 2))
+    files = r"a-0001\.params against .*a-symbol\.json"
+    expected = rf"{files}: node 6 'new1': expected 'new1_weight' of shape \(5, \?, 3, 3\), got \(5, 7, 2, 2\)"
+    with pytest.raises(GraphError, match=expected):
+        models.info("a", tmp_path)
+
+
+def test_a_weight_with_the_wrong_channels_is_named(tmp_path):
+    put(tmp_path, "a", new1_weight=(5, 8, 3, 3))
+    expected = r"nearest: expected new1_weight of shape \(5, 7, 3, 3\) .*, got \(5, 8, 3, 3\)"
+    with pytest.raises(GraphError, match=expected):
+        models.info("a", tmp_path)
+
+
+def test_a_wrong_attribute_names_the_node(tmp_path):
+    put(tmp_path, "a")
+    path = tmp_path / "a-symbol.json"
+    path.write_text(path.read_text().replace('"num_filter": "5"', '"num_filter": "many"'))
+    with pytest.raises(GraphError, match=r"a-symbol\.json: node 6 'new1': num_filter: "):
+        models.info("a", tmp_path)
+
+
+def test_weights_that_do_not_fit_the_stated_image(tmp_path):
+    put(tmp_path, "a", data={"__shape__": "(1, 3, 39, 39)"})
+    expected = r"__shape__ of 'data' in .*a-symbol\.json, expected fullyconnected0_weight of shape \(11, 1280\)"
+    with pytest.raises(GraphError, match=expected):
+        models.info("a", tmp_path)

@@ -1,0 +1,209 @@
+"""Whole networks through MXNet's doors, on a GPU and on one that is none: Module, executors, SymbolBlock, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import network_fake
+import numpy as np
+import pytest
+from gpu_case import require_gpu
+from network_case import mx, mxnets, ours, text_of, values
+
+import ece408_op
+from ece408_op.errors import DeviceError
+from ece408_op.network import engine
+from ece408_op.network.operator import NetworkProp
+from ece408_op.plugin import bridge
+
+S = mx.sym
+data = S.Variable("data")
+
+
+@pytest.fixture(autouse=True, params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])
+def gpu(request, monkeypatch):
+    """The GPU, or the one that is none."""
+    if request.param == "gpu":
+        require_gpu()
+    else:
+        network_fake.install(monkeypatch)
+    yield request.param
+    engine._engines.clear()
+
+
+def course(filters=8, side=20):
+    x = S.Custom(data, op_type="New", kernel=(5, 5), num_filter=filters, name="new0")
+    x = S.Pooling(S.Activation(x, act_type="tanh"), kernel=(2, 2), stride=(2, 2), pool_type="max")
+    x = S.Activation(S.FullyConnected(S.Flatten(x), num_hidden=30, name="fc0"), act_type="tanh")
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=10, name="fc1"), name="softmax")
+
+
+def bound_module(batch, seed=0, symbol=None):
+    """A Module of the network on the GPU, its parameters, data and expected output."""
+    symbol = symbol or course()
+    args, aux = values(symbol, {"data": (batch, 1, 20, 20)}, seed)
+    (expected,) = mxnets(symbol, args, aux)
+    params = {n: mx.nd.array(a) for n, a in args.items() if n not in ("data", "softmax_label")}
+    node, params, states = ece408_op.gpu_network(symbol, params)
+    module = mx.mod.Module(node, label_names=["softmax_label"])
+    module.bind([("data", (batch, 1, 20, 20))], [("softmax_label", (batch,))], for_training=False)
+    module.set_params(params, states)
+    return module, args, expected
+
+
+def forward(module, args):
+    batch = mx.io.DataBatch([mx.nd.array(args["data"])], [mx.nd.array(args["softmax_label"])])
+    module.forward(batch, is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 3000])
+def test_a_module_gives_what_mxnet_gives(gpu, batch):
+    module, args, expected = bound_module(batch)
+    for _ in range(3):
+        assert np.abs(forward(module, args) - expected).max() < 1e-5
+    if gpu == "gpu":
+        call = ece408_op.op_times()[-1]
+        assert (call.layer, call.device, call.problem.batch) == ("new0", "gpu", batch)
+        assert call.seconds > 0
+
+
+def test_parameters_that_change_are_renewed():
+    module, args, _ = bound_module(50)
+    forward(module, args)
+    for seed in (1, 2):
+        other, _ = values(course(), {"data": (50, 1, 20, 20)}, seed)
+        other["data"] = args["data"]
+        module.set_params({n: mx.nd.array(a) for n, a in other.items() if n in module.get_params()[0]}, {})
+        assert np.abs(forward(module, other) - mxnets(course(), other, {})[0]).max() < 1e-5
+    # One bit, in place, in a way that MXNet's engine does not see.
+    weight = module._exec_group.execs[0].arg_dict["fc1_bias"]
+    bridge.cpu_view(weight)[3] += 1
+    other["fc1_bias"] = weight.asnumpy()
+    assert np.abs(forward(module, other) - mxnets(course(), other, {})[0]).max() < 1e-5
+
+
+# SymbolBlock.imports gives its inputs no type.
+@pytest.mark.filterwarnings(r"ignore:Cannot decide type for the following arguments:UserWarning:mxnet\.gluon\.block")
+def test_saved_and_loaded_by_module_and_by_gluon(tmp_path):
+    module, args, expected = bound_module(6)
+    prefix = str(tmp_path / "net")
+    module.save_checkpoint(prefix, 3)
+    loaded = mx.mod.Module.load(prefix, 3, label_names=["softmax_label"])
+    loaded.bind([("data", (6, 1, 20, 20))], [("softmax_label", (6,))], for_training=False)
+    assert np.abs(forward(loaded, args) - expected).max() < 1e-5
+    block = mx.gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data", "softmax_label"], f"{prefix}-0003.params")
+    for flags in (None, {}, {"static_alloc": True, "static_shape": True}):
+        if flags is not None:
+            block.hybridize(**flags)
+        for _ in range(3):
+            got = block(mx.nd.array(args["data"]), mx.nd.array(args["softmax_label"]))
+            assert np.abs(got.asnumpy() - expected).max() < 1e-5
+
+
+def test_images_from_a_layer_of_mxnets_own():
+    """oneDNN leaves them in a blocked layout."""
+    symbol = S.Convolution(data, kernel=(1, 1), num_filter=8, no_bias=True, name="conv0")
+    weight = np.random.RandomState(0).normal(size=(8, 16, 1, 1)).astype("f")
+    node, params, _ = ece408_op.gpu_network(symbol, {"conv0_weight": mx.nd.array(weight)})
+    block = mx.gluon.SymbolBlock(node, [S.Variable("data", dtype="float32")])
+    block.collect_params().initialize()
+    block.collect_params()["conv0_weight"].set_data(params["conv0_weight"])
+    before = mx.gluon.nn.Conv2D(16, 3, in_channels=16)
+    before.initialize()
+    block.hybridize()
+    for _ in range(6):
+        x = before(mx.nd.random.uniform(shape=(200, 16, 20, 20)))
+        expected = np.einsum("oc,bchw->bohw", weight[:, :, 0, 0], x.asnumpy())
+        assert np.abs(block(x).asnumpy() - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
+def test_each_request_of_a_forward(request_):
+    module, args, expected = bound_module(9)
+    symbol = module.symbol
+    prop = NetworkProp(graph=text_of(symbol))
+    arrays = [mx.nd.array(args[name]) for name in prop.list_arguments()]
+    out = mx.nd.full(expected.shape, 3)
+    mx.nd.waitall()  # the engine does so for an operator that it calls itself
+    prop.create_operator(mx.cpu(), [], []).forward(False, [request_], arrays, [out], [])
+    plus = {"null": 3, "add": expected + 3}.get(request_, expected)
+    assert np.abs(out.asnumpy() - plus).max() < 1e-5
+
+
+def test_a_network_written_over_its_images():
+    x = np.random.RandomState(0).uniform(-1, 1, (500, 7, 7)).astype("f")
+    node, *_ = ece408_op.gpu_network(S.LeakyReLU(data) + S.tanh(data), {})
+    array = mx.nd.array(x)
+    mx.nd.Custom(array, op_type="ece408_network", graph=text_of(node), out=array)
+    assert np.allclose(array.asnumpy(), np.where(x > 0, x, 0.25 * x) + np.tanh(x), atol=1e-6)
+
+
+def test_eight_threads_at_once():
+    """Forwards at once. Bound one after another: MXNet's bind writes into its oneDNN backend, whoever else does so."""
+    bound = [bound_module(20 + seed, seed) for seed in range(8)]
+    failures = []
+
+    def work(seed):
+        try:
+            module, args, expected = bound[seed]
+            for _ in range(5):
+                assert np.abs(forward(module, args) - expected).max() < 1e-5
+        except BaseException as error:
+            failures.append((seed, error))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_batch_too_large_is_split(monkeypatch):
+    module, args, expected = bound_module(1001)
+    (found,) = engine._engines.values()
+    monkeypatch.setattr(engine, "_SHARE", 40_000 / found.gpu.cuda.runtime.memGetInfo()[0])
+    engine._engines.clear()
+    module.bind([("data", (1001, 1, 20, 20))], [("softmax_label", (1001,))], for_training=False, force_rebind=True)
+    assert np.abs(forward(module, args) - expected).max() < 1e-5
+    (found,) = engine._engines.values()
+    ((images, _),) = found._plans.values()
+    assert images < 1001 / engine.MOST_ROUNDS
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)  # a real GPU's memory is not to be filled by a test
+def test_where_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
+    monkeypatch.setattr(network_fake.Gpu, "largest", 100_000)
+    module, args, expected = bound_module(301)
+    assert np.abs(forward(module, args) - expected).max() < 1e-5
+    ((images, _),) = next(iter(engine._engines.values()))._plans.values()
+    assert 1 < images < 30
+    monkeypatch.setattr(network_fake.Gpu, "largest", 100)
+    other = bound_module(5)
+    with pytest.raises(DeviceError, match="expected room for 1 image of the network"):
+        forward(*other[:2])
+
+
+def test_a_batch_that_cannot_be_split_is_computed_whole():
+    symbol = S.softmax(S.transpose(data), axis=0)
+    x = np.random.RandomState(0).uniform(-1, 1, (40, 30)).astype("f")
+    assert np.allclose(
+        ours(symbol, {"data": x}, {}, ("data",), "auto")[0], mxnets(symbol, {"data": x}, {})[0], atol=1e-6
+    )
+
+
+def test_training_is_refused():
+    module, args, _ = bound_module(2)
+    node = ece408_op.gpu_network(S.Dropout(data), {})[0]
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((2, 2))})
+    with pytest.raises(mx.MXNetError, match="expected inference"):
+        executor.forward(is_train=True)[0].asnumpy()
+    node = ece408_op.gpu_network(data * 2, {})[0]
+    gradient = mx.nd.ones((2, 2))
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((2, 2))}, {"data": gradient})
+    executor.forward(is_train=True)[0].wait_to_read()
+    with pytest.raises(mx.MXNetError, match="no gradient"):
+        executor.backward(mx.nd.ones((2, 2)))
+        gradient.wait_to_read()
+    assert np.isnan(gradient.asnumpy()).all()

@@ -1,0 +1,293 @@
+"""A graph is parsed, refused with all reasons, fused, planned, and stands in MXNet as one node; no GPU needed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from network_case import mx, mxnets, ours, text_of, values
+
+import ece408_op
+from ece408_op.core.kernel import EPS32
+from ece408_op.errors import GraphError, ProblemError
+from ece408_op.network import _plan
+from ece408_op.network._fuse import fused
+from ece408_op.network._op_definition import size
+from ece408_op.network._plan import Block
+from ece408_op.network.graph import parse
+
+S = mx.sym
+data = S.Variable("data")
+
+
+def classifier():
+    """A little of everything: a branch, a join, labels."""
+    x = S.Convolution(data, kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv0")
+    x = S.BatchNorm(x, name="norm0", fix_gamma=False)
+    x = S.Activation(x, act_type="relu", name="relu0")
+    branch = S.Convolution(x, kernel=(1, 1), num_filter=4, no_bias=True, name="conv1")
+    x = S.Pooling(S.Activation(x + branch, act_type="tanh"), kernel=(2, 2), stride=(2, 2), pool_type="max")
+    x = S.concat(x, x * 2, dim=1)
+    x = S.FullyConnected(S.Flatten(x), num_hidden=5, name="fc0")
+    return S.SoftmaxOutput(x, name="softmax")
+
+
+def one_node(symbol, shapes):
+    args, aux = values(symbol, shapes)
+    params = {n: mx.nd.array(a) for n, a in args.items() if n not in (*shapes, "softmax_label")}
+    return ece408_op.gpu_network(symbol, params, {n: mx.nd.array(a) for n, a in aux.items()}), args, aux
+
+
+def test_the_node_has_the_networks_arguments_states_and_outputs():
+    symbol = classifier()
+    (node, params, states), args, aux = one_node(symbol, {"data": (2, 3, 8, 8)})
+    assert node.list_arguments() == symbol.list_arguments()
+    assert sorted(node.list_auxiliary_states()) == sorted(symbol.list_auxiliary_states())
+    assert node.list_outputs() == symbol.list_outputs()
+    assert set(params) == set(args) - {"data", "softmax_label"}
+    assert set(states) == set(aux)
+    assert node.infer_shape(data=(7, 3, 8, 8)) == symbol.infer_shape(data=(7, 3, 8, 8))
+    assert [op["op"] for op in json.loads(node.tojson())["nodes"] if op["op"] != "null"] == ["Custom"]
+
+
+def test_it_computes_what_mxnet_does_through_saving_and_loading(tmp_path):
+    symbol = classifier()
+    args, aux = values(symbol, {"data": (3, 3, 8, 8)})
+    (expected,) = mxnets(symbol, args, aux)
+    (got,) = ours(symbol, args, aux, ("data", "softmax_label"))
+    assert np.abs(got - expected).max() < 1e-6
+    (node, *_), _, _ = one_node(symbol, {"data": (3, 3, 8, 8)})
+    node.save(str(tmp_path / "x.json"))
+    assert text_of(mx.sym.load(str(tmp_path / "x.json"))) == text_of(node)
+
+
+def test_unknown_shapes_stay_unknown():
+    (node, *_), _, _ = one_node(classifier(), {"data": (2, 3, 8, 8)})
+    arguments, outputs, states = node.infer_shape_partial()
+    shapes = dict(zip(node.list_arguments(), arguments))
+    assert shapes["fc0_weight"] == (5, 128)
+    assert outputs == [()]
+    assert states == [(4,), (4,)]
+
+
+def test_labels_need_not_be_float32():
+    (node, *_), _, _ = one_node(classifier(), {"data": (2, 3, 8, 8)})
+    types, _, _ = node.infer_type(data=np.float32, softmax_label=np.int32)
+    assert types[-1] is np.int32
+    with pytest.raises(mx.MXNetError, match="data: expected float32, got float16"):
+        node.infer_type(data=np.float16)
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"data": (2, 4, 8, 8)}, "'conv0' .Convolution.: weight: expected shape .4, 4, 3, 3., got .4, 3, 3, 3."),
+        ({"data": (2, 3, 8)}, "'conv0' .Convolution.: data: expected 4 dimensions"),
+        ({"data": (2, 3, 8, 8), "fc0_bias": (6,)}, "fc0_bias: expected shape .5,."),
+    ],
+)
+def test_shapes_that_do_not_fit(given_, message):
+    (node, *_), _, _ = one_node(classifier(), {"data": (2, 3, 8, 8)})
+    with pytest.raises(mx.MXNetError, match=message):
+        node.infer_shape(**given_)
+
+
+def test_every_unknown_node_is_named():
+    x = S.Deconvolution(data, kernel=(2, 2), num_filter=2, name="up")
+    x = S.LRN(x, nsize=3, name="local")
+    x = S.Pooling(x, kernel=(2, 2), pool_type="lp", p_value=2, name="norms")
+    x = S.Convolution(x, kernel=(1, 1, 1), num_filter=2, name="deep")
+    with pytest.raises(GraphError) as caught:
+        ece408_op.gpu_network(x, {})
+    text = str(caught.value)
+    assert "got 4 nodes that it cannot take" in text
+    for words in ("'up' (Deconvolution)", "'local' (LRN)", "'norms' (Pooling)", "'deep' (Convolution)"):
+        assert words in text
+
+
+def test_outputs_beyond_the_first_are_refused():
+    graph = json.loads(S.BatchNorm(data, name="norm").tojson())
+    graph["heads"] = [[len(graph["nodes"]) - 1, 1, 0]]
+    with pytest.raises(GraphError, match=r"'norm' \(BatchNorm\): the network uses its output 1"):
+        parse(json.dumps(graph))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"impl": "window"}, "impl: expected one of auto, cudnn"),
+        ({"precision": "fp8"}, "precision: expected one of"),
+        ({"device_id": -1}, "device_id: expected"),
+        ({"device_id": True}, "device_id: expected"),
+    ],
+)
+def test_unknown_options(options, message):
+    with pytest.raises(ProblemError, match=message):
+        ece408_op.gpu_network(data * 2, {}, **options)
+
+
+def test_a_symbol_of_mx_np_stays_one():
+    node, _, _ = ece408_op.gpu_network((data * 2).as_np_ndarray(), {})
+    assert type(node) is type(data.as_np_ndarray())
+    assert node.list_arguments() == ["data"]
+
+
+def test_parameters_that_are_no_dense_arrays(capfd):
+    with pytest.raises(GraphError, match="arg_params: expected a dictionary of arrays by name, got NoneType"):
+        ece408_op.gpu_network(data * 2, None)
+    with pytest.raises(GraphError, match="aux_params: expected arrays by name, got int for 'mean'"):
+        ece408_op.gpu_network(data * 2, {}, {"mean": 3})
+    weight = mx.nd.ones((3, 4)).tostype("row_sparse")
+    layer = mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name="layer")
+    node, params, _ = ece408_op.gpu_network(layer, {"layer_weight": weight})
+    with pytest.raises(mx.MXNetError, match="layer_weight: expected a dense array, got a row_sparse one"):
+        node.bind(mx.cpu(), {"data": mx.nd.ones((2, 4)), **params})
+    assert capfd.readouterr().out == ""
+
+
+def test_a_broken_graph_is_an_error_and_not_the_end():
+    node = mx.sym.Custom(data, op_type="ece408_network", graph="{", name="broken")
+    with pytest.raises(mx.MXNetError, match="expected a symbol in JSON"):
+        node.infer_shape(data=(1,))
+
+
+def test_activations_join_what_feeds_them_and_go_behind_a_maximum():
+    (node, *_), _, _ = one_node(classifier(), {"data": (2, 3, 8, 8)})
+    nodes = fused(parse(text_of(node))).nodes
+    kinds = [(n.kind.names[0], n.activation) for n in nodes]
+    assert kinds == [
+        ("Convolution", None),
+        ("BatchNorm", "relu"),
+        ("Convolution", None),
+        ("elemwise_add", None),
+        ("Pooling", "tanh"),
+        ("_mul_scalar", None),
+        ("Concat", None),
+        ("Flatten", None),
+        ("FullyConnected", None),
+        ("SoftmaxOutput", None),
+    ]
+
+
+#: Views, operators that can work in place, and others.
+MAKERS = (
+    lambda x, y: x + y,
+    lambda x, y: x * 2,
+    lambda x, y: S.tanh(x),
+    lambda x, y: S.reshape(x, shape=(0, -1)),
+    lambda x, y: S.transpose(S.transpose(x)),
+    lambda x, y: S.LeakyReLU(x),
+    lambda x, y: S.add_n(x, y, x),
+)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_no_two_living_values_share_memory(seed):
+    """In random graphs; and NumPy, in the planned memory, agrees with MXNet."""
+    stream = np.random.RandomState(seed)
+    live = [data]
+    for _ in range(stream.randint(1, 12)):
+        x, y = (live[i] for i in stream.randint(len(live), size=2))
+        live.append(MAKERS[stream.randint(len(MAKERS))](x, y))
+    symbol = S.Group([live[-1], live[stream.randint(len(live))] * 1])
+    args = {"data": stream.uniform(-1, 1, (2, 3)).astype("f")}
+    (node, *_), _, _ = one_node(symbol, {"data": (2, 3)})
+    network = fused(parse(text_of(node)))
+    planned = _plan.plan(network, _plan.infer(network, {"data": (2, 3)}))
+    for step, node_ in enumerate(network.nodes):
+        written = planned.places[node_.output]
+        later = {v for n in network.nodes[step + 1 :] for v in n.inputs} | {v for _, v in network.outputs}
+        made = {n.output for n in network.nodes[: step + 1]} - {node_.output}
+        for value in (later & made) if not node_.kind.view else ():
+            other = planned.places[value]
+            if isinstance(written, Block) and isinstance(other, Block):
+                ends = [p.offset + 4 * size(planned.shapes[v]) for p, v in ((written, node_.output), (other, value))]
+                assert ends[0] <= other.offset or ends[1] <= written.offset
+    for got, expected in zip(ours(symbol, args, {}, ("data",)), mxnets(symbol, args, {})):
+        assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_used_again():
+    x = data
+    for _ in range(20):
+        x = S.LeakyReLU(x)
+    (node, *_), _, _ = one_node(x, {"data": (4, 1000)})
+    network = fused(parse(text_of(node)))
+    assert _plan.plan(network, _plan.infer(network, {"data": (4, 1000)})).bytes <= 2 * 16128
+
+
+@pytest.mark.parametrize(
+    ("symbol", "shape", "splits"),
+    [
+        (S.tanh(data), (4, 3), True),
+        (S.reshape(data, shape=(-1, 3)), (4, 3), True),
+        (S.reshape(data, shape=(0, -1)), (4, 3, 2), True),
+        (S.reshape(data, shape=(-1, 6)), (4, 3), False),
+        (S.transpose(data), (4, 3), False),
+        (S.transpose(data, axes=(0, 2, 1)), (4, 3, 4), True),
+        (S.transpose(data, axes=(1, 0, 2)), (4, 4, 2), False),
+        (S.mean(data, axis=1), (4, 3), True),
+        (S.mean(data, axis=0), (4, 3), False),
+        (S.mean(data, axis=0, keepdims=True), (1, 3), False),
+        (S.softmax(data, axis=0), (4, 3), False),
+        (S.softmax(data), (4, 3), True),
+        (S.concat(data, data, dim=0), (4, 3), False),
+        (S.concat(data, data, dim=1), (4, 3), True),
+        (S.broadcast_add(data, S.mean(data, axis=0, keepdims=True)), (4, 3), False),
+    ],
+)
+def test_a_batch_is_split_only_where_images_stay_apart(symbol, shape, splits):
+    (node, *_), _, _ = one_node(symbol, {"data": shape})
+    network = fused(parse(text_of(node)))
+    assert _plan.splits(network, {"data": shape}) is splits
+
+
+def test_a_parameter_with_the_batch_size_keeps_it_whole():
+    symbol = S.elemwise_add(data, S.Variable("table"))
+    node, *_ = ece408_op.gpu_network(symbol, {"table": mx.nd.ones((4, 3))})
+    assert not _plan.splits(fused(parse(text_of(node))), {"data": (4, 3)})
+
+
+ZOO = {
+    "resnet18_v1": (1, 3, 224, 224),
+    "vgg11": (1, 3, 224, 224),
+    "squeezenet1.0": (1, 3, 224, 224),
+    "mobilenet1.0": (1, 3, 224, 224),
+    "densenet121": (1, 3, 224, 224),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_gluons_networks_are_taken_and_planned(name):
+    symbol = mx.gluon.model_zoo.vision.get_model(name)(data)
+    arguments, outputs, states = symbol.infer_shape(data=ZOO[name])
+    params = {n: mx.nd.empty(s) for n, s in zip(symbol.list_arguments(), arguments) if n != "data"}
+    aux = {n: mx.nd.empty(s) for n, s in zip(symbol.list_auxiliary_states(), states)}
+    node, *_ = ece408_op.gpu_network(symbol, params, aux)
+    assert node.infer_shape(data=ZOO[name])[1] == outputs
+    network = fused(parse(text_of(node)))
+    shapes = _plan.infer(network, {"data": ZOO[name]})
+    planned = _plan.plan(network, shapes)
+    # A value is never held longer than it is read: far less than all of them together.
+    assert planned.bytes < sum(4 * size(shapes[n.output]) for n in network.nodes) / 2
+    assert _plan.splits(network, {"data": ZOO[name]})
+
+
+def test_a_gluon_network_by_the_plan_agrees_with_mxnet():
+    mx.random.seed(7)
+    network = mx.gluon.model_zoo.vision.resnet18_v1(classes=10, thumbnail=True)
+    network.initialize(mx.init.Xavier())
+    symbol = network(data)
+    network(mx.nd.zeros((1, 3, 32, 32)))
+    params = {n: p.data().asnumpy() for n, p in network.collect_params().items()}
+    x = np.random.RandomState(0).uniform(-1, 1, (2, 3, 32, 32)).astype("f")
+    args = {**{n: params[n] for n in symbol.list_arguments() if n != "data"}, "data": x}
+    aux = {n: params[n] for n in symbol.list_auxiliary_states()}
+    (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux, ("data",))
+    # Each layer errs by at most n u for sums of n products, and hands the errors before it on.
+    products = sum(int(np.prod(a.shape[1:])) for n, a in args.items() if n.endswith("weight"))
+    assert np.abs(got - expected).max() <= products * EPS32 * np.abs(expected).max()

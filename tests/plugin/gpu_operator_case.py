@@ -1,0 +1,256 @@
+"""What holds in both contexts of the GPU: the tests of each context inherit these."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pooled_case
+import pytest
+from gpu_case import require_gpu
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ece408_op
+from ece408_op.core import reference
+from ece408_op.core.kernel import EPS32
+from ece408_op.plugin import mxnet_import
+from ece408_op.problem import ConvProblem
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def mxnet():
+    """MXNet; skips the test where it cannot be imported."""
+    try:
+        return mxnet_import.load()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def values(shape, filters, kernel, seed=0):
+    """Input of that shape, and filters, as NumPy arrays."""
+    stream = np.random.RandomState(seed)
+    x = stream.uniform(-1, 1, shape).astype(np.float32)
+    return x, stream.normal(size=(filters, shape[1], kernel, kernel)).astype(np.float32)
+
+
+def assert_right(y, x, w):
+    """Within the error of a float32 sum of n products, whatever its order."""
+    worst = np.abs(y - reference.convolve(x, w)) - 2 * w[0].size * EPS32 * reference.magnitude(x, w)
+    assert worst.max() <= 0, f"off by {worst.max()} more than rounding at {np.unravel_index(worst.argmax(), y.shape)}"
+
+
+shapes = st.integers(1, 7).flatmap(
+    lambda k: st.tuples(
+        st.tuples(st.integers(1, 9), st.integers(1, 8), st.integers(k, k + 20), st.integers(k, k + 25)),
+        st.integers(1, 33),
+        st.just(k),
+    )
+)
+
+
+class OperatorCases:
+    """The tests; a subclass says where the arrays live, and in a child process's words too."""
+
+    #: A device attribute for calls, or nothing where the arrays say it.
+    device: dict[str, str] = {}
+    #: The context as a child process writes it.
+    words = ""
+
+    @pytest.fixture(autouse=True)
+    def gpu(self):
+        """Skip where the context cannot be used here."""
+        self.mx = mxnet()
+        self.cupy = require_gpu()
+
+    def context(self, number=0):
+        """MXNet's context of the arrays."""
+        raise NotImplementedError
+
+    def array(self, source, number=0):
+        """A NumPy array as an NDArray there."""
+        return self.mx.nd.array(source, ctx=self.context(number))
+
+    def call(self, x, w, **options):
+        """The operator by its lowest door."""
+        return self.mx.nd.Custom(
+            x, w, op_type="New", kernel=w.shape[2:], num_filter=w.shape[0], **self.device, **options
+        )
+
+    def operator(self, x, w, number=0):
+        """The operator as MXNet makes it, for calling its methods directly."""
+        from ece408_op.plugin._operator import NewProp
+
+        prop = NewProp(kernel=str(w.shape[2:]), num_filter=str(w.shape[0]), **self.device)
+        return prop.create_operator(self.context(number), [x.shape, w.shape], [np.float32] * 2)
+
+    def test_any_shape_is_right(self):
+        @given(shapes, st.integers(0, 1000))
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+        def check(shape, seed):
+            x, w = values(*shape, seed=seed)
+            rows, columns = (size - w.shape[2] + 1 for size in x.shape[2:])
+            out = self.array(np.full((len(x), len(w), rows, columns), np.nan, np.float32))
+            self.call(self.array(x), self.array(w), out=out)
+            assert_right(out.asnumpy(), x, w)
+
+        check()
+
+    def test_it_agrees_with_mxnets_own_on_many_images(self):
+        x, w = values((4001, 1, 28, 28), 50, 5)
+        out = self.array(np.full((4001, 50, 24, 24), np.nan, np.float32))
+        self.call(self.array(x), self.array(w), out=out)
+        own = self.mx.nd.Convolution(
+            self.mx.nd.array(x), self.mx.nd.array(w), kernel=(5, 5), num_filter=50, no_bias=True
+        )
+        most = np.abs(w).sum(axis=(1, 2, 3)).max()
+        assert np.abs(out.asnumpy() - own.asnumpy()).max() <= 2 * 25 * EPS32 * most
+
+    def test_a_fresh_output_is_right(self):
+        x, w = values((500, 3, 33, 30), 24, 7)
+        assert_right(self.call(self.array(x), self.array(w)).asnumpy(), x, w)
+
+    @pytest.mark.parametrize("fuse", ["tanh_pool", "tanh_pool_full"])
+    @pytest.mark.parametrize("impl", ["auto", "naive"])
+    def test_tanh_and_maxima_in_the_same_pass(self, fuse, impl):
+        x, w = values((300, 3, 20, 17), 12, 4)
+        w /= 7
+        problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(fuse == "tanh_pool_full")
+        out = self.array(np.full(problem.y_shape, np.nan, np.float32))
+        self.call(self.array(x), self.array(w), out=out, fuse=fuse, impl=impl)
+        pooled_case.assert_right(out.asnumpy(), problem, reference.convolve(x, w), reference.magnitude(x, w))
+
+    @pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
+    def test_each_request_of_a_forward(self, request_):
+        x, w = values((40, 3, 9, 7), 4, 3)
+        forward = self.operator(x, w).forward
+        before = np.full((40, 4, 7, 5), 3, np.float32)
+        y = self.array(before)
+        forward(False, [request_], [self.array(x), self.array(w)], [y], [])
+        if request_ == "null":
+            assert (y.asnumpy() == before).all()
+        elif request_ == "add":
+            plain = self.array(before)
+            forward(False, ["write"], [self.array(x), self.array(w)], [plain], [])
+            assert (y.asnumpy() == before + plain.asnumpy()).all()
+        else:
+            assert_right(y.asnumpy(), x, w)
+
+    def test_out_is_written_where_it_lies(self):
+        x, w = values((3, 1, 7, 7), 3, 3)
+        whole = self.array(np.full((5, 3, 5, 5), np.nan, np.float32))
+        self.call(self.array(x), self.array(w), out=whole[1:4])
+        assert_right(whole.asnumpy()[1:4], x, w)
+        assert np.isnan(whole.asnumpy()[[0, 4]]).all()
+
+    def test_slices_of_inputs_are_views(self):
+        x, w = values((6, 1, 9, 7), 8, 3)
+        y = self.call(self.array(x)[1:4], self.array(w)[3:8])
+        assert_right(y.asnumpy(), x[1:4], w[3:8])
+
+    @pytest.mark.parametrize("request_", ["write", "add"])
+    def test_an_output_that_is_its_own_input(self, request_):
+        x, w = values((40, 3, 6, 5), 3, 1)
+        data, plain = self.array(x), self.array(x)
+        forward = self.operator(x, w).forward
+        forward(False, [request_], [data, self.array(w)], [data], [])
+        if request_ == "add":
+            forward(False, ["add"], [self.array(x), self.array(w)], [plain], [])
+            assert (data.asnumpy() == plain.asnumpy()).all()
+        else:
+            assert_right(data.asnumpy(), x, w)
+
+    def test_a_call_that_reuses_its_input_as_output(self):
+        x, w = values((40, 3, 6, 5), 3, 1)
+        data = self.array(x)
+        self.call(data, self.array(w), out=data)
+        assert_right(data.asnumpy(), x, w)
+
+    def test_an_empty_batch_gives_an_empty_output(self):
+        with self.mx.util.np_shape(True):
+            x, w = self.mx.nd.empty((0, 2, 9, 8), ctx=self.context()), self.array(np.ones((3, 2, 3, 3)))
+            y = self.call(x, w)
+            assert y.shape == (0, 3, 7, 6)
+            y.wait_to_read()
+
+    def test_backward_raises_and_leaves_nan(self):
+        x, w = values((2, 1, 6, 6), 2, 3)
+        gradients = [self.array(np.full(a.shape, 7, np.float32)) for a in (x, w)]
+        with pytest.raises(RuntimeError, match="no gradient"):
+            self.operator(x, w).backward(["write", "null"], [], [], [], gradients, [])
+        assert np.isnan(gradients[0].asnumpy()).all()
+        assert (gradients[1].asnumpy() == 7).all()
+
+    def test_the_record_says_where_and_how_long(self):
+        x, w = values((300, 1, 28, 28), 50, 5)
+        ece408_op.clear_op_times()
+        self.call(self.array(x), self.array(w), impl="naive", __layer__="layer1").wait_to_read()
+        (call,) = ece408_op.op_times()
+        assert (call.layer, call.implementation, call.device) == ("layer1", "naive", "gpu")
+        assert call.seconds > 0
+        assert (call.copy_seconds > 0) == bool(self.device)
+
+    def test_eight_threads_at_once(self):
+        """Layers of different shapes at the same time; each thread checks its own."""
+        failures = []
+
+        def work(seed):
+            x, w = values((20, 1 + seed % 3, 20 + seed, 24), 5 + seed, 3, seed)
+            data, weight = self.array(x), self.array(w)
+            try:
+                for y in [self.call(data, weight) for _ in range(20)]:
+                    assert_right(y.asnumpy(), x, w)
+            except BaseException as error:
+                failures.append((seed, error))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    def test_many_calls_leave_no_memory_behind(self):
+        x, w = values((20, 2, 20, 20), 8, 3)
+        data, weight = self.array(x), self.array(w)
+        out = self.call(data, weight)
+
+        def free_memory(calls):
+            for _ in range(calls):
+                self.call(data, weight, out=out)
+            self.mx.nd.waitall()
+            return self.cupy.cuda.runtime.memGetInfo()[0]
+
+        # Other processes may take memory of the GPU meanwhile, now and then; what is left behind is so every time.
+        assert any(free_memory(50) <= free_memory(2000) for _ in range(5))
+
+    def test_the_gpu_cannot_be_asked_for_on_the_cpu_and_back(self):
+        x, w = (self.array(a) for a in values((1, 1, 5, 5), 2, 3))
+        with pytest.raises(self.mx.MXNetError, match="impl: expected an implementation for the gpu"):
+            self.call(x, w, impl="direct").wait_to_read()
+
+    def test_exit_with_dependent_calls_pending(self):
+        program = (
+            "import ece408_op, mxnet as mx, numpy as np\n"
+            f"at = dict(ctx={self.words})\n"
+            "w = mx.nd.array(np.ones((4, 4, 3, 3), np.float32), **at)\n"
+            "y = mx.nd.array(np.ones((3000, 4, 28, 28), np.float32), **at)\n"
+            "for _ in range(4):\n"
+            f"    y = mx.nd.Custom(y, w, op_type='New', kernel=(3, 3), num_filter=4, **{self.device})\n"
+            "print('leaving')\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
+        for _ in range(3):
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

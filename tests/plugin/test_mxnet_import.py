@@ -1,0 +1,204 @@
+"""How MXNet is imported: what it is lent, who else sees it, and what is said where it cannot be imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ece408_op
+
+#: The package without its __init__, which joins it to a real MXNet.
+BARE = """
+import importlib.util, sys, types
+package = types.ModuleType("ece408_op")
+package.__path__ = importlib.util.find_spec("ece408_op").submodule_search_locations
+sys.modules["ece408_op"] = package
+from ece408_op.plugin import mxnet_import
+"""
+ROOT = Path(__file__).parents[2]
+HAS_MXNET = ece408_op.plugin.mxnet_import.Finder().find_spec("mxnet", None) is not None
+needs_mxnet = pytest.mark.skipif(not HAS_MXNET, reason="MXNet is not installed")
+
+#: A library that every Linux Python has loaded, to stand for one of CUDA's.
+SOME_LIBRARY = next(
+    Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("libm.so.6")
+)
+
+
+def python(code: str, *folders: Path, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter that finds the folders and then the package."""
+    path = os.pathsep.join(str(folder) for folder in (*folders, ROOT))
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def output(code: str, *folders: Path, flags: tuple[str, ...] = ()) -> str:
+    done = python(code, *folders, flags=flags)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def fake_mxnet(site: Path, code: str, *distributions: str) -> Path:
+    (site / "mxnet").mkdir(parents=True)
+    (site / "mxnet" / "__init__.py").write_text(code)
+    for name in distributions:
+        (site / f"{name}-1.9.1.dist-info").mkdir()
+    return site
+
+
+@needs_mxnet
+def test_other_packages_see_numpy_and_python_unchanged_and_nothing_warns() -> None:
+    code = """
+import builtins, sys
+import numpy, numpy.testing
+had_distutils = "distutils" in sys.modules
+before, import_before, builtins_before = dict(vars(numpy)), builtins.__import__, dict(vars(builtins))
+import ece408_op
+assert "mxnet" not in sys.modules
+import mxnet, mxnet.test_utils
+mxnet.np.ones(2, dtype=bool)
+mxnet.nd.array([1]).asnumpy()
+after = {name: value for name, value in vars(numpy).items() if type(value) is not type(sys)}  # submodules load late
+assert {name: before.get(name, "new") for name in after} == after
+assert builtins.__import__ is import_before and sys.modules["numpy"] is numpy
+assert all(vars(builtins)[name] is value for name, value in builtins_before.items() if name != "_")
+assert had_distutils or "distutils" not in sys.modules
+for name in ("bool", "int"):
+    assert (name in vars(numpy)) == (name in before)
+print("unchanged")
+"""
+    assert output(code, flags=("-W", "error")) == "unchanged"
+
+
+def test_an_mxnet_that_is_loaded_is_left_alone_and_the_callback_runs_at_once() -> None:
+    code = f"""{BARE}
+sys.modules["mxnet"] = loaded = types.ModuleType("mxnet")
+before, calls = list(sys.meta_path), []
+mxnet_import.install(after=lambda: calls.append(1))
+assert calls == [1] and sys.meta_path == before and mxnet_import.load() is loaded
+print("left alone")
+"""
+    assert output(code) == "left alone"
+
+
+@needs_mxnet
+def test_an_import_that_failed_before_is_made_good() -> None:
+    code = """
+try:
+    import mxnet
+    print("imports without help")
+except Exception:
+    import ece408_op
+    import mxnet
+    from mxnet.gluon.contrib.estimator import event_handler
+    print(mxnet.nd.ones(2).asnumpy(), event_handler.np.Inf)
+"""
+    text = output(code)
+    if text == "imports without help":
+        pytest.skip("this NumPy needs no help")
+    assert text == "[1. 1.] inf"
+
+
+def test_without_mxnet_one_sentence_says_what_to_install() -> None:
+    code = """
+import sys, importlib.util
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name == "mxnet" else self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+import ece408_op
+assert importlib.util.find_spec("mxnet") is None  # those who ask before they import get their answer
+try:
+    import mxnet
+except ModuleNotFoundError as error:
+    assert error.name == "mxnet"
+for use in (ece408_op.plugin.mxnet_import.load, lambda: ece408_op.New, lambda: ece408_op.load_checkpoint):
+    try:
+        use()
+    except ImportError as error:
+        print(type(error).__name__, error)
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("[cpu]'") == 1  # said at the import of ece408_op already
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith("MXNetImportError expected MXNet, found none")
+        assert re.search(r"pip install -e '.*\[cpu\]'", line)
+
+
+@pytest.mark.parametrize(
+    ("library", "advice"),
+    [
+        ("libgomp.so.1", "apt-get install libgomp1"),
+        ("libcudart.so.11.0", "[cu117]"),
+        ("libcuda.so.1", "NVIDIA's driver"),
+    ],
+)
+def test_a_missing_library_is_named_with_what_brings_it(tmp_path: Path, library: str, advice: str) -> None:
+    code = f'raise OSError("{library}: cannot open shared object file: No such file or directory")'
+    done = python("import ece408_op, mxnet", fake_mxnet(tmp_path, code))
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ece408_op.errors.MXNetImportError: MXNet needs the library {library}: ")
+    assert advice in last
+
+
+def test_another_error_of_the_import_stays_what_it_is(tmp_path: Path) -> None:
+    done = python("import ece408_op, mxnet", fake_mxnet(tmp_path, 'raise OSError("the disk is full")'))
+    assert done.stderr.strip().splitlines()[-1] == "OSError: the disk is full"
+
+
+def test_two_builds_in_one_folder_are_refused(tmp_path: Path) -> None:
+    site = fake_mxnet(tmp_path, "", "mxnet", "mxnet_cu117", "mxnet_board")
+    done = python("import ece408_op, mxnet", site)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        "ece408_op.errors.MXNetImportError: expected one build of MXNet, found mxnet and mxnet-cu117"
+    )
+    assert "pip uninstall mxnet mxnet-cu117" in last
+
+
+@pytest.mark.parametrize(("distribution", "loaded"), [("mxnet_cu117", True), ("mxnet", False)])
+def test_only_a_cuda_build_gets_the_libraries_of_the_nvidia_wheels(
+    tmp_path: Path, distribution: str, loaded: bool
+) -> None:
+    code = "print('libcudart.so.11.0' in open('/proc/self/maps').read())"
+    site = fake_mxnet(tmp_path, code, distribution)
+    folder = site / "nvidia" / "cuda_runtime" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcudart.so.11.0").write_bytes(SOME_LIBRARY.read_bytes())
+    (folder / "libcublas.so.11").write_text("no library")  # left to the system's loader
+    assert output(f"{BARE}mxnet_import.load()", site) == str(loaded)
+
+
+@needs_mxnet
+def test_a_loaded_module_has_its_own_loader_and_source() -> None:
+    import importlib.machinery
+    import inspect
+    import pickle
+
+    import mxnet as mx
+
+    assert isinstance(mx.__spec__.loader, importlib.machinery.SourceFileLoader)
+    assert mx.__loader__ is mx.__spec__.loader
+    assert "class NDArray" in inspect.getsource(mx.nd.NDArray)
+    assert importlib.reload(mx.lr_scheduler) is mx.lr_scheduler  # which nobody else holds names of
+    assert pickle.loads(pickle.dumps(mx.nd.array([1, 2]))).asnumpy().tolist() == [1, 2]

@@ -1,0 +1,291 @@
+"""The operator by its public doors: right numbers, shapes, types and requests."""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ece408_op
+from ece408_op.core import dispatch, reference
+from ece408_op.core.kernel import EPS32
+
+mx = pytest.importorskip("mxnet")
+
+
+def arrays(batch, channels, height, width, filters, kernel, seed=0):
+    """Random input and filters, as NumPy arrays."""
+    stream = np.random.RandomState(seed)
+    x = stream.uniform(-1, 1, (batch, channels, height, width)).astype(np.float32)
+    w = stream.normal(size=(filters, channels, kernel, kernel)).astype(np.float32)
+    return x, w
+
+
+def assert_right(y, x, w):
+    """Within the error of a float32 sum of n products, whatever its order."""
+    n = w[0].size
+    worst = np.abs(y - reference.convolve(x, w)) - 2 * n * EPS32 * reference.magnitude(x, w)
+    assert worst.max() <= 0, f"off by {worst.max()} more than rounding at {np.unravel_index(worst.argmax(), y.shape)}"
+
+
+def attributes(w):
+    """The operator's attributes for filters w."""
+    return {"op_type": "New", "kernel": w.shape[2:], "num_filter": w.shape[0]}
+
+
+@st.composite
+def sizes(draw):
+    kernel = draw(st.integers(1, 7))
+    return (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(kernel, kernel + 13)),
+        draw(st.integers(kernel, kernel + 17)),
+        draw(st.integers(1, 20)),
+        kernel,
+    )
+
+
+@given(sizes(), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_any_shape_is_right_and_as_mxnets_own(shape, seed):
+    x, w = arrays(*shape, seed=seed)
+    out = mx.nd.full((x.shape[0], w.shape[0], x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1), np.nan)
+    mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), out=out, **attributes(w))
+    assert_right(out.asnumpy(), x, w)
+    own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=w.shape[2:], num_filter=w.shape[0], no_bias=True)
+    assert_right(own.asnumpy(), x, w)
+
+
+@pytest.mark.parametrize("impl", dispatch.names("cpu"))
+def test_every_implementation_by_its_name(impl):
+    x, w = arrays(17, 2, 11, 19, 5, 3)
+    ece408_op.clear_op_times()
+    y = ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=5, impl=impl, name="layer1")
+    assert_right(y.asnumpy(), x, w)
+    (call,) = ece408_op.op_times()
+    assert (call.layer, call.implementation, call.device) == ("layer1", impl, "cpu")
+    assert call.problem.y_shape == (17, 5, 9, 17)
+    assert call.seconds > 0
+
+
+def test_the_record_is_bounded():
+    from ece408_op.plugin import op_times
+
+    ece408_op.clear_op_times()
+    x, w = arrays(1, 1, 3, 3, 1, 3)
+    ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=1).wait_to_read()
+    (call,) = ece408_op.op_times()
+    for _ in range(op_times.CAPACITY + 5):
+        op_times.record(call)
+    assert len(ece408_op.op_times()) == op_times.CAPACITY
+    ece408_op.clear_op_times()
+    assert ece408_op.op_times() == []
+
+
+@pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
+def test_each_request_of_a_forward(request_):
+    """MXNet asks for null and add through graphs that are hard to build on purpose, so here they are asked directly."""
+    from ece408_op.plugin._operator import NewProp
+
+    x, w = arrays(2, 3, 9, 7, 4, 3)
+    prop = NewProp(kernel="(3, 3)", num_filter="4")
+    forward = prop.create_operator(mx.cpu(), [x.shape, w.shape], [np.float32] * 2).forward
+    before = np.full((2, 4, 7, 5), 3, np.float32)
+    y = mx.nd.array(before)
+    forward(False, [request_], [mx.nd.array(x), mx.nd.array(w)], [y], [])
+    if request_ == "null":
+        assert (y.asnumpy() == before).all()
+    elif request_ == "add":
+        plain = mx.nd.array(np.zeros_like(before))
+        forward(False, ["write"], [mx.nd.array(x), mx.nd.array(w)], [plain], [])
+        assert (y.asnumpy() == before + plain.asnumpy()).all()
+    else:
+        assert_right(y.asnumpy(), x, w)
+
+
+def test_out_is_written_where_it_lies():
+    x, w = arrays(3, 1, 8, 8, 2, 3)
+    whole = mx.nd.full((5, 2, 6, 6), np.nan)
+    mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), out=whole[1:4], **attributes(w))
+    assert_right(whole[1:4].asnumpy(), x, w)
+    assert np.isnan(whole.asnumpy()[[0, 4]]).all()
+
+
+def test_slices_of_inputs_are_views():
+    x, w = arrays(6, 2, 9, 9, 8, 3)
+    y = mx.nd.Custom(mx.nd.array(x)[2:5], mx.nd.array(w)[4:8], op_type="New", kernel=(3, 3), num_filter=4)
+    assert_right(y.asnumpy(), x[2:5], w[4:8])
+
+
+def test_an_output_that_is_its_own_input():
+    x, w = arrays(4, 3, 6, 5, 3, 1)
+    data = mx.nd.array(x)
+    mx.nd.Custom(data, mx.nd.array(w), out=data, **attributes(w))
+    assert_right(data.asnumpy(), x, w)
+
+
+def test_shapes_are_inferred_both_ways():
+    symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(5, 5), num_filter=50, name="new0")
+    assert symbol.list_arguments() == ["data", "new0_weight"]
+    assert symbol.list_outputs() == ["new0_output"]
+    assert symbol.infer_shape(data=(7, 1, 28, 30)) == ([(7, 1, 28, 30), (50, 1, 5, 5)], [(7, 50, 24, 26)], [])
+    assert symbol.infer_shape_partial() == ([(0, 0, 0, 0), (50, 0, 5, 5)], [(0, 50, 0, 0)], [])
+    assert symbol.infer_shape_partial(data=(0, 3, 28, 0)) == ([(0, 3, 28, 0), (50, 3, 5, 5)], [(0, 50, 24, 0)], [])
+    partial = symbol.infer_shape_partial(data=(2, 0, 9, 9), new0_weight=(0, 6, 0, 0))
+    assert partial == ([(2, 6, 9, 9), (50, 6, 5, 5)], [(2, 50, 5, 5)], [])
+
+
+def test_a_shape_that_is_known_only_behind_the_operator():
+    """Its data is of unknown rank at first; MXNet takes the rank 0 that an empty answer would give for known."""
+    data, label = mx.sym.var("data"), mx.sym.var("label")
+    layer = ece408_op.New(data, mx.sym.var("w"), kernel=(3, 3), num_filter=8)
+    arguments, outputs, _ = mx.sym.Group([layer, data + label]).infer_shape(label=(4, 6, 12, 11))
+    assert arguments == [(4, 6, 12, 11), (8, 6, 3, 3), (4, 6, 12, 11)]
+    assert outputs == [(4, 8, 10, 9), (4, 6, 12, 11)]
+
+
+def test_layers_behind_it_while_no_shape_is_known():
+    layer = ece408_op.New(mx.sym.var("data"), mx.sym.var("w"), kernel=(3, 3), num_filter=8)
+    symbol = mx.sym.BatchNorm(layer, name="norm")
+    assert symbol.infer_shape_partial()[1:] == ([(0, 8, 0, 0)], [(8,), (8,)])
+    parameters = {"w": mx.nd.ones((8, 6, 3, 3)), "norm_gamma": mx.nd.ones(8), "norm_beta": mx.nd.ones(8)}
+    states = {"norm_moving_mean": mx.nd.ones(8), "norm_moving_var": mx.nd.ones(8)}
+    assert symbol.optimize_for("MKLDNN", parameters, states).list_outputs() == ["norm_output"]
+
+
+def test_types_are_inferred():
+    symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(5, 5), num_filter=50)
+    assert symbol.infer_type(data=np.float32) == ([np.float32, np.float32], [np.float32], [])
+
+
+def test_nan_and_infinity_go_where_mxnets_own_puts_them():
+    x, w = arrays(2, 2, 12, 13, 3, 3)
+    x[0, 1, 4, 5], x[1, 0, 2, 2], x[1, 1, 11, 12] = np.nan, np.inf, -np.inf
+    w[2, 0, 0, 0] = np.inf
+    y = mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), **attributes(w)).asnumpy()
+    own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=3, no_bias=True).asnumpy()
+    assert (np.isnan(y) == np.isnan(own)).all()
+    infinite = np.isinf(own)
+    assert (y[infinite] == own[infinite]).all()
+    assert (np.isfinite(y) == np.isfinite(own)).all()
+
+
+def test_an_empty_batch_gives_an_empty_output():
+    with mx.util.np_shape(True):
+        x, w = mx.nd.zeros((0, 2, 9, 8)), mx.nd.ones((3, 2, 3, 3))
+        y = mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=3)
+        assert y.shape == (0, 3, 7, 6)
+        y.wait_to_read()
+
+
+def test_double_underscore_attributes_are_mxnets_own():
+    with mx.AttrScope(ctx_group="a", lr_mult="2"):
+        symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2)
+    x, _ = arrays(1, 1, 5, 5, 2, 3)
+    assert symbol.simple_bind(mx.cpu(), data=x.shape, grad_req="null").forward()[0].shape == (1, 2, 3, 3)
+
+
+def test_backward_raises_and_leaves_nan():
+    x, w = (mx.nd.array(a) for a in arrays(2, 1, 6, 6, 2, 3))
+    x.attach_grad()
+    x.grad[:] = 7
+    with mx.autograd.record():
+        y = mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=2)
+    with pytest.raises(mx.MXNetError, match="no gradient"):
+        y.backward()
+        x.grad.wait_to_read()
+    assert np.isnan(x.grad.asnumpy()).all()
+
+
+def test_a_module_bound_for_training_infers():
+    x, w = arrays(4, 1, 9, 9, 3, 3)
+    module = mx.mod.Module(
+        ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0"), label_names=None
+    )
+    module.bind([("data", x.shape)], for_training=True)
+    module.init_params(arg_params={"new0_weight": mx.nd.array(w)}, aux_params={})
+    module.forward(mx.io.DataBatch([mx.nd.array(x)]), is_train=False)
+    assert_right(module.get_outputs()[0].asnumpy(), x, w)
+
+
+def test_float16_parameters_load_into_a_float32_module():
+    x, w = arrays(2, 1, 7, 7, 3, 3)
+    half = mx.nd.array(w, dtype=np.float16)
+    module = mx.mod.Module(
+        ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0"), label_names=None
+    )
+    module.bind([("data", x.shape)], for_training=False)
+    module.set_params({"new0_weight": half}, {})
+    module.forward(mx.io.DataBatch([mx.nd.array(x)]))
+    assert_right(module.get_outputs()[0].asnumpy(), x, half.asnumpy().astype(np.float32))
+
+
+def test_arrays_and_symbols_of_mx_np():
+    x, w = arrays(3, 2, 9, 8, 5, 3)
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        data, weight = mx.np.array(x), mx.np.array(w)
+        y = ece408_op.New(data, weight, kernel=(3, 3), num_filter=5)
+        assert type(y) is mx.np.ndarray
+        assert_right(y.asnumpy(), x, w)
+        out = mx.np.zeros(y.shape)
+        assert ece408_op.New(data, weight, kernel=(3, 3), num_filter=5, out=out) is out
+        assert_right(out.asnumpy(), x, w)
+        names = [mx.sym.var(name, dtype="float32").as_np_ndarray() for name in ("data", "w")]
+        block = mx.gluon.SymbolBlock(ece408_op.New(*names, kernel=(3, 3), num_filter=5), names)
+        y = block(data, weight)
+        assert type(y) is mx.np.ndarray
+        assert_right(y.asnumpy(), x, w)
+
+
+@pytest.mark.parametrize(
+    "mode", [None, {}, {"static_alloc": True, "static_shape": True}], ids=["plain", "hybrid", "static"]
+)
+def test_an_empty_batch_in_a_gluon_network(mode):
+    x, w = arrays(3, 2, 9, 8, 5, 3)
+    with mx.util.np_shape(True):
+        block = mx.gluon.SymbolBlock(
+            ece408_op.New(mx.sym.var("data"), mx.sym.var("w"), kernel=(3, 3), num_filter=5),
+            [mx.sym.var("data", dtype="float32"), mx.sym.var("w", dtype="float32")],
+        )
+        if mode is not None:
+            block.hybridize(**mode)
+        for data in (x, x[:0], x):
+            y = block(mx.nd.array(data), mx.nd.array(w)).asnumpy()
+            assert y.shape == (len(data), 5, 7, 6)
+        assert_right(y, x, w)
+
+
+def test_a_prefix_stands_in_front_of_the_layers_name_once():
+    with mx.name.Prefix("net_"):
+        layer = ece408_op.New(mx.sym.var("data"), kernel=(3, 3), num_filter=5, name="conv")
+    assert layer.list_arguments() == ["data", "net_conv_weight"]
+    assert layer.list_outputs() == ["net_conv_output"]
+    x, w = arrays(1, 2, 9, 8, 5, 3)
+    ece408_op.clear_op_times()
+    layer.eval(data=mx.nd.array(x), net_conv_weight=mx.nd.array(w))[0].wait_to_read()
+    assert [call.layer for call in ece408_op.op_times()] == ["net_conv"]
+
+
+def test_op_time_leaves_out_the_first_touch_of_the_output(monkeypatch):
+    """Every page of a fresh output is mapped before the kernel runs, so the clock sees none of it."""
+    direct, page, seen = dispatch.find("direct"), resource.getpagesize(), []
+    run = direct.run
+
+    def watched(problem, x, w, out, threads):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        out.reshape(-1)[:: page // 4] = 0
+        seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        run(problem, x, w, out, threads)
+
+    monkeypatch.setitem(vars(direct), "run", watched)  # its fields are frozen
+    x, w = mx.nd.ones((400, 1, 28, 28)), mx.nd.ones((50, 1, 5, 5))
+    y = mx.nd.Custom(x, w, op_type="New", impl="direct", kernel=(5, 5), num_filter=50)
+    assert (y.asnumpy() == 25).all()
+    (faults,) = seen
+    assert faults < y.size * 4 // page // 100
+    call = ece408_op.op_times()[-1]
+    assert call.call_seconds > call.seconds

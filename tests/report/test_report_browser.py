@@ -1,0 +1,136 @@
+"""The report's page in headless Chromium, as wide as a phone and as a desk, light and dark, and printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report_page import asked, keep, keep_some, milestone
+
+from ece408_op.report import _jobs, _render
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+PHONE, DESK = 360, 1280
+#: With ECE408_SCREENSHOTS set to a folder, pictures of what was tested are left there.
+SCREENSHOTS = os.environ.get("ECE408_SCREENSHOTS")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with playwright.sync_playwright() as player:
+        if found is None and not Path(player.chromium.executable_path).exists():
+            pytest.skip("needs Chromium on PATH or Playwright's own: playwright install chromium")
+        # Chromium's sandbox does not start as root.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        started = player.chromium.launch(executable_path=found, args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    kept = keep_some(folder / "runs")
+    name = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm_256x128::Params)"
+    entry = {"name": name, "percent": 95.0, "total": 3e6, "calls": 7, "average": 4e5, "least": 2e5, "most": 9e5}
+    profile = {"tables": {"gpu": [entry], "calls": [], "operators": []}, "over": {"gpu": [name]}, "shapes": []}
+    keep(kept, "m3-ece408-high-10000-profile", milestone([0.0068], "naive", profile=profile))
+    _render.write(_jobs.plan(asked()), asked(), kept, folder)
+    return folder / "index.html"
+
+
+def opened(browser: Any, page: Path, width: int, scheme: str) -> tuple[Any, list[str]]:
+    view = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    requests: list[str] = []
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto(page.as_uri())
+    return view, requests
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_nothing_overflows_and_nothing_is_fetched(browser, page, width, scheme) -> None:
+    view, requests = opened(browser, page, width, scheme)
+    view.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+    assert requests == [page.as_uri()]
+    assert view.evaluate("document.documentElement.scrollWidth") == width
+    # What is wider than the page scrolls in a box of its own.
+    wide = """[...document.body.querySelectorAll('*')]
+        .filter(element => !element.closest('.wide') && element.getBoundingClientRect().right > innerWidth + 1)
+        .map(element => element.outerHTML.slice(0, 80))"""
+    assert view.evaluate(wide) == []
+    if width == PHONE:
+        boxes = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
+        assert view.evaluate(boxes) > 0
+    if SCREENSHOTS:
+        view.screenshot(path=f"{SCREENSHOTS}/page-{width}-{scheme}.png", full_page=True)
+    view.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_and_figures_stand_out_from_the_page(browser, page, scheme) -> None:
+    """The contrast of WCAG 2, of text, links and the figures' text alike."""
+    view, _ = opened(browser, page, DESK, scheme)
+    colours = view.evaluate(
+        """['p', 'a', 'td', 'th', 'svg text'].map(name => {
+            const element = document.querySelector('main ' + name) || document.querySelector(name);
+            const style = getComputedStyle(element);
+            const own = name == 'svg text' ? style.fill : style.color;
+            const back = name == 'th' ? style.backgroundColor
+                                      : getComputedStyle(document.documentElement).backgroundColor;
+            return [name, own, back];
+        })"""
+    )
+    for name, ink, back in colours:
+        assert contrast(ink, back) >= 4.5, (name, ink, back)
+    view.close()
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_figures_fit_and_their_words_can_be_read(browser, page, width) -> None:
+    view, _ = opened(browser, page, width, "light")
+    figures = view.evaluate(
+        """[...document.querySelectorAll('figure svg')].map(svg => {
+            const box = svg.getBoundingClientRect(), words = [...svg.querySelectorAll('text')];
+            return [box.width, Math.min(...words.map(word => word.getBoundingClientRect().height)),
+                    words.filter(word => word.getBoundingClientRect().right > box.right + 2).length];
+        })"""
+    )
+    assert len(figures) == 3  # the CPU, the GPU, and the roofline
+    for shown, least, cut in figures:
+        assert 300 <= shown <= width
+        assert least >= 7
+        assert cut == 0
+    view.close()
+
+
+def test_printed_the_folded_tables_are_there_and_nothing_is_cut(browser, page) -> None:
+    view, _ = opened(browser, page, 700, "dark")
+    view.emulate_media(media="print")
+    shown = "document.querySelector('details table').checkVisibility()"
+    assert view.evaluate(shown)
+    view.emulate_media(media="screen")
+    assert not view.evaluate(shown)
+    view.emulate_media(media="print")
+    assert view.evaluate("document.documentElement.scrollWidth") <= 700
+    assert view.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
+    view.close()
+
+
+def contrast(one: str, other: str) -> float:
+    lights = sorted((_luminance(one), _luminance(other)))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(word) / 255 for word in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,154 @@
+"""Launches made ready beforehand; those that begin early must not see what is not there yet."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gpu_case import refused, require_gpu
+
+from ece408_op.kernels.cuda.split_precision import split_precision
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import _prepared_launch, cuda
+from ece408_op.runtime.launch import Chip, Launch
+
+LAYERS = {
+    split_precision.COLUMNS: (1, 28, 28, 50, 5),
+    split_precision.ROWS: (6, 30, 30, 16, 5),
+    split_precision.TEAMS: (12, 33, 33, 24, 7),
+    split_precision.WARPS: (6, 30, 30, 16, 5),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", LAYERS, ids=lambda kernel: kernel.name)
+def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeypatch):
+    cupy = require_gpu()
+    problem = ConvProblem(2200, *LAYERS[kernel])
+    if refused(kernel, problem):
+        return
+    plan = kernel.plan(problem, cuda.chip(), 16)
+    program = cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan)
+    rng, sets = cupy.random.default_rng(408), []
+    for number in range(4):
+        x, w = rng.random(problem.x_shape, np.float32), rng.standard_normal(problem.w_shape, np.float32)
+        if number == 1:
+            x[::7, 0, 3, 4] = np.nan  # images to be repaired
+        if number == 2:
+            w[0, 0, 0, 0] = 1e-38  # filters that cannot be split: all images are
+        sets.append({"x": x, "w": w, "y": cupy.empty(problem.y_shape, np.float32)})
+
+    def call(arrays):
+        cuda.execute(program, problem.batch, arrays, None)
+
+    expected = []
+    with monkeypatch.context() as without:
+        without.setattr(_prepared_launch, "_driver", lambda: None)
+        for arrays in sets:
+            arrays["y"].fill(np.nan)
+            call(arrays)
+            cupy.cuda.Device().synchronize()
+            expected.append(arrays["y"].copy())
+    done, driver = [], _prepared_launch._driver()
+    monkeypatch.setattr(_prepared_launch, "_driver", lambda: lambda *given: done.append(driver(*given)) or done[-1])
+    for _ in range(10):
+        for arrays in sets:
+            arrays["y"].fill(7)
+        for arrays in sets * 3:
+            call(arrays)
+        for arrays, exact in zip(sets, expected):
+            same = (arrays["y"] == exact) | (cupy.isnan(arrays["y"]) & cupy.isnan(exact))
+            assert bool(same.all())
+    # One step of each call is launched as ever: what was on the stream before has then ended.
+    steps = plan.steps(problem.batch)
+    assert [step.early for step in steps] == [False] + [cuda.chip().capability >= (9, 0)] * 2
+    assert done and not any(done)
+
+
+class Function:
+    """CuPy's, which remembers what it was called with."""
+
+    def __init__(self):
+        self.kernel, self.calls = SimpleNamespace(ptr=408), []
+
+    def __call__(self, *given, **more):
+        self.calls.append((given, more))
+
+
+class Stream:
+    """CuPy's."""
+
+    ptr = 7
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+STEP = Launch("k", (3, 2, 1), (32, 1, 1), ("x", "y", np.int64(-5), np.int32(9), np.float32(0.5)), 64, early=True)
+
+
+def prepared(function):
+    addresses = _prepared_launch.Addresses(["y", "x"])
+    ready = _prepared_launch.Prepared(function, STEP, addresses)
+    addresses.fill({"x": 2**63 + 1, "y": 512, "not used": 1})
+    return ready
+
+
+@pytest.mark.parametrize("driver", ["none", "one that refuses"])
+def test_what_the_driver_will_not_launch_cupy_does(monkeypatch, driver):
+    monkeypatch.setattr(_prepared_launch, "_driver", lambda: None if driver == "none" else lambda *_: 1)
+    function = Function()
+    prepared(function).put(Stream())
+    args = (2**63 + 1, 512, -5, 9, 0.5)
+    assert function.calls == [(((3, 2, 1), (32, 1, 1), args), {"shared_mem": 64})]
+
+
+def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatch):
+    seen = []
+
+    def call(config, function, pointers, extra):
+        given = config._obj
+        kinds = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32, ctypes.c_float)
+        numbers = [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers)]
+        attribute = given.attributes[0]
+        seen.append((tuple(given.grid), tuple(given.block), given.shared, given.stream, function, numbers, extra))
+        seen.append((given.count, attribute.which, attribute.value))
+        return 0
+
+    monkeypatch.setattr(_prepared_launch, "_driver", lambda: call)
+    function = Function()
+    prepared(function).put(Stream())
+    assert not function.calls
+    assert seen == [((3, 2, 1), (32, 1, 1), 64, 7, 408, [2**63 + 1, 512, -5, 9, 0.5], None), (1, 6, 1)]
+
+
+def test_a_driver_that_is_not_there_is_none(monkeypatch):
+    def missing(name: str):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    _prepared_launch._driver.cache_clear()
+    try:
+        assert _prepared_launch._driver() is None
+    finally:
+        _prepared_launch._driver.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "kernel", [split_precision.COLUMNS, split_precision.ROWS, split_precision.WARPS], ids=lambda kernel: kernel.name
+)
+def test_launches_are_early_only_where_the_kernels_wait_and_the_chip_is_full(kernel):
+    problem = ConvProblem(10_000, *LAYERS[kernel])
+    hopper = Chip("Hopper", (9, 0), 132, 227 * 1024)
+    chips = [hopper, replace(hopper, capability=(8, 6), shared_bytes=99 * 1024)]
+    found = [[step.early for step in kernel.plan(problem, chip, 16).steps(10_000)] for chip in chips]
+    assert found == [[False, True, True], [False] * 3]
+    assert not any(step.early for step in kernel.plan(problem, hopper, 16).steps(10))
+    # An older compiler would make code for an older chip, which does not wait.
+    assert "11.8" in kernel.not_supported_reasons(problem, replace(hopper, compiler=(11, 7)))[0]

@@ -1,0 +1,153 @@
+"""The import layers: a package imports only from the packages listed for it, and nothing in a circle."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: What each package may import besides itself, from the lowest layer to the highest. A module of ece408_op itself, and
+#: core.dispatch, which alone in core imports the kernels, counts as a package.
+MAY_IMPORT = {
+    "errors": "",
+    "problem": "errors",
+    "commands": "",
+    "data": "errors commands",
+    "runtime": "errors problem",
+    "core": "errors problem runtime",
+    "kernels": "errors problem runtime core",
+    "core.dispatch": "errors problem runtime core kernels",
+    "plugin": "errors problem runtime core core.dispatch",
+    "graph": "errors data core.dispatch plugin",
+    "network": "errors problem runtime core core.dispatch plugin graph",
+    "profile": "errors commands data runtime plugin",
+    "models": "errors commands data core plugin graph",
+    "milestones": "errors problem commands data runtime core core.dispatch plugin graph network profile models",
+    "bench": "errors problem commands data runtime core kernels core.dispatch plugin network models milestones",
+    "grade": "errors problem data runtime core kernels core.dispatch graph models",
+    "report": "errors problem commands data runtime core core.dispatch plugin profile models milestones bench",
+    "__init__": "plugin graph network",
+    "__main__": "commands",
+}
+#: What has to do with streams; all others are given one at most to pass on.
+KNOW_STREAMS = {"cuda", "bridge", "device_context", "host_context", "engine"}
+
+
+def modules() -> dict[str, Path]:
+    """{"ece408_op.x": path} of every file of the package; a folder's __init__ bears the folder's name."""
+    found = {}
+    for folder in ("ece408_op", "kernels", "models", "data"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts if folder == "ece408_op" else ("ece408_op", *parts))
+            found[name.replace(".__init__", "")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def package(name: str) -> str:
+    """The entry of MAY_IMPORT that a module belongs to."""
+    name = name.partition(".")[2]
+    return name if name in MAY_IMPORT else name.partition(".")[0] or "__init__"
+
+
+def imports(name: str, top_only: bool = False) -> Iterator[str]:
+    """The full names that a file imports, inside its functions too; what is no module counts as its module."""
+    above = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    for node in tree.body if top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = above[: len(above) + 1 - node.level] if node.level else []
+            base = ".".join([*start, *filter(None, [node.module])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if inner in MODULES else base
+
+
+def own_imports(name: str) -> set[str]:
+    return {other for other in imports(name) if other in MODULES and other != name}
+
+
+def test_every_file_belongs_to_a_package() -> None:
+    assert [name for name in MODULES if package(name) not in MAY_IMPORT] == []
+
+
+def test_a_package_may_import_lower_ones_only() -> None:
+    order = list(MAY_IMPORT)
+    for number, (name, others) in enumerate(MAY_IMPORT.items()):
+        assert set(others.split()) <= set(order[:number]), name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_come_from_the_packages_listed(name: str) -> None:
+    allowed = {package(name), *MAY_IMPORT[package(name)].split()}
+    assert [other for other in own_imports(name) if package(other) not in allowed] == []
+
+
+def test_nothing_listed_is_unused() -> None:
+    used = {(package(name), package(other)) for name in MODULES for other in own_imports(name)}
+    assert [(name, x) for name, others in MAY_IMPORT.items() for x in others.split() if (name, x) not in used] == []
+
+
+def test_a_private_module_is_imported_in_its_folder_only() -> None:
+    for name in MODULES:
+        private = [other for other in own_imports(name) if other.rpartition(".")[2].startswith("_")]
+        outside = [x for x in private if MODULES[x].parent != MODULES[name].parent]
+        assert outside == [], name
+
+
+def test_a_package_names_its_public_modules() -> None:
+    for name, path in MODULES.items():
+        stem = name.rpartition(".")[2]
+        inner = path.name != "__init__.py" and path.parent != ROOT / "ece408_op"
+        if inner and not stem.startswith("_"):
+            text = ast.get_docstring(ast.parse((path.parent / "__init__.py").read_text(encoding="utf-8")))
+            assert re.search(rf"\b{stem}\b", text or ""), f"{path.parent.name} does not name {stem}"
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    edges = {name: own_imports(name) for name in MODULES}
+    done = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        assert name not in path, f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, [*path, name])
+            done.add(name)
+
+    for name in edges:
+        visit(name, [])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy(name: str) -> None:
+    loaded = {other.split(".")[0] for other in imports(name, top_only=True)}
+    assert "cupy" not in loaded
+    if package(name) in ("errors", "problem", "commands", "data", "runtime", "core", "kernels", "core.dispatch"):
+        assert "mxnet" not in loaded
+
+
+def test_kernels_never_name_mxnet() -> None:
+    sources = [path for path in (ROOT / "kernels").rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
+    assert sources
+    assert [path.name for path in sources if re.search("mxnet", path.read_text(encoding="utf-8"), re.IGNORECASE)] == []
+
+
+def test_the_operator_never_names_cupy() -> None:
+    assert not re.search("import.*cupy", MODULES["ece408_op.plugin._operator"].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[-1].lstrip("_") not in KNOW_STREAMS])
+def test_only_few_files_know_streams(name: str) -> None:
+    nodes = ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    calls = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    assert {"Stream", "synchronize", "wait_event", "ExternalStream"}.isdisjoint(calls)
