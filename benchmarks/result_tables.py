@@ -85,7 +85,7 @@ def gpu_layers(name: str) -> str:
         rate = layer["flops"] / own["median"] / 1e9
         rows.append(
             [layer["name"], str(layer["problem"]["batch"]), f"`{own['kernel']}`", number(own["median"]), number(theirs)]
-            + [f"{ratios[-1]:.2f}", f"{own['median'] / layer['floor_milliseconds']:.2f}", f"{rate:.1f}"]
+            + [f"{ratios[-1]:.2f}", f"{own['median'] / layer['roofline_milliseconds']:.2f}", f"{rate:.1f}"]
         )
     rows.append(["geometric mean", "", "", "", "", f"{mean(ratios):.2f}", "", ""])
     rows.append(["least", "", "", "", "", f"{min(ratios):.2f}", "", ""])
@@ -111,15 +111,22 @@ def precisions() -> str:
 def float32_kernels() -> str:
     """The plain float32 kernels of the GPU."""
     strips, window = read("layers-h200-float32"), read("layers-h200-window")
-    windows = {layer["name"]: layer["results"]["window"]["median"] for layer in window["layers"]}
+    windows = {layer["name"]: layer["results"]["sliding_window"]["median"] for layer in window["layers"]}
     rows = []
     for layer in strips["layers"]:
-        times = [layer["results"][kernel]["median"] for kernel in ("strip", "strip_uniform")]
+        times = [layer["results"][kernel]["median"] for kernel in ("register_blocked", "register_blocked_uniform")]
         times.append(windows.get(layer["name"], math.inf))
         words = [number(time) if time < math.inf else "not taken" for time in times]
-        share = f"{min(times) / layer['floor_milliseconds']:.2f}"
+        share = f"{min(times) / layer['roofline_milliseconds']:.2f}"
         rows.append([COURSE[layer["name"]], *words, number(min(peers(layer))), share])
-    head = ["layer", "`strip`, ms", "`strip_uniform`, ms", "`window`, ms", "cuDNN float32, ms", "best, of the roofline"]
+    head = [
+        "layer",
+        "`register_blocked`, ms",
+        "`register_blocked_uniform`, ms",
+        "`sliding_window`, ms",
+        "cuDNN float32, ms",
+        "best, of the roofline",
+    ]
     return f"{sentence(strips)}\n\n{markdown(head, rows)}"
 
 

@@ -245,7 +245,7 @@ def _run_gpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int
         for entrant, timing in _gpu.contest(problem, options.impl, options.precision, repeats, options.seed):
             print(f"[{number}/{len(layers)}] {name}: {entrant} {timing}", file=sys.stderr)
             timings[entrant] = timing
-        results.append(_gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.floor_seconds(problem)))
+        results.append(_gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.roofline_seconds(problem)))
         cuda.cupy().get_default_memory_pool().free_all_blocks()
         record.write(_gpu_report.as_data(results, ceilings, options.precision), number == len(layers))
     print(_gpu_report.table(results))

@@ -27,7 +27,7 @@ def seconds(
     """The predicted time for all contestants on all layers; ``repeats`` and ``budget`` are measure.measure's."""
     total = 0.0
     for problem in problems:
-        roofline = ceilings.floor_seconds(problem)
+        roofline = ceilings.roofline_seconds(problem)
         check = _COMPARE_SECONDS + _READ_SECONDS_PER_BYTE * ITEM_BYTES * math.prod(problem.y_shape)
         for contestant in contestants:
             fresh, reused = (times * roofline for times in _TIMES_ROOFLINE.get(contestant, _OUR_FASTEST))

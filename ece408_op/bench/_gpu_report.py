@@ -116,7 +116,7 @@ def as_data(results: list[GpuResult], ceilings: Ceilings, precision: str) -> dic
                 "problem": asdict(result.problem),
                 "flops": result.problem.flops,
                 "bytes": result.problem.bytes,
-                "floor_milliseconds": result.floor,
+                "roofline_milliseconds": result.floor,
                 "results": {name: _timing(timing) for name, timing in result.timings.items()},
             }
             for result in results
@@ -137,7 +137,7 @@ def from_data(data: dict[str, Any]) -> list[GpuResult]:
                 )
                 for name, timing in layer["results"].items()
             },
-            layer["floor_milliseconds"],
+            layer["roofline_milliseconds"],
         )
         for layer in data.get("layers", [])
     ]

@@ -1,6 +1,6 @@
 """How long the host context takes beside a bare copy of its output.
 
-    python -m ece408_op.bench.contexts [--kernel NAME] [--fuse] [--repeats N] [--json FILE]
+    python -m ece408_op.bench.contexts [--impl NAME] [--fuse] [--repeats N] [--json FILE]
 
 Prints a table to stdout: the 2017 layer, 10000 images, through the operator on mx.cpu() arrays, and in the same run
 its output alone copied from the GPU through the same staging buffers by the same threads. Both go into memory
@@ -32,7 +32,7 @@ LAYER = ConvProblem(10_000, 1, 28, 28, 50, 5)
 
 _EPILOG = """\
 example:
-  python -m ece408_op.bench.contexts --kernel window --repeats 5 --json contexts.json
+  python -m ece408_op.bench.contexts --impl sliding_window --repeats 5 --json contexts.json
 
 exit codes: 0 done, 2 usage, 3 this machine can't (no GPU)"""
 
@@ -99,7 +99,7 @@ def main() -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--kernel", choices=["auto", *dispatch.names("gpu")], default="auto", help="default: auto")
+    parser.add_argument("--impl", choices=["auto", *dispatch.names("gpu")], default="auto", help="default: auto")
     parser.add_argument("--repeats", type=int, default=9, help="pairs measured, the median counts (default 9)")
     parser.add_argument("--fuse", action="store_true", help="with tanh and 2 x 2 maxima in the same pass")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows to FILE as well")

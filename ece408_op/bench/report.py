@@ -83,7 +83,7 @@ def table(results: list[LayerResult], ceilings: Ceilings) -> str:
             rows[-1] += [_number(result.ratio(name, kind, peers), 2) for kind, peers in columns.values()]
             seconds = result.median(name, REUSED)
             rows[-1].append(_number(result.problem.flops / seconds / 1e9 if seconds else None, 0))
-            rows[-1].append(_number(seconds / ceilings.floor_seconds(result.problem) if seconds else None, 2))
+            rows[-1].append(_number(seconds / ceilings.roofline_seconds(result.problem) if seconds else None, 2))
             rows[-1].append(f"{max(timing.check.worst for timing in timings.values() if timing.check):.2g}")
     for name, ratios in summary(results).items():
         for word in ("geometric mean", "least"):

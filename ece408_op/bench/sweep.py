@@ -44,9 +44,9 @@ _FEWER = (100, 1000)
 
 _EPILOG = """\
 example:
-  python -m ece408_op.bench.sweep --kernels naive window --images 1000 --json sweep.json
+  python -m ece408_op.bench.sweep --kernels naive sliding_window --images 1000 --json sweep.json
   python -m ece408_op.bench.sweep --random 24 --record
-  python -m ece408_op.bench.sweep --random 40 --seed 1 --ranges C=2-32,M=8-64,K=3-9 --kernels split split_teams --record
+  python -m ece408_op.bench.sweep --random 40 --seed 1 --ranges C=2-32,M=8-64,K=3-9 --record
 
 exit codes: 0 done, 1 a kernel was wrong, 2 usage, 3 this machine can't (no GPU)"""
 

@@ -108,7 +108,7 @@ def _compare_part(
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         expected = reference.convolve(x, w)
         size = reference.magnitude(x, w)
-        wide = size if kernel.widened is abs else reference.magnitude(x, kernel.widened(w))
+        wide = size if kernel.magnitude_weights is abs else reference.magnitude(x, kernel.magnitude_weights(w))
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.
         share = error / (kernel.error_bound(problem) * wide + problem.products * _SMALLEST + least)

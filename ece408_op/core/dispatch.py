@@ -56,7 +56,7 @@ def select(
 ) -> Kernel:
     """The kernel for a problem: the one named, or by default the fastest known that takes it.
 
-    "auto" is the first of the list that suits on the CPU, and the first for a PooledProblem; on a GPU, whose figures
+    "auto" is the first recommended kernel of the list on the CPU, and the first for a PooledProblem; on a GPU, whose figures
     are ``chip``, the one that is expected to be fastest by the recorded table's times. precision: "float32", or
     "tf32" or "fp16" where factors may be rounded to 11 bits, in fp16's range alone for the latter; what is more
     precise may serve too, less precise never does.
@@ -88,20 +88,24 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
         known = {k.name: k for k in fitting if isinstance(k, CudaKernel) and k.runs_on(chip)}
 
         def estimate(name: str) -> float:
-            # Those that do not suit come last anyway, and an estimate takes a while.
-            return known[name].estimate(problem, chip) if known[name].suits(problem, chip) else math.inf
+            # Kernels that are not recommended come last in any case, and a prediction takes a while.
+            return known[name].estimate(problem, chip) if known[name].recommended(problem, chip) else math.inf
 
         measured = [known[name] for name in tuning.preference(problem, chip, known, estimate)]
     candidates = measured + [kernel for kernel in fitting if kernel not in measured]
-    return _suiting_first(candidates, problem, chip)
+    return _recommended_first(candidates, problem, chip)
 
 
-def _suiting_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip | None) -> Iterator[Kernel]:
+def _recommended_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip | None) -> Iterator[Kernel]:
     """Kernels that others are expected to be faster than, or of which times say nothing for this problem, come last."""
     late = []
     for kernel in kernels:
-        suits = kernel.suits(problem) if isinstance(kernel, CpuKernel) else chip is None or kernel.suits(problem, chip)
-        if not suits:
+        recommended = (
+            kernel.recommended(problem)
+            if isinstance(kernel, CpuKernel)
+            else chip is None or kernel.recommended(problem, chip)
+        )
+        if not recommended:
             late.append(kernel)
         else:
             yield kernel

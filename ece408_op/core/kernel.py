@@ -30,12 +30,12 @@ def supports_all(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return []
 
 
-def suits_always(problem: ConvProblem, chip: Chip) -> bool:
+def always_recommended(problem: ConvProblem, chip: Chip) -> bool:
     """Whatever the problem, the kernel does as well as on the nearest that was timed."""
     return True
 
 
-def suits_any(problem: ConvProblem) -> bool:
+def always_profitable(problem: ConvProblem) -> bool:
     """The kernel is as fast as any behind it."""
     return True
 
@@ -114,16 +114,16 @@ class CpuKernel:
     tanh_pool: TanhPool | None = None
     bound: Callable[[ConvProblem], float] = float32_bound
     #: What weights the bound is a share of the sum of |x| times.
-    widened: Callable[[Any], Any] = abs
+    magnitude_weights: Callable[[Any], Any] = abs
     #: Whether "auto" is to take it: it is expected to be faster than those behind it.
-    suits: Callable[[ConvProblem], bool] = suits_any
+    recommended: Callable[[ConvProblem], bool] = always_profitable
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
         """Every reason why this kernel cannot take the problem; empty when it can."""
         return [*pooled_reasons(problem, self.tanh_pool is not None), *self.reasons(problem)]
 
     def error_bound(self, problem: ConvProblem) -> float:
-        """The largest |y - exact| allowed, as a share of the sum of |x| times ``widened(w)`` at that element."""
+        """The largest |y - exact| allowed, as a share of sum |x| magnitude_weights(w) at that element."""
         return self.bound(problem)
 
 
@@ -152,13 +152,13 @@ class CudaKernel:
     #: Whether chips of that capability alone can run it.
     exact: bool = False
     #: Whether a problem is one that times of others speak for.
-    suits: Callable[[ConvProblem, Chip], bool] = suits_always
+    recommended: Callable[[ConvProblem, Chip], bool] = always_recommended
     #: About how many milliseconds a call takes, as its times on other layers are carried over; infinite: not known.
     estimate: Callable[[ConvProblem, Chip], float] = roofline
     #: Whether it takes a PooledProblem too, out then being (B, M, PH, PW).
     pools: bool = False
     #: What weights the bound is a share of the sum of |x| times.
-    widened: Callable[[Any], Any] = abs
+    magnitude_weights: Callable[[Any], Any] = abs
 
     def runs_on(self, chip: Chip) -> bool:
         """Whether the chip is of a capability that the source is for."""

@@ -38,7 +38,7 @@ class Ceilings:
         """Time to multiply and add in float32 all that the layer's definition does."""
         return problem.flops / self.flops_per_second
 
-    def floor_seconds(self, problem: ConvProblem) -> float:
+    def roofline_seconds(self, problem: ConvProblem) -> float:
         """The larger of both."""
         return max(self.memory_seconds(problem), self.arithmetic_seconds(problem))
 

@@ -151,7 +151,7 @@ class Case:
             "precision": self.precision,
             "accumulates": self.accumulates,
             "overhead_seconds": self.overhead,
-            "floor_seconds": self.floor,
+            "roofline_seconds": self.floor,
             "runs": [run.as_data() for run in self.runs],
         }
         if self.runs:

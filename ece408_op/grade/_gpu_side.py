@@ -244,9 +244,9 @@ def _ceilings(device: int) -> roofline.Ceilings:
     return roofline.measure(device)
 
 
-def floor_seconds(problem: ConvProblem, device: int) -> float:
+def roofline_seconds(problem: ConvProblem, device: int) -> float:
     """The least time that the GPU of that number could take: see ``ece408_op.core.roofline``."""
-    return _ceilings(device).floor_seconds(problem)
+    return _ceilings(device).roofline_seconds(problem)
 
 
 #: The most bytes that were ever free on each GPU.

@@ -33,7 +33,7 @@ def for_gpus(tools: _sandbox.Tools, rules: Spec) -> Grader:
         *(tools, rules, _gpu_side.GpuSide),
         runs=_GPU_RUNS,
         gpu=True,
-        floor=_gpu_side.floor_seconds,
+        floor=_gpu_side.roofline_seconds,
         check=_gpu_side.check,
     )
     return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name, free, len(alike))

@@ -74,8 +74,8 @@ class NetResult:
         data["layers"] = layers = [case.as_data() for case in self.cases]
         if self.status == PASSED and all("seconds" in layer for layer in layers):
             data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
-            if all(layer["floor_seconds"] is not None for layer in layers):
-                data["floor_seconds"] = sum(layer["floor_seconds"] for layer in layers)
+            if all(layer["roofline_seconds"] is not None for layer in layers):
+                data["roofline_seconds"] = sum(layer["roofline_seconds"] for layer in layers)
         data["leaks"] = self.tried.leaks
         data["accuracy"] = [labels.as_data() for labels in self.tried.labels]
         return data

@@ -153,7 +153,7 @@ def _disturbed(record: Mapping[str, Any]) -> bool:
 def _floor(name: str, records: Sequence[Mapping[str, Any]]) -> float | None:
     """The least seconds that a ranked network could take, where a record says it."""
     networks = [network for record in records for network in record.get("networks", []) if name_of(network) == name]
-    return next((network["floor_seconds"] for network in networks if network.get("floor_seconds")), None)
+    return next((network["roofline_seconds"] for network in networks if network.get("roofline_seconds")), None)
 
 
 def _put(path: Path, text: str) -> None:

@@ -83,6 +83,6 @@ def _time(layer: Mapping[str, Any]) -> str:
 
 
 def _behind(network: Mapping[str, Any], best: Mapping[str, float] | None) -> str:
-    first, floor = (best or {}).get(name_of(network)), network.get("floor_seconds")
+    first, floor = (best or {}).get(name_of(network)), network.get("roofline_seconds")
     text = f", {network['seconds'] / first:.2f} times the fastest of the class" if first else ""
     return text + (f", {network['seconds'] / floor:.2f} times the least that this device could take" if floor else "")

@@ -29,7 +29,7 @@ BASELINE = "naive"
 class Row:
     """One kernel on one layer.
 
-    seconds: the median Op Time; speedup: over ``naive``; floor_share: the layer's floor over seconds;
+    seconds: the median Op Time; speedup: over ``naive``; roofline_share: the layer's floor over seconds;
     error: the largest |y - float64| as a share of sum |x||w|; reason: why the kernel was not run, the
     figures then are None.
     """
@@ -40,7 +40,7 @@ class Row:
     right: bool
     seconds: float | None = None
     speedup: float | None = None
-    floor_share: float | None = None
+    roofline_share: float | None = None
     error: float | None = None
     reason: str = ""
 
@@ -85,7 +85,7 @@ def _row(layer: inference.Layer, kernel: CudaKernel, problem: ConvProblem, array
         kernel.precision,
         right=found.passed,
         seconds=time,
-        floor_share=ceilings.floor_seconds(problem) / time,
+        roofline_share=ceilings.roofline_seconds(problem) / time,
         error=found.scaled,
         reason="" if found.passed else str(found),
     )
@@ -108,6 +108,6 @@ def as_text(rows: list[Row]) -> str:
             figures = row.reason
         else:
             speedup = "" if row.speedup is None else f"{row.speedup:.2f} x"
-            figures = f"{row.seconds:10.6f} {speedup:>10} {100 * (row.floor_share or 0):7.1f} % {row.error:9.2g}"
+            figures = f"{row.seconds:10.6f} {speedup:>10} {100 * (row.roofline_share or 0):7.1f} % {row.error:9.2g}"
         lines.append(f"{row.layer:8} {row.kernel:20} {row.precision:9} {figures}".rstrip())
     return "\n".join(lines)

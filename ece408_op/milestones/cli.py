@@ -48,7 +48,7 @@ class Milestone:
     summary: str
     model: str = "ece408-high"
     device: str | None = None
-    option: str = "--kernel"
+    option: str = "--impl"
     kernel: str = dispatch.AUTO
 
 
@@ -62,7 +62,7 @@ MILESTONES = {
 #: The libraries that compute milestone 1 where MXNet's own GPU kernels cannot.
 CUDNN = "cudnn"
 
-#: What --kernel takes to run them all.
+#: What --impl takes to run them all.
 ALL = "all"
 
 

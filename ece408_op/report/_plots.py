@@ -85,7 +85,7 @@ def roofline(layers: Mapping[str, dict[str, Any]], ceilings: Mapping[str, float]
 def bars(title: str, run: Mapping[str, Any], size: int, baseline: str) -> Figure:
     """The time of every kernel on one layer, on a logarithmic scale."""
     rows = [row for row in run["rows"] if "seconds" in row]
-    floor = run["floor_seconds"] * 1e3
+    floor = run["roofline_seconds"] * 1e3
 
     def draw(plt: Any) -> Any:
         figure, axes = plt.subplots(figsize=(_WIDTH, 0.7 + 0.21 * len(rows)))
@@ -107,8 +107,8 @@ def bars(title: str, run: Mapping[str, Any], size: int, baseline: str) -> Figure
     name = "bars-" + re.sub(r"[^a-z0-9]+", "-", title)
     caption = (
         f"Time of each kernel, {title}, {size} images, logarithmic. The dashed line is the layer's floor, "
-        f"{seconds(run['floor_seconds'])}: its bytes at the memory's rate or its float32 arithmetic, whichever takes "
-        f"longer. Orange: {baseline}; green: the fastest in float32; violet: reduced precision."
+        f"{seconds(run['roofline_seconds'])}: its bytes at the memory's rate or its float32 arithmetic, "
+        f"whichever takes longer. Orange: {baseline}; green: the fastest in float32; violet: reduced precision."
     )
     alt = f"Bar chart of {len(rows)} kernels' times on {title}"
     return Figure(name, caption, alt, _svg(name, draw))

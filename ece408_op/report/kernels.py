@@ -65,7 +65,7 @@ def measure(network: files.Network, size: int, kernels: Sequence[CudaKernel], da
                 "problem": asdict(problem),
                 "flops": problem.flops,
                 "bytes": problem.bytes,
-                "floor_seconds": ceilings.floor_seconds(problem),
+                "roofline_seconds": ceilings.roofline_seconds(problem),
                 "ceilings": asdict(ceilings),
                 "rows": _rows(kernels, problem, x, w),
             }

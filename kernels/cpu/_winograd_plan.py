@@ -330,7 +330,7 @@ def _spread(groups: tuple[int, ...]) -> np.ndarray:
     return found.max(axis=0)
 
 
-def widened(w: np.ndarray) -> np.ndarray:
+def magnitude_weights(w: np.ndarray) -> np.ndarray:
     """Weights (M, C, K, K), float64, for which the sum of |x| times them bounds what is added up for an output."""
     return np.maximum.reduce(
         [spread @ np.abs(w.astype(np.float64)) @ spread.T for spread in map(_spread, sorted(_cuts(w.shape[-1])))]
@@ -338,7 +338,7 @@ def widened(w: np.ndarray) -> np.ndarray:
 
 
 def bound(problem: ConvProblem) -> float:
-    """The largest |y - exact| as a share of the sum of |x| times ``widened`` weights.
+    """The largest |y - exact| as a share of the sum of |x| times ``magnitude_weights`` weights.
 
     Each product passes no more sums than a plain one would, and a few roundings before and behind them: two of its
     input, one of its weight, three where classes are added up (N. Higham, Accuracy and Stability of Numerical

@@ -18,7 +18,7 @@ Arithmetic: as above. Bytes: x and y once. For two rows of outputs at a time, th
 back. Limits: at least as many images and columns of outputs as a vector has lanes; K of 2 to 16.
 
 Error: each product of a window's value has a weight that others of its group are added to. Against that sum the bound
-is that of any float32 sum (``winograd_plan.widened``; no algorithm of fewer multiplications keeps the plain one: W.
+is that of any float32 sum (``_winograd_plan``; no algorithm of fewer multiplications keeps the plain one: W.
 Miller, Computational complexity and numerical stability, SIAM J. Comput. 4, 1975). A window of zeros has the sum 0
 exactly, and no sum has a value in it that its output does not see. On dense data the error is smaller than a plain
 sum's, since fewer numbers are added one after the other; where next to nothing is added up, it may be larger. So images
@@ -48,7 +48,7 @@ from ece408_op.runtime.llvm import Cpu, compile_function, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _winograd_code, direct
-from ._winograd_plan import WinogradPlan, bound, make_plan, packed_weights, widened
+from ._winograd_plan import WinogradPlan, bound, magnitude_weights, make_plan, packed_weights
 
 #: An image of which about so much is zero has windows with next to nothing in them.
 ZEROS = 0.75
@@ -192,6 +192,6 @@ KERNEL = CpuKernel(
     prepare,
     reasons,
     bound=bound,
-    widened=widened,
-    suits=suits,
+    magnitude_weights=magnitude_weights,
+    recommended=suits,
 )

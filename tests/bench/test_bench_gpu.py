@@ -33,8 +33,8 @@ def result(name, floor=1.0, **timings):
 
 
 RESULTS = [
-    result("a", auto=timing(2.0, 2.0, 5.0, kernel="strip"), cuDNN_NCHW=timing(9.0), cuDNN_NHWC=timing(4.0)),
-    result("b", auto=timing(1.0, kernel="window"), cuDNN_NCHW=timing(8.0), cuDNN_NHWC=timing(16.0)),
+    result("a", auto=timing(2.0, 2.0, 5.0, kernel="register_blocked"), cuDNN_NCHW=timing(9.0), cuDNN_NHWC=timing(4.0)),
+    result("b", auto=timing(1.0, kernel="sliding_window"), cuDNN_NCHW=timing(8.0), cuDNN_NHWC=timing(16.0)),
 ]
 
 
@@ -44,7 +44,7 @@ def test_ratios_are_to_the_faster_layout_of_the_peer():
 
 def test_the_table_shows_medians_quartiles_and_what_auto_stands_for():
     lines = _gpu_report.table(RESULTS).splitlines()
-    assert lines[2].startswith("| a | 10 | auto (strip) | 2 | 2 to 3.5 | 2.00 | 2.00 |")
+    assert lines[2].startswith("| a | 10 | auto (register_blocked) | 2 | 2 to 3.5 | 2.00 | 2.00 |")
     assert "| geometric mean |  | auto |  |  | 4.00 |" in lines[-2]
 
 

@@ -49,20 +49,24 @@ def chosen(monkeypatch):
 
 
 def test_kernels_whose_parts_err_by_more_than_a_short_sum_come_last_for_one(chosen):
-    order = ["split_columns", "window"]
+    order = ["fp16x3_one_channel", "sliding_window"]
     names = [chosen(order, ConvProblem(10_000, 1, 60, 60, 8, kernel)) for kernel in (5, 3)]
-    assert names == ["split_columns", "window"]
+    assert names == ["fp16x3_one_channel", "sliding_window"]
 
 
 def test_kernels_that_were_not_timed_on_so_many_channels_or_filters_come_last_there(chosen):
     layers = [ConvProblem(10_000, c, 30, 30, m, 5) for c, m in ((6, 16), (48, 16), (6, 80))]
-    assert [chosen(["split", "strip"], layer) for layer in layers] == ["split", "strip", "strip"]
+    assert [chosen(["fp16x3_mma_sync", "register_blocked"], layer) for layer in layers] == [
+        "fp16x3_mma_sync",
+        "register_blocked",
+        "register_blocked",
+    ]
 
 
 def test_the_fastest_measured_kernel_is_taken_whatever_serves_better(chosen):
-    order = ["tensor_core", "tensor_core_tf32", "strip"]
+    order = ["tensor_core", "tensor_core_tf32", "register_blocked"]
     names = {asked: chosen(order, COURSE[-1], asked) for asked in dispatch.SERVES}
-    assert names == {"float32": "strip", "tf32": "tensor_core_tf32", "fp16": "tensor_core"}
+    assert names == {"float32": "register_blocked", "tf32": "tensor_core_tf32", "fp16": "tensor_core"}
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])

@@ -31,7 +31,7 @@ POISON = np.float32(np.nan)
 
 ENTRIES = {
     "naive": "naive(x_, w_, y_, 0)",
-    "window": "window(x_, w_, y_, 0, images_)",
+    "sliding_window": "window(x_, w_, y_, 0, images_)",
     "register_tiled": "register_tiled(x_, w_, y_, 0, images_)",
 }
 #: Threads of naive never wait for one another; a block of its 1024 would need as many stacks.
@@ -85,11 +85,11 @@ def _at(array: np.ndarray, aligned: int) -> tuple[np.ndarray, np.ndarray]:
 
 #: Layers, and what their arrays' addresses are multiples of, which only window looks at.
 SHAPES = [
-    ("window", (3, 1, 20, 20, 5, 5), 16),
-    ("window", (3, 1, 20, 20, 5, 5), 4),
-    ("window", (2, 1, 13, 17, 3, 4), 4),
-    ("window", (2, 3, 9, 12, 6, 3), 16),
-    ("window", (5, 1, 3, 3, 2, 2), 4),
+    ("sliding_window", (3, 1, 20, 20, 5, 5), 16),
+    ("sliding_window", (3, 1, 20, 20, 5, 5), 4),
+    ("sliding_window", (2, 1, 13, 17, 3, 4), 4),
+    ("sliding_window", (2, 3, 9, 12, 6, 3), 16),
+    ("sliding_window", (5, 1, 3, 3, 2, 2), 4),
     ("register_tiled", (3, 1, 12, 12, 5, 5), 16),
     ("register_tiled", (2, 5, 11, 14, 35, 4), 4),
     ("register_tiled", (7, 3, 6, 5, 70, 2), 4),
@@ -97,7 +97,11 @@ SHAPES = [
     ("naive", (2, 3, 11, 12, 4, 4), 4),
     ("naive", (1, 1, 70, 71, 2, 3), 4),
 ]
-KERNELS = {"naive": naive.NAIVE, "window": sliding_window.KERNEL, "register_tiled": register_tiled.REGISTER_TILED}
+KERNELS = {
+    "naive": naive.NAIVE,
+    "sliding_window": sliding_window.KERNEL,
+    "register_tiled": register_tiled.REGISTER_TILED,
+}
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -109,7 +113,7 @@ def test_it_is_right(name, shape, aligned, full, tmp_path):
             plain.pooled(full)
         return
     kernel, problem = KERNELS[name], plain.pooled(full)
-    if name == "window" and full and (plain.output_height % 2 or plain.output_width % 2):
+    if name == "sliding_window" and full and (plain.output_height % 2 or plain.output_width % 2):
         assert "fuse" in kernel.not_supported_reasons(problem)[0]
         return
     x, w = arrays(plain)

@@ -1,4 +1,4 @@
-"""split's own sources, translated to C++ and run on the CPU: what can be known of them without a GPU.
+"""fp16x3_mma_sync's own sources, translated to C++ and run on the CPU: what can be known of them without a GPU.
 
 The order of threads and everything asynchronous are not those of a GPU; indices, barriers and values are.
 """
@@ -257,7 +257,7 @@ def test_sums_of_small_integers_are_exact(way, tmp_path):
     assert (found.scaled, repaired) == (0, 0)
 
 
-#: Of split; of split_teams with its steps unrolled, and with so many that they are a loop, of one and two rows of sums.
+#: Of split; of fp16x3_warpgroup with its steps unrolled, and with so many that they are a loop, of one and two rows of sums.  # noqa: E501
 PARTED = [
     ("warps", (2, 12, 12, 12, 9, 7), {}),
     ("teams", (2, 12, 12, 12, 9, 7), {}),

@@ -109,7 +109,7 @@ def test_times_are_of_the_order_that_the_worker_has(records: dict[str, dict[str,
             assert run["seconds"] >= run["worker_seconds"]
         # The worker's clock runs within the parent's; what lies between is the way there and back.
         assert layer["seconds"]["median"] < 1.2 * sorted(run["worker_seconds"] for run in layer["runs"])[-1]
-        assert layer["seconds"]["median"] > layer["floor_seconds"] > 0
+        assert layer["seconds"]["median"] > layer["roofline_seconds"] > 0
 
 
 def test_accuracy_is_the_networks_own(records: dict[str, dict[str, Any]]) -> None:

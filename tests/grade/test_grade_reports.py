@@ -33,7 +33,7 @@ def record(path: str, milliseconds: float) -> dict[str, Any]:
     layer["first_call_seconds"] = 3 * seconds
     accuracy = {"model": "ece408-high", "images": 100, "source": "sample", "accuracy": 0.93, "agreement": 1.0}
     network = {"network": "2017", "images": 100, "status": "passed", "layers": [layer], "seconds": seconds}
-    network.update(floor_seconds=0.001, accuracy=[accuracy])
+    network.update(roofline_seconds=0.001, accuracy=[accuracy])
     return {"path": path, "status": "passed", "reason": "right", "precision": "float32", "networks": [network]}
 
 

@@ -36,10 +36,10 @@ LAYERS = (
 )
 #: Several tiles for every block of kernels whose blocks go from tile to tile: what one leaves, another takes. strip has
 #: its weights in constant memory from so many operations on.
-MANY = {"split": (ConvProblem(450, 6, 30, 30, 16, 5), ConvProblem(300, 1, 72, 72, 12, 7))}
+MANY = {"fp16x3_mma_sync": (ConvProblem(450, 6, 30, 30, 16, 5), ConvProblem(300, 1, 72, 72, 12, 7))}
 #: Where a row is a strip it asks for weights a row ahead, of an even and of an odd number of rows.
 AHEAD = ConvProblem(450, 6, 30, 30, 16, 5), ConvProblem(450, 3, 30, 30, 16, 5)
-MANY |= {"rounded": MANY["split"], "strip": (ConvProblem(500, 12, 33, 33, 24, 7), *AHEAD)}
+MANY |= {"fp16x1_mma_sync": MANY["fp16x3_mma_sync"], "register_blocked": (ConvProblem(500, 12, 33, 33, 24, 7), *AHEAD)}
 
 
 def main(names: list[str]) -> int:

@@ -23,7 +23,7 @@ KERNELS = [
 ]  # fmt: skip
 EXACT = KERNELS[:4]
 #: Channels and filters' size of the kernels that not every layer fits.
-SHAPES = {"split_columns": (1, 7), "split_implicit": (6, 5)}
+SHAPES = {"fp16x3_one_channel": (1, 7), "fp16x3_implicit_gemm": (6, 5)}
 LAYERS = {1: ConvProblem(37, 1, 20, 22, 9, 5), 3: ConvProblem(37, 3, 20, 22, 9, 5)}
 
 
@@ -132,7 +132,7 @@ def test_sums_do_not_come_out_too_small(kernel):
     assert abs(short) < 2 * 2.0**-23
 
 
-# 24 channels of 8 x 8: so many steps that those of split_teams are a loop.
+# 24 channels of 8 x 8: so many steps that those of fp16x3_warpgroup are a loop.
 @pytest.mark.parametrize(("channels", "size"), [(12, 7), (24, 8)])
 @pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
 @pytest.mark.parametrize("kernel", [split_precision.TEAMS, split_precision.WARPS], ids=lambda kernel: kernel.name)

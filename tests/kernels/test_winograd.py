@@ -152,9 +152,9 @@ def test_with_avx512_auto_takes_it_on_cpus_that_it_is_faster_on(monkeypatch):
     large, second = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 6, 30, 30, 16, 5)
     for features, taken in [("+avx512f,+sse4a", True), ("+avx512f,-sse4a", False)]:
         monkeypatch.setattr(winograd, "cpu", lambda features=features: replace(cpu(), features=features))
-        assert winograd.KERNEL.suits(large) is taken
-        assert not winograd.KERNEL.suits(second)
-        assert not winograd.KERNEL.suits(large.with_batch(500))
+        assert winograd.KERNEL.recommended(large) is taken
+        assert not winograd.KERNEL.recommended(second)
+        assert not winograd.KERNEL.recommended(large.with_batch(500))
 
 
 def test_auto_leaves_what_was_not_measured_to_direct(monkeypatch):

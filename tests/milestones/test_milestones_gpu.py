@@ -30,7 +30,7 @@ def host():
 @pytest.mark.parametrize("script", ["m3.py", "m4.py"])
 @pytest.mark.parametrize("kernel", ["fastest", "direct"])
 def test_an_unknown_kernel_is_a_usage_error_with_or_without_a_gpu(script, kernel):
-    done = run(script, 10, "--kernel", kernel)
+    done = run(script, 10, "--impl", kernel)
     assert (done.returncode, done.stdout) == (2, "")
     for name in dispatch.names("gpu"):
         assert name in done.stderr
@@ -109,7 +109,7 @@ def test_the_whole_network_on_a_gpu_that_mxnet_does_not_know(host, script, kerne
 
 
 @gpu
-@pytest.mark.parametrize(("script", "kernels"), [("m3.py", {"naive"}), ("m4.py", {"window", "register_tiled"})])
+@pytest.mark.parametrize(("script", "kernels"), [("m3.py", {"naive"}), ("m4.py", {"sliding_window", "register_tiled"})])
 @pytest.mark.parametrize("model", ["ece408-high", "ece408-low", "ece408-2018sp", "ece408-2018fa"])
 def test_fused_layers_give_the_same_predictions(host, script, kernels, model, tmp_path):
     done = run(script, model, 1000, "--fuse", "--context", "cpu", "--verify", "--json", tmp_path / "r.json")
@@ -130,7 +130,7 @@ def test_a_whole_network_as_one_node_sees_itself_to_what_it_fuses(host):
 
 @pytest.mark.parametrize("script", ["m3.py", "m4.py"])
 def test_all_kernels_cannot_be_fused(script):
-    done = run(script, 10, "--fuse", "--kernel", "all")
+    done = run(script, 10, "--fuse", "--impl", "all")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--fuse: expected one kernel, got all" in done.stderr
 
@@ -138,14 +138,14 @@ def test_all_kernels_cannot_be_fused(script):
 @gpu
 def test_reduced_precision_is_reported_and_fails_nothing(host):
     name = next(kernel.name for kernel in KERNELS if kernel.device == "gpu" and kernel.precision != "float32")
-    done = run("m4.py", 200, "--kernel", name, "--verify", "--context", "cpu")
+    done = run("m4.py", 200, "--impl", name, "--verify", "--context", "cpu")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^Agreeing predictions: \d+ of 200$", done.stdout, re.M)
 
 
 @gpu
 def test_all_kernels_in_one_table(host, tmp_path):
-    done = run("m4.py", "ece408-2018sp", 200, "--kernel", "all", "--context", "cpu", "--json", tmp_path / "r.json")
+    done = run("m4.py", "ece408-2018sp", 200, "--impl", "all", "--context", "cpu", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "r.json").read_text())["kernels"]
     assert {row["kernel"] for row in rows} == set(dispatch.names("gpu"))

@@ -118,7 +118,7 @@ def test_outputs_beyond_the_first_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"impl": "window"}, "impl: expected one of auto, cudnn"),
+        ({"impl": "sliding_window"}, "impl: expected one of auto, cudnn"),
         ({"precision": "fp8"}, "precision: expected one of"),
         ({"device_id": -1}, "device_id: expected"),
         ({"device_id": True}, "device_id: expected"),

@@ -46,7 +46,7 @@ def asked(**changed) -> Asked:
         "sizes": [10_000, 100],
         "milestones": ["m1", "m2", "m3", "m4"],
         "cpu_kernels": ["direct", "loops"],
-        "gpu_kernels": ["naive", "strip"],
+        "gpu_kernels": ["naive", "register_blocked"],
     }
     return Asked(**{**given, **changed})
 
@@ -72,7 +72,7 @@ def row(kernel: str, seconds: float | None, precision: str = "float32", **more):
 
 def kernels_run(*rows):
     problem = {"batch": 10_000, "channels": 1, "height": 28, "width": 28, "filters": 50, "kernel": 5}
-    sizes = {"flops": 14_400_000_000, "bytes": 1_183_365_000, "floor_seconds": 2.63e-4}
+    sizes = {"flops": 14_400_000_000, "bytes": 1_183_365_000, "roofline_seconds": 2.63e-4}
     return {"layers": [{"layer": "new0", "method": "the median of 3", "problem": problem, **sizes, "rows": list(rows)}]}
 
 
@@ -84,14 +84,26 @@ def keep_some(runs: Path) -> Path:
     keep(runs, "m2-ece408-high-10000-direct", milestone([0.0312]))
     keep(runs, "m2-ece408-high-10000-loops", milestone([0.414], "loops"))
     keep(runs, "m3-ece408-high-10000", milestone([0.0067], "naive"))
-    keep(runs, "m4-ece408-high-10000", milestone([0.000384], "strip"))
-    rows = [row("strip", 4e-4), row("naive", 0.0067), row("naive_global_sum", 0.041), row("half", 3e-4, "fp16")]
+    keep(runs, "m4-ece408-high-10000", milestone([0.000384], "register_blocked"))
+    rows = [
+        row("register_blocked", 4e-4),
+        row("naive", 0.0067),
+        row("naive_global_sum", 0.041),
+        row("half", 3e-4, "fp16"),
+    ]
     rows += [
         row("odd", None, right=False, reason="worst element [0, 0, 0, 0]"),
-        {"kernel": "window", "precision": "float32", "reason": "too large"},
+        {"kernel": "sliding_window", "precision": "float32", "reason": "too large"},
     ]
     keep(runs, "kernels-1x28x28x50x5-10000", kernels_run(*rows))
-    counted = {"kernel": "strip", "launches": 2, "read": 31e6, "written": 1.1e9, "cache": 1.8e9, "occupancy": 0.5}
+    counted = {
+        "kernel": "register_blocked",
+        "launches": 2,
+        "read": 31e6,
+        "written": 1.1e9,
+        "cache": 1.8e9,
+        "occupancy": 0.5,
+    }
     keep(runs, "counters-1x28x28x50x5-10000", {"rows": [counted]})
     return runs
 
@@ -127,16 +139,16 @@ def test_figures_are_those_of_the_runs(kept) -> None:
         ["ece408-high", "10000", "CPU", "0.9153", "3.25", "0.50", "2.75"]
     ]
     (against,) = rows_of(sections, "Op Times, CPU against GPU")
-    expected = ["28.1 ms", "28.1 ms, direct", "6.70 ms", "384 us", "strip", "4.19 x", "73.2 x", "17.4 x"]
+    expected = ["28.1 ms", "28.1 ms, direct", "6.70 ms", "384 us", "register_blocked", "4.19 x", "73.2 x", "17.4 x"]
     assert against[3:] == expected
     times = {name: cells for name, _, *cells in rows_of(sections, "Time of each kernel, 10000")}
     assert times == {
-        "strip": ["400 us (16.8 x)"],
+        "register_blocked": ["400 us (16.8 x)"],
         "naive": ["6.70 ms (1.00 x)"],
         "naive_global_sum": ["41.0 ms (0.163 x)"],
         "half": ["300 us (22.3 x)"],
         "odd": ["wrong"],
-        "window": ["not supported"],
+        "sliding_window": ["not supported"],
     }
     for template in ("page.html.j2", "report.md.j2"):
         assert "the generated sample set" in _render.page(sections, template)
@@ -148,7 +160,7 @@ def test_figures_are_those_of_the_runs(kept) -> None:
 def test_what_an_optimisation_changed(kept) -> None:
     sections = _render.contents(_jobs.plan(asked()), asked(), kept)
     changes = {name: cells for name, *cells in rows_of(sections, f"{LAYER}, 10000 images")}
-    assert changes["strip"] == [
+    assert changes["register_blocked"] == [
         *["400 us", "2", "256", "40", "3.00 KB", "0 B", "75 %", "50 %"],
         *["31.0 MB", "1.10 GB", "1.80 GB"],
     ]

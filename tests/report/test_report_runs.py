@@ -27,7 +27,7 @@ def asked(**changed) -> Asked:
         "sizes": [10_000, 100, 10],
         "milestones": ["m1", "m2", "m3", "m4"],
         "cpu_kernels": ["direct", "loops"],
-        "gpu_kernels": ["naive", "strip"],
+        "gpu_kernels": ["naive", "register_blocked"],
     }
     return Asked(**{**given, **changed})
 

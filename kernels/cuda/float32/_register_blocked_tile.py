@@ -1,4 +1,4 @@
-"""What a block of ``strip`` has to do with: the tile, and the memory that it takes. The letters are the source's."""
+"""The tile of a block of ``register_blocked``, and the memory that it takes. The letters are the source's."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Every thread has a strip of P pixels for F filters; ``register_blocked.cu`` says how. This file picks the tile: it
 counts the instructions and the shared-memory cycles of each candidate, and takes the one that does a layer's products
-in the fewest. The counts were fitted to 524 tiles of 45 layers timed on an H200. ``strip_uniform`` is the same kernel
-with its weights in constant memory.
+in the fewest. The counts were fitted to 524 tiles of 45 layers timed on an H200. ``register_blocked_uniform`` is the same
+kernel with its weights in constant memory.
 """
 
 from __future__ import annotations
@@ -355,17 +355,17 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
 _SOURCES = (_FOLDER / "../layer.cuh", _FOLDER / "../waves.cuh", _FOLDER / "register_blocked.cu")
 KERNEL = CudaKernel(
-    "strip",
+    "register_blocked",
     "a strip of a row for several filters a thread, in registers",
     _SOURCES,
     partial(_plan, False),
     partial(_reasons, False),
 )
 UNIFORM = CudaKernel(
-    "strip_uniform",
+    "register_blocked_uniform",
     "strip with weights from constant memory in uniform registers",
     _SOURCES,
     partial(_plan, True),
     partial(_reasons, True),
-    suits=_worth,
+    recommended=_worth,
 )

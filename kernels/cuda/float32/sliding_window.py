@@ -168,7 +168,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
 
 KERNEL = CudaKernel(
-    "window",
+    "sliding_window",
     "the whole input window of a thread's pixels in registers, for all filters",
     (_FOLDER / "../layer.cuh", _FOLDER / "../waves.cuh", _FOLDER / "sliding_window.cu"),
     _plan,

@@ -5,7 +5,7 @@
 //
 // Arithmetic: 2 M C K K operations an output pixel, in the product. Bytes: each output pixel has C K K
 // floats written to columns and read back for every TILE filters: K K times the input, the price that
-// `fused_gemm` does not pay. The product reads TILE x TILE tiles of both matrices into shared memory, so a
+// `implicit_gemm` does not pay. The product reads TILE x TILE tiles of both matrices into shared memory, so a
 // multiply-add reads two shared words, and each global word serves TILE of them.
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE)

@@ -30,7 +30,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
 
 KERNEL = CudaKernel(
-    "fused_gemm",
+    "implicit_gemm",
     "im2col_gemm with the unroll inside the product",
     (_FOLDER / "../layer.cuh", _FOLDER / "implicit_gemm.cu"),
     _plan,

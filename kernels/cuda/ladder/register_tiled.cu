@@ -1,4 +1,4 @@
-// register_tiled: `fused_gemm` with each thread's outputs in a register tile.
+// register_tiled: `implicit_gemm` with each thread's outputs in a register tile.
 //
 //     a block  BLOCK_M filters x BLOCK_N output pixels (of all images in a row), 32 WARPS_M WARPS_N threads
 //     a warp   8 filters at most x 256 pixels;  a thread  FILTERS filters x 8 pixels in registers
@@ -7,7 +7,7 @@
 // into registers before the multiply-adds, from there into shared memory after them, so that global memory's
 // latency passes behind the arithmetic. Each row costs a thread 8 pixels, which
 // lie 32 apart so that a warp reads 32 neighbouring words at a time, and two 16-byte reads of weights,
-// which are the same for the whole warp, for 8 FILTERS multiply-adds: ten reads for 64, where `fused_gemm`
+// which are the same for the whole warp, for 8 FILTERS multiply-adds: ten reads for 64, where `implicit_gemm`
 // does two reads for one.
 //
 // Arithmetic: 2 M C K K operations an output pixel, plus the filters that round M up to BLOCK_M. Bytes:
@@ -19,7 +19,7 @@
 // The index arithmetic of a window element is a sum of two tables: where the pixel's window starts, kept
 // in registers, and where product k lies in a window, computed once a step by DEPTH threads.
 //
-// `half` puts other definitions of stored_t and its functions in front of this text, `split` those of denormals.cuh.
+// `half` puts other definitions of stored_t and its functions in front of this text, `fp16x3_mma_sync` those of denormals.cuh.
 
 #ifndef MULTIPLY_ADD
 #define MULTIPLY_ADD fmaf

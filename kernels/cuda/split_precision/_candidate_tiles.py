@@ -1,4 +1,4 @@
-"""The tiles that ``split`` may take: every one whose sums fit the registers and whose planes fit shared memory.
+"""The candidate tiles: every one whose sums fit the registers and whose planes fit shared memory.
 
 Which of them is taken is for their prices to say (_cost_model.py).
 """
@@ -37,10 +37,10 @@ _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
 #: parted: where three teams have no registers for that, two have, for so many tiles.
 _TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
 _FEW_SETS, _FEW_TEAMS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
-#: Of ``split_implicit``: teams; loading warps, with the registers of a team's thread beside so many; how many of these
+#: Of ``fp16x3_implicit_gemm``: teams; loading warps, with the registers of a team's thread beside so many; how many of these  # noqa: E501
 #: to leave beside sums and filters; positions of one instruction at most.
 _IMPLICIT_TEAMS, _IMPLICIT_LOADERS, _IMPLICIT_OTHERS, _MOST_ACROSS = 2, {8: 200, 4: 216}, 32, 184
-#: Steps of its sums and of those of ``split_rows``, which are not parted, at most: of uniform positive data those of 14
+#: Steps of its sums and of those of ``fp16x3_output_rows``, which are not parted, at most: of uniform positive data those of 14  # noqa: E501
 #: err by up to twice as much as cuDNN's on the same layer, those of 21 by up to 2.8 times.
 _MOST_UNPARTED = 14
 #: Rows of filters with fewer words than this are not taken step by step.

@@ -1,4 +1,4 @@
-"""Which tile ``split`` takes: every one that fits the chip is priced in cycles, and the cheapest is taken.
+"""Which tile ``fp16x3_mma_sync`` takes: every one that fits the chip is priced in cycles, and the cheapest is taken.
 
 Prices are of an H200, fitted to times of the layers in the tuning table; they err by about 18 %.
 """
@@ -29,9 +29,9 @@ _CYCLES, _MULTIPROCESSORS, _LAUNCHES = 1.75e6, 132, 0.012
 _DIRECT = 1.03
 #: And where outputs leave by the copy engine, and where inputs are copied a tile ahead.
 _BULK, _AHEAD = 0.82, 0.97
-#: And where ``split`` stores outputs one by one rather than four neighbours at a time.
+#: And where ``fp16x3_mma_sync`` stores outputs one by one rather than four neighbours at a time.
 _SINGLY = 1.09
-#: Of ``split_implicit``, cycles of the loading warps: a round of theirs, and each unit of it, of one part and of two;
+#: Of ``fp16x3_implicit_gemm``, cycles of the loading warps: a round of theirs, and each unit of it, of one part and of two;  # noqa: E501
 #: a tile's ends; a float that a thread copies. How much longer products and those take where eight warps load, not 4.
 _ROUND, _UNIT, _LOADED, _COPIED, _CROWDED = 174, (230, 416), 680, 96, (1.1, 1.6)
 #: And of its teams: an output stored without staging, by two and alone; a line of eight positions; a map that the copy
@@ -39,11 +39,11 @@ _ROUND, _UNIT, _LOADED, _COPIED, _CROWDED = 174, (230, 416), 680, 96, (1.1, 1.6)
 _PAIRS, _ALONE, _LINE, _MAP, _BYTES = 1.09, 1.29, 16, 148, 17.3
 #: How much dearer a tile may be whose sums are parted than one that has no registers for it, before that is taken.
 _WORTH = 1.09
-#: How much longer ``split_teams`` takes with two teams, whose sums are parted, than with three, whose are not.
+#: How much longer ``fp16x3_warpgroup`` takes with two teams, whose sums are parted, than with three, whose are not.
 _TWO_TEAMS = 1.15
-#: How much longer ``split_rows`` takes where a tile is a part of its rows only, whose inputs are copied one by one.
+#: How much longer ``fp16x3_output_rows`` takes where a tile is a part of its rows only, whose inputs are copied one by one.  # noqa: E501
 _PART_OF_ROWS = 3.0
-#: Of ``split`` and ``split_teams``, cycles of the loading warps for 32 floats of input and for 32 words of planes, and
+#: Of ``fp16x3_mma_sync`` and ``fp16x3_warpgroup``, cycles of the loading warps for 32 floats of input and for 32 words of planes, and  # noqa: E501
 #: how much longer they take for a part of rows, and where they copy one float at a time. Their time and that of
 #: products, which they share a multiprocessor with, make one: by a sum of such powers.
 _LOAD_INPUTS, _LOAD_WORDS, _PART_LOADED, _ONE_BY_ONE, _POWER = (17, 31), (11, 0), (3.9, 8.0), (1.9, 1.3), 3

@@ -1,4 +1,4 @@
-"""The order of ``split``'s products, and how its planes lie in shared memory.
+"""The order of ``fp16x3_mma_sync``'s products, and how its planes lie in shared memory.
 
 A word holds two products of one input pixel: channels 2 p and 2 p + 1 of plane p, or, in the plane of an odd last
 channel, two neighbouring rows or columns. A step of the tensor cores takes eight words for each output pixel, lane t

@@ -1,4 +1,4 @@
-"""What a block of ``split`` has to do with: the tile, its parts, and what they take. The letters are the sources'."""
+"""The tile of a block, its parts, and the memory that they take. The letters are the sources'."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tile:
     bulk: bool = False  # BULK: outputs leave by the copy engine, staged in shared memory
     outs: int = 2  # OUTS: tiles whose outputs are staged
     one_run: bool = False  # whole images are staged as they lie in y: one copy sends them
-    across: int = 0  # ACROSS: positions of one instruction of split_implicit, eight of a line; 0: another kernel
+    across: int = 0  # ACROSS: positions of one instruction of fp16x3_implicit_gemm, eight of a line; 0: another kernel
 
     @property
     def steps(self) -> int:
@@ -126,7 +126,7 @@ class Tile:
         return ceil_div(8 * self.super_rows, self.across) * ceil_div(self.columns, 8)
 
     def planes(self, problem: ConvProblem) -> int:
-        """Planes of an image: of words, or, of ``split_implicit``, of units of four."""
+        """Planes of an image: of words, or, of ``fp16x3_implicit_gemm``, of units of four."""
         if self.across:
             return ceil_div(self.down * problem.channels, 4)
         return ceil_div(problem.channels, 2)

@@ -8,7 +8,7 @@
 //
 // Arithmetic: four additions for each sum and CHUNK steps. A register more for each sum.
 
-static_assert(!CHUNKED || CHUNK % 6 == 0, "steps are taken two (split) or three (split_teams) at a time");
+static_assert(!CHUNKED || CHUNK % 6 == 0, "steps are taken two (split) or three (fp16x3_warpgroup) at a time");
 
 __device__ __forceinline__ void move_up(float &sum, float &whole) {
     constexpr float BIG = 1.5f * 0x1p36f;

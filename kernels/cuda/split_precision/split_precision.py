@@ -50,7 +50,7 @@ _SHORT_SUM = 16
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
 #: Blocks of the smallest call that was timed and was faster than without tensor cores.
 _FEWEST_BLOCKS = 10
-#: Bands of an image, each with rows of its own to load, of which ``split_implicit`` was faster than others.
+#: Bands of an image, each with rows of its own to load, of which ``fp16x3_implicit_gemm`` was faster than others.
 _MOST_BANDS = 4
 #: Images of one launch: their marks take 8 bytes each.
 _MOST_A_ROUND = 1 << 24
@@ -292,22 +292,27 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         # wgmma is an instruction of that one architecture.
         options=("--gpu-architecture=sm_90a",) if teams else (),
         exact=teams,
-        suits=partial(_suits, way, parts),
+        recommended=partial(_suits, way, parts),
         estimate=roofline if way == "columns" else partial(estimate, way, parts),
     )
 
 
-COLUMNS = _kernel("split_columns", "columns", 2, "split operands on tensor cores, one channel, no staging of outputs")
+COLUMNS = _kernel(
+    "fp16x3_one_channel", "columns", 2, "split operands on tensor cores, one channel, no staging of outputs"
+)
 ROWS = _kernel(
-    "split_rows", "rows", 2, "split operands on tensor cores, filters in registers, inputs shared by output rows"
+    "fp16x3_output_rows",
+    "rows",
+    2,
+    "split operands on tensor cores, filters in registers, inputs shared by output rows",
 )
-TEAMS = _kernel("split_teams", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
+TEAMS = _kernel("fp16x3_warpgroup", "teams", 2, "split operands on tensor cores by wgmma, inputs shared by output rows")
 IMPLICIT = _kernel(
-    "split_implicit", "implicit", 2, "split operands on tensor cores by wgmma, which reads inputs itself"
+    "fp16x3_implicit_gemm", "implicit", 2, "split operands on tensor cores by wgmma, which reads inputs itself"
 )
-WARPS = _kernel("split", "warps", 2, "split operands on tensor cores by mma.sync")
-ROUNDED_COLUMNS = _kernel("rounded_columns", "columns", 1, "split_columns with the high parts alone")
-ROUNDED_ROWS = _kernel("rounded_rows", "rows", 1, "split_rows with the high parts alone")
-ROUNDED_TEAMS = _kernel("rounded_teams", "teams", 1, "split_teams with the high parts alone")
-ROUNDED_IMPLICIT = _kernel("rounded_implicit", "implicit", 1, "split_implicit with the high parts alone")
-ROUNDED = _kernel("rounded", "warps", 1, "split with the high parts alone")
+WARPS = _kernel("fp16x3_mma_sync", "warps", 2, "split operands on tensor cores by mma.sync")
+ROUNDED_COLUMNS = _kernel("fp16x1_one_channel", "columns", 1, "fp16x3_one_channel with the high parts alone")
+ROUNDED_ROWS = _kernel("fp16x1_output_rows", "rows", 1, "fp16x3_output_rows with the high parts alone")
+ROUNDED_TEAMS = _kernel("fp16x1_warpgroup", "teams", 1, "fp16x3_warpgroup with the high parts alone")
+ROUNDED_IMPLICIT = _kernel("fp16x1_implicit_gemm", "implicit", 1, "fp16x3_implicit_gemm with the high parts alone")
+ROUNDED = _kernel("fp16x1_mma_sync", "warps", 1, "split with the high parts alone")

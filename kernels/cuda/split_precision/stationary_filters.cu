@@ -1,6 +1,6 @@
-// split_rows with the filters as the tensor cores' A, 16 at a time, and the inputs as their B (FILTERS_FIRST).
+// fp16x3_output_rows with the filters as the tensor cores' A, 16 at a time, and the inputs as their B (FILTERS_FIRST).
 //
-// A fragment is then eight positions, of four words a lane where split_rows has 16 of eight, so that sums of more rows
+// A fragment is then eight positions, of four words a lane where fp16x3_output_rows has 16 of eight, so that sums of more rows
 // of outputs fit: it serves up to RA rows of 16 filters. NT, TW and OW are even; a lane stores neighbouring outputs.
 
 #if FILTERS_FIRST
