@@ -56,8 +56,8 @@ def select(
 ) -> Kernel:
     """The kernel for a problem: the one named, or by default the fastest known that takes it.
 
-    "auto" is the first recommended kernel of the list on the CPU, and the first for a PooledProblem; on a GPU, whose figures
-    are ``chip``, the one that is expected to be fastest by the recorded table's times. precision: "float32", or
+    "auto" is the first recommended kernel of the list on the CPU, and the first for a PooledProblem; on a GPU, whose
+    figures are ``chip``, the one that is expected to be fastest by the recorded table's times. precision: "float32", or
     "tf32" or "fp16" where factors may be rounded to 11 bits, in fp16's range alone for the latter; what is more
     precise may serve too, less precise never does.
     Raises UnsupportedError with every reason of every kernel tried.

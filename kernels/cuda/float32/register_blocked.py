@@ -2,8 +2,8 @@
 
 Every thread has a strip of P pixels for F filters; ``register_blocked.cu`` says how. This file picks the tile: it
 counts the instructions and the shared-memory cycles of each candidate, and takes the one that does a layer's products
-in the fewest. The counts were fitted to 524 tiles of 45 layers timed on an H200. ``register_blocked_uniform`` is the same
-kernel with its weights in constant memory.
+in the fewest. The counts were fitted to 524 tiles of 45 layers timed on an H200. ``register_blocked_uniform`` is
+the same kernel with its weights in constant memory.
 """
 
 from __future__ import annotations
