@@ -2,5 +2,5 @@
 
 python -m ece408_op.bench --help
 
-Public modules: contestants, contexts, one_node, report, sweep.
+Public modules: contestants, contexts, one_node, report, results (the format of all measured results), sweep.
 """

@@ -1,0 +1,278 @@
+"""The one format of measured results: what every subcommand of ece408-bench writes with --json.
+
+A file is JSON with these keys; times are in seconds everywhere:
+
+    version       VERSION
+    command       the subcommand: layers, networks, transfers, one-image or sweep
+    command_line  what was typed, for people
+    complete      false while the run goes on, and after Ctrl-C
+    options       the options that decide what is measured
+    machine       Machine: CPU, GPU, driver, versions of the packages
+    ceilings      bytes_per_second and flops_per_second, as core.roofline.Ceilings; null where nothing refers to them
+    cases         a list of Case: a layer or a network, with a list of Row, one per contestant and kind of call
+
+A row without times says why: its status is "failed" (a wrong output) or "skipped" (the contestant does not support the
+case, or this machine cannot run it), and its reason is one sentence. The writer adds what readers without this module
+need: ``median`` to a row, ``flops`` and ``bytes`` to a case.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DataError
+from ece408_op.problem import ConvProblem
+
+VERSION = 1
+
+#: A row's status.
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+#: A row's kind of call. FRESH and REUSED: a call that makes a new output, and one that writes into an array that was
+#: written before (out=). KERNEL: the work on a GPU alone, between two events. FIRST: the first call, which compiles.
+FRESH, REUSED, KERNEL, FIRST = "fresh", "reused", "kernel", "first"
+
+#: The packages whose versions are kept.
+_PACKAGES = ("ece408-op", "mxnet", "mxnet-cu117", "numpy", "llvmlite", "torch", "cupti-python")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, and the versions of CUDA around it as "13.0": the driver's API, CuPy's runtime, NVRTC."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    driver: str
+    runtime: str = ""
+    nvrtc: str = ""
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine: the CPU's name, the cores that the process may use, threads, SIMD level; versions by package."""
+
+    cpu: str
+    cores: int
+    threads: int
+    simd: str
+    gpu: Gpu | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant on one case, by one kind of call.
+
+    contestant: the name in tables, such as "New auto" or "cuDNN float32 NHWC". call: FRESH, REUSED, KERNEL, FIRST or
+    another kind that the subcommand's help explains. seconds: of each timed call; empty unless the status is PASSED.
+    impl: the implementation that was asked for, empty for a peer. kernel: the kernel that computed; precision: its
+    products' type. error: the largest |y - exact|, and bound the largest allowed, both as a share of the sum of |x||w|.
+    details: figures that only one subcommand has, such as ``launches`` of a GPU kernel or ``agreeing`` predictions.
+    """
+
+    contestant: str
+    call: str
+    seconds: tuple[float, ...] = ()
+    status: str = PASSED
+    reason: str = ""
+    impl: str = ""
+    kernel: str = ""
+    precision: str = ""
+    error: float | None = None
+    bound: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def peer(self) -> bool:
+        """Whether this is another library, which implementations are compared with."""
+        return not self.impl
+
+    @property
+    def median(self) -> float | None:
+        """The median in seconds; None without times."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The lower and the upper quartile in seconds; raises ValueError without times."""
+        if not self.seconds:
+            raise ValueError(f"{self.contestant}: expected times, got none; {self.reason}")
+        if len(self.seconds) == 1:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured: a layer (``problem``) or a network, for a number of images.
+
+    roofline_seconds: the FP32 roofline of a layer, see core.roofline.
+    """
+
+    name: str
+    images: int
+    rows: tuple[Row, ...] = ()
+    problem: ConvProblem | None = None
+    roofline_seconds: float | None = None
+
+    def row(self, contestant: str, call: str) -> Row | None:
+        """The row of a contestant and kind of call; None where there is none."""
+        return next((row for row in self.rows if (row.contestant, row.call) == (contestant, call)), None)
+
+    def ratio(self, row: Row, peers: str = "") -> float | None:
+        """How many times as fast as the fastest peer a row is, among peers whose names begin with ``peers``.
+
+        Peers count by the same kind of call. None where one of the two has no time.
+        """
+        found = (r.median for r in self.rows if r.peer and r.call == row.call and r.contestant.startswith(peers))
+        theirs = [median for median in found if median]
+        return min(theirs) / row.median if theirs and row.median else None
+
+
+@dataclass(frozen=True)
+class Results:
+    """One run of a subcommand; see the module for the keys."""
+
+    command: str
+    machine: Machine
+    options: dict[str, Any] = field(default_factory=dict)
+    cases: tuple[Case, ...] = ()
+    ceilings: dict[str, float] | None = None
+    command_line: str = ""
+    complete: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether no output was wrong."""
+        return all(row.status != FAILED for case in self.cases for row in case.rows)
+
+
+def mean_and_least(ratios: Iterable[float | None]) -> tuple[float, float] | None:
+    """The geometric mean and the least; None where one of the ratios, or all of them, are missing."""
+    found = list(ratios)
+    known = [ratio for ratio in found if ratio is not None]
+    if not known or len(known) < len(found):
+        return None
+    return math.exp(statistics.fmean(map(math.log, known))), min(known)
+
+
+def write(path: Path, results: Results) -> None:
+    """Replace the file by the results; raises OSError where it cannot be written."""
+    with replacing(path) as file:
+        file.write(as_text(results).encode())
+
+
+def as_text(results: Results) -> str:
+    """The file's text: one line per key and per row, so that people can read it and Git can compare it."""
+    data = {"version": VERSION, **asdict(results)}
+    cases = [_case_lines(case, written) for case, written in zip(results.cases, data.pop("cases"))]
+    head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items()]
+    return "{\n" + ",\n".join([*head, ' "cases": [' + ",".join(cases) + "\n ]"]) + "\n}\n"
+
+
+def _case_lines(case: Case, written: dict[str, Any]) -> str:
+    rows = []
+    for row, values in zip(case.rows, written.pop("rows")):
+        kept = {key: value for key, value in values.items() if value not in ("", None, {}, ())}
+        if row.seconds:
+            kept["median"] = row.median
+        rows.append(f"\n   {json.dumps(_rounded(kept))}")
+    if case.problem is not None:
+        written |= {"flops": case.problem.flops, "bytes": case.problem.bytes}
+    head = json.dumps(_rounded({key: value for key, value in written.items() if value is not None}))
+    return f'\n  {head[:-1]}, "rows": [{",".join(rows)}]}}'
+
+
+def _rounded(value: Any) -> Any:
+    """The value with floats of nine significant digits: far finer than any clock."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def read(path: Path) -> Results:
+    """The results of a file; raises OSError where it cannot be read, DataError where it has another format."""
+    try:
+        return from_data(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: expected results of ece408-bench, version {VERSION}, got {error!r}") from error
+
+
+def from_data(data: dict[str, Any]) -> Results:
+    """The results that JSON's values describe; raises KeyError, TypeError or ValueError for other values."""
+    if data["version"] != VERSION:
+        raise ValueError(f"version {data['version']}")
+    given = {name: data[name] for name in ("command", "options", "ceilings", "command_line", "complete")}
+    machine = dict(data["machine"])
+    if machine["gpu"] is not None:
+        gpu = machine["gpu"]
+        machine["gpu"] = Gpu(**{**gpu, "capability": (gpu["capability"][0], gpu["capability"][1])})
+    return Results(machine=Machine(**machine), cases=tuple(map(_case, data["cases"])), **given)
+
+
+def _case(data: dict[str, Any]) -> Case:
+    rows = []
+    for values in data["rows"]:
+        given = {key: value for key, value in values.items() if key != "median"}
+        rows.append(Row(**{**given, "seconds": tuple(given.get("seconds", ()))}))
+    problem = ConvProblem(**data["problem"]) if "problem" in data else None
+    return Case(data["name"], data["images"], tuple(rows), problem, data.get("roofline_seconds"))
+
+
+def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
+    """The machine that runs this process, with its first GPU where ``gpu`` says so.
+
+    Raises DeviceError where there is no GPU.
+    """
+    from ece408_op.runtime.llvm import cpu  # late: readers of results need no LLVM
+
+    cores = len(os.sched_getaffinity(0))
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    versions = {"python": platform.python_version(), **dict(_versions())}
+    found = None
+    if gpu:
+        found = _gpu()
+        versions["cupy"] = _cupy().__version__
+    return Machine(name, cores, threads or cores, cpu().level, found, versions)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _cupy() -> Any:
+    from ece408_op.runtime import cuda
+
+    return cuda.cupy()
+
+
+def _gpu() -> Gpu:
+    from ece408_op.runtime import cuda
+
+    chip, runtime = cuda.chip(), _cupy().cuda.runtime
+    driver, own = (f"{n // 1000}.{n % 1000 // 10}" for n in (runtime.driverGetVersion(), runtime.runtimeGetVersion()))
+    nvrtc = ".".join(map(str, _cupy().cuda.nvrtc.getVersion()))
+    memory = int(runtime.memGetInfo()[1])
+    return Gpu(chip.name, chip.capability, chip.multiprocessors, driver, own, nvrtc, memory)
