@@ -31,7 +31,7 @@ POISON = np.float32(np.nan)
 
 ENTRIES = {
     "naive": "naive(x_, w_, y_, 0)",
-    "sliding_window": "window(x_, w_, y_, 0, images_)",
+    "sliding_window": "sliding_window(x_, w_, y_, 0, images_)",
     "register_tiled": "register_tiled(x_, w_, y_, 0, images_)",
 }
 #: Threads of naive never wait for one another; a block of its 1024 would need as many stacks.
@@ -83,7 +83,7 @@ def _at(array: np.ndarray, aligned: int) -> tuple[np.ndarray, np.ndarray]:
     return around, inner
 
 
-#: Layers, and what their arrays' addresses are multiples of, which only window looks at.
+#: Layers, and what their arrays' addresses are multiples of, which only sliding_window looks at.
 SHAPES = [
     ("sliding_window", (3, 1, 20, 20, 5, 5), 16),
     ("sliding_window", (3, 1, 20, 20, 5, 5), 4),

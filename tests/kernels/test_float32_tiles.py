@@ -1,4 +1,4 @@
-"""The tiles that strip and window pick: they cover the layer and fit the chip, whatever the layer."""
+"""The tiles that register_blocked and sliding_window pick cover the layer and fit the chip, whatever the layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _rows_read(problem: ConvProblem, tile: register_blocked.Tile, start: int) ->
     aligned=st.sampled_from([4, 8, 16]),
     uniform=st.booleans(),
 )
-def test_a_strip_tile_fits_the_chip_and_its_rows_fit_the_tile(problem, architecture, aligned, uniform):
+def test_a_register_blocked_tile_fits_the_chip_and_its_rows_fit_the_tile(problem, architecture, aligned, uniform):
     chip = chip_of(architecture)
     tile = register_blocked.best_tile(problem, chip, aligned, uniform)
     assert uniform or tile is not None
@@ -60,7 +60,7 @@ def test_a_strip_tile_fits_the_chip_and_its_rows_fit_the_tile(problem, architect
 
 @settings(max_examples=60, deadline=None)
 @given(problem=layers, aligned=st.sampled_from([4, 8, 16]))
-def test_a_window_tile_lies_within_the_map_and_its_vectors_are_aligned(problem, aligned):
+def test_a_sliding_window_tile_lies_within_the_map_and_its_vectors_are_aligned(problem, aligned):
     tile = sliding_window.best_tile(problem, aligned)
     assert tile is not None
     assert tile.rows <= problem.output_height

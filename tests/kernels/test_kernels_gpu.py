@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 KERNEL = pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
 
 #: Beside the odd ones: the course's layers with few images, one of an odd number of filter rows that are worth asking
-#: for ahead (strip), and many images of a small layer.
+#: for ahead (register_blocked_uniform), and many images of a small layer.
 LAYERS = [
     *[problem.with_batch(67) for problem in COURSE],
     *ODD,

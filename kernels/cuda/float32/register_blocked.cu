@@ -15,7 +15,7 @@
 // multiply-add that reads three registers that no reuse cache holds takes two cycles (docs/performance.md),
 // so a weight stays for P multiply-adds, and the next one begins with the pixel that the last one ended with.
 //
-// UNIFORM (strip_uniform): all weights lie in constant memory and come from there into uniform registers, two at a time: a
+// UNIFORM (register_blocked_uniform): all weights lie in constant memory and come from there into uniform registers, two at a time: a
 // multiply-add then reads two registers at most, which lie in different banks more often than not. The compiler has to
 // see that a warp's group is the same for all its lanes, so it comes from lane 0. AHEAD: those of the next row are asked
 // for while a row is computed, since a constant that the nearest cache does not have keeps the warp waiting.
@@ -147,7 +147,7 @@ constexpr int ALL_WEIGHTS = BLOCKS_M * GL * G * C * K * KF;
 __constant__ __align__(16) float uniform_weights[ALL_WEIGHTS + (AHEAD ? KF : 0)];  // one row beyond the last is asked for
 
 // What is to be copied there: [group][channel][filter row][filter column][F], padded with zeros.
-extern "C" __global__ void __launch_bounds__(256) strip_weights(const float *__restrict__ w, float *__restrict__ to) {
+extern "C" __global__ void __launch_bounds__(256) register_blocked_weights(const float *__restrict__ w, float *__restrict__ to) {
     for (int e = blockIdx.x * 256 + threadIdx.x; e < ALL_WEIGHTS; e += gridDim.x * 256) {
         const int qf = e % KF, p = e / KF % K, c = e / (KF * K) % C, q = qf / F;
         const int m = e / (KF * K * C) * F + qf % F;
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(256) strip_weights(const float *__r
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-strip(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
+register_blocked(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
     extern __shared__ __align__(16) float shared[];
     float *const x_rows = shared;                                               // STAGES of them
     float *const weights = shared + STAGES * X_FLOATS;                          // all, or one for each stage

@@ -338,7 +338,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         items = ceil_div(images * strips, tile.lanes) * tiles
         grid = (blocks_in_waves(items, held, _WAVES) * blocks_m, 1, 1)
         shared = tile.shared_bytes(problem)
-        return (Launch("strip", grid, (tile.threads, 1, 1), ("x", "w", "y", "first", "images"), shared),)
+        return (Launch("register_blocked", grid, (tile.threads, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
     before: tuple[Step, ...] = ()
     scratch = {}
@@ -346,7 +346,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         scratch["weights"] = size = tile.constant_bytes(problem)
         blocks = ceil_div(size // ITEM_BYTES, 256)
         before = (
-            Launch("strip_weights", (blocks, 1, 1), (256, 1, 1), ("w", "weights")),
+            Launch("register_blocked_weights", (blocks, 1, 1), (256, 1, 1), ("w", "weights")),
             CopyToConstant("uniform_weights", "weights", size),
         )
     defines = {**_defines(problem, tile, aligned), **waves_defines(held, _WAVES)}
@@ -363,7 +363,7 @@ KERNEL = CudaKernel(
 )
 UNIFORM = CudaKernel(
     "register_blocked_uniform",
-    "strip with weights from constant memory in uniform registers",
+    "register_blocked with weights from constant memory in uniform registers",
     _SOURCES,
     partial(_plan, True),
     partial(_reasons, True),

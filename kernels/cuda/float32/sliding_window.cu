@@ -45,7 +45,7 @@ __device__ __forceinline__ void write_through(float *to, const float *from) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-window(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
+sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
     extern __shared__ __align__(16) float weights[];  // [pass][channel][filter row and column][F]
     const int part = blockIdx.x % PARTS * PART;       // the filters are shared out among PARTS blocks
     for (int e = threadIdx.x; e < PART * C * KF; e += THREADS) {

@@ -150,7 +150,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 
     def steps(images: int) -> tuple[Launch, ...]:
         grid = (blocks_in_waves(ceil_div(images * tiles, _THREADS), held, _WAVES) * parts, 1, 1)
-        return (Launch("window", grid, (_THREADS, 1, 1), ("x", "w", "y", "first", "images"), shared),)
+        return (Launch("sliding_window", grid, (_THREADS, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
     defines = {
         **layer_defines(problem),

@@ -7,7 +7,7 @@
 // is index arithmetic, two divisions by constants for each element of a tile.
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE)
-fused_gemm(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
+implicit_gemm(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
            int images) {
     __shared__ float a[TILE][TILE], b[TILE][TILE];
     constexpr int GROUPS = (M + TILE - 1) / TILE;

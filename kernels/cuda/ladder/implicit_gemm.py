@@ -24,7 +24,7 @@ def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     def steps(images: int) -> tuple[Launch, ...]:
         grid = (_blocks(problem, images), 1, 1)
-        return (Launch("fused_gemm", grid, (_TILE * _TILE, 1, 1), ("x", "w", "y", "first", "images")),)
+        return (Launch("implicit_gemm", grid, (_TILE * _TILE, 1, 1), ("x", "w", "y", "first", "images")),)
 
     return Plan({**layer_defines(problem), "TILE": _TILE}, images_a_round(problem.batch, _blocks(problem, 1)), steps)
 

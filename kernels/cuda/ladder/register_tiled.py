@@ -82,6 +82,6 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
     return CudaKernel(name, summary, sources, plan, _reasons, bound, precision=precision, pools=not half)
 
 
-REGISTER_TILED = _kernel("register_tiled", "fused_gemm, eight pixels by eight filters a thread in registers")
+REGISTER_TILED = _kernel("register_tiled", "implicit_gemm, eight pixels by eight filters a thread in registers")
 STREAMS = _kernel("streams", "register_tiled, the batch split over four streams", streams=4)
 HALF = _kernel("half", "register_tiled on 16-bit floats in shared memory, summed in float32", half=True)

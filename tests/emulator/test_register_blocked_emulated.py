@@ -1,4 +1,4 @@
-"""strip, translated to C++ and run on the CPU block by block, against float64: weights from shared and constant memory.
+"""register_blocked as C++ on the CPU, block by block, against float64: weights in shared and in constant memory.
 
 Indices, edges, barriers and sums are a GPU's; what is copied asynchronously there is copied at once here.
 """
@@ -34,11 +34,11 @@ extern "C" int run(const float *x, const float *w, float *y, int images, int gri
 #if UNIFORM
     gridDim.x = 3;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-        if (run_block(256, [] { strip_weights(w_, uniform_weights); })) return 1;
+        if (run_block(256, [] { register_blocked_weights(w_, uniform_weights); })) return 1;
 #endif
     gridDim.x = grid;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-        if (run_block(threads, [] { strip(x_, w_, y_, 0, images_); })) return 2;
+        if (run_block(threads, [] { register_blocked(x_, w_, y_, 0, images_); })) return 2;
     return 0;
 }
 """
