@@ -90,7 +90,7 @@ class GpuTiming:
 def make_sets(problem: ConvProblem, seed: int) -> list[Set]:
     """Random arrays: x uniform in [-1, 1), w normal; the same for the same seed."""
     cupy = cuda.cupy()
-    count = max(2, -(-_TIMES_CACHE * cuda.cache_bytes() // problem.bytes))
+    count = max(2, -(-_TIMES_CACHE * cuda.l2_bytes() // problem.bytes))
     rng = cupy.random.default_rng(seed)
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
     places = sorted({int(place) for place in np.linspace(0, problem.batch - 1, CHECKED_IMAGES)})

@@ -18,7 +18,7 @@ import numpy as np
 
 from ece408_op.core import tuning
 from ece408_op.core.check import Comparison, compare
-from ece408_op.core.kernel import CudaKernel, roofline
+from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
 from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError
 from ece408_op.kernels import KERNELS
@@ -117,8 +117,8 @@ def _sweep(kernels: list[CudaKernel], layers: list[ConvProblem], chip: Chip, see
             rate = problem.flops / milliseconds / 1e9
             print(f"{problem}: {kernel.name} {milliseconds:.4f} ms, {rate:.2f} TFLOP/s, error {found.scaled:.2g}")
             times[kernel.name] = milliseconds
-            if kernel.estimate is not roofline:
-                estimates[kernel.name] = kernel.estimate(problem, chip)
+            if kernel.predicted_milliseconds is not roofline_milliseconds:
+                estimates[kernel.name] = kernel.predicted_milliseconds(problem, chip)
         rows.append(tuning.Measured(problem, times, estimates))
         del x, w, out
         cupy.get_default_memory_pool().free_all_blocks()

@@ -89,7 +89,11 @@ def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, ch
 
         def estimate(name: str) -> float:
             # Kernels that are not recommended come last in any case, and a prediction takes a while.
-            return known[name].estimate(problem, chip) if known[name].recommended(problem, chip) else math.inf
+            return (
+                known[name].predicted_milliseconds(problem, chip)
+                if known[name].recommended(problem, chip)
+                else math.inf
+            )
 
         measured = [known[name] for name in tuning.preference(problem, chip, known, estimate)]
     candidates = measured + [kernel for kernel in fitting if kernel not in measured]

@@ -1,7 +1,7 @@
-"""What a kernel is: a name, what it supports, the error it may make, and a call.
+"""What a kernel declares: a name, the problems that it supports, its error bound, and a call.
 
-A kernel is one record in ``kernels.KERNELS``. It knows nothing of MXNet: a CPU kernel is given
-NumPy arrays, a GPU kernel CuPy arrays, all C-contiguous float32, and fills ``out``.
+A kernel is one record in ``kernels.KERNELS``. It knows nothing of MXNet: a CPU kernel takes NumPy arrays, a GPU kernel
+CuPy arrays, all C-contiguous float32, and fills ``out``.
 """
 
 from __future__ import annotations
@@ -16,58 +16,54 @@ from ece408_op.problem import ConvProblem, PooledProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip, Plan, Planner
 
-#: Reasons why a problem is not supported; none means that it is.
+#: Returns the reasons why a problem is not supported; none means that it is.
 Reasons = Callable[[ConvProblem], list[str]]
-#: The same for a GPU kernel, which may look at the chip too where it is known.
+#: The same for a GPU kernel; the chip is None where no GPU is known.
 GpuReasons = Callable[[ConvProblem, Optional[Chip]], list[str]]
 
 EPS32 = 2.0**-24
 """Half a unit in the last place of 1.0 in float32: the error of one rounding."""
 
 
-def supports_all(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    """No limits: the kernel takes every problem."""
+def no_limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    """Return no reason: the kernel takes every problem."""
     return []
 
 
-def always_recommended(problem: ConvProblem, chip: Chip) -> bool:
-    """Whatever the problem, the kernel does as well as on the nearest that was timed."""
+def always_recommended(problem: ConvProblem, chip: Chip | None = None) -> bool:
+    """Return True: the kernel is recommended for every problem that it takes."""
     return True
 
 
-def always_profitable(problem: ConvProblem) -> bool:
-    """The kernel is as fast as any behind it."""
-    return True
+def roofline_milliseconds(problem: ConvProblem, chip: Chip) -> float:
+    """Predict a kernel's time by the FP32 and memory rooflines of an H200, plus a launch's latency.
 
-
-def roofline(problem: ConvProblem, chip: Chip) -> float:
-    """Milliseconds by an H200's rates of float32 and of memory, and for a launch: other layers' times go with it."""
+    Only ratios between layers matter: the tuning table scales the prediction to the times measured near the layer.
+    """
     return max(problem.flops / 60e9, problem.bytes / 4e9) + 0.004
 
 
-def needs_nothing(problem: ConvProblem, out: Any) -> None:
-    """The kernel has nothing to prepare."""
+def no_preparation(problem: ConvProblem, out: Any) -> None:
+    """Do nothing: the kernel compiles nothing beforehand."""
 
 
-def pooled_reasons(problem: ConvProblem, able: bool) -> list[str]:
-    """Why a kernel that can, or cannot, do tanh and 2 x 2 maxima in the same pass cannot take the problem."""
+def _pooling_reasons(problem: ConvProblem, able: bool) -> list[str]:
     if able or not isinstance(problem, PooledProblem):
         return []
     return ["fuse: it has no tanh and 2 x 2 maxima in the same pass"]
 
 
 def float32_bound(problem: ConvProblem) -> float:
-    """The largest |y - exact| of a float32 sum of n products, in any order, as a share of sum |x||w|.
+    """Return the largest |y - exact| of a float32 sum of n products, in any order, as a share of sum |x||w|.
 
-    It errs by at most about n roundings (N. Higham, Accuracy and Stability of Numerical Algorithms,
-    section 3.1: n u / (1 - n u)).
+    It is n u / (1 - n u) (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
     """
     n = problem.products
     return n * EPS32 / (1 - n * EPS32)
 
 
-def reduced_bound(eps: float, eps_sum: float = EPS32) -> Callable[[ConvProblem], float]:
-    """The bound where both factors of a product are first rounded by eps, and sums by eps_sum for each product."""
+def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[ConvProblem], float]:
+    """Return the bound where both factors are rounded by eps, and the sum by eps_sum per product."""
 
     def bound(problem: ConvProblem) -> float:
         n = problem.products
@@ -80,14 +76,14 @@ class RunCpu(Protocol):
     """How a CPU kernel is called."""
 
     def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
-        """Fill out on so many threads."""
+        """Fill out on at most ``threads`` threads."""
 
 
 class TanhPool(NamedTuple):
-    """A CPU kernel with tanh and 2 x 2 maxima behind it.
+    """A CPU kernel fused with tanh and 2 x 2 max-pooling.
 
-    ``run(problem, x, w, out, threads, full)`` fills out, shape (B, M, (OH + full) // 2, (OW + full) // 2); the rest is
-    as in CpuKernel, and ``prepare(problem, full)`` compiles.
+    ``run(problem, x, w, out, threads, full)`` fills out, shape (B, M, (OH + full) // 2, (OW + full) // 2); the other
+    arguments are those of CpuKernel. ``prepare(problem, full)`` compiles.
     """
 
     run: Callable[[ConvProblem, Any, Any, Any, int, bool], None]
@@ -98,97 +94,98 @@ class TanhPool(NamedTuple):
 class CpuKernel:
     """A convolution on NumPy arrays.
 
-    ``run(problem, x, w, out, threads)`` fills out, shape (B, M, OH, OW), from x, shape (B, C, H, W),
-    and w, shape (M, C, K, K); all are C-contiguous float32, aligned to 4 bytes, and B is at least 1.
-    It is called from several threads at once. ``prepare(problem, out)`` does beforehand what a layer
-    needs once: it compiles. ``tanh_pool`` is the same with what often follows, where the kernel can.
+    run         ``run(problem, x, w, out, threads)`` fills out (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K),
+                all C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time
+    prepare     ``prepare(problem, out)`` compiles what the layer needs, so that run's time excludes it
+    limits      reasons why the kernel cannot take a problem, besides pooling; see ``not_supported_reasons``
+    tanh_pool   the kernel fused with tanh and max-pooling, or None
+    error_bound and magnitude_weights
+                |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element
+    recommended whether "auto" may take the kernel for a problem: it is expected to beat those behind it in the list
+    arithmetic  the units that compute the products, and how often: a key of ``roofline.PRODUCTS``
     """
 
     name: str
     summary: str
     run: RunCpu
-    prepare: Callable[[ConvProblem, Any], None] = needs_nothing
-    reasons: Reasons = supports_all
+    prepare: Callable[[ConvProblem, Any], None] = no_preparation
+    limits: Reasons = no_limits
     device: str = "cpu"
     precision: str = "float32"
     tanh_pool: TanhPool | None = None
-    bound: Callable[[ConvProblem], float] = float32_bound
-    #: What weights the bound is a share of the sum of |x| times.
+    error_bound: Callable[[ConvProblem], float] = float32_bound
     magnitude_weights: Callable[[Any], Any] = abs
-    #: Whether "auto" is to take it: it is expected to be faster than those behind it.
-    recommended: Callable[[ConvProblem], bool] = always_profitable
+    recommended: Callable[[ConvProblem], bool] = always_recommended
+    arithmetic: str = "fp32"
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
-        """Every reason why this kernel cannot take the problem; empty when it can."""
-        return [*pooled_reasons(problem, self.tanh_pool is not None), *self.reasons(problem)]
-
-    def error_bound(self, problem: ConvProblem) -> float:
-        """The largest |y - exact| allowed, as a share of sum |x| magnitude_weights(w) at that element."""
-        return self.bound(problem)
+        """Return every reason why this kernel cannot take the problem; empty when it can."""
+        return [*_pooling_reasons(problem, self.tanh_pool is not None), *self.limits(problem)]
 
 
 @dataclass(frozen=True, eq=False)
 class CudaKernel:
-    """A convolution on CuPy arrays: CUDA C++ texts beside the record, and a plan of how to launch them.
+    """A convolution on CuPy arrays: CUDA C++ files beside the record, and a function that plans their launch.
 
-    The texts are joined in order behind the plan's ``#define``s and compiled at the first call for a
-    layer on a device. ``precision`` is what the products are made of: "float32", "fp16" or "tf32".
+    sources     files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a device
+    plan        ``plan(problem, chip, aligned)`` returns the launches; pointers are multiples of ``aligned`` bytes
+    limits, error_bound, magnitude_weights and arithmetic
+                as in CpuKernel; ``limits(problem, chip)`` also gets the chip, or None
+    capability  the lowest compute capability that can run the source; with exact_capability, the only one
+    compiler    the oldest NVRTC that knows the source's instructions
+    precision   how the kernel's inputs are rounded: "float32" (not at all), "tf32" (11 bits) or "fp16" (11 bits, and
+                limited to fp16's range)
+    options     options for NVRTC besides the C++ standard
+    recommended whether the times measured on other layers predict the kernel's time for a problem
+    predicted_milliseconds
+                the kernel's own cost model; the tuning table scales it. Infinite where the model does not know.
+    fuses_pooling
+                whether the kernel takes a PooledProblem too, out then being (B, M, PH, PW)
     """
 
     name: str
     summary: str
     sources: tuple[Path, ...]
     plan: Planner
-    reasons: GpuReasons = supports_all
-    bound: Callable[[ConvProblem], float] = float32_bound
-    #: The oldest compute capability that the source compiles and is right for.
+    limits: GpuReasons = no_limits
+    error_bound: Callable[[ConvProblem], float] = float32_bound
     capability: tuple[int, int] = (5, 0)
-    #: The oldest release of the run-time compiler that knows the source's instructions.
     compiler: tuple[int, int] = (11, 0)
     precision: str = "float32"
-    #: Options for NVRTC beside the language's version.
     options: tuple[str, ...] = ()
     device: str = "gpu"
-    #: Whether chips of that capability alone can run it.
-    exact: bool = False
-    #: Whether a problem is one that times of others speak for.
+    exact_capability: bool = False
     recommended: Callable[[ConvProblem, Chip], bool] = always_recommended
-    #: About how many milliseconds a call takes, as its times on other layers are carried over; infinite: not known.
-    estimate: Callable[[ConvProblem, Chip], float] = roofline
-    #: Whether it takes a PooledProblem too, out then being (B, M, PH, PW).
-    pools: bool = False
-    #: What weights the bound is a share of the sum of |x| times.
+    predicted_milliseconds: Callable[[ConvProblem, Chip], float] = roofline_milliseconds
+    fuses_pooling: bool = False
     magnitude_weights: Callable[[Any], Any] = abs
+    arithmetic: str = "fp32"
 
     def runs_on(self, chip: Chip) -> bool:
-        """Whether the chip is of a capability that the source is for."""
-        return chip.capability == self.capability if self.exact else chip.capability >= self.capability
+        """Return whether the source compiles for, and is right on, the chip's compute capability."""
+        return chip.capability == self.capability if self.exact_capability else chip.capability >= self.capability
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-        """Every reason why this kernel cannot take the problem, on that chip where one is given; empty when it can."""
-        reasons = [*pooled_reasons(problem, self.pools), *self.reasons(problem, chip)]
+        """Return every reason why this kernel cannot take the problem, on the chip if one is given."""
+        reasons = [*_pooling_reasons(problem, self.fuses_pooling), *self.limits(problem, chip)]
         if chip is not None and not self.runs_on(chip):
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
-            least = "" if self.exact else "at least "
+            least = "" if self.exact_capability else "at least "
             reasons.append(f"compute capability: {least}{need}, got {got} ({chip.name})")
         if chip is not None and chip.compiler < self.compiler:
             need, got = (".".join(map(str, pair)) for pair in (self.compiler, chip.compiler))
             reasons.append(f"NVRTC: at least {need}, got {got}; install a CuPy for a newer CUDA")
         return reasons
 
-    def error_bound(self, problem: ConvProblem) -> float:
-        """The largest |y - exact| allowed, as a share of the sum of |x||w| at that element."""
-        return self.bound(problem)
-
     def text(self, plan: Plan) -> str:
-        """What the compiler is given for that plan."""
+        """Return the source that the compiler gets for a plan."""
         return _text(self.sources, tuple(plan.defines.items()))
 
     def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
         """Fill out, of the problem's y_shape, from x, (B, C, H, W), and w, (M, C, K, K), asynchronously.
 
-        The arrays are CuPy's, C-contiguous float32, all on one GPU; the work is put on the CuPy stream given, by
-        default the current one of that GPU. Raises ProblemError for other arrays, UnsupportedError with every
+        The arrays are CuPy's, C-contiguous float32, all on one GPU. stream: a CuPy stream, by default the current one
+        of that GPU. Raises ProblemError for other arrays, UnsupportedError with every
         reason, and DeviceError where compiling or launching fails.
         """
         self._check(problem, x, w, out)
@@ -196,17 +193,20 @@ class CudaKernel:
         if problem.batch:
             cuda.execute(program, problem.batch, {"x": x, "w": w, "y": out}, stream)
 
-    def bind(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
-        """``run`` on these arrays, B at least 1, and CuPy's current stream, again and again: see ``cuda.bound``."""
+    def prepare_launch(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
+        """Return a function that repeats ``run`` on these arrays, B at least 1, on CuPy's current stream.
+
+        Its launches are prepared once: see ``cuda.prepared_launch``.
+        """
         self._check(problem, x, w, out)
-        return cuda.bound(
+        return cuda.prepared_launch(
             self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out))),
             problem.batch,
             {"x": x, "w": w, "y": out},
         )
 
     def program(self, problem: ConvProblem, device: int, *addresses: int) -> cuda.Program:
-        """What that device does for the problem, its arrays at these addresses; raises UnsupportedError, as ``run``."""
+        """Return the source and launches for arrays at these addresses; raises UnsupportedError as ``run`` does."""
         return _prepared(self, problem, device, cuda.alignment(*addresses))
 
     def _check(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> None:
@@ -241,17 +241,3 @@ def _text(sources: tuple[Path, ...], defines: tuple[tuple[str, int | str], ...])
     parts = [f"#define {name} {value}\n" for name, value in defines]
     parts += [f'#line 1 "{path.name}"\n{path.read_text(encoding="utf-8")}' for path in sources]
     return "".join(parts)
-
-
-__all__: tuple[str, ...] = (
-    "CpuKernel",
-    "CudaKernel",
-    "EPS32",
-    "Kernel",
-    "Reasons",
-    "RunCpu",
-    "TanhPool",
-    "float32_bound",
-    "reduced_bound",
-    "supports_all",
-)

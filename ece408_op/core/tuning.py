@@ -18,7 +18,7 @@ from ece408_op.errors import DataError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
 
-from .kernel import roofline
+from .kernel import roofline_milliseconds
 
 TABLE = Path(__file__).with_name("tuning.json")
 SIZES = ("batch", "channels", "height", "width", "filters", "kernel")
@@ -30,7 +30,7 @@ _NEAREST, _DOUBT = 6, 0.1
 @dataclass(frozen=True)
 class Measured:
     """The times of kernels on one layer, in milliseconds, by kernel name, and the estimates of those that have one of
-    their own: what others' is, see ``kernel.roofline``."""
+    their own: what others' is, see ``kernel.roofline_milliseconds``."""
 
     problem: ConvProblem
     milliseconds: dict[str, float]
@@ -80,7 +80,10 @@ def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured],
     if near[0].problem == problem:
         return near[0].milliseconds[name]
     away = [max(distance(row.problem, problem), 1e-3) for row in near]
-    ratios = [math.log(row.milliseconds[name] / row.estimates.get(name, roofline(row.problem, chip))) for row in near]
+    ratios = [
+        math.log(row.milliseconds[name] / row.estimates.get(name, roofline_milliseconds(row.problem, chip)))
+        for row in near
+    ]
     weights = [1 / distance**2 for distance in away]
     ratio = sum(weight * ratio for weight, ratio in zip(weights, ratios)) / sum(weights)
     return estimate * math.exp(ratio) * (1 + _DOUBT * away[0])

@@ -146,13 +146,13 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
 
 
 def _kernel(kernel: CudaKernel, problem: ConvProblem) -> Bind:
-    return lambda x, w, out, scratch: kernel.bind(problem, x, w, out)
+    return lambda x, w, out, scratch: kernel.prepare_launch(problem, x, w, out)
 
 
 def _bordered(kernel: CudaKernel, problem: ConvProblem, border: _passes.Pass) -> Bind:
     def bind(x: Any, w: Any, out: Any, scratch: Any) -> Callable[[], None]:
         whole = scratch[: size(problem.x_shape)].reshape(problem.x_shape)
-        calls = border.bind(x=x, y=whole), kernel.bind(problem, whole, w, out)
+        calls = border.bind(x=x, y=whole), kernel.prepare_launch(problem, whole, w, out)
 
         def fill() -> None:
             for call in calls:

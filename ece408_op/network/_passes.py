@@ -54,12 +54,12 @@ class Pass:
         defines = {"INDEX": "unsigned long long" if wide else "unsigned int", **defines}
         blocks = max(1, min(_BLOCKS, ceil_div(elements * threads_each, _THREADS)))
         launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), (*arguments, np.int64(elements)))
-        plan = Plan(defines={}, images=1, steps=lambda images: (launch,))
+        plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
         self.program = cuda.Program(entry, text_of("passes.cu", defines, activation), (), plan)
 
     def bind(self, **arrays: Any) -> Callable[[], None]:
         """What puts the launch on the current stream."""
-        return cuda.bound(self.program, 1, arrays)
+        return cuda.prepared_launch(self.program, 1, arrays)
 
 
 def pool(settings: Pooling, x: Shape, y: Shape, activation: str | None) -> Pass:

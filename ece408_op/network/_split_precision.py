@@ -97,13 +97,13 @@ class Split:
         x, w, w_parts, w_scales = *inputs[:2], *self._weights
         bias = inputs[2] if self._bias else w_scales
         calls = (
-            cuda.bound(self._split, 1, {"x": x, "parts": parts, "scales": scales, "marks": marks}),
-            cuda.bound(
+            cuda.prepared_launch(self._split, 1, {"x": x, "parts": parts, "scales": scales, "marks": marks}),
+            cuda.prepared_launch(
                 self._product,
                 1,
                 {"x": parts, "w": w_parts, "x_scales": scales, "w_scales": w_scales, "bias": bias, "y": out},
             ),
-            cuda.bound(self._repair, 1, {"marks": marks, "x": x, "w": w, "bias": bias, "y": out}),
+            cuda.prepared_launch(self._repair, 1, {"marks": marks, "x": x, "w": w, "bias": bias, "y": out}),
         )
 
         def fill() -> None:
@@ -123,6 +123,6 @@ def _program(
     shared: int = 0,
 ) -> cuda.Program:
     launch = Launch(entry, (blocks, 1, 1), (threads, 1, 1), names, shared)
-    plan = Plan(defines={}, images=1, steps=lambda images: (launch,))
+    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
     options = ("--gpu-architecture=sm_90a",)
     return cuda.Program(entry, text_of("split_precision.cu", defines, activation), options, plan)

@@ -142,7 +142,7 @@ def _add(x: int, y: int, count: int, device: int, stream: Any) -> None:
     """y += x, by a kernel of our own: CuPy's need more of CUDA on the machine than compiling these does."""
     blocks = min(GRID_X, ceil_div(count, _THREADS))
     launch = Launch("add", (blocks, 1, 1), (_THREADS, 1, 1), ("x", "y", np.int64(count)))
-    plan = Plan(defines={}, images=1, steps=lambda images: (launch,))
+    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
     cuda.enqueue(cuda.Program("add", _ADD, (), plan), 1, {"x": x, "y": y}, device, stream)
 
 

@@ -259,7 +259,7 @@ class _Gate:
     def held(self, stream: Any, array: Any) -> Iterator[None]:
         """Hold the stream, on the current device, the CuPy array's, until the block ends; one block at a time."""
         if self._kernel is None:
-            plan = Plan(defines={}, images=1, steps=lambda images: ())
+            plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
             self._kernel = cuda.compiled(cuda.Program("gate", _GATE, (), plan), array.device.id).function("gate", 0)
         self._number += 1
         args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_HOLD_NANOSECONDS))

@@ -155,8 +155,8 @@ def _launches(kernel: CudaKernel, problem: ConvProblem, aligned: int) -> list[di
 def launches(plan: Plan, batch: int) -> Counter[tuple]:
     """How often a call makes each launch: entry, grid, block, dynamic shared memory."""
     found: Counter[tuple] = Counter()
-    sizes = Counter(images for _, images in plan.rounds(batch))
-    for steps, count in [(plan.before, 1), *((plan.steps(images), count) for images, count in sizes.items())]:
+    sizes = Counter(images for _, images in plan.launch_ranges(batch))
+    for steps, count in [(plan.setup, 1), *((plan.steps(images), count) for images, count in sizes.items())]:
         for step in steps:
             if isinstance(step, Launch):
                 found[step.entry, step.grid, step.block, step.shared] += count

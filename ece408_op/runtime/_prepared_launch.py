@@ -86,7 +86,7 @@ class Prepared:
         self._pointers = (ctypes.c_void_p * len(places))(*places)
         self._attribute = _Attribute(_EARLY, 0, 1)
         attributes = ctypes.pointer(self._attribute)
-        self._config = _Config(step.grid, step.block, step.shared, None, attributes, int(step.early))
+        self._config = _Config(step.grid, step.block, step.shared, None, attributes, int(step.programmatic))
         self._reference = ctypes.byref(self._config)
 
     def put(self, stream: Any) -> None:

@@ -116,7 +116,7 @@ def on(device: int) -> AbstractContextManager[Any]:
     return _NOTHING if gpu.runtime.getDevice() == device else gpu.Device(device)
 
 
-def cache_bytes(device: int = 0) -> int:
+def l2_bytes(device: int = 0) -> int:
     """The size of one GPU's second-level cache."""
     return int(cupy().cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
 
@@ -225,16 +225,16 @@ class _Ready:
         plan = program.plan
         self.plan = plan
         self.binary = compiled(program, device)
-        rounds = plan.rounds(batch)
+        rounds = plan.launch_ranges(batch)
         kinds = {images: plan.steps(images) for images in {images for _, images in rounds}}
         #: What a round's steps are given as numbers.
         numbers = [{"first": np.int64(first), "images": np.int32(images)} for first, images in rounds]
         steps = [[_numbered(step, these) for step in kinds[images]] for (_, images), these in zip(rounds, numbers)]
-        used = [_named(step) for step in (*plan.before, *(step for some in steps for step in some))]
+        used = [_named(step) for step in (*plan.setup, *(step for some in steps for step in some))]
         self.addresses = Addresses(dict.fromkeys(name for names in used for name in names))
-        self.before = tuple(map(self._made, plan.before))
+        self.before = tuple(map(self._made, plan.setup))
         self.rounds = [tuple(map(self._made, some)) for some in steps]
-        self.constants = any(isinstance(step, CopyToConstant) for step in plan.before)
+        self.constants = any(isinstance(step, CopyToConstant) for step in plan.setup)
 
     def _made(self, step: Step) -> Prepared | CopyToConstant:
         if isinstance(step, CopyToConstant):
@@ -244,7 +244,7 @@ class _Ready:
     def put(self, stream: Any) -> None:
         """Put it all on the stream, in as many lanes as the plan has."""
         self._put(self.before, stream)
-        lanes = [stream] if self.plan.lanes == 1 else _fork(stream, min(self.plan.lanes, len(self.rounds)))
+        lanes = [stream] if self.plan.streams == 1 else _fork(stream, min(self.plan.streams, len(self.rounds)))
         for number, steps in enumerate(self.rounds):
             self._put(steps, lanes[number % len(lanes)])
         if lanes[0] is not stream:
@@ -312,15 +312,15 @@ def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any
         enqueue(program, batch, {key: array.data.ptr for key, array in arrays.items()}, device.id, main)
 
 
-def bound(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[], None]:
+def prepared_launch(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[], None]:
     """What ``execute`` does on these arrays and the current stream, to be done again and again: worked out once.
 
     Launches then cost a few microseconds each. The arrays must outlive the call. Programs whose calls share something,
     memory for constants or scratch, or several streams, are executed as they are.
     """
     plan, device = program.plan, arrays["x"].device
-    copies = any(isinstance(step, CopyToConstant) for step in plan.before)
-    if plan.scratch or plan.lanes != 1 or copies:
+    copies = any(isinstance(step, CopyToConstant) for step in plan.setup)
+    if plan.scratch or plan.streams != 1 or copies:
         return lambda: execute(program, batch, arrays, None)
     with device, reported(program.name):
         ready = _Ready(program, batch, device.id)

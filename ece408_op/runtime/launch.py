@@ -57,7 +57,8 @@ class Chip:
 class Launch:
     """One launch of the kernel ``entry``; ``shared`` is dynamic shared memory, in bytes.
 
-    ``early``: it may begin before the launch before it has ended, for which it waits by itself.
+    ``programmatic``: a programmatic dependent launch. It may begin before the launch in front of it has ended; the
+    kernel waits for that by itself.
     """
 
     entry: str
@@ -65,7 +66,7 @@ class Launch:
     block: Triple
     args: tuple[Argument, ...]
     shared: int = 0
-    early: bool = False
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,23 @@ Step = Union[Launch, CopyToConstant]
 class Plan:
     """Everything that one call does on the device.
 
-    The steps in ``before`` run once; then ``steps(n)`` runs for one round of n images after another,
-    round r on stream r mod ``lanes``. All rounds but the last have ``images`` images.
+    The steps in ``setup`` run once. Then ``steps(n)`` runs for each range of n images, range r on stream
+    r mod ``streams``. All ranges but the last have ``images_per_launch`` images.
     """
 
     #: Names and values put in front of the source as ``#define``s; they do not depend on the batch.
     defines: Mapping[str, int | str]
-    images: int
+    images_per_launch: int
     steps: Callable[[int], tuple[Step, ...]]
-    before: tuple[Step, ...] = ()
-    lanes: int = 1
+    setup: tuple[Step, ...] = ()
+    streams: int = 1
     #: Buffers that the call needs beside its arrays: name to bytes.
     scratch: Mapping[str, int] = field(default_factory=dict)
 
-    def rounds(self, batch: int) -> list[tuple[int, int]]:
-        """The first image and the number of images of each round."""
-        return [(first, min(self.images, batch - first)) for first in range(0, batch, self.images)]
+    def launch_ranges(self, batch: int) -> list[tuple[int, int]]:
+        """Return the first image and the number of images of each range."""
+        most = self.images_per_launch
+        return [(first, min(most, batch - first)) for first in range(0, batch, most)]
 
 
 #: A kernel's plan for a problem on a chip, its pointers all multiples of so many bytes (4, 8 or 16).
@@ -148,19 +150,19 @@ def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]
     }
 
 
-def images_a_round(batch: int, blocks_an_image: int, scratch_an_image: int = 0) -> int:
-    """How many images one launch may take: the grid's x and the scratch memory limit it; at least 1."""
-    images = min(batch, GRID_X // blocks_an_image)
-    if scratch_an_image:
-        images = min(images, SCRATCH_BYTES // scratch_an_image)
+def images_per_launch(batch: int, blocks_per_image: int, scratch_per_image: int = 0) -> int:
+    """Return how many images one launch may take, at least 1: the grid's x and the scratch memory limit it."""
+    images = min(batch, GRID_X // blocks_per_image)
+    if scratch_per_image:
+        images = min(images, SCRATCH_BYTES // scratch_per_image)
     return max(1, images)
 
 
-def grid_reasons(blocks_an_image: int) -> list[str]:
-    """Why the blocks of one image do not fit a grid; empty when they do."""
-    if blocks_an_image <= GRID_X:
+def grid_reasons(blocks_per_image: int) -> list[str]:
+    """Return why the blocks of one image do not fit a grid; empty when they do."""
+    if blocks_per_image <= GRID_X:
         return []
-    return [f"blocks for one image: at most {GRID_X}, got {blocks_an_image}"]
+    return [f"blocks for one image: at most {GRID_X}, got {blocks_per_image}"]
 
 
 def constant_reasons(problem: ConvProblem) -> list[str]:

@@ -191,7 +191,7 @@ KERNEL = CpuKernel(
     run,
     prepare,
     reasons,
-    bound=bound,
+    error_bound=bound,
     magnitude_weights=magnitude_weights,
     recommended=suits,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from ece408_op.bench import sweep
 from ece408_op.core import dispatch, tuning
-from ece408_op.core.kernel import CudaKernel, roofline
+from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
 from ece408_op.core.tuning import ChipTable, Measured
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.kernels import KERNELS
@@ -27,7 +27,9 @@ TABLES = (
 
 
 def preference(problem, chip, path, estimate=None):
-    return tuning.preference(problem, chip, NAMES, estimate or (lambda name: roofline(problem, chip)), path)
+    return tuning.preference(
+        problem, chip, NAMES, estimate or (lambda name: roofline_milliseconds(problem, chip)), path
+    )
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def _recorded():
         assert table.chip == "NVIDIA H200", "another chip: give its figures here"
         chip = Chip(table.chip, table.capability, 132, 227 * 1024)
         for row in table.layers:
-            own = [name for name in row.milliseconds if known[name].estimate is not roofline]
+            own = [name for name in row.milliseconds if known[name].predicted_milliseconds is not roofline_milliseconds]
             assert sorted(row.estimates) == sorted(own)
             yield from ((chip, row.problem, known[name], row.estimates[name]) for name in own)
 
@@ -106,7 +108,7 @@ def test_estimates_in_the_table_are_those_of_the_kernels():
     for name in sorted(names):
         rows = [row for row in recorded if row[2].name == name]
         for chip, problem, kernel, estimate in random.Random(408).sample(rows, min(10, len(rows))):
-            assert estimate == pytest.approx(kernel.estimate(problem, chip), abs=1e-4)
+            assert estimate == pytest.approx(kernel.predicted_milliseconds(problem, chip), abs=1e-4)
 
 
 def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):

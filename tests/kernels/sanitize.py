@@ -65,7 +65,7 @@ def main(names: list[str]) -> int:
             found = compare(_run(kernel, problem, x, w), x, w, kernel)
             wrong += not found.passed
             print(f"{kernel.name}, {problem}: {found}")
-            if kernel.pools:
+            if kernel.fuses_pooling:
                 pooled = problem.pooled(full=problem.batch > 2)
                 if not kernel.not_supported_reasons(pooled, chip):
                     out = _run(kernel, pooled, x, w)

@@ -101,7 +101,7 @@ def test_it_compiles_and_keeps_its_values_in_registers(kernel, compiled, every):
         where = f"{kernel.name} for sm_{architecture}, {problem}"
         assert not isinstance(result, str), f"{where}: {result}"
         plan = kernel.plan(problem, chip_of(architecture), _aligned(problem))
-        launches = [step for step in (*plan.before, *plan.steps(1)) if isinstance(step, Launch)]
+        launches = [step for step in (*plan.setup, *plan.steps(1)) if isinstance(step, Launch)]
         for launch in launches:
             report = result[launch.entry]
             assert report.spill_bytes == 0, f"{where}: {launch.entry} spills {report}"

@@ -21,7 +21,7 @@ from ece408_op.runtime.launch import (
     SHARED_BYTES,
     CopyToConstant,
     Launch,
-    images_a_round,
+    images_per_launch,
     input_tile,
 )
 
@@ -63,7 +63,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
         plan = kernel.plan(problem, CHIP, 4)
         text = kernel.text(plan)
         buffers = {"x", "w", "y", *plan.scratch}
-        for step in (*plan.before, *plan.steps(min(plan.images, problem.batch))):
+        for step in (*plan.setup, *plan.steps(min(plan.images_per_launch, problem.batch))):
             if isinstance(step, CopyToConstant):
                 assert re.search(rf"__constant__ (__align__\(16\) )?float {step.symbol}\[", text)
                 assert step.source in buffers
@@ -80,10 +80,10 @@ def test_every_launch_is_within_cudas_limits(kernel, problem):
         if kernel.not_supported_reasons(each, CHIP):
             continue
         plan = kernel.plan(each, CHIP, 4)
-        assert plan.images >= 1
+        assert plan.images_per_launch >= 1
         assert sum(plan.scratch.values()) <= 2 * SCRATCH_BYTES
-        for images in {min(plan.images, each.batch), 1}:
-            for step in (*plan.before, *plan.steps(images)):
+        for images in {min(plan.images_per_launch, each.batch), 1}:
+            for step in (*plan.setup, *plan.steps(images)):
                 if isinstance(step, Launch):
                     assert 1 <= step.grid[0] <= GRID_X
                     assert all(1 <= size <= GRID_YZ for size in step.grid[1:])
@@ -103,7 +103,7 @@ def test_one_binary_serves_every_batch(kernel):
 def test_the_rounds_take_every_image_once(kernel):
     for batch in (1, 5, 4097):
         problem = ConvProblem(batch, 1, 10, 32, 3, 3)  # every kernel takes it
-        taken = [first + i for first, n in kernel.plan(problem, CHIP, 4).rounds(batch) for i in range(n)]
+        taken = [first + i for first, n in kernel.plan(problem, CHIP, 4).launch_ranges(batch) for i in range(n)]
         assert taken == list(range(batch))
 
 
@@ -119,19 +119,19 @@ def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not
     for problem in POOLED:
         chosen = dispatch.select(problem, "gpu", chip=chip_of(50))
         assert isinstance(chosen, CudaKernel)
-        assert chosen.pools
+        assert chosen.fuses_pooling
         assert chosen is next(kernel for kernel in CUDA_KERNELS if not kernel.not_supported_reasons(problem))
         for kernel in CUDA_KERNELS:
-            if not kernel.pools:
+            if not kernel.fuses_pooling:
                 assert "fuse: it has no tanh" in kernel.not_supported_reasons(problem)[0]
 
 
 def test_a_round_is_limited_by_the_grid_and_by_scratch_memory():
-    assert images_a_round(100_000, 1000) == 100_000
-    assert images_a_round(100_000, 2**20) == 2047
-    assert images_a_round(100_000, 1, SCRATCH_BYTES // 10) == 10
-    assert images_a_round(100_000, 1, 2 * SCRATCH_BYTES) == 1
-    assert images_a_round(0, 1) == 1
+    assert images_per_launch(100_000, 1000) == 100_000
+    assert images_per_launch(100_000, 2**20) == 2047
+    assert images_per_launch(100_000, 1, SCRATCH_BYTES // 10) == 10
+    assert images_per_launch(100_000, 1, 2 * SCRATCH_BYTES) == 1
+    assert images_per_launch(0, 1) == 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -23,7 +23,7 @@ mx = pytest.importorskip("mxnet")
 
 pytestmark = pytest.mark.gpu
 
-POOLING = [kernel for kernel in CUDA_KERNELS if kernel.pools]
+POOLING = [kernel for kernel in CUDA_KERNELS if kernel.fuses_pooling]
 KERNEL = pytest.mark.parametrize("kernel", POOLING, ids=lambda kernel: kernel.name)
 FULL = pytest.mark.parametrize("full", [False, True])
 

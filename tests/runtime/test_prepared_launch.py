@@ -64,7 +64,7 @@ def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeyp
             assert bool(same.all())
     # One step of each call is launched as ever: what was on the stream before has then ended.
     steps = plan.steps(problem.batch)
-    assert [step.early for step in steps] == [False] + [cuda.chip().capability >= (9, 0)] * 2
+    assert [step.programmatic for step in steps] == [False] + [cuda.chip().capability >= (9, 0)] * 2
     assert done and not any(done)
 
 
@@ -90,7 +90,7 @@ class Stream:
         pass
 
 
-STEP = Launch("k", (3, 2, 1), (32, 1, 1), ("x", "y", np.int64(-5), np.int32(9), np.float32(0.5)), 64, early=True)
+STEP = Launch("k", (3, 2, 1), (32, 1, 1), ("x", "y", np.int64(-5), np.int32(9), np.float32(0.5)), 64, programmatic=True)
 
 
 def prepared(function):
@@ -147,8 +147,8 @@ def test_launches_are_early_only_where_the_kernels_wait_and_the_chip_is_full(ker
     problem = ConvProblem(10_000, *LAYERS[kernel])
     hopper = Chip("Hopper", (9, 0), 132, 227 * 1024)
     chips = [hopper, replace(hopper, capability=(8, 6), shared_bytes=99 * 1024)]
-    found = [[step.early for step in kernel.plan(problem, chip, 16).steps(10_000)] for chip in chips]
+    found = [[step.programmatic for step in kernel.plan(problem, chip, 16).steps(10_000)] for chip in chips]
     assert found == [[False, True, True], [False] * 3]
-    assert not any(step.early for step in kernel.plan(problem, hopper, 16).steps(10))
+    assert not any(step.programmatic for step in kernel.plan(problem, hopper, 16).steps(10))
     # An older compiler would make code for an older chip, which does not wait.
     assert "11.8" in kernel.not_supported_reasons(problem, replace(hopper, compiler=(11, 7)))[0]

@@ -27,7 +27,7 @@ from ece408_op.runtime.launch import (
     Step,
     blocks_in_waves,
     ceil_div,
-    images_a_round,
+    images_per_launch,
     layer_defines,
     round_up,
     waves_defines,
@@ -350,7 +350,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
             CopyToConstant("uniform_weights", "weights", size),
         )
     defines = {**_defines(problem, tile, aligned), **waves_defines(held, _WAVES)}
-    return Plan(defines, images_a_round(problem.batch, strips * tiles), steps, before, scratch=scratch)
+    return Plan(defines, images_per_launch(problem.batch, strips * tiles), steps, before, scratch=scratch)
 
 
 _SOURCES = (_FOLDER / "../layer.cuh", _FOLDER / "../waves.cuh", _FOLDER / "register_blocked.cu")

@@ -20,7 +20,7 @@ from ece408_op.runtime.launch import (
     Plan,
     blocks_in_waves,
     ceil_div,
-    images_a_round,
+    images_per_launch,
     layer_defines,
     round_up,
     waves_defines,
@@ -164,7 +164,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         "BLOCKS": blocks,
         **waves_defines(held, _WAVES),
     }
-    return Plan(defines, images_a_round(problem.batch, tiles), steps)
+    return Plan(defines, images_per_launch(problem.batch, tiles), steps)
 
 
 KERNEL = CudaKernel(
@@ -173,5 +173,5 @@ KERNEL = CudaKernel(
     (_FOLDER / "../layer.cuh", _FOLDER / "../waves.cuh", _FOLDER / "sliding_window.cu"),
     _plan,
     _reasons,
-    pools=True,
+    fuses_pooling=True,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import SCRATCH_BYTES, Chip, Launch, Plan, ceil_div, images_a_round, layer_defines
+from ece408_op.runtime.launch import SCRATCH_BYTES, Chip, Launch, Plan, ceil_div, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
 _TILE = 16
@@ -27,7 +27,7 @@ def _kernel(name: str, summary: str, most_images: int | None) -> CudaKernel:
         pixels = problem.output_height * problem.output_width
         groups = ceil_div(problem.filters, _TILE)
         blocks = max(ceil_div(problem.channels * pixels, _THREADS), ceil_div(pixels, _TILE) * groups)
-        images = most_images or images_a_round(problem.batch, blocks, _columns_bytes(problem))
+        images = most_images or images_per_launch(problem.batch, blocks, _columns_bytes(problem))
 
         def steps(images: int) -> tuple[Launch, ...]:
             unroll = ceil_div(problem.channels * pixels * images, _THREADS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
+from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
 _TILE = 16
@@ -26,7 +26,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         grid = (_blocks(problem, images), 1, 1)
         return (Launch("implicit_gemm", grid, (_TILE * _TILE, 1, 1), ("x", "w", "y", "first", "images")),)
 
-    return Plan({**layer_defines(problem), "TILE": _TILE}, images_a_round(problem.batch, _blocks(problem, 1)), steps)
+    return Plan({**layer_defines(problem), "TILE": _TILE}, images_per_launch(problem.batch, _blocks(problem, 1)), steps)
 
 
 KERNEL = CudaKernel(

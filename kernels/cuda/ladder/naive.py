@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
+from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
 
@@ -36,10 +36,10 @@ def _kernel(
             "FILTERS": problem.filters if one_block_an_image else 1,
             "SUM_IN_GLOBAL": int(sum_in_global),
         }
-        return Plan(defines, images_a_round(problem.batch, blocks(problem)), steps)
+        return Plan(defines, images_per_launch(problem.batch, blocks(problem)), steps)
 
     sources = (_FOLDER / "../layer.cuh", _FOLDER / "naive.cu")
-    return CudaKernel(name, summary, sources, plan, reasons, pools=not sum_in_global)
+    return CudaKernel(name, summary, sources, plan, reasons, fuses_pooling=not sum_in_global)
 
 
 NAIVE = _kernel(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, float32_bound, reduced_bound
+from ece408_op.core.kernel import CudaKernel, float32_bound, reduced_precision_bound
 from ece408_op.problem import ConvProblem, PooledProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines
+from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
 #: Pixels of a warp: eight for each lane.
@@ -71,15 +71,15 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
             "FILTERS": shape.filters,
             "DEPTH": _DEPTH[shape.warps_m],
         }
-        images = images_a_round(problem.batch, shape.blocks(problem, 1))
-        return Plan(defines, min(images, max(1, ceil_div(problem.batch, streams))), steps, lanes=streams)
+        images = images_per_launch(problem.batch, shape.blocks(problem, 1))
+        return Plan(defines, min(images, max(1, ceil_div(problem.batch, streams))), steps, streams=streams)
 
     files = ["../layer.cuh", *(["half.cu"] if half else []), "register_tiled.cu"]
-    bound = reduced_bound(_EPS16) if half else float32_bound
+    bound = reduced_precision_bound(_EPS16) if half else float32_bound
     precision = "fp16" if half else "float32"
     sources = tuple(_FOLDER / f for f in files)
     # A thread's pixels lie elsewhere on 16-bit storage: the corners of a maximum would be in several threads.
-    return CudaKernel(name, summary, sources, plan, _reasons, bound, precision=precision, pools=not half)
+    return CudaKernel(name, summary, sources, plan, _reasons, bound, precision=precision, fuses_pooling=not half)
 
 
 REGISTER_TILED = _kernel("register_tiled", "implicit_gemm, eight pixels by eight filters a thread in registers")

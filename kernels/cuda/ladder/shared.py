@@ -15,7 +15,7 @@ from ece408_op.runtime.launch import (
     ceil_div,
     constant_reasons,
     grid_reasons,
-    images_a_round,
+    images_per_launch,
     input_tile,
     layer_defines,
 )
@@ -63,7 +63,7 @@ def _kernel(name: str, summary: str, entry: str, weights_in_constant: bool) -> C
         def steps(images: int) -> tuple[Launch, ...]:
             return (Launch(entry, (blocks(problem, tile) * images, 1, 1), (_THREADS, 1, 1), arguments),)
 
-        return Plan(defines, images_a_round(problem.batch, blocks(problem, tile)), steps, before)
+        return Plan(defines, images_per_launch(problem.batch, blocks(problem, tile)), steps, before)
 
     sources = tuple(_FOLDER / file for file in ("../layer.cuh", "tile.cuh", f"{name}.cu"))
     return CudaKernel(name, summary, sources, plan, reasons)

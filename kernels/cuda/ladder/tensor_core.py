@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, reduced_bound
+from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_a_round, layer_defines, round_up
+from ece408_op.runtime.launch import (
+    Chip,
+    Launch,
+    Plan,
+    ceil_div,
+    grid_reasons,
+    images_per_launch,
+    layer_defines,
+    round_up,
+)
 
 _FOLDER = Path(__file__).parent
 _THREADS = 128
@@ -46,7 +55,7 @@ def _kernel(name: str, precision: str, products_a_word: int) -> CudaKernel:
             "WORDS": words,
             "PER_WORD": products_a_word,
         }
-        return Plan(defines, images_a_round(problem.batch, _blocks(problem, 1)), steps)
+        return Plan(defines, images_per_launch(problem.batch, _blocks(problem, 1)), steps)
 
     return CudaKernel(
         name,
@@ -54,9 +63,10 @@ def _kernel(name: str, precision: str, products_a_word: int) -> CudaKernel:
         (_FOLDER / "../layer.cuh", _FOLDER / "tensor_core.cu"),
         plan,
         _reasons,
-        reduced_bound(_EPS, _EPS_SUM),
+        reduced_precision_bound(_EPS, _EPS_SUM),
         capability=(8, 0),
         precision=precision,
+        arithmetic=precision,
     )
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from functools import cache, partial
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, reduced_bound, roofline
+from ece408_op.core.kernel import CudaKernel, reduced_precision_bound, roofline_milliseconds
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines
 
@@ -285,15 +285,16 @@ def _kernel(name: str, way: str, parts: int, summary: str) -> CudaKernel:
         tuple(_FOLDER / file for file in files),
         partial(_plan, way, parts),
         partial(_reasons, way, parts),
-        split_bound if parts == 2 else reduced_bound(_EPS, _EPS_SUM),
+        split_bound if parts == 2 else reduced_precision_bound(_EPS, _EPS_SUM),
         capability=(9, 0) if teams else (8, 0),
         compiler=(12, 0) if teams else (11, 8),
         precision="float32" if parts == 2 else "tf32",
+        arithmetic="fp16x3" if parts == 2 else "fp16x1",
         # wgmma is an instruction of that one architecture.
         options=("--gpu-architecture=sm_90a",) if teams else (),
-        exact=teams,
+        exact_capability=teams,
         recommended=partial(_suits, way, parts),
-        estimate=roofline if way == "columns" else partial(estimate, way, parts),
+        predicted_milliseconds=roofline_milliseconds if way == "columns" else partial(estimate, way, parts),
     )
 
 

@@ -11,4 +11,4 @@ def run(problem, x, w, out, threads):
     out[...] = 0
 
 
-KERNEL = CpuKernel("even", "a kernel", run, reasons=reasons)
+KERNEL = CpuKernel("even", "a kernel", run, limits=reasons)
