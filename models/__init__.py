@@ -6,7 +6,7 @@
 
 Every error is a GraphError that names the file.
 
-Public modules: accuracy, build, train.
+Public modules: accuracy, build, inference (runs a network on a data set), train.
 """
 
 from __future__ import annotations

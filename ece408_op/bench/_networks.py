@@ -87,7 +87,7 @@ def _forwards(
 ) -> tuple[float, list[float], np.ndarray]:
     import mxnet as mx
 
-    from ece408_op.milestones import inference
+    from ece408_op.models import inference
 
     if convolutions == "mxnet":
         loaded = inference.built_in(network)

@@ -139,7 +139,7 @@ def resnet(images: int, repeats: int, compiled: bool) -> dict[str, Any]:
     """The row of Gluon's resnet18_v1 with seeded random weights, on random images of 224 x 224."""
     import mxnet as mx
 
-    from ece408_op.milestones import inference
+    from ece408_op.models import inference
 
     mx.random.seed(11)
     block = mx.gluon.model_zoo.vision.resnet18_v1()
@@ -159,7 +159,7 @@ def measure(name: str, count: int, repeats: int, compiled: bool, folder: str | N
     """One network's row: milliseconds by way, and how many predictions agree with MXNet's on the CPU."""
     import mxnet as mx
 
-    from ece408_op.milestones import inference
+    from ece408_op.models import inference
 
     found = files.find(name)
     images, _, _ = load_test(shapes.info(found).image[1], count, folder)

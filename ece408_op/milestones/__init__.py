@@ -1,5 +1,4 @@
 """What m1.py to m4.py share.
 
-cli        ``main``: arguments, the printed lines of the course, checks, exit codes
-inference  a whole network on a whole data set, and how its layers compare
+Public module: cli, whose ``main`` parses the arguments, runs the network, prints the course's lines and checks.
 """

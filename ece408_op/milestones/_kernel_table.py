@@ -13,11 +13,10 @@ from ece408_op.core import dispatch, roofline
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
+from ece408_op.models import inference
 from ece408_op.plugin import bridge, op_times
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, timing
-
-from . import inference
 
 #: Timed calls of each kernel, after one that compiles it.
 REPEATS = 5

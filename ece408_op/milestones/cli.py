@@ -165,7 +165,9 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
 def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     watched = session.start(options, on_gpu="gpu" in (milestone.device, getattr(options, "context", None)))
     mx = mxnet_import.load()
-    from . import _kernel_table, inference
+    from ece408_op.models import inference
+
+    from . import _kernel_table
 
     context, whole = _context(mx, milestone, getattr(options, "context", "cpu"))
     network = files.find(options.model)
@@ -222,7 +224,7 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
 
 def _check_replaced(milestone: Milestone, name: str, loaded: Any) -> None:
     """Say which Convolutions ``New`` does not compute; raises Ece408Error where it computes none."""
-    from . import inference
+    from ece408_op.models import inference
 
     for layer, reason in loaded.left.items():
         print(f"{milestone.script}: {layer} stays MXNet's Convolution: {reason}", file=sys.stderr)
@@ -247,7 +249,7 @@ def _infer(
     networks: the one to run, the one with ``New`` in it (they differ where the whole network runs on the GPU as one
     node), and the one with MXNet's own Convolution.
     """
-    from . import inference
+    from ece408_op.models import inference
 
     (running, loaded, plain), (images, labels) = networks, data
     op_times.clear_op_times()

@@ -26,8 +26,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.data import load_test
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError, Ece408Error
-from ece408_op.milestones import inference
-from ece408_op.models import files, shapes
+from ece408_op.models import files, inference, shapes
 from ece408_op.plugin import bridge, host_context, mxnet_import
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda

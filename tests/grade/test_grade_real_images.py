@@ -24,8 +24,7 @@ def exact_labels(net: _real_images.CourseNet, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("net", NETS, ids=lambda net: net.name)
 def test_the_labels_are_mxnets(net: Net) -> None:
     mx = pytest.importorskip("mxnet")
-    from ece408_op.milestones import inference
-    from ece408_op.models import files
+    from ece408_op.models import files, inference
 
     for one in _real_images.trained(net, IMAGES):
         x = one.images(IMAGES)

@@ -13,11 +13,12 @@ from tqdm import tqdm
 from ece408_op.core import dispatch
 from ece408_op.core.check import Comparison, agreement, compare
 from ece408_op.graph.api import load_checkpoint, replace_convolution
-from ece408_op.models import files, shapes
 from ece408_op.network.api import gpu_network
 from ece408_op.plugin import op_times
 from ece408_op.plugin.attributes import FULL
 from ece408_op.plugin.default_layout import OP_TYPE
+
+from . import files, shapes
 
 #: Images that are compared layer by layer in one step, to keep the layers' outputs small.
 VERIFY_STEP = 500
