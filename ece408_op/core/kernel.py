@@ -179,7 +179,7 @@ class CudaKernel:
 
     def text(self, plan: Plan) -> str:
         """Return the source that the compiler gets for a plan."""
-        return _text(self.sources, tuple(plan.defines.items()))
+        return _text(self.sources, tuple(plan.defines.items()), tuple(plan.config.items()))
 
     def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
         """Fill out, of the problem's y_shape, from x, (B, C, H, W), and w, (M, C, K, K), asynchronously.
@@ -236,8 +236,19 @@ def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: in
 
 
 @lru_cache(maxsize=256)
-def _text(sources: tuple[Path, ...], defines: tuple[tuple[str, int | str], ...]) -> str:
+def _text(
+    sources: tuple[Path, ...],
+    defines: tuple[tuple[str, int | str], ...],
+    config: tuple[tuple[str, bool | int | float], ...],
+) -> str:
     # The texts are joined rather than #included: CuPy's cache is keyed by the text.
     parts = [f"#define {name} {value}\n" for name, value in defines]
+    if config:
+        parts += ["struct Config {\n", *(_constant(name, value) for name, value in config), "};\n"]
     parts += [f'#line 1 "{path.name}"\n{path.read_text(encoding="utf-8")}' for path in sources]
     return "".join(parts)
+
+
+def _constant(name: str, value: bool | int | float) -> str:
+    kind, text = type(value).__name__, str(value).lower()
+    return f"    static constexpr {kind} {name} = {text}{'f' if kind == 'float' else ''};\n"

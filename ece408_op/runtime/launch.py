@@ -97,6 +97,8 @@ class Plan:
     streams: int = 1
     #: Buffers that the call needs beside its arrays: name to bytes.
     scratch: Mapping[str, int] = field(default_factory=dict)
+    #: The tile's constants, which the source gets as ``struct Config { static constexpr int name = value; ... };``.
+    config: Mapping[str, bool | int | float] = field(default_factory=dict)
 
     def launch_ranges(self, batch: int) -> list[tuple[int, int]]:
         """Return the first image and the number of images of each range."""
