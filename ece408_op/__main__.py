@@ -1,4 +1,4 @@
-"""python -m ece408_op COMMAND: the milestones and tools of an installed package."""
+"""python -m ece408_op COMMAND: run a milestone or a tool of an installed package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The frame of every command: its exit codes, and what Ctrl-C does.
-
-``python -m ece408_op m2 100`` runs a command of an installed package; a checkout has m1.py to m4.py for it too.
-"""
+"""What all commands share: exit codes, the reaction to Ctrl-C, and how ``python -m ece408_op COMMAND`` finds them."""
 
 from __future__ import annotations
 
@@ -12,17 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 OK, FAILED, USAGE, CANNOT, INTERRUPTED = 0, 1, 2, 3, 128 + signal.SIGINT
 
-#: Seconds that an interrupted command has to clean up and exit, before it is ended where it stands.
-_GRACE = 0.7
-
-#: Where each command's main function is; a milestone's takes the name as its first argument.
+#: The module of each command's main function; that of a milestone takes the milestone's name.
 COMMANDS = {
     **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones.cli"),
     "bench": "bench.__main__",
@@ -30,66 +24,58 @@ COMMANDS = {
     "report": "report.__main__",
 }
 
-#: These end their own child processes on Ctrl-C, however long that takes, and never compute themselves.
-_THAT_CLEAN_UP = {"grade", "report"}
+#: These handle Ctrl-C themselves: they compute in child processes, and ending those may take longer than _GRACE.
+_HANDLE_INTERRUPTS = {"grade", "report"}
 
-
-def guard(name: str, work: Callable[[], int]) -> int:
-    """Run a command's work in a process of its own; returns its exit code.
-
-    Ctrl-C prints one line under the command's name and gives exit code 130. A computation of MXNet or of a kernel
-    cannot be interrupted from Python, nor can the wait for it at exit: the process then ends without it.
-    """
-    tell = _end_when_interrupted(name)
-    try:
-        return work()
-    except KeyboardInterrupt:
-        tell()
-        return INTERRUPTED
-    finally:
-        # What runs at exit is left to the watching thread: an exception there would be printed and lost.
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, lambda number, frame: None)
+#: Seconds from Ctrl-C until the process is ended by force.
+_GRACE = 0.7
 
 
 def run(name: str) -> int:
     """Import and run one of COMMANDS with this process's arguments; returns its exit code."""
     milestone = COMMANDS[name] == "milestones.cli"
-    shown = f"{name}.py" if milestone else f"ece408-{name}"
+    program = f"{name}.py" if milestone else f"ece408-{name}"
 
     def work() -> int:
-        # NumPy turns an exception inside its import into an ImportError of many lines.
-        with _ended_at_once(shown):
+        with _exit_on_interrupt(program):
             main: Callable[..., int] = import_module(f"ece408_op.{COMMANDS[name]}").main
         return main(name) if milestone else main()
 
-    if name not in _THAT_CLEAN_UP:
-        return guard(shown, work)
-    return work()
+    return work() if name in _HANDLE_INTERRUPTS else guard(program, work)
 
 
-def bench() -> int:
-    """Run ece408-bench."""
-    return run("bench")
+#: The entry points of ece408-bench, ece408-grade and ece408-report.
+bench, grade, report = (partial(run, name) for name in ("bench", "grade", "report"))
 
 
-def grade() -> int:
-    """Run ece408-grade."""
-    return run("grade")
+def guard(program: str, work: Callable[[], int]) -> int:
+    """Run the work of a command that has the process to itself; returns its exit code.
 
-
-def report() -> int:
-    """Run ece408-report."""
-    return run("report")
+    Ctrl-C prints one line with the program's name and gives exit code 130. Python cannot interrupt a computation of
+    MXNet or of a kernel, nor MXNet's wait for it at exit. A thread therefore ends the process after _GRACE seconds.
+    """
+    print_once = _watch_interrupts(program)
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print_once()
+        return INTERRUPTED
+    finally:
+        # From here on the watching thread alone reacts: Python would print an exception raised at exit and ignore it.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 @contextmanager
-def _ended_at_once(name: str) -> Iterator[None]:
-    """Inside it, SIGINT prints its line and ends the process where it stands: nothing has begun that needs an end."""
+def _exit_on_interrupt(program: str) -> Iterator[None]:
+    """Inside the context, Ctrl-C ends the process without cleaning up.
+
+    This is for imports: NumPy turns a KeyboardInterrupt inside its import into an ImportError of many lines.
+    """
     before = signal.getsignal(signal.SIGINT)
 
     def end(number: int, frame: FrameType | None) -> None:
-        _tell(name)
+        _print_interrupted(program)
         os._exit(INTERRUPTED)
 
     if before is not signal.SIG_IGN:
@@ -100,33 +86,30 @@ def _ended_at_once(name: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tell(name: str) -> None:
-    # A terminal's current line may hold a progress bar and the ^C that was typed.
+def _print_interrupted(program: str) -> None:
+    # The current line of a terminal may hold a progress bar and the ^C that the user typed.
     start = "\n" if sys.stderr.isatty() else ""
-    print(f"{start}{name}: interrupted", file=sys.stderr, flush=True)
+    print(f"{start}{program}: interrupted", file=sys.stderr, flush=True)
 
 
-def _end_when_interrupted(name: str) -> Callable[[], None]:
-    """Watch for SIGINT on a thread of its own; returns what prints the line about it, once.
+def _watch_interrupts(program: str) -> Callable[[], None]:
+    """Start the thread that ends the process after Ctrl-C; returns a function that prints the line, once.
 
-    Python runs a signal's handler between two of the main thread's bytecodes, so not while that thread waits in
-    MXNet. The wakeup descriptor is written by the C handler itself (docs.python.org/3/library/signal.html).
+    Python runs a signal's handler between two bytecodes of the main thread, so not while that thread waits in MXNet.
+    The C handler itself writes to the wakeup descriptor (docs.python.org/3/library/signal.html).
     """
-    lock = threading.Lock()
-    told: list[bool] = []
+    printed = threading.Lock()
 
-    def tell() -> None:
-        with lock:
-            if not told:
-                told.append(True)
-                _tell(name)
+    def print_once() -> None:
+        if printed.acquire(blocking=False):
+            _print_interrupted(program)
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback of its library ends in a crash."""
+        """Raise KeyboardInterrupt, but not inside MXNet: an exception in a callback of its library crashes it."""
         while frame is not None:
             if "mxnet" in Path(frame.f_code.co_filename).parts:
                 return
@@ -138,13 +121,11 @@ def _end_when_interrupted(name: str) -> Callable[[], None]:
         signal.signal(signal.SIGINT, interrupt)
 
     def watch() -> None:
-        while True:
-            number: Any = os.read(reader, 1)
-            if number and number[0] == signal.SIGINT:
-                break
+        while os.read(reader, 1) != bytes([signal.SIGINT]):
+            pass
         time.sleep(_GRACE)
-        tell()
+        print_once()
         os._exit(INTERRUPTED)
 
     threading.Thread(target=watch, name="interrupts", daemon=True).start()
-    return tell
+    return print_once
