@@ -1,11 +1,10 @@
-"""What a program's time goes to: kernels, copies and CUDA calls on a GPU, MXNet's operators on the CPU.
+"""``--profile`` of m1 to m4 and ``python -m ece408_op.profile``: where the time of a program goes.
 
-_activity.py   one activity, one profile; pure
-_tables.py     nvprof's tables, the lists over 90 %, launch shapes; pure
-_occupancy.py  warps that a multiprocessor can hold; pure
-text.py        a profile for people; pure
-_trace.py      the timeline, for Perfetto or chrome://tracing; pure
-_gpu.py        records a GPU through CUPTI
-_operators.py  records MXNet's operators through MXNet's own profiler
-session.py     both around a program, and what is written at its end
+Public names: ``session`` (options, start and finish of a profile) and ``text`` (the words of the tables).
+
+_activity.py         an activity, a GPU's limits and its occupancy, a profile
+_tables.py           nvprof's tables
+_trace.py            the timeline
+_cupti.py            records kernels, copies and CUDA calls through CUPTI
+_mxnet_operators.py  records MXNet's operators through MXNet's profiler
 """

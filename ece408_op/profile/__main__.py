@@ -1,4 +1,4 @@
-"""python -m ece408_op.profile script.py args: run a script, and print what its time went to."""
+"""python -m ece408_op.profile script.py args: run a script, and print where its time went."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _EPILOG = """\
 example:
   python -m ece408_op.profile --out profile script.py its arguments
 
-Tables go to stdout behind what the script prints.
+The tables follow on stdout what the script prints.
 exit codes: the script's own; 2 where there is no such script"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m ece408_op.profile",
         usage="python -m ece408_op.profile [--out FOLDER] script.py [arguments]",
-        description="Run a script, and print what its time went to: GPU kernels, copies and CUDA calls, and MXNet's "
-        "operators. Kernels of MXNet, CuPy and this package are recorded alike.",
+        description="Run a script, and print where its time went: GPU kernels, copies and CUDA calls, and MXNet's "
+        "operators. Kernels of MXNet, CuPy and this package are all recorded.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help=f"write {TEXT}, {DATA} and {TIMELINE} there")
     parser.add_argument("script", help="the Python file to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     options = parser.parse_args(arguments)
     script = Path(options.script)
     if not script.is_file():
@@ -43,17 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session = Session(on_gpu=True, out=options.out)
     sys.argv = [options.script, *options.arguments]
     sys.path[0] = str(script.resolve().parent)
-    code: object = None
     try:
         runpy.run_path(options.script, run_name="__main__")
     except SystemExit as end:
-        code = end.code
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
     finally:
         session.finish()
-    if code is None or isinstance(code, int):
-        return code or 0
-    print(code, file=sys.stderr)
-    return 1
+    return 0
 
 
 if __name__ == "__main__":

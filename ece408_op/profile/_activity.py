@@ -1,48 +1,56 @@
-"""One activity of a program, and a profile: everything that was recorded, as data."""
+"""An activity of a program, the GPU that it ran on, and a profile: everything that was recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
-from ece408_op.errors import DataError
+from ece408_op.runtime.launch import Triple, ceil_div, round_up
 
-#: The kinds of activity: three on a GPU, a call of CUDA's interface on the host, an operator of MXNet's.
-KERNEL, COPY, SET, CALL, OPERATOR = "kernel", "copy", "set", "call", "operator"
-ON_GPU = (KERNEL, COPY, SET)
+#: The kinds of activities: three on a GPU, CUDA calls and MXNet operators on the host.
+KERNEL, MEMCPY, MEMSET, API_CALL, OPERATOR = "kernel", "memcpy", "memset", "api_call", "operator"
+ON_GPU = (KERNEL, MEMCPY, MEMSET)
 
-VERSION = 1
+_WARP = 32
+#: Registers are allocated per warp in units of 256, warps in groups of four (compute capability 3.0 and later).
+_REGISTER_UNIT = 256
+_WARP_UNIT = 4
+#: From 8.0 on the units of shared memory are smaller, and the system reserves 1 KB per block.
+_SMALL_UNITS = (8, 0)
+_RESERVED_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class Activity:
     """Something that took time.
 
-    start, end: nanoseconds since 1970, of one clock for all kinds. place: where it ran, "stream 7" of a GPU or
-    "thread 1234" of the host. link: the number that a CUDA call shares with the kernel or copy that it started,
-    0 for none. details: of a kernel grid, block, registers (a thread's), static_shared and dynamic_shared (bytes of
-    a block) and local (bytes of a thread); of a copy or a set bytes; of operators MXNet's own name where it differs.
+    start, end: nanoseconds since 1970, by one clock for all kinds. track: where it ran, "stream 7" of a GPU or
+    "thread 1234" of the host. correlation: the number that a CUDA call shares with the kernel or copy that it
+    started, 0 for none. details: of a kernel grid, block, registers (per thread), static_shared and dynamic_shared
+    (bytes per block) and local (bytes per thread); of a copy or memset bytes; of an operator MXNet's name for it,
+    where that differs.
     """
 
     kind: str
     name: str
     start: int
     end: int
-    place: str = ""
+    track: str = ""
     device: int = 0
-    link: int = 0
+    correlation: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def nanoseconds(self) -> int:
-        """How long it took."""
+        """The duration."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
-class Limits:
-    """A GPU: its name, and what one of its multiprocessors can hold; registers are of 32 bits, shared in bytes."""
+class DeviceLimits:
+    """A GPU's name, and the limits of one multiprocessor; registers have 32 bits, shared memory is in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -52,47 +60,41 @@ class Limits:
     registers: int
     shared: int
 
+    def resident_blocks(self, block: Triple, registers: int, shared: int) -> int:
+        """Blocks that fit on one multiprocessor at a time, by the arithmetic of CUDA's occupancy calculator.
+
+        block: threads in x, y, z; registers per thread; shared: bytes per block, static and dynamic.
+        """
+        warps = ceil_div(prod(block), _WARP)
+        limits = [self.blocks, self.warps // warps]
+        if registers:
+            per_warp = round_up(registers * _WARP, _REGISTER_UNIT)
+            limits.append(self.registers // per_warp // _WARP_UNIT * _WARP_UNIT // warps)
+        small = self.capability >= _SMALL_UNITS
+        per_block = round_up(shared, 128 if small else 256) + (_RESERVED_BYTES if small else 0)
+        if per_block:
+            limits.append(self.shared // per_block)
+        return min(limits)
+
+    def occupancy(self, block: Triple, registers: int, shared: int) -> float:
+        """The share of a multiprocessor's warps that can be resident, 0 to 1: an upper bound for a run."""
+        return self.resident_blocks(block, registers, shared) * ceil_div(prod(block), _WARP) / self.warps
+
 
 @dataclass(frozen=True)
 class Profile:
     """All that was recorded of one program.
 
-    seconds: the wall time that was watched. recorder_seconds: what the GPU's recorder says that it took itself,
-    None where no GPU was recorded. notes: sentences for people, on what is missing, say.
+    seconds: the wall time of the recording. overhead_seconds: CUPTI's own account of its overhead, None where no GPU
+    was recorded. notes: sentences for people, such as on lost activities.
     """
 
     activities: Sequence[Activity]
-    devices: Mapping[int, Limits] = field(default_factory=dict)
+    devices: Mapping[int, DeviceLimits] = field(default_factory=dict)
     seconds: float = 0.0
-    recorder_seconds: float | None = None
+    overhead_seconds: float | None = None
     notes: Sequence[str] = ()
 
     def of(self, *kinds: str) -> list[Activity]:
         """The activities of these kinds, by their start."""
         return sorted((a for a in self.activities if a.kind in kinds), key=lambda a: (a.start, a.end))
-
-    def as_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "version": VERSION,
-            "seconds": self.seconds,
-            "recorder_seconds": self.recorder_seconds,
-            "notes": list(self.notes),
-            "devices": {str(number): asdict(limits) for number, limits in self.devices.items()},
-            "activities": [asdict(activity) for activity in self.activities],
-        }
-
-
-def from_data(data: Mapping[str, Any]) -> Profile:
-    """A profile from what ``as_data`` gave; raises DataError for anything else."""
-    try:
-        if data["version"] != VERSION:
-            raise ValueError(f"version {data['version']}")
-        devices = {
-            int(number): Limits(**{**limits, "capability": tuple(limits["capability"])})
-            for number, limits in data["devices"].items()
-        }
-        activities = [Activity(**activity) for activity in data["activities"]]
-        return Profile(activities, devices, data["seconds"], data["recorder_seconds"], tuple(data["notes"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"expected a profile of version {VERSION} written by this package, got {error!r}") from error

@@ -1,23 +1,23 @@
-"""The tables that nvprof printed, from recorded activities; arithmetic alone."""
+"""The tables that nvprof printed, from recorded activities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ece408_op.runtime.launch import Triple
 
-from ._activity import CALL, KERNEL, ON_GPU, OPERATOR, Activity, Profile
-from ._occupancy import occupancy
+from ._activity import API_CALL, KERNEL, ON_GPU, OPERATOR, Activity, Profile
 
-#: The share of the time that the course's reports asked to be explained, in percent.
+#: The course's reports had to explain more than this share of the time, in percent.
 MOST = 90.0
 
 
 @dataclass(frozen=True)
 class Row:
-    """All activities of one name. percent: of the table's whole time; times in nanoseconds."""
+    """All activities of one name. percent: of the table's total time; times in nanoseconds."""
 
     name: str
     percent: float
@@ -29,42 +29,42 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One way in which a kernel was launched.
+class LaunchShape:
+    """A kernel and one shape in which it was launched, ``launches`` times.
 
-    registers: of a thread; static_shared, dynamic_shared: bytes of a block; local: bytes of a thread that
-    went to memory; occupancy: the share of a multiprocessor's warps that fit, None where the GPU is not known.
+    registers: per thread; static_shared, dynamic_shared: bytes per block; local: bytes per thread in local memory;
+    occupancy: see DeviceLimits, None for an unknown GPU.
     """
 
     name: str
-    launches: int
     grid: Triple
     block: Triple
     registers: int
     static_shared: int
     dynamic_shared: int
     local: int
-    occupancy: float | None
+    launches: int = 0
+    occupancy: float | None = None
 
 
 def rows(activities: Iterable[Activity]) -> list[Row]:
-    """One row for each name, the one that took longest first. Overlapping activities each count in full."""
+    """One row per name, the longest total first. Overlapping activities each count in full."""
     times: dict[str, list[int]] = {}
     for activity in activities:
         times.setdefault(activity.name, []).append(activity.nanoseconds)
-    whole = sum(map(sum, times.values()))
+    total = sum(map(sum, times.values()))
     found = [
-        Row(name, 100 * sum(t) / whole if whole else 0.0, sum(t), len(t), sum(t) / len(t), min(t), max(t))
+        Row(name, 100 * sum(t) / total if total else 0.0, sum(t), len(t), sum(t) / len(t), min(t), max(t))
         for name, t in times.items()
     ]
     return sorted(found, key=lambda row: (-row.total, row.name))
 
 
-def over(table: list[Row], percent: float = MOST) -> list[Row]:
-    """The first rows of a table that together take more than that share of its time."""
+def most(table: Sequence[Row]) -> list[Row]:
+    """The first rows of a table that together take more than MOST percent of its time."""
     found, share = [], 0.0
     for row in table:
-        if share > percent:
+        if share > MOST:
             break
         found.append(row)
         share += row.percent
@@ -72,68 +72,49 @@ def over(table: list[Row], percent: float = MOST) -> list[Row]:
 
 
 def outermost(activities: Iterable[Activity]) -> list[Activity]:
-    """The activities that lie in no other of their place: the runtime's calls without the driver's that they make."""
+    """The activities that are not inside another one of their track: runtime calls without the driver calls in them."""
     found: list[Activity] = []
-    last: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for activity in sorted(activities, key=lambda a: (a.start, -a.end)):
-        if activity.end > last.get(activity.place, -1):
+        if activity.end > ends.get(activity.track, -1):
             found.append(activity)
-            last[activity.place] = activity.end
+            ends[activity.track] = activity.end
     return found
 
 
-def gpu_rows(profile: Profile) -> list[Row]:
-    """Kernels, copies and fills: nvprof's "GPU activities"."""
-    return rows(profile.of(*ON_GPU))
+def tables(profile: Profile) -> dict[str, list[Row]]:
+    """nvprof's "GPU activities" ("gpu") and "API calls" ("calls"), and MXNet's operators ("operators")."""
+    return {
+        "gpu": rows(profile.of(*ON_GPU)),
+        "calls": rows(outermost(profile.of(API_CALL))),
+        "operators": rows(profile.of(OPERATOR)),
+    }
 
 
-def call_rows(profile: Profile) -> list[Row]:
-    """CUDA calls: nvprof's "API calls"; a call that another one made counts as part of that one."""
-    return rows(outermost(profile.of(CALL)))
-
-
-def operator_rows(profile: Profile) -> list[Row]:
-    """MXNet's operators."""
-    return rows(profile.of(OPERATOR))
-
-
-def shapes(profile: Profile) -> list[Shape]:
-    """Every kernel with each shape that it was launched in, in the order of the first launch."""
-    counts: dict[tuple, int] = {}
-    for activity in profile.of(KERNEL):
-        d = activity.details
-        key = (
-            activity.name,
-            activity.device,
-            _triple(d["grid"]),
-            _triple(d["block"]),
-            d["registers"],
-            d["static_shared"],
-            d["dynamic_shared"],
-            d["local"],
-        )
-        counts[key] = counts.get(key, 0) + 1
+def shapes(profile: Profile) -> list[LaunchShape]:
+    """Every kernel in each shape of its launches, in the order of the first launch."""
+    counts: Counter[tuple[int, LaunchShape]] = Counter()
+    for kernel in profile.of(KERNEL):
+        details: dict[str, Any] = {
+            name: tuple(size) if isinstance(size, list) else size for name, size in kernel.details.items()
+        }
+        counts[kernel.device, LaunchShape(kernel.name, **details)] += 1
     found = []
-    for (name, device, grid, block, registers, static, dynamic, local), launches in counts.items():
-        limits = profile.devices.get(device)
-        share = occupancy(limits, block, registers, static + dynamic) if limits else None
-        found.append(Shape(name, launches, grid, block, registers, static, dynamic, local, share))
+    for (device, shape), count in counts.items():
+        limits, shared = profile.devices.get(device), shape.static_shared + shape.dynamic_shared
+        share = limits.occupancy(shape.block, shape.registers, shared) if limits else None
+        found.append(replace(shape, launches=count, occupancy=share))
     return found
 
 
 def summary(profile: Profile) -> dict[str, Any]:
-    """The tables as data: what a run keeps of its profile."""
-    tables = {"gpu": gpu_rows(profile), "calls": call_rows(profile), "operators": operator_rows(profile)}
+    """The tables as data, for the JSON of m1 to m4. most: the names that take over 90 % of a table's time."""
+    found = tables(profile)
     return {
-        "tables": {name: [asdict(row) for row in table] for name, table in tables.items()},
-        "over": {name: [row.name for row in over(table)] for name, table in tables.items()},
+        "tables": {name: [asdict(row) for row in table] for name, table in found.items()},
+        "most": {name: [row.name for row in most(table)] for name, table in found.items()},
         "shapes": [asdict(shape) for shape in shapes(profile)],
         "seconds": profile.seconds,
-        "recorder_seconds": profile.recorder_seconds,
+        "overhead_seconds": profile.overhead_seconds,
         "notes": list(profile.notes),
     }
-
-
-def _triple(sizes: Any) -> Triple:
-    x, y, z = sizes
-    return (int(x), int(y), int(z))

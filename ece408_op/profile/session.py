@@ -1,4 +1,4 @@
-"""A profile around a program: what starts it, what ends it, and what is written then."""
+"""A profile of a program: its options, its start, its end, and the files that are written then."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
-from . import _gpu, _operators, _tables, _trace, text
+from . import _cupti, _mxnet_operators, _tables, _trace, text
 from ._activity import Profile
 
 TEXT, DATA, TIMELINE = "profile.txt", "profile.json", "trace.json"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--profile and --profile-out, as m1.py to m4.py have them."""
+    """Add --profile and --profile-out, as m1.py to m4.py have them."""
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="print what the time went to: GPU kernels, copies and CUDA calls, and MXNet's operators",
+        help="print where the time goes: GPU kernels, copies and CUDA calls, and MXNet's operators",
     )
     parser.add_argument(
         "--profile-out",
@@ -36,63 +36,61 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Session:
-    """A profile that runs from its making until ``finish``.
+    """A profile that records from its creation until ``finish``.
 
-    on_gpu: whether a GPU is to be recorded too; out: the folder to write into, if any. Raises OSError where that
-    cannot be made. Without CUPTI one sentence on stderr says what to install, and the rest is recorded.
+    on_gpu: whether to record a GPU too; out: the folder to write into, if any. Raises OSError where that cannot be
+    made. Without CUPTI one sentence on stderr says what to install, and the rest is recorded.
     """
 
     def __init__(self, on_gpu: bool, out: Path | None = None) -> None:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         self._out = out
-        self._gpu: _gpu.Recorder | None = None
+        self._gpu: _cupti.Recorder | None = None
         self._notes: list[str] = []
         if on_gpu and cuda.driver_version() is not None:
             try:
-                self._gpu = _gpu.Recorder()
+                self._gpu = _cupti.Recorder()
             except DeviceError as error:
                 print(error, file=sys.stderr)
                 self._notes.append(str(error))
-        name, value = _operators.SETTING
-        os.environ.setdefault(name, value)
-        self._operators = _operators.Recorder()
+        os.environ.setdefault(*_mxnet_operators.SETTING)
+        self._operators = _mxnet_operators.Recorder()
         self._start = time.perf_counter()
 
     def finish(self) -> Profile:
-        """End the recording, print the tables to stdout, write the files; the profile."""
-        found = self._operators.stop()
+        """End the recording, print the tables to stdout and write the files; returns the profile."""
+        activities = self._operators.stop()
         seconds = time.perf_counter() - self._start
-        recorder = self._gpu
-        if recorder is None:
-            profile = Profile(found, seconds=seconds, notes=tuple(self._notes))
-        else:
-            found += recorder.stop()
-            lost = recorder.lost()
+        devices, overhead = {}, None
+        if self._gpu is not None:
+            activities += self._gpu.stop()
+            devices, overhead = self._gpu.devices, self._gpu.overhead_seconds
+            lost = self._gpu.lost()
             if lost:
                 self._notes.append(f"{lost} activities were lost: CUPTI had no room, or their form is unknown.")
-            profile = Profile(found, recorder.devices, seconds, recorder.recorder_seconds, tuple(self._notes))
-        words = text.as_text(profile)
-        print(f"\n{words}", flush=True)
+        profile = Profile(activities, devices, seconds, overhead, tuple(self._notes))
+        printed = text.as_text(profile)
+        print(f"\n{printed}", flush=True)
         if self._out is not None:
-            _write(self._out / TEXT, words + "\n")
-            _write(self._out / DATA, json.dumps(profile.as_data(), separators=(",", ":")) + "\n")
-            _write(self._out / TIMELINE, json.dumps(_trace.events(profile), separators=(",", ":")) + "\n")
+            for name, content in ((DATA, profile), (TIMELINE, _trace.events(profile))):
+                _write(self._out / name, json.dumps(content, default=vars, separators=(",", ":")))
+            _write(self._out / TEXT, printed)
         return profile
 
 
 def start(options: argparse.Namespace, on_gpu: bool) -> Session | None:
-    """The session that a command line's options ask for; None where they ask for none."""
+    """The session that a command line's options ask for, or None."""
     if not options.profile and options.profile_out is None:
         return None
     return Session(on_gpu, options.profile_out)
 
 
 def finish(session: Session | None) -> dict[str, Any] | None:
-    """End a session, if there is one; its tables as data."""
+    """End a session, if there is one; returns its tables as data."""
     return None if session is None else _tables.summary(session.finish())
 
 
-def _write(path: Path, words: str) -> None:
+def _write(path: Path, content: str) -> None:
     with replacing(path) as file:
-        file.write(words.encode())
+        file.write(f"{content}\n".encode())

@@ -14,9 +14,9 @@ from ._runs import Runs
 
 #: The tables of a profile: its key, what its entries are called, what they are.
 KINDS = {
-    "gpu": ("GPU: kernels and copies", f"{text.GPU_SENTENCE} {text.GATE_SENTENCE}"),
-    "calls": ("host: CUDA API calls", text.CALLS_SENTENCE),
-    "operators": ("host: MXNet operators", text.OPERATORS_SENTENCE),
+    "gpu": ("GPU: kernels and copies", f"{text.EXPLANATIONS['gpu'][2]} {text.GATE_SENTENCE}"),
+    "calls": ("host: CUDA API calls", text.EXPLANATIONS["calls"][2]),
+    "operators": ("host: MXNet operators", text.EXPLANATIONS["operators"][2]),
 }
 
 
@@ -172,7 +172,7 @@ def with_profiles(section: Section, profiles: list[tuple[str, dict[str, Any] | N
             table = watched["tables"][key] if watched else []
             if watched and table:
                 kinds.append(key)
-                most = {row["name"]: row for row in table[: len(watched["over"][key])]}
+                most = {row["name"]: row for row in table[: len(watched["most"][key])]}
                 names = ", ".join(f"{name} {row['percent']:.1f}" for name, row in most.items())
                 rows.append([title, kind, names])
                 tables.append(_profile_table(f"{title}: {kind}", table))

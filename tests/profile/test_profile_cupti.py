@@ -1,17 +1,21 @@
-"""What the GPU's recorder makes of CUPTI's records, with a stand-in for cupti-python."""
+"""CUPTI's records as activities, through a stand-in for cupti-python in sys.modules."""
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import subprocess
+import sys
 import time
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from ece408_op.errors import DeviceError
-from ece408_op.profile import _gpu
-from ece408_op.profile._activity import CALL, COPY, KERNEL, SET, Limits
+from ece408_op.profile._activity import API_CALL, KERNEL, MEMCPY, MEMSET, DeviceLimits
+from ece408_op.profile._cupti import Recorder, demangled
+from ece408_op.runtime import cuda
 
 #: How far the stand-in's clock is behind the time since 1970, in nanoseconds.
 BEHIND = 10**15
@@ -33,14 +37,15 @@ class CallbackDomain(enum.IntEnum):
     DRIVER_API, RUNTIME_API = range(2)
 
 
-class Cupti:
-    """The part of cupti-python that is used; ``records`` are handed over when it is flushed."""
+class Cupti(ModuleType):
+    """The part of cupti-python that is used; a flush passes ``records`` on."""
 
     ActivityKind, CallbackDomain = ActivityKind, CallbackDomain
     ActivityMemcpyKind, ActivityMemoryKind = ActivityMemcpyKind, ActivityMemoryKind
 
-    def __init__(self, *records, dropped=0) -> None:
-        self.records, self.dropped, self.enabled = records, dropped, set()
+    def __init__(self, *records, dropped=0, broken=False) -> None:
+        super().__init__("cupti.cupti")
+        self.records, self.dropped, self.broken, self.enabled = records, dropped, broken, set()
 
     def activity_register_callbacks(self, requested, completed) -> None:
         size, most = requested()
@@ -49,6 +54,8 @@ class Cupti:
         self.completed = completed
 
     def activity_enable(self, kind) -> None:
+        if self.broken:
+            raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
         self.enabled.add(kind)
 
     def activity_disable(self, kind) -> None:
@@ -67,14 +74,19 @@ class Cupti:
         return {(1, 7): "cudaMalloc_v3020", (0, 7): "cuMemcpyAsync_ptsz", (0, 8): "cuMemAlloc_v2"}[domain, number]
 
 
+def install(monkeypatch, module) -> None:
+    monkeypatch.setitem(sys.modules, "cupti", ModuleType("cupti"))
+    monkeypatch.setitem(sys.modules, "cupti.cupti", module)
+
+
 def record(kind, start=1000, end=3000, **fields) -> SimpleNamespace:
     return SimpleNamespace(kind=kind, start=start, end=end, correlation_id=5, device_id=0, stream_id=7, **fields)
 
 
 def recorded(monkeypatch, *records, dropped=0):
     cupti = Cupti(*records, dropped=dropped)
-    monkeypatch.setattr(_gpu, "import_module", lambda name: cupti)
-    recorder = _gpu.Recorder()
+    install(monkeypatch, cupti)
+    recorder = Recorder()
     assert cupti.enabled == set(ActivityKind)
     found = recorder.stop()
     assert cupti.enabled == set()
@@ -86,28 +98,22 @@ def test_a_kernel_keeps_its_launch(monkeypatch) -> None:
     memory = {"static_shared_memory": 8, "dynamic_shared_memory": 16, "local_memory_per_thread": 4}
     made = record(ActivityKind.CONCURRENT_KERNEL, name="_Z3addPfS_i", registers_per_thread=40, **sizes, **memory)
     _, (kernel,) = recorded(monkeypatch, made)
-    assert (kernel.kind, kernel.name, kernel.place, kernel.link) == (KERNEL, "add(float*, float*, int)", "stream 7", 5)
-    assert kernel.nanoseconds == 2000
+    fields = (kernel.kind, kernel.name, kernel.track, kernel.correlation, kernel.nanoseconds)
+    assert fields == (KERNEL, "add(float*, float*, int)", "stream 7", 5, 2000)
     assert abs(kernel.start - BEHIND - 1000) < 10**9
-    assert kernel.details == {
-        "grid": [1, 2, 3],
-        "block": [1, 2, 3],
-        "registers": 40,
-        "static_shared": 8,
-        "dynamic_shared": 16,
-        "local": 4,
-    }
+    memory = {"registers": 40, "static_shared": 8, "dynamic_shared": 16, "local": 4}
+    assert kernel.details == {"grid": [1, 2, 3], "block": [1, 2, 3], **memory}
 
 
-def test_copies_and_fills_are_named_as_nvprof_did(monkeypatch) -> None:
+def test_copies_and_memsets_are_named_as_nvprof_did(monkeypatch) -> None:
     copy = record(ActivityKind.MEMCPY, copy_kind=1, src_kind=1, dst_kind=0, bytes=99)
     array = record(ActivityKind.MEMCPY2, copy_kind=2, src_kind=1, dst_kind=1, bytes=1)
     fill = record(ActivityKind.MEMSET, bytes=3)
     _, (first, second, third) = recorded(monkeypatch, copy, array, fill)
-    assert (first.kind, first.name) == (COPY, "[CUDA memcpy DtoH]")
+    assert (first.kind, first.name) == (MEMCPY, "[CUDA memcpy DtoH]")
     assert first.details == {"bytes": 99, "from": "device", "to": "pinned"}
     assert second.name == "[CUDA memcpy ATOA]"
-    assert (third.kind, third.name, third.details) == (SET, "[CUDA memset]", {"bytes": 3})
+    assert (third.kind, third.name, third.details) == (MEMSET, "[CUDA memset]", {"bytes": 3})
 
 
 def test_calls_have_the_names_of_cudas_documentation(monkeypatch) -> None:
@@ -117,14 +123,14 @@ def test_calls_have_the_names_of_cudas_documentation(monkeypatch) -> None:
         record(ActivityKind.DRIVER, cbid=8, thread_id=4),
     ]
     _, found = recorded(monkeypatch, *calls)
-    assert [(call.kind, call.name, call.place) for call in found] == [
-        (CALL, "cudaMalloc", "thread 3"),
-        (CALL, "cuMemcpyAsync", "thread 4"),
-        (CALL, "cuMemAlloc_v2", "thread 4"),
+    assert [(call.kind, call.name, call.track) for call in found] == [
+        (API_CALL, "cudaMalloc", "thread 3"),
+        (API_CALL, "cuMemcpyAsync", "thread 4"),
+        (API_CALL, "cuMemAlloc_v2", "thread 4"),
     ]
 
 
-def test_the_gpus_limits_and_cuptis_own_work(monkeypatch) -> None:
+def test_the_gpus_limits_and_cuptis_own_overhead(monkeypatch) -> None:
     device = SimpleNamespace(
         kind=ActivityKind.DEVICE,
         id=0,
@@ -139,22 +145,55 @@ def test_the_gpus_limits_and_cuptis_own_work(monkeypatch) -> None:
     )
     recorder, found = recorded(monkeypatch, device, record(ActivityKind.OVERHEAD, 0, 1_500_000_000))
     assert found == []
-    assert recorder.devices == {0: Limits("H200", (9, 0), 132, 64, 32, 65536, 233472)}
-    assert recorder.recorder_seconds == 1.5
-    assert recorder.lost() == 0
+    assert recorder.devices == {0: DeviceLimits("H200", (9, 0), 132, 64, 32, 65536, 233472)}
+    assert (recorder.overhead_seconds, recorder.lost()) == (1.5, 0)
 
 
-def test_what_was_dropped_or_cannot_be_read_is_counted(monkeypatch) -> None:
+def test_dropped_and_unreadable_records_are_counted(monkeypatch) -> None:
     recorder, found = recorded(monkeypatch, record(99), record(ActivityKind.MEMSET), dropped=3)
-    assert found == []
-    assert recorder.lost() == 5
+    assert (found, recorder.lost()) == ([], 5)
 
 
-def test_a_cupti_that_does_not_start_is_a_device_error(monkeypatch) -> None:
-    class Broken(Cupti):
-        def activity_enable(self, kind) -> None:
-            raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED")
+@pytest.mark.parametrize(
+    ("module", "driver", "message"),
+    [
+        (None, 12080, "expected cupti-python, got .*; pip install .*profile12"),
+        (None, 13000, "expected cupti-python, got .*; pip install .*profile13"),
+        (Cupti(broken=True), 13000, "expected CUPTI to start, got CUPTI_ERROR_NOT_INITIALIZED; pip install"),
+    ],
+)
+def test_without_a_cupti_that_starts_one_sentence_says_what_to_install(monkeypatch, module, driver, message) -> None:
+    install(monkeypatch, module)
+    monkeypatch.setattr(cuda, "driver_version", lambda: driver)
+    with pytest.raises(DeviceError, match=message) as error:
+        Recorder()
+    assert len(str(error.value).splitlines()) == 1
 
-    monkeypatch.setattr(_gpu, "import_module", lambda name: Broken())
-    with pytest.raises(DeviceError, match=r"expected CUPTI to start, got CUPTI_ERROR_NOT_INITIALIZED; pip install"):
-        _gpu.Recorder()
+
+def test_a_driver_without_cupti_is_reported_once_and_the_rest_is_recorded() -> None:
+    pytest.importorskip("mxnet")
+    code = """
+import sys
+sys.modules["cupti"] = None
+from ece408_op.runtime import cuda
+from ece408_op.profile import session
+cuda.driver_version = lambda: 13000
+profile = session.Session(on_gpu=True)
+import mxnet as mx
+mx.nd.dot(mx.nd.ones((9, 9)), mx.nd.ones((9, 9))).wait_to_read()
+profile.finish()
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    (sentence,) = [line for line in done.stderr.splitlines() if "GPU profile" in line]
+    assert "profile13" in sentence
+    assert sentence in done.stdout
+    assert " dot\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [("_Z3addPfS_i", "add(float*, float*, int)"), ("naive", "naive"), ("_Znonsense", "_Znonsense")],
+)
+def test_symbols_are_written_as_in_the_source(symbol, name) -> None:
+    assert demangled(symbol) == name

@@ -1,4 +1,4 @@
-"""The tables on recorded activity: m4.py ece408-2018sp 100 on one H200, and what its driver says of launches."""
+"""The tables of recorded activities: m4.py ece408-2018sp 100 on one H200, and what its driver reports on launches."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from pathlib import Path
 import pytest
 
 from ece408_op.profile import _tables, _trace, text
-from ece408_op.profile._activity import CALL, KERNEL, ON_GPU, OPERATOR, Profile, from_data
-from ece408_op.profile._occupancy import occupancy
+from ece408_op.profile._activity import API_CALL, KERNEL, ON_GPU, OPERATOR, Activity, DeviceLimits, Profile
 
 RECORDED = Path(__file__).parent / "recorded"
 
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return from_data(json.loads((RECORDED / "profile-m4-2018sp-100.json").read_text()))
+    data = json.loads((RECORDED / "profile-m4-2018sp-100.json").read_text())
+    limits = data["devices"]["0"]
+    data["devices"] = {0: DeviceLimits(**{**limits, "capability": tuple(limits["capability"])})}
+    return Profile(**{**data, "activities": [Activity(**activity) for activity in data["activities"]]})
 
 
-@pytest.mark.parametrize("table", [_tables.gpu_rows, _tables.call_rows, _tables.operator_rows])
-def test_each_table_adds_up(profile, table) -> None:
-    rows = table(profile)
+@pytest.mark.parametrize("name", ["gpu", "calls", "operators"])
+def test_each_table_adds_up(profile, name) -> None:
+    rows = _tables.tables(profile)[name]
     assert rows
     assert sum(row.percent for row in rows) == pytest.approx(100)
     for row in rows:
         assert row.least <= row.average <= row.most
         assert row.total == pytest.approx(row.average * row.calls)
     assert rows == sorted(rows, key=lambda row: -row.total)
-    most = _tables.over(rows)
+    most = _tables.most(rows)
     assert sum(row.percent for row in most) > 90 >= sum(row.percent for row in most[:-1])
 
 
@@ -40,36 +42,37 @@ def test_the_gpus_table_is_that_of_the_raw_record(profile) -> None:
     for activity in raw:
         if activity["kind"] in ON_GPU:
             sums[activity["name"]].append(activity["end"] - activity["start"])
-    found = {row.name: (row.total, row.calls, row.least, row.most) for row in _tables.gpu_rows(profile)}
+    found = {row.name: (row.total, row.calls, row.least, row.most) for row in _tables.tables(profile)["gpu"]}
     assert found == {name: (sum(t), len(t), min(t), max(t)) for name, t in sums.items()}
     assert found["strip"][1] == 4  # two layers, each once unmeasured and once measured
     assert {"gate", "[CUDA memcpy HtoD]", "[CUDA memcpy DtoH]", "[CUDA memset]"} < set(found)
 
 
 def test_no_call_counts_twice(profile) -> None:
-    """A thread's calls in the table do not overlap, so they can't take longer than the thread was there."""
-    calls = _tables.outermost(profile.of(CALL))
+    """The calls of a thread in the table do not overlap, so their sum is at most the thread's time."""
+    calls = _tables.outermost(profile.of(API_CALL))
     threads = defaultdict(list)
     for call in calls:
-        threads[call.place].append(call)
+        threads[call.track].append(call)
     assert len(threads) > 1
     for own in threads.values():
         for before, after in zip(own, own[1:]):
             assert before.end <= after.start
-    assert sum(row.calls for row in _tables.call_rows(profile)) == len(calls) <= len(profile.of(CALL))
+    counted = sum(row.calls for row in _tables.tables(profile)["calls"])
+    assert counted == len(calls) <= len(profile.of(API_CALL))
 
 
 def test_the_clocks_of_gpu_host_and_mxnet_agree(profile) -> None:
     """Every kernel lies within a forward of New, and begins after the call that started it."""
     forwards = [activity for activity in profile.of(OPERATOR) if activity.name == "New"]
-    calls = {call.link: call for call in profile.of(CALL)}
+    calls = {call.correlation: call for call in profile.of(API_CALL)}
     kernels = profile.of(KERNEL)
     assert len(forwards) == 2
     assert kernels
     for kernel in kernels:
         assert any(forward.start <= kernel.start <= kernel.end <= forward.end for forward in forwards)
-        assert calls[kernel.link].name == "cuLaunchKernel"
-        assert calls[kernel.link].start <= kernel.start
+        assert calls[kernel.correlation].name == "cuLaunchKernel"
+        assert calls[kernel.correlation].start <= kernel.start
 
 
 def test_launch_shapes_are_those_of_the_plan(profile) -> None:
@@ -82,15 +85,15 @@ def test_launch_shapes_are_those_of_the_plan(profile) -> None:
     ]
 
 
-def test_occupancy_is_what_the_driver_said(profile) -> None:
-    """Each kernel's launches on the course's layers, asked of cuOccupancyMaxActiveBlocksPerMultiprocessor."""
+def test_occupancy_is_what_the_driver_reported(profile) -> None:
+    """Of each kernel's launches on the course's layers, by cuOccupancyMaxActiveBlocksPerMultiprocessor."""
     launches = json.loads((RECORDED / "occupancy-h200.json").read_text())
     assert len(launches) > 40
     for block, registers, shared, share in launches:
-        assert occupancy(profile.devices[0], tuple(block), registers, shared) == pytest.approx(share)
+        assert profile.devices[0].occupancy(tuple(block), registers, shared) == pytest.approx(share)
 
 
-def test_the_text_and_the_trace_have_all_of_it(profile) -> None:
+def test_the_text_and_the_trace_have_all_activities(profile) -> None:
     words = text.as_text(profile)
     for title in ("GPU activities:", "CUDA API calls:", "Kernel launches:", "MXNet operators:"):
         assert title in words

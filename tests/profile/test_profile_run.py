@@ -10,9 +10,7 @@ import sys
 import pytest
 from test_milestones import HEAD, ROOT, run
 
-from ece408_op.profile import _gpu, session
-from ece408_op.profile._activity import OPERATOR, from_data
-from ece408_op.runtime import cuda
+from ece408_op.profile import session
 
 pytest.importorskip("mxnet")
 
@@ -29,8 +27,7 @@ def test_m2_profiled_names_new_and_writes_the_three_files(tmp_path) -> None:
     assert done.stdout.startswith(HEAD + "Op Time: ")
     printed = done.stdout[done.stdout.index("\nMXNet operators:") + 1 :]
     assert (out / "profile.txt").read_text() == printed
-    profile = from_data(json.loads((out / "profile.json").read_text()))
-    names = [activity.name for activity in profile.of(OPERATOR)]
+    names = [activity["name"] for activity in json.loads((out / "profile.json").read_text())["activities"]]
     assert names.count("New") == 1
     assert {"Activation", "Pooling", "SoftmaxOutput"} <= set(names)
     result = json.loads((tmp_path / "r.json").read_text())["profile"]
@@ -66,9 +63,10 @@ def test_a_script_keeps_its_arguments_and_its_exit_code(tmp_path) -> None:
     assert not (ROOT / "x").exists()
 
 
-def test_a_script_that_fails_is_profiled_up_to_there(tmp_path) -> None:
+@pytest.mark.parametrize("last_line", ["raise ValueError('the reason')", "raise SystemExit('the reason')"])
+def test_a_script_that_fails_is_profiled_up_to_there(tmp_path, last_line) -> None:
     script = tmp_path / "mine.py"
-    script.write_text("print('here')\nraise ValueError('the reason')\n")
+    script.write_text(f"print('here')\n{last_line}\n")
     done = run_profile(script)
     assert done.returncode == 1
     assert "the reason" in done.stderr
@@ -79,46 +77,3 @@ def test_no_such_script_is_a_usage_error() -> None:
     done = run_profile("nowhere.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nowhere.py" in done.stderr
-
-
-def test_without_cupti_one_sentence_says_what_to_install(monkeypatch) -> None:
-    def absent(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(_gpu, "import_module", absent)
-    monkeypatch.setattr(cuda, "driver_version", lambda: 12080)
-    with pytest.raises(_gpu.DeviceError, match=r"expected cupti-python.*profile12") as error:
-        _gpu.Recorder()
-    assert len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("symbol", "name"),
-    [
-        ("_Z3addPfS_i", "add(float*, float*, int)"),
-        ("register_blocked", "register_blocked"),
-        ("_Znonsense", "_Znonsense"),
-    ],
-)
-def test_symbols_are_written_as_in_the_source(symbol, name) -> None:
-    assert _gpu.demangled(symbol) == name
-
-
-def test_a_driver_without_cupti_is_told_of_once_and_the_rest_is_recorded() -> None:
-    code = """
-from ece408_op.runtime import cuda
-from ece408_op.profile import _gpu, session
-cuda.driver_version = lambda: 13000
-def absent(name):
-    raise ImportError(name)
-_gpu.import_module = absent
-watched = session.Session(on_gpu=True)
-import mxnet as mx
-mx.nd.dot(mx.nd.ones((9, 9)), mx.nd.ones((9, 9))).wait_to_read()
-watched.finish()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    (sentence,) = [line for line in done.stderr.splitlines() if "GPU profile" in line]
-    assert "profile13" in sentence
-    assert sentence in done.stdout
-    assert " dot\n" in done.stdout

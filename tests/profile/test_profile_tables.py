@@ -1,4 +1,4 @@
-"""The profile's arithmetic, on activities made by hand: tables, lists, shapes, occupancy, trace, JSON."""
+"""The profile's arithmetic, on activities made by hand: tables, lists, shapes, occupancy, trace, MXNet's trace."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ece408_op.errors import DataError
-from ece408_op.profile import _operators, _tables, _trace, text
-from ece408_op.profile._activity import CALL, COPY, KERNEL, OPERATOR, Activity, Limits, Profile, from_data
-from ece408_op.profile._occupancy import blocks_held, occupancy
+from ece408_op.profile import _mxnet_operators, _tables, _trace, text
+from ece408_op.profile._activity import API_CALL, KERNEL, MEMCPY, OPERATOR, Activity, DeviceLimits, Profile
 
-HOPPER = Limits("H200", (9, 0), 132, 64, 32, 65536, 228 * 1024)
-PASCAL = Limits("P100", (6, 0), 56, 64, 32, 65536, 64 * 1024)
+HOPPER = DeviceLimits("H200", (9, 0), 132, 64, 32, 65536, 228 * 1024)
+PASCAL = DeviceLimits("P100", (6, 0), 56, 64, 32, 65536, 64 * 1024)
 
 
 def kernel(name: str, start: int, end: int, **details) -> Activity:
     shape = {"grid": [10, 1, 1], "block": [256, 1, 1], "registers": 32, "static_shared": 0, "dynamic_shared": 0}
-    return Activity(KERNEL, name, start, end, "stream 7", link=start, details={**shape, "local": 0, **details})
+    return Activity(KERNEL, name, start, end, "stream 7", correlation=start, details={**shape, "local": 0, **details})
 
 
-def call(name: str, start: int, end: int, thread: int = 1, link: int = 0) -> Activity:
-    return Activity(CALL, name, start, end, f"thread {thread}", link=link)
+def call(name: str, start: int, end: int, thread: int = 1, correlation: int = 0) -> Activity:
+    return Activity(API_CALL, name, start, end, f"thread {thread}", correlation=correlation)
 
 
 def test_rows_are_sorted_by_time_and_have_count_mean_and_extremes() -> None:
@@ -37,25 +35,25 @@ def test_rows_are_sorted_by_time_and_have_count_mean_and_extremes() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 10**9), st.integers(0, 10**9))))
 def test_rows_keep_every_nanosecond(spans) -> None:
-    given_ = [kernel(name, start, start + length) for name, start, length in spans]
-    table = _tables.rows(given_)
-    assert sum(row.total for row in table) == sum(activity.nanoseconds for activity in given_)
-    assert sum(row.calls for row in table) == len(given_)
+    activities = [kernel(name, start, start + length) for name, start, length in spans]
+    table = _tables.rows(activities)
+    assert sum(row.total for row in table) == sum(activity.nanoseconds for activity in activities)
+    assert sum(row.calls for row in table) == len(activities)
     if sum(row.total for row in table):
         assert sum(row.percent for row in table) == pytest.approx(100)
-        most = _tables.over(table)
+        most = _tables.most(table)
         assert sum(row.percent for row in most) > 90
         assert sum(row.percent for row in most[:-1]) <= 90
 
 
 def test_nothing_recorded_is_an_empty_table() -> None:
-    assert _tables.rows([]) == _tables.over([]) == []
+    assert _tables.rows([]) == _tables.most([]) == []
     assert "Nothing was recorded" in text.as_text(Profile([]))
 
 
 def test_over_90_is_more_than_90() -> None:
     table = _tables.rows([kernel("a", 0, 90), kernel("b", 0, 6), kernel("c", 0, 4)])
-    assert [row.name for row in _tables.over(table)] == ["a", "b"]
+    assert [row.name for row in _tables.most(table)] == ["a", "b"]
 
 
 def test_a_call_within_a_call_of_the_same_thread_counts_once() -> None:
@@ -66,7 +64,7 @@ def test_a_call_within_a_call_of_the_same_thread_counts_once() -> None:
         call("cudaFree", 20, 60, thread=2),
         call("cudaMalloc", 100, 120),
     ]
-    assert [row.name for row in _tables.call_rows(Profile(calls))] == ["cudaMemcpy", "cudaFree", "cudaMalloc"]
+    assert [row.name for row in _tables.tables(Profile(calls))["calls"]] == ["cudaMemcpy", "cudaFree", "cudaMalloc"]
 
 
 def test_shapes_count_launches_of_one_shape() -> None:
@@ -82,38 +80,39 @@ def test_shapes_count_launches_of_one_shape() -> None:
     [
         (HOPPER, 1024, 32, 0, 2),
         (HOPPER, 32, 16, 0, 32),  # the limit on blocks
-        (HOPPER, 256, 255, 0, 1),  # 256 registers a thread, 8192 a warp, 8 warps
-        (HOPPER, 256, 33, 0, 6),  # 40 registers a thread, 1280 a warp, 51 warps, 48 in fours
-        (HOPPER, 128, 32, 48 * 1024, 4),  # 49 KB with the block's own, of 228
+        (HOPPER, 256, 255, 0, 1),  # 256 registers per thread, 8192 per warp, 8 warps
+        (HOPPER, 256, 33, 0, 6),  # 40 registers per thread, 1280 per warp, 51 warps, 48 in groups of four
+        (HOPPER, 128, 32, 48 * 1024, 4),  # 49 KB with the reserved one, of 228
         (HOPPER, 128, 32, 227 * 1024, 1),
         (HOPPER, 128, 32, 228 * 1024, 0),
         (PASCAL, 128, 32, 48 * 1024, 1),
-        (PASCAL, 128, 32, 32 * 1024, 2),  # no bytes of its own before 8.0
+        (PASCAL, 128, 32, 32 * 1024, 2),  # nothing is reserved before 8.0
     ],
 )
-def test_blocks_held_as_cudas_calculator_has_it(limits, threads, registers, shared, blocks) -> None:
-    assert blocks_held(limits, (threads, 1, 1), registers, shared) == blocks
-    assert occupancy(limits, (threads, 1, 1), registers, shared) == blocks * -(-threads // 32) / 64
+def test_resident_blocks_as_cudas_calculator_has_them(limits, threads, registers, shared, blocks) -> None:
+    assert limits.resident_blocks((threads, 1, 1), registers, shared) == blocks
+    assert limits.occupancy((threads, 1, 1), registers, shared) == blocks * -(-threads // 32) / 64
 
 
-def test_text_has_both_lists_and_what_their_entries_are() -> None:
-    copy = Activity(COPY, "[CUDA memcpy HtoD]", 0, 5_000, "stream 7")
+def test_text_has_both_lists_and_explains_their_entries() -> None:
+    copy = Activity(MEMCPY, "[CUDA memcpy HtoD]", 0, 5_000, "stream 7")
     profile = Profile(
         [kernel("f", 0, 2_000_000_000), copy, call("cudaFree", 0, 700)], {0: HOPPER}, 2.5, 0.1, ("A note.",)
     )
     words = text.as_text(profile)
     assert "100.00%    2.0000s       1    2.0000s    2.0000s    2.0000s  f\n" in words
     assert "5.0000us       1   5.0000us   5.0000us   5.0000us  [CUDA memcpy HtoD]" in words
-    assert "Over 90 % of the time, kernels and copies: f (100.0 %)\n" + text.GPU_SENTENCE in words
-    assert "Over 90 % of the time, CUDA API calls: cudaFree (100.0 %)\n" + text.CALLS_SENTENCE in words
+    for key, line in (("gpu", "kernels and copies: f (100.0 %)"), ("calls", "CUDA API calls: cudaFree (100.0 %)")):
+        assert f"Over 90 % of the time, {line}\n{text.EXPLANATIONS[key][-1]}" in words
     assert "A note." in words
     assert "MXNet operators" not in words
+    assert text.GATE_SENTENCE not in words
 
 
-def test_trace_has_rows_by_stream_and_thread_and_arrows_from_calls_to_kernels() -> None:
+def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels() -> None:
     activities = [
         kernel("f", 5_000, 9_000),
-        call("cuLaunchKernel", 1_000, 3_000, link=5_000),
+        call("cuLaunchKernel", 1_000, 3_000, correlation=5_000),
         Activity(OPERATOR, "New", 500, 10_000, "thread 3"),
     ]
     content = _trace.events(Profile(activities, {0: HOPPER}))
@@ -131,20 +130,7 @@ def test_trace_has_rows_by_stream_and_thread_and_arrows_from_calls_to_kernels() 
     assert (end["pid"], end["tid"]) == (spans["f"]["pid"], spans["f"]["tid"])
 
 
-def test_a_profile_survives_json() -> None:
-    profile = Profile([kernel("f", 1, 2), call("g", 3, 4)], {0: HOPPER}, 1.5, None, ("note",))
-    assert from_data(json.loads(json.dumps(profile.as_data()))) == profile
-
-
-@pytest.mark.parametrize(
-    "data", [{}, {"version": 99}, {"version": 1}, [], {"version": 1, "activities": 3, "devices": {}}]
-)
-def test_a_file_that_is_no_profile_is_a_data_error(data) -> None:
-    with pytest.raises(DataError, match="expected a profile"):
-        from_data(data)
-
-
-def test_mxnets_trace_is_read_once_each_and_new_has_its_own_name() -> None:
+def test_mxnets_trace_is_read_once_per_operator_and_new_has_its_own_name() -> None:
     def event(name, category, phase, ts, tid):
         return {"name": name, "cat": category, "ph": phase, "ts": ts, "tid": tid, "pid": 0}
 
@@ -162,7 +148,7 @@ def test_mxnets_trace_is_read_once_each_and_new_has_its_own_name() -> None:
         event("Mine::pure_python", "Custom Operator", "e", 51, 3),
         event("Cut", "operator", "E", 60, 1),
     ]
-    found = _operators.activities(events)
+    found = _mxnet_operators.activities(events)
     assert [(a.name, a.nanoseconds) for a in found] == [
         ("Pooling", 3000),
         ("Pooling", 10_000),

@@ -41,7 +41,7 @@ def page(tmp_path_factory) -> Path:
     kept = keep_some(folder / "runs")
     name = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm_256x128::Params)"
     entry = {"name": name, "percent": 95.0, "total": 3e6, "calls": 7, "average": 4e5, "least": 2e5, "most": 9e5}
-    profile = {"tables": {"gpu": [entry], "calls": [], "operators": []}, "over": {"gpu": [name]}, "shapes": []}
+    profile = {"tables": {"gpu": [entry], "calls": [], "operators": []}, "most": {"gpu": [name]}, "shapes": []}
     keep(kept, "m3-ece408-high-10000-profile", milestone([0.0068], "naive", profile=profile))
     _render.write(_jobs.plan(asked()), asked(), kept, folder)
     return folder / "index.html"
