@@ -1,8 +1,8 @@
-"""The images that the networks are run on.
+"""The images that the networks classify: Fashion-MNIST at any square size, or a generated sample set in its place.
 
-Fashion-MNIST at any square size, or a generated sample set that stands in for it: ``load_test(size=72, count=100)``.
+    images, labels, source = load_test(size=72, count=100)
 
-Public modules: atomic, make_sample, resize.
+Public modules: atomic, make_sample, resize, sample.
 """
 
 from __future__ import annotations

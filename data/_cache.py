@@ -1,13 +1,14 @@
-"""A folder of the user's for what can be made or fetched again: downloads and resized images.
+"""The user's cache folder, for downloads and resized images.
 
-An array is kept as the SHA-256 of its bytes, then the bytes: a file that was cut or changed is not
-believed but made anew. The cache is a help, never a condition: where it cannot be written, all
-works without it.
+A cached array is stored as its SHA-256 followed by its bytes; `load` ignores a file that was truncated or changed. The
+package works without the cache, for example where the folder is not writable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import os
 from pathlib import Path
 
@@ -15,13 +16,11 @@ import numpy as np
 
 from .atomic import replacing
 
-_DIGEST_BYTES = hashlib.sha256().digest_size
-
 
 def folder() -> Path | None:
-    """$XDG_CACHE_HOME/ece408-op, by default ~/.cache/ece408-op; None for a user without a home.
+    """Return $XDG_CACHE_HOME/ece408-op, by default ~/.cache/ece408-op; None for a user without a home folder.
 
-    Source: XDG Base Directory Specification, which has a relative XDG_CACHE_HOME ignored.
+    A relative XDG_CACHE_HOME is ignored (XDG Base Directory Specification).
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
@@ -33,33 +32,29 @@ def folder() -> Path | None:
 
 
 def load(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """The uint8 array kept under that name, or None where there is no sound one of that shape."""
-    place = folder()
-    if place is None:
+    """Return the uint8 array stored under ``name``, or None without an undamaged one of that shape."""
+    cache = folder()
+    if cache is None:
         return None
-    total = int(np.prod(shape, dtype=np.int64))
+    digest_bytes, total = hashlib.sha256().digest_size, math.prod(shape)
     try:
-        with open(place / name, "rb") as file:
-            if os.fstat(file.fileno()).st_size != _DIGEST_BYTES + total:
+        with open(cache / name, "rb") as file:
+            if os.fstat(file.fileno()).st_size != digest_bytes + total:
                 return None
-            digest = file.read(_DIGEST_BYTES)
+            digest = file.read(digest_bytes)
             array = np.fromfile(file, np.uint8, total)
     except OSError:
         return None
-    if array.size != total or hashlib.sha256(array.data).digest() != digest:
-        return None
-    return array.reshape(shape)
+    sound = array.size == total and hashlib.sha256(array.data).digest() == digest
+    return array.reshape(shape) if sound else None
 
 
 def store(name: str, array: np.ndarray) -> None:
-    """Keep a C-contiguous uint8 array under that name, if the cache can be written."""
-    place = folder()
-    if place is None:
-        return
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        with replacing(place / name) as file:
-            file.write(hashlib.sha256(array.data).digest())
-            file.write(array.data)
-    except OSError:
-        pass
+    """Store a C-contiguous uint8 array under ``name`` if the cache is writable."""
+    cache = folder()
+    if cache is not None:
+        with contextlib.suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            with replacing(cache / name) as file:
+                file.write(hashlib.sha256(array.data).digest())
+                file.write(array.data)

@@ -1,4 +1,4 @@
-"""Fetch a file of known length and SHA-256; it takes its place only when both agree."""
+"""Download a file whose length and SHA-256 are known."""
 
 from __future__ import annotations
 
@@ -9,42 +9,39 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from ece408_op.errors import DataError
 
 from .atomic import replacing
 
-#: Seconds that each piece may take, finding and reaching the server included.
+#: Seconds to wait for each piece; the first wait includes the name lookup and the connection.
 TIMEOUT = 5.0
-#: Bytes of a piece: with TIMEOUT the slowest line that is still waited for has 3 kB/s.
+#: Bytes per piece: with TIMEOUT, a connection slower than 3 kB/s fails.
 PIECE = 16 * 1024
 
 
 def fetch(url: str, target: Path, size: int, sha256: str, timeout: float = TIMEOUT) -> None:
-    """Download ``url`` to ``target`` with a progress bar on stderr.
+    """Download ``url`` to ``target``, with a progress bar on stderr.
 
-    Raises DataError naming the address where nothing comes for ``timeout`` seconds, where the server
-    refuses, or where length or SHA-256 are not the ones given; OSError where ``target`` cannot be
-    written. In every such case ``target`` stays as it was.
+    ``target`` is replaced only by a file of ``size`` bytes with that SHA-256. Raises DataError, which names the
+    address, if no data arrive for ``timeout`` seconds, the server refuses, or the file is another one; OSError if
+    ``target`` is not writable.
     """
     from tqdm import tqdm
 
     digest = hashlib.sha256()
+    got = 0
     with replacing(target) as file:
-        got = 0
-        bar = None
-        try:
-            for piece in _pieces(url, size, timeout):
-                # A bar from the first piece on: a machine without network is not shown one.
-                bar = bar or tqdm(total=size, unit="B", unit_scale=True, desc=f"Downloading {target.name}")
+        pieces = _pieces(url, size, timeout)
+        first = next(pieces, b"")  # before the bar, which does not appear without a network
+        with tqdm(total=size, unit="B", unit_scale=True, desc=f"Downloading {target.name}") as bar:
+            for piece in chain([first], pieces):
                 file.write(piece)
                 digest.update(piece)
                 got += len(piece)
                 bar.update(len(piece))
-        finally:
-            if bar is not None:
-                bar.close()
         if got != size:
             raise DataError(f"{url}: expected {size} bytes, got {'more' if got > size else got}")
         if digest.hexdigest() != sha256:
@@ -52,10 +49,10 @@ def fetch(url: str, target: Path, size: int, sha256: str, timeout: float = TIMEO
 
 
 def _pieces(url: str, size: int, timeout: float) -> Iterator[bytes]:
-    """What the address holds, up to one byte more than ``size``.
+    """Yield the content of ``url``, at most ``size + 1`` bytes.
 
-    A thread does the waiting: a socket's own time-out counts for each address of a host and for each
-    packet anew, and not at all for the search of the host's name.
+    A thread reads from the network, because a socket's own timeout starts again for each address of a host and for
+    each packet, and does not cover the name lookup.
     """
     arrived: queue.Queue[bytes | Exception] = queue.Queue()
     threading.Thread(target=_pump, args=(url, size + 1, timeout, arrived), daemon=True).start()
@@ -72,16 +69,14 @@ def _pieces(url: str, size: int, timeout: float) -> Iterator[bytes]:
         yield piece
 
 
-def _pump(url: str, most: int, timeout: float, arrived: queue.Queue[bytes | Exception]) -> None:
+def _pump(url: str, limit: int, timeout: float, arrived: queue.Queue[bytes | Exception]) -> None:
+    """Put the pieces of ``url`` into the queue, then an empty one, or else the exception that ended the download."""
     request = urllib.request.Request(url, headers={"User-Agent": "ece408-op"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
-            while most > 0:
-                piece = response.read(min(PIECE, most))
-                if not piece:
-                    break
+            while piece := response.read(min(PIECE, limit)):
                 arrived.put(piece)
-                most -= len(piece)
+                limit -= len(piece)
         arrived.put(b"")
     except (OSError, ValueError, http.client.HTTPException) as error:
         arrived.put(error)

@@ -1,39 +1,108 @@
-"""The doors: Fashion-MNIST's test and training images at any square size, ready for a network."""
+"""Fashion-MNIST: the published files and their checksums, the places to search for them, and their images at any size.
+
+Fashion-MNIST: H. Xiao, K. Rasul, R. Vollgraf, 'Fashion-MNIST: a Novel Image Dataset for Benchmarking
+Machine Learning Algorithms', arXiv:1708.07747; MIT licence; https://github.com/zalandoresearch/fashion-mnist.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import index
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ece408_op.errors import DataError
 
-from . import _cache, _official, sample
+from . import _cache, _download, _idx, sample
 from .resize import resize
 
-#: The size of the published images: rows, and columns.
+#: The environment variable with the name of a folder that has the files.
+VARIABLE = "ECE408_DATA"
+
+#: The project's data folder.
+PROJECT_FOLDER = Path(__file__).resolve().parent
+
+#: The authors' two servers. The second one has no https; the checksums guard both.
+MIRRORS = (
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+)
+
+#: Rows, and columns, of the published images.
 ORIGINAL_SIZE = 28
 
-#: Of at most 120 characters, whatever the paths that were searched are called.
+#: At most 120 characters, so it does not list the places that were searched.
 SAMPLE_NOTICE = (
     "Using the generated sample set: Fashion-MNIST was neither found nor downloaded; set ECE408_DATA to its folder"
 )
 
-#: A resized set is kept in the cache up to this many bytes (10,000 images of 163 x 163).
+#: The most bytes of a resized set that is cached (10,000 images of 163 x 163).
 CACHED_BYTES = 2**28
 
 
-class TestSet(NamedTuple):
-    """Images to classify, with the truth."""
+@dataclass(frozen=True)
+class PublishedFile:
+    """One file: its name without .gz, the shape of its uint8 array, and the checksums of its two forms."""
 
-    #: (N, 1, S, S), float32, pixel values 0 to 255, not normalised.
+    name: str
+    shape: tuple[int, ...]
+    #: SHA-256 of the elements in C order, without the IDX header.
+    sha256: str
+    #: Length and SHA-256 of the .gz file as published.
+    gz_bytes: int
+    gz_sha256: str
+
+
+TEST = (
+    PublishedFile(
+        "t10k-images-idx3-ubyte",
+        (10000, 28, 28),
+        "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+        4422102,
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    ),
+    PublishedFile(
+        "t10k-labels-idx1-ubyte",
+        (10000,),
+        "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+        5148,
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+)
+
+TRAINING = (
+    PublishedFile(
+        "train-images-idx3-ubyte",
+        (60000, 28, 28),
+        "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+        26421880,
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    ),
+    PublishedFile(
+        "train-labels-idx1-ubyte",
+        (60000,),
+        "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        29515,
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    ),
+)
+
+
+class TestSet(NamedTuple):
+    """Images to classify: (N, 1, S, S), float32, pixel values 0 to 255; their classes 0 to 9: (N,), uint8.
+
+    ``source`` is 'fashion-mnist', or 'sample' for the generated set.
+    """
+
     images: np.ndarray
-    #: (N,), uint8, classes 0 to 9.
     labels: np.ndarray
-    #: 'fashion-mnist', or 'sample' where the generated set took its place.
     source: str
 
 
@@ -45,7 +114,7 @@ class TrainingSet(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The test images as they are published: (10000, 28, 28) and (10000,), uint8; where from, and their SHA-256."""
+    """The test images in their original size, (10000, 28, 28) and (10000,), uint8; their source and SHA-256."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -53,18 +122,26 @@ class Found(NamedTuple):
     digest: str
 
 
-def find_test(folder: str | os.PathLike[str] | None = None) -> Found:
-    """The test images, searched for as ``official.find`` says.
+class _AbsentError(DataError):
+    """The files are in none of the places, and no server sent them; the message names every place."""
 
-    Where they are nowhere, the generated sample set takes their place, and one line on stderr says so; not so where
-    ``folder`` is given. Raises DataError for a folder without the files, or a file that is not the published one.
+
+def find_test(folder: str | os.PathLike[str] | None = None) -> Found:
+    """Return the test images, from ``folder`` if it is given.
+
+    Otherwise the places are searched in this order: the folder in the environment variable ECE408_DATA, the project's
+    data folder, the cache folder, and a download into the cache folder. If all fail, the generated sample set is
+    returned, and a line on stderr says so. Files may be gzipped or not; their checksums are verified.
+
+    Raises DataError if ``folder`` lacks the files, if ECE408_DATA names no folder, or if a file outside the cache
+    differs from the published one (in the cache, such a file is downloaded again).
     """
     try:
-        images, labels = _official.find(_official.TEST, folder)
-    except _official.AbsentError:
+        images, labels = _find(TEST, folder)
+    except _AbsentError:
         print(SAMPLE_NOTICE, file=sys.stderr)
         return Found(*sample.generate(), "sample", sample.SHA256)
-    return Found(images, labels, "fashion-mnist", _official.TEST[0].sha256)
+    return Found(images, labels, "fashion-mnist", TEST[0].sha256)
 
 
 def load_test(
@@ -73,51 +150,113 @@ def load_test(
     folder: str | os.PathLike[str] | None = None,
     found: Found | None = None,
 ) -> TestSet:
-    """The first ``count`` test images of ``found``, or of ``find_test(folder)``, resized to ``size`` x ``size`` pixels.
+    """Return the first ``count`` test images of ``found``, or of ``find_test(folder)``, as ``size`` x ``size`` pixels.
 
-    Raises DataError for a size below 1, a count outside 1 to 10000, and as ``find_test`` does.
+    Raises DataError if ``size`` is below 1 or ``count`` outside 1 to 10000, and for the reasons of ``find_test``.
     """
-    size = _whole("size", size, None)
-    count = _whole("count", count, _official.TEST[0].shape[0])
+    size = _whole("size", size, math.inf, "1 or more")
+    count = _whole("count", count, TEST[0].shape[0], f"1 to {TEST[0].shape[0]}")
     images, labels, source, digest = find_test(folder) if found is None else found
     pixels = _sized(images, size, count, f"{source}-test-{digest[:16]}-{size}.u8")
     return TestSet(pixels.astype(np.float32)[:, None], labels[:count].copy(), source)
 
 
 def load_training(size: int = ORIGINAL_SIZE, folder: str | os.PathLike[str] | None = None) -> TrainingSet:
-    """The 60,000 training images, resized to ``size`` x ``size`` pixels; searched for as the test images are.
+    """Return the 60,000 training images as ``size`` x ``size`` pixels, from the places of ``find_test``.
 
-    Raises DataError for a size below 1, where the files are nowhere (no sample takes their place), or
-    where a file is not the published one.
+    Raises DataError if ``size`` is below 1, and for the reasons of ``find_test``; also if no place has the files,
+    because no sample set replaces them.
     """
-    size = _whole("size", size, None)
-    images, labels = _official.find(_official.TRAINING, folder)
-    digest = _official.TRAINING[0].sha256
-    pixels = _sized(images, size, len(images), f"fashion-mnist-training-{digest[:16]}-{size}.u8")
+    size = _whole("size", size, math.inf, "1 or more")
+    images, labels = _find(TRAINING, folder)
+    pixels = _sized(images, size, len(images), f"fashion-mnist-training-{TRAINING[0].sha256[:16]}-{size}.u8")
     return TrainingSet(pixels[:, None], labels)
 
 
-def _whole(name: str, value: int, most: int | None) -> int:
-    """The value as an int, at least 1 and at most ``most``."""
-    expected = f"an integer of 1 to {most}" if most else "an integer of 1 or more"
+def _whole(name: str, value: int, most: float, expected: str) -> int:
+    """Return the value as an int of at least 1 and at most ``most``."""
     try:
-        whole = index(value)
+        if 1 <= index(value) <= most:
+            return index(value)
     except TypeError:
-        raise DataError(f"{name}: expected {expected}, got {value!r}") from None
-    if whole < 1 or (most is not None and whole > most):
-        raise DataError(f"{name}: expected {expected}, got {whole}")
-    return whole
+        pass
+    raise DataError(f"{name}: expected an integer of {expected}, got {value!r}")
 
 
 def _sized(images: np.ndarray, size: int, count: int, name: str) -> np.ndarray:
-    """The first ``count`` images (N, 28, 28) as (count, size, size), through the cache where all N fit it."""
+    """Return the first ``count`` images (N, 28, 28) as (count, size, size), through the cache if all N fit it."""
     if size == images.shape[1]:
         return images[:count]
-    shape = (len(images), size, size)
     if len(images) * size * size > CACHED_BYTES:
         return resize(images[:count], size)
-    pixels = _cache.load(name, shape)
+    pixels = _cache.load(name, (len(images), size, size))
     if pixels is None:
         pixels = resize(images, size)
         _cache.store(name, pixels)
     return pixels[:count]
+
+
+def _find(files: Sequence[PublishedFile], folder: str | os.PathLike[str] | None) -> list[np.ndarray]:
+    """Return the arrays of TEST or TRAINING from ``folder``, or else from the first place that has them."""
+    wanted = " and ".join(f"{file.name}.gz" for file in files)
+    named = os.environ.get(VARIABLE)
+    if folder is None and named and not Path(named).is_dir():
+        raise DataError(f"{VARIABLE}: expected a folder, got {named}; unset it, or name a folder with {wanted}")
+    places = [Path(place) for place in ([named, PROJECT_FOLDER] if folder is None else [folder]) if place]
+    for place in places:
+        arrays = _read_folder(place, files)
+        if arrays is not None:
+            return arrays
+    if folder is not None:
+        raise DataError(f"{folder}: expected a folder with {wanted} (gzipped or not)")
+    cache = _cache.folder()
+    try:
+        if cache is None:
+            raise DataError("this user has no home folder for the download")
+        cache.mkdir(parents=True, exist_ok=True)
+        return [_cached_or_downloaded(cache, file) for file in files]
+    except (DataError, OSError) as error:
+        searched = ", ".join(map(str, [*places, cache] if cache else places))
+        raise _AbsentError(
+            f"Fashion-MNIST is not in {searched} and could not be downloaded ({error}); "
+            f"set {VARIABLE} to a folder with {wanted}"
+        ) from error
+
+
+def _read_folder(folder: Path, files: Sequence[PublishedFile]) -> list[np.ndarray] | None:
+    """Return the arrays of the files in that folder, gzipped or not, or None if it lacks one."""
+    found = []
+    for file in files:
+        paths = (folder / f"{file.name}.gz", folder / file.name)
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            return None
+        found.append((path, file))
+    return [_read(path, file) for path, file in found]
+
+
+def _read(path: Path, file: PublishedFile) -> np.ndarray:
+    array = _idx.read(path, file.shape)
+    got = hashlib.sha256(array.data).hexdigest()
+    if got != file.sha256:
+        raise DataError(
+            f"{path}: not the published {file.name}: expected elements of SHA-256 {file.sha256}, got {got}; "
+            "replace the file by a fresh copy"
+        )
+    return array
+
+
+def _cached_or_downloaded(cache: Path, file: PublishedFile) -> np.ndarray:
+    """Return the file's array from the cache folder; download a missing or damaged file."""
+    target = cache / f"{file.name}.gz"
+    failures = []
+    for mirror in (None, *MIRRORS):
+        try:
+            if mirror is not None:
+                _download.fetch(f"{mirror}{target.name}", target, file.gz_bytes, file.gz_sha256)
+            arrays = _read_folder(cache, [file])
+            if arrays is not None:
+                return arrays[0]
+        except DataError as error:
+            failures.append(str(error))
+    raise DataError("; ".join(failures))

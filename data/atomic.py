@@ -1,4 +1,4 @@
-"""A file appears whole under its name or not at all, also when two processes write it at once."""
+"""Files that appear whole or not at all, and checks of an output path before long work."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import BinaryIO
 
 
 def folder_problem(path: Path | None) -> str | None:
-    """Why ``replacing(path)`` could not begin, to be said before work that takes long; None where it could."""
+    """Return why ``replacing(path)`` would fail, as a message for the user, or None if it would not."""
     if path is None:
         return None
-    # os.path answers False where a folder on the way may not be read; Path's methods raise PermissionError there.
+    # os.path returns False for a folder that this user may not read; Path.is_dir raises PermissionError.
     if os.path.isdir(path):
         return f"expected a file, got the folder {path}"
     folder = path.absolute().parent
     if not os.path.isdir(folder):
         return f"expected a file in a folder that is there, got {path}"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"expected a file in a folder that can be written, got {path}"
-    return None
+    return None if _is_writable(folder) else f"expected a file in a folder that can be written, got {path}"
 
 
 def output_folder_problem(path: Path | None) -> str | None:
-    """Why files could not be written into that folder, which is made where it is not there; None where they could."""
+    """Return why files cannot be written into the folder ``path``, which may not exist yet, or None if they can."""
     if path is None:
         return None
     whole = path.absolute()
-    there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
-    if not os.path.isdir(there):
-        return f"expected a folder, got {path}, where {there} is no folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"expected a folder that can be written, got {path}"
-    return None
+    existing = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
+    if not os.path.isdir(existing):
+        return f"expected a folder, got {path}, where {existing} is no folder"
+    return None if _is_writable(existing) else f"expected a folder that can be written, got {path}"
+
+
+def _is_writable(folder: str | os.PathLike[str]) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new binary file that takes the name ``path`` when the block ends without an exception.
+    """Open a binary file that replaces ``path`` atomically when the block ends without an exception.
 
-    Until then it has a name of its own in the same folder, since a rename is atomic within one file
-    system only; after an exception it is removed. Raises OSError where the folder cannot be written.
+    The data go to a temporary file in the same folder, because a rename is atomic within one file system only. An
+    exception removes the temporary file and leaves ``path`` as it was. Raises OSError if the folder is not writable.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:

@@ -2,16 +2,15 @@
 
     python -m ece408_op.data.make_sample [FOLDER]
 
-FOLDER holds the training files; without it they are searched for as everywhere. Prints the SHA-256
-to be put into sample.py as ``SHA256``. Means and components come from BLAS and LAPACK, so another
-machine may fit a model that differs in a last bit: the file in the repository is the one that counts.
+FOLDER holds the training files; without it the usual places are searched. The command prints the SHA-256 for
+``sample.SHA256``. BLAS and LAPACK compute means and components, so another machine may fit a model that differs in a
+last bit; the file in the repository counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,18 +21,17 @@ from . import sample
 from ._fashion_mnist import load_training
 from .atomic import replacing
 
-#: Principal components and clusters of a class: 348 kB, and images that keep what tells classes apart.
-COMPONENTS = 48
-CLUSTERS = 24
-ROUNDS = 60
+#: Principal components and clusters per class: a file of 348 kB, and images that keep what distinguishes the classes.
+COMPONENTS, CLUSTERS = 48, 24
+ITERATIONS = 60
 INT8_MOST = 127
 
 
 def k_means(points: np.ndarray, clusters: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """Lloyd's algorithm on points (N, K): centres (G, K), and the cluster of each point (N,)."""
+    """Lloyd's algorithm on points (N, K): return the centres (G, K) and the cluster of each point (N,)."""
     centres = points[random.choice(len(points), clusters, replace=False)]
-    for _ in range(ROUNDS):
-        # |p - c|^2 less |p|^2, which is the same for every centre
+    for _ in range(ITERATIONS):
+        # |p - c|^2 minus |p|^2, which is the same for every centre
         nearest = np.argmin((centres**2).sum(axis=1) - 2 * points @ centres.T, axis=1)
         for cluster in np.unique(nearest):
             centres[cluster] = points[nearest == cluster].mean(axis=0)
@@ -41,14 +39,14 @@ def k_means(points: np.ndarray, clusters: int, random: np.random.RandomState) ->
 
 
 def fit(images: np.ndarray, labels: np.ndarray) -> sample.Model:
-    """The model of images (N, 28, 28) and labels (N,), both uint8."""
+    """Return the model of images (N, 28, 28) and labels (N,), both uint8."""
     random = np.random.RandomState(sample.SEED)
     fitted = []
     for label in range(sample.CLASSES):
         pixels = images[labels == label].reshape(-1, sample.SIZE**2).astype(np.float64)
         mean = pixels.mean(axis=0)
         pixels -= mean
-        _, vectors = np.linalg.eigh(pixels.T @ pixels)  # in order of rising variance
+        _, vectors = np.linalg.eigh(pixels.T @ pixels)  # in ascending order of variance
         vectors = vectors[:, ::-1][:, :COMPONENTS]  # (P, K)
         points = pixels @ vectors
         centres, nearest = k_means(points, CLUSTERS, random)
@@ -56,16 +54,10 @@ def fit(images: np.ndarray, labels: np.ndarray) -> sample.Model:
         scale = unit * 2**sample.FRACTION_BITS
         members = [points[nearest == cluster] for cluster in range(CLUSTERS)]
         spreads = np.array([own.std(axis=0) if len(own) else np.zeros(COMPONENTS) for own in members])
-        fitted.append(
-            sample.Model(
-                mean=_integers(mean * 2**sample.MEAN_BITS, np.int16),
-                components=_integers((vectors / unit).T, np.int8),
-                sizes=_integers(np.array([len(own) for own in members]), np.int16),
-                centres=_integers(centres * scale, np.int16),
-                spreads=_integers(spreads * scale, np.int16),
-            )
-        )
-    return sample.Model(*(np.stack(parts) for parts in zip(*fitted)))
+        sizes = np.array([len(own) for own in members])
+        fitted.append((mean * 2**sample.MEAN_BITS, (vectors / unit).T, sizes, centres * scale, spreads * scale))
+    types: list[type[np.signedinteger]] = [np.int16, np.int8, np.int16, np.int16, np.int16]
+    return sample.Model(*(_integers(np.stack(values), dtype) for values, dtype in zip(zip(*fitted), types)))
 
 
 def _integers(values: np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
@@ -76,23 +68,20 @@ def _integers(values: np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
     return rounded.astype(dtype)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the model; the exit code is 0, 1 where the training files cannot be used, 2 for a wrong call."""
+def main() -> int:
+    """Write the model; return 0, or 1 if the training files cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m ece408_op.data.make_sample",
         description=str(__doc__).split("\n", 1)[0],
         epilog="example: python -m ece408_op.data.make_sample /data/fashion-mnist",
     )
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="with the training files (default: the usual places)"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="with the training files (default: usual places)")
     try:
-        training = load_training(folder=options.folder)
+        training = load_training(folder=parser.parse_args().folder)
+        model = fit(training.images[:, 0], training.labels)
     except DataError as error:
         print(error, file=sys.stderr)
         return 1
-    model = fit(training.images[:, 0], training.labels)
     with replacing(sample.MODEL) as file:
         np.savez_compressed(file, **model._asdict())
     print(sample.digest(*sample.draw(model)))
@@ -100,4 +89,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guard("ece408_op.data.make_sample", lambda: main(sys.argv[1:])))
+    sys.exit(guard("ece408_op.data.make_sample", main))

@@ -1,50 +1,40 @@
-"""The course's larger images: scikit-image's bilinear resize, to the bit, without scikit-image.
+"""Bilinear resizing that equals scikit-image's bit by bit, without scikit-image: the course's larger images.
 
-For an image of uint8 this gives what scikit-image from 0.19 on gives as
+For uint8 images the result is that of scikit-image 0.19 and later for
 
     (resize(image / 256, (S, S), mode="constant", cval=0, anti_aliasing=False) * 256).astype(uint8)
 
-Output pixel i of S stands at c = (i + 0.5) * (H / S) - 0.5 on the input's axis of H pixels, between
-the pixels floor(c) and floor(c) + 1, which weigh 1 - f and f with f = c - floor(c); beyond the image
-lies zero. In two dimensions a pixel is a sum of four terms,
+On the input's axis of H pixels, output pixel i of S has the coordinate c = (i + 0.5) * (H / S) - 0.5. Its neighbours
+are the pixels floor(c) and floor(c) + 1 with the weights 1 - f and f, where f = c - floor(c); pixels outside the image
+are zero. In two dimensions an output pixel is a sum of four terms in float64,
 
     v00 * wy0 * wx0 + v01 * wy0 * wx1 + v10 * wy1 * wx0 + v11 * wy1 * wx1
 
-in float64. The bits depend on that order of products and sums, which is the order of
-scipy.ndimage.zoom. Dividing by 256 and multiplying again changes no bit, so neither is done.
-The result is clipped to the range of each image: beside the zeros outside, an image without a zero
-of its own does not fade.
+The bits depend on this order of products and sums, which is that of scipy.ndimage.zoom. Dividing by 256 and multiplying
+by it change no bit, so both are left out. The result is clipped to the range of each image, as scikit-image does: an
+image without a zero pixel does not fade at its edges.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-#: Output pixels worked on at once: 4 MB of float64, which stays in a core's cache.
+#: Output pixels per step: 4 MB of float64, which fit a core's cache.
 _CHUNK_PIXELS = 2**19
 
 
-def _axis(old: int, new: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """For each of ``new`` pixels its two neighbours, as indices into the axis padded by one, and their weights."""
-    centre = (np.arange(new) + 0.5) * (old / new) - 0.5
-    first = np.floor(centre)
-    weight = centre - first
-    index = first.astype(np.intp) + 1
-    return (index, 1.0 - weight), (index + 1, weight)
-
-
 def resize(images: np.ndarray, size: int) -> np.ndarray:
-    """Images (N, H, W), uint8, as (N, size, size), uint8; bilinear, zero outside, no anti-aliasing."""
+    """Return uint8 images (N, H, W) resized to (N, size, size), uint8: bilinear, zero outside, no anti-aliasing."""
     count, height, width = images.shape
-    rows, columns = _axis(height, size), _axis(width, size)
+    rows, columns = _neighbours(height, size), _neighbours(width, size)
     out = np.empty((count, size, size), np.uint8)
     step = max(1, _CHUNK_PIXELS // (size * size))
     for start in range(0, count, step):
-        part = images[start : start + step]
-        # Images last: taking a row or a column is then a copy of whole runs of memory.
-        padded = np.zeros((height + 2, width + 2, len(part)))  # (H + 2, W + 2, n)
-        padded[1:-1, 1:-1] = part.transpose(1, 2, 0)
-        total = np.zeros((size, size, len(part)))
+        chunk = images[start : start + step]
+        # The image index comes last: selecting a row or a column then copies contiguous memory.
+        padded = np.zeros((height + 2, width + 2, len(chunk)))  # (H + 2, W + 2, n)
+        padded[1:-1, 1:-1] = chunk.transpose(1, 2, 0)
+        total = np.zeros((size, size, len(chunk)))
         for row, row_weight in rows:
             band = padded[row]  # (size, W + 2, n)
             band *= row_weight[:, None, None]
@@ -53,6 +43,15 @@ def resize(images: np.ndarray, size: int) -> np.ndarray:
                 term *= column_weight[:, None]
                 total += term
         pixels = total.astype(np.uint8)
-        np.clip(pixels, part.min(axis=(1, 2)), part.max(axis=(1, 2)), out=pixels)
+        np.clip(pixels, chunk.min(axis=(1, 2)), chunk.max(axis=(1, 2)), out=pixels)
         out[start : start + step] = pixels.transpose(2, 0, 1)
     return out
+
+
+def _neighbours(old: int, new: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return, for the first and the second neighbour, (new,) indices into the axis padded by one, and weights."""
+    centre = (np.arange(new) + 0.5) * (old / new) - 0.5
+    first = np.floor(centre)
+    weight = centre - first
+    index = first.astype(np.intp) + 1
+    return [(index, 1.0 - weight), (index + 1, weight)]

@@ -1,16 +1,16 @@
 """The sample set: 10,000 labelled images drawn from a statistical model of Fashion-MNIST's classes.
 
-It stands in where the real images cannot be had, so that every script still runs. Each class is a
-mixture of Gaussians in the space of its own principal components (``make_sample.py`` fits it):
+It replaces the real images where they are not available, so that every script still runs. Each class is a mixture of
+Gaussians in the space of its own principal components (``make_sample.py`` fits it):
 
-    g         a cluster of the class, by its share of the training images
-    z_j       a nearly normal number for component j: the sum of 12 random bytes, less 1530, has
-              the variance 12 * (256**2 - 1) / 12, so a standard deviation of 256 within 0.001 %
+    g         a cluster of the class, with the probability of its share of the training images
+    z_j       an almost normal number for component j: the sum of 12 random bytes minus 1530, whose variance
+              12 * (256**2 - 1) / 12 gives a standard deviation of 256 within 0.001 %
     a_j       centre[g, j] + spread[g, j] * z_j / 256
     pixel     mean + sum over j of a_j * component[j], clipped to 0..255
 
-All of it is integer arithmetic on random bytes of RandomState, whose stream NumPy keeps unchanged
-(NEP 19), so every machine makes the same images, whatever its BLAS, libm or NumPy.
+All of it is integer arithmetic on random bytes of RandomState, whose stream NumPy keeps unchanged (NEP 19), so every
+machine makes the same images with any BLAS, libm or NumPy.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ COUNT = 10000
 CLASSES = 10
 SIZE = 28
 
-#: Bits behind the binary point of a_j * component[j].
-FRACTION_BITS = 12
-#: Bits behind the binary point of the mean.
-MEAN_BITS = 6
-#: Random bytes in a nearly normal number, their mean sum, and the bits of its standard deviation.
+#: Fraction bits of a_j * component[j] and of the mean.
+FRACTION_BITS, MEAN_BITS = 12, 6
+#: Random bytes per almost normal number, the mean of their sum, and the bits of its standard deviation.
 NORMAL_BYTES, NORMAL_CENTRE, NORMAL_BITS = 12, 1530, 8
 
 
@@ -48,18 +46,17 @@ class Model(NamedTuple):
 
     #: (10, P), int16, in 1/64 of a grey level.
     mean: np.ndarray
-    #: (10, K, P), int8, each component scaled to fill the type.
+    #: (10, K, P), int8, each component scaled to the range of the type.
     components: np.ndarray
-    #: (10, G), int16: training images in each cluster.
+    #: (10, G), int16: training images per cluster.
     sizes: np.ndarray
-    #: (10, G, K), int16, in units that with ``components`` give 1/4096 of a grey level.
+    #: (10, G, K), int16: centres, times ``components`` in 1/4096 of a grey level; standard deviations alike.
     centres: np.ndarray
-    #: (10, G, K), int16, standard deviations in the same units.
     spreads: np.ndarray
 
 
 def draw(model: Model) -> tuple[np.ndarray, np.ndarray]:
-    """Images (10000, 28, 28) and labels (10000,), both uint8, of a model; each class 1000 times."""
+    """Return images (10000, 28, 28) and labels (10000,), both uint8, drawn from a model; 1000 per class."""
     random = np.random.RandomState(SEED)
     labels = random.permutation(np.repeat(np.arange(CLASSES, dtype=np.uint8), COUNT // CLASSES))
     images = np.empty((COUNT, SIZE * SIZE), np.uint8)
@@ -79,16 +76,14 @@ def draw(model: Model) -> tuple[np.ndarray, np.ndarray]:
 
 
 def digest(images: np.ndarray, labels: np.ndarray) -> str:
-    """SHA-256 of the images, then the labels."""
-    sums = hashlib.sha256(images.data)
-    sums.update(labels.data)
-    return sums.hexdigest()
+    """Return the SHA-256 of the images, then the labels."""
+    return hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
 
 
 def generate() -> tuple[np.ndarray, np.ndarray]:
-    """The sample set: images (10000, 28, 28) and labels (10000,), both uint8, the same everywhere.
+    """Return the sample set, images (10000, 28, 28) and labels (10000,), both uint8, equal on every machine.
 
-    Raises DataError where the model file is missing or is not the one that this version was made with.
+    Raises DataError if the model file cannot be read or gives other images than this version's.
     """
     try:
         with np.load(MODEL, allow_pickle=False) as arrays:

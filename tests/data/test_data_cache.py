@@ -1,4 +1,4 @@
-"""The cache gives back what was kept or nothing at all, and is never needed."""
+"""The cache returns what was stored or nothing, and the package works without it."""
 
 from __future__ import annotations
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ece408_op.data import _official, sample
+from ece408_op.data import find_test, sample
 from ece408_op.data.resize import resize
 
 #: SHA-256 of 10,000 resized images. Every image of these sets was compared with scikit-image's
@@ -68,18 +67,10 @@ def test_whole_sample_set(clothes: np.ndarray, size: int) -> None:
     assert hashlib.sha256(resize(clothes, size)).hexdigest() == SAMPLE[size]
 
 
+@pytest.mark.skipif("ECE408_DATA" not in os.environ, reason="needs the real Fashion-MNIST in ECE408_DATA")
 @pytest.mark.parametrize("size", sorted(REAL))
 def test_whole_real_set(size: int) -> None:
-    folder = os.environ.get(_official.VARIABLE)
-    arrays = _official.read_folder(Path(folder), _official.TEST) if folder else None
-    if arrays is None:
-        pytest.skip(f"{_official.VARIABLE} names no folder with the test images")
-    assert hashlib.sha256(resize(arrays[0], size)).hexdigest() == REAL[size]
-
-
-def test_same_size_changes_nothing() -> None:
-    images = np.random.RandomState(3).randint(0, 256, (5, 28, 28)).astype(np.uint8)
-    np.testing.assert_array_equal(resize(images, 28), images)
+    assert hashlib.sha256(resize(find_test().images, size)).hexdigest() == REAL[size]
 
 
 def test_chunks_do_not_show() -> None:
@@ -88,3 +79,4 @@ def test_chunks_do_not_show() -> None:
     together = resize(images, 160)
     for number in (0, 19, 20, 21, 69):
         np.testing.assert_array_equal(together[number], resize(images[number : number + 1], 160)[0])
+    np.testing.assert_array_equal(resize(images, 28), images)
