@@ -1,4 +1,4 @@
-"""A network by its name: NAME-symbol.json and NAME-NNNN.params, MXNet's own file names, in one folder."""
+"""Find a network by its name: NAME-symbol.json and NAME-NNNN.params, MXNet's own file names, in one folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from ece408_op.errors import GraphError
 from ece408_op.graph import symbol_json
 
-#: Where the networks live: this folder, in a checkout as in an installed package.
+#: The networks' folder, in a checkout as in an installed package.
 FOLDER = Path(__file__).resolve().parent
 
-#: The attribute of the data node that has the name to print, where that is not the file's.
+#: The data node's attribute with the name to print, if that is not the file's.
 TITLE = "__model_name__"
 
 _SYMBOL = "-symbol.json"
@@ -21,7 +21,7 @@ _SYMBOL = "-symbol.json"
 
 @dataclass(frozen=True)
 class Network:
-    """A network's two files. `epoch` is the number of its weights, `title` what scripts print after `Model:`."""
+    """The two files of a network, the epoch in the name of its weights, and the title that follows `Model:`."""
 
     name: str
     symbol: Path
@@ -31,21 +31,21 @@ class Network:
 
     @property
     def prefix(self) -> str:
-        """What load_checkpoint takes, beside the epoch."""
+        """The first argument of load_checkpoint; the second is `epoch`."""
         return str(self.symbol)[: -len(_SYMBOL)]
 
 
 def list_names(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """The names, sorted, of the folder's networks, those that have both files; by default those of models/."""
+    """Return the sorted names of the networks in the folder (default: models/) that have both files."""
     place = FOLDER if folder is None else Path(folder)
     names = [path.name[: -len(_SYMBOL)] for path in place.glob(f"*{_SYMBOL}")]
     return sorted(name for name in names if name and _newest(place, name) is not None)
 
 
 def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
-    """The network of that name; of several weight files the one with the highest number.
+    """Return the network of that name; of several weight files, the one with the highest number.
 
-    Raises GraphError, which names the file, where one is missing or where the symbol file is broken.
+    Raises GraphError, which names the file, if a file is missing or the symbol file is broken.
     """
     place = FOLDER if folder is None else Path(folder)
     symbol = place / f"{name}{_SYMBOL}"
@@ -54,13 +54,13 @@ def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
         raise GraphError(f"{symbol}: expected a model's symbol file, found none; models in {place}: {known}")
     params = _newest(place, name)
     if params is None:
-        raise GraphError(f"{symbol}: expected weights beside it, such as {name}-0001.params, found none")
+        raise GraphError(f"{symbol}: expected weights in its folder, such as {name}-0001.params, found none")
     title = data_node(read_graph(symbol), symbol)["attrs"].get(TITLE, name)
     return Network(name, symbol, params, _number(params), title)
 
 
 def read_graph(symbol: Path) -> symbol_json.Graph:
-    """A symbol file's graph. Raises GraphError, which names the file, where it cannot be read or is broken."""
+    """Return the graph of a symbol file. Raises GraphError, which names the file, if it is unreadable or broken."""
     try:
         text = symbol.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +69,7 @@ def read_graph(symbol: Path) -> symbol_json.Graph:
 
 
 def data_node(graph: symbol_json.Graph, symbol: Path) -> symbol_json.Node:
-    """The variable that the images go into. Raises GraphError where the graph has none called `data`."""
+    """Return the variable for the images. Raises GraphError if the graph has none named `data`."""
     for node in graph["nodes"]:
         if node["name"] == "data" and node["op"] == symbol_json.VARIABLE:
             return node

@@ -1,4 +1,4 @@
-"""What a network's two files say of it: its layers, its convolutions' shapes, the images that it takes."""
+"""Read a network's two files: its layers, the shapes of its convolutions, the images that it takes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from ece408_op.plugin import attributes, mxnet_import
 from .files import Network, data_node, find, read_graph
 
 Shape = tuple[int, ...]
-Shapes = dict[str, Shape]
 
-#: The most rows of an image that are tried.
+#: The largest image, in rows, that `info` tries.
 LARGEST = 1024
 
 _DIMENSIONS = 4
@@ -26,7 +25,7 @@ _DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class ConvLayer:
-    """A convolution, for a batch of one: input x (1, C, H, W), weight w (M, C, K, K), output y (1, M, OH, OW)."""
+    """A convolution's shapes for one image: input x (1, C, H, W), weight w (M, C, K, K), output y (1, M, OH, OW)."""
 
     name: str
     x: Shape
@@ -45,47 +44,44 @@ class NetworkInfo:
 
 
 def info(network: str | Network, folder: str | os.PathLike[str] | None = None) -> NetworkInfo:
-    """A network's layers and shapes.
+    """Return a network's layers and shapes.
 
-    The image is what the data node's `__shape__` says, (batch, channels, rows, columns); without it, the
-    smallest square that fits symbol and weights, with the channels of the first convolution.
+    The image has the shape in the data node's `__shape__`, (batch, channels, rows, columns). Without that attribute it
+    is the smallest square that fits symbol and weights, with the channels of the first convolution.
 
-    Raises GraphError, which names file and node, where a file is missing or broken, or where symbol and
-    weights don't fit each other.
+    Raises GraphError, which names file and node, if a file is missing or broken, or if symbol and weights don't fit.
     """
     if isinstance(network, str):
         network = find(network, folder)
     written = read_graph(network.symbol)
     graph = with_convolutions(written, str(network.symbol))
-    fit = _Fit(network, graph)
-    image = _stated_image(data_node(graph, network.symbol))
-    if image is None:
-        image = fit.smallest_square(_channels(graph, fit.weights))
-    else:
-        misfit = fit.misfit(image)
-        if misfit is not None:
-            raise GraphError(f"{network.params}: with the __shape__ of 'data' in {network.symbol}, {misfit.reason}")
+    shapes = _Shapes(network, graph)
+    image = shapes.stated_image() or shapes.smallest_square()
     layers = tuple((node["op"], node["name"]) for node in written["nodes"] if node["op"] != symbol_json.VARIABLE)
-    return NetworkInfo(network, image, layers, _convolutions(graph, fit.symbol, image))
+    return NetworkInfo(network, image, layers, shapes.convolutions(image))
 
 
 def with_convolutions(graph: symbol_json.Graph, where: str = "symbol") -> symbol_json.Graph:
-    """A copy of the graph that MXNet runs by itself: each `New` a Convolution without bias, names unchanged.
+    """Return a copy of the graph that MXNet alone can run: each `New` is a Convolution without bias, names unchanged.
 
-    Raises GraphError, which begins with `where` and names the node, for a `New` whose attributes are wrong.
+    Raises GraphError, which starts with `where` and names the node, if the attributes of a `New` node are wrong.
     """
     plain = copy.deepcopy(graph)
     for node, _, label, _ in symbol_json.places(plain, where):
         if node_conversion.is_new(node):
-            judged = node_conversion.attributes_of(node, label).as_text()
-            kept = {key: value for key, value in node["attrs"].items() if _is_kept(key)}
+            own = node_conversion.attributes_of(node, label).as_text()
+            mxnets = {
+                key: value
+                for key, value in node["attrs"].items()
+                if symbol_json.is_mxnets_own(key) and key != attributes.LAYER
+            }
             node["op"] = "Convolution"
-            node["attrs"] = {**kept, "kernel": judged["kernel"], "num_filter": judged["num_filter"], "no_bias": "True"}
+            node["attrs"] = {**mxnets, "kernel": own["kernel"], "num_filter": own["num_filter"], "no_bias": "True"}
     return plain
 
 
 def load_symbol(graph: symbol_json.Graph, path: Path) -> Any:
-    """The graph as MXNet's Symbol. Raises GraphError, with MXNet's reason, where it refuses the graph."""
+    """Return the graph as an MXNet Symbol. Raises GraphError, with MXNet's reason, if MXNet refuses the graph."""
     mx = mxnet_import.load()
     try:
         return mx.sym.load_json(symbol_json.for_mxnet(graph))
@@ -94,30 +90,44 @@ def load_symbol(graph: symbol_json.Graph, path: Path) -> Any:
 
 
 class _Misfit(NamedTuple):
-    """Why weights don't fit; the larger of two is nearer to fitting."""
+    """The first weight that does not fit an image; of two misfits, the larger one is closer to fitting."""
 
+    #: Weights before it that fit, and minus the difference in elements.
     fitting: int
     nearness: int
     reason: str
 
 
-class _Fit:
-    """A symbol held against the shapes of its weights."""
+class _Shapes:
+    """Compares a symbol with the shapes of its weights."""
 
     def __init__(self, network: Network, graph: symbol_json.Graph) -> None:
-        self.network, self.symbol = network, load_symbol(graph, network.symbol)
+        self.network, self.graph, self.symbol = network, graph, load_symbol(graph, network.symbol)
         arrays = params_io.read(network.params.read_bytes(), str(network.params))
-        self.weights: Shapes = {key.partition(":")[2]: array.shape for key, array in arrays.items()}
+        self.weights: dict[str, Shape] = {key.partition(":")[2]: array.shape for key, array in arrays.items()}
         inputs = self.symbol.list_arguments() + self.symbol.list_auxiliary_states()
-        # By MXNet's convention the truth, which only training needs, is called something_label.
+        # By MXNet's convention the labels, which only training needs, are named something_label.
         self.trained = [name for name in inputs if name != "data" and not name.endswith("label")]
         missing = ", ".join(name for name in self.trained if name not in self.weights)
         if missing:
             raise GraphError(f"{network.params}: expected weights for every layer of {network.symbol}, lacks {missing}")
         node_conversion.check_weights(graph, self.weights, f"{network.params} against {network.symbol}", required=False)
 
-    def smallest_square(self, channels: int) -> tuple[int, int, int]:
-        nearest = _Misfit(-1, 0, "")
+    def stated_image(self) -> tuple[int, int, int] | None:
+        """Return the data node's `__shape__` without the batch; None if it has none or one with unknown sizes."""
+        stated = data_node(self.graph, self.network.symbol)["attrs"].get("__shape__", "")
+        shape = symbol_json.integers(stated) or []
+        if len(shape) != _DIMENSIONS or min(shape[1:]) < 1:
+            return None
+        image = (shape[1], shape[2], shape[3])
+        misfit = self.misfit(image)
+        if misfit is not None:
+            where = f"{self.network.params}: with the __shape__ of 'data' in {self.network.symbol}"
+            raise GraphError(f"{where}, {misfit.reason}")
+        return image
+
+    def smallest_square(self) -> tuple[int, int, int]:
+        channels, nearest = self._channels(), _Misfit(-1, 0, "")
         for side in range(1, LARGEST + 1):
             misfit = self.misfit((channels, side, side))
             if misfit is None:
@@ -129,10 +139,10 @@ class _Fit:
         )
 
     def misfit(self, image: tuple[int, int, int]) -> _Misfit | None:
-        """What keeps the weights from fitting for images of that shape; None where nothing does."""
+        """Return why the weights do not fit images of that shape; None if they do."""
         mx = mxnet_import.load()
         try:
-            # Not infer_shape, which prints its arguments to stdout where it fails.
+            # Not infer_shape, which prints its arguments to stdout on failure.
             arguments, _, states = self.symbol.infer_shape_partial(data=(1, *image))
         except mx.MXNetError as error:
             return _Misfit(-1, 0, _reason(error))
@@ -141,50 +151,36 @@ class _Fit:
         for fitting, name in enumerate(self.trained):
             expected, got = tuple(inferred[name]), self.weights[name]
             if expected != got:
-                apart = abs(math.prod(expected) - math.prod(got))
-                return _Misfit(fitting, -apart, f"expected {name} of shape {expected} for images {image}, got {got}")
+                difference = abs(math.prod(expected) - math.prod(got))
+                reason = f"expected {name} of shape {expected} for images {image}, got {got}"
+                return _Misfit(fitting, -difference, reason)
         return None
 
+    def convolutions(self, image: tuple[int, int, int]) -> tuple[ConvLayer, ...]:
+        internals = self.symbol.get_internals()
+        shapes = dict(zip(internals.list_outputs(), internals.infer_shape_partial(data=(1, *image))[1]))
+        nodes = self.graph["nodes"]
 
-def _is_kept(attribute: str) -> bool:
-    return symbol_json.is_mxnets_own(attribute) and attribute != attributes.LAYER
+        def output(index: int) -> Shape:
+            op, name = nodes[index]["op"], nodes[index]["name"]
+            return tuple(shapes[name if op == symbol_json.VARIABLE else f"{name}_output"])
 
+        return tuple(
+            ConvLayer(node["name"], output(node["inputs"][0][0]), output(node["inputs"][1][0]), output(index))
+            for index, node in enumerate(nodes)
+            if node["op"] == "Convolution"
+        )
 
-def _stated_image(node: symbol_json.Node) -> tuple[int, int, int] | None:
-    """(channels, rows, columns) of a data node's `__shape__`; None where it has none or leaves one open."""
-    shape = symbol_json.integers(node["attrs"].get("__shape__", "")) or []
-    if len(shape) != _DIMENSIONS or min(shape[1:]) < 1:
-        return None
-    return (shape[1], shape[2], shape[3])
-
-
-def _channels(graph: symbol_json.Graph, weights: Shapes) -> int:
-    """The channels that the first convolution takes; 1 in a network without any."""
-    nodes = graph["nodes"]
-    for node in nodes:
-        if node["op"] == "Convolution" and len(node["inputs"]) > 1:
-            weight = weights.get(nodes[node["inputs"][1][0]]["name"], ())
-            if len(weight) == _DIMENSIONS:
-                return weight[1] * int(node["attrs"].get("num_group", "1"))
-    return 1
-
-
-def _convolutions(graph: symbol_json.Graph, symbol: Any, image: tuple[int, int, int]) -> tuple[ConvLayer, ...]:
-    internals = symbol.get_internals()
-    shapes = dict(zip(internals.list_outputs(), internals.infer_shape_partial(data=(1, *image))[1]))
-
-    def output(index: int) -> Shape:
-        node = graph["nodes"][index]
-        return tuple(shapes[node["name"] if node["op"] == symbol_json.VARIABLE else f"{node['name']}_output"])
-
-    return tuple(
-        ConvLayer(node["name"], output(node["inputs"][0][0]), output(node["inputs"][1][0]), output(index))
-        for index, node in enumerate(graph["nodes"])
-        if node["op"] == "Convolution"
-    )
+    def _channels(self) -> int:
+        """Return the input channels of the first convolution; 1 for a network without any."""
+        for node in self.graph["nodes"]:
+            if node["op"] == "Convolution" and len(node["inputs"]) > 1:
+                weight = self.weights.get(self.graph["nodes"][node["inputs"][1][0]]["name"], ())
+                if len(weight) == _DIMENSIONS:
+                    return weight[1] * int(node["attrs"].get("num_group", "1"))
+        return 1
 
 
 def _reason(error: Exception) -> str:
-    """The reason in an MXNetError, which ends with it, without the stack above."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    """Return the last line of an MXNetError: the reason, without the stack above it."""
+    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__

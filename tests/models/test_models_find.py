@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -51,20 +50,20 @@ def test_another_network_is_found_and_its_size_inferred(tmp_path):
     assert found.layers[-1] == ("SoftmaxOutput", "softmax")
 
 
-@pytest.mark.parametrize("stated", ["(0, 3, 41, 41)", "[1,3,41,41]", "(1L, 3L, 41L, 41L)"])
-def test_the_data_nodes_shape_goes_before(tmp_path, stated):
-    put(tmp_path, "a", data={"__shape__": stated})
-    assert models.info("a", tmp_path).image == (3, 41, 41)
-
-
-def test_a_stated_image_need_not_be_square(tmp_path):
-    put(tmp_path, "a", data={"__shape__": "(0, 3, 30, 54)"}, fullyconnected0_weight=(11, 5 * 12 * 24))
-    assert models.info("a", tmp_path).image == (3, 30, 54)
-
-
-def test_a_shape_with_open_sides_is_inferred(tmp_path):
-    put(tmp_path, "a", data={"__shape__": "(0, 3, 0, 0)"})
-    assert models.info("a", tmp_path).image == (3, 40, 40)
+@pytest.mark.parametrize(
+    ("stated", "rows", "columns"),
+    [
+        ("(0, 3, 41, 41)", 41, 41),
+        ("[1,3,41,41]", 41, 41),
+        ("(1L, 3L, 41L, 41L)", 41, 41),
+        ("(0, 3, 30, 54)", 30, 54),
+        ("(0, 3, 0, 0)", 40, 40),  # unknown sizes: inferred
+    ],
+)
+def test_the_data_nodes_shape_takes_precedence(tmp_path, stated, rows, columns):
+    features = 5 * ((rows - 2) // 2 - 2) * ((columns - 2) // 2 - 2)
+    put(tmp_path, "a", data={"__shape__": stated}, fullyconnected0_weight=(11, features))
+    assert models.info("a", tmp_path).image == (3, rows, columns)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_a_network_without_weights_is_not_listed(tmp_path):
     put(tmp_path, "b")
     (tmp_path / "b-0001.params").unlink()
     assert models.list_names(tmp_path) == ["a"]
-    with pytest.raises(GraphError, match=r"b-symbol\.json: expected weights beside it, such as b-0001\.params"):
+    with pytest.raises(GraphError, match=r"b-symbol\.json: expected weights in its folder, such as b-0001\.params"):
         models.find("b", tmp_path)
 
 
@@ -121,33 +120,32 @@ def test_an_unknown_name_gets_the_known_ones(tmp_path, name):
         models.find(name, tmp_path)
 
 
-def test_a_broken_symbol_file_is_named(tmp_path):
+def changed(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "message"),
+    [
+        (models.find, lambda file: file.write_bytes(file.read_bytes()[:-20]), "expected a symbol in JSON"),
+        (models.find, lambda file: file.write_bytes(b"\xff\xfe"), "expected a symbol file in JSON"),
+        (models.find, lambda file: changed(file, '"data"', '"images"'), "expected a variable 'data'"),
+        (models.info, lambda file: changed(file, '"Flatten"', '"Flattten"'), ".*Op flatten0 of type Flattten"),
+        (
+            models.info,
+            lambda file: changed(file, '"num_filter": "5"', '"num_filter": "many"'),
+            "node 6 'new1': num_filter: ",
+        ),
+    ],
+    ids=["truncated", "not-text", "no-data", "unknown-operator", "wrong-attribute"],
+)
+def test_a_fault_of_the_symbol_file_is_named(tmp_path, function, change, message):
     put(tmp_path, "a")
-    path = tmp_path / "a-symbol.json"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(GraphError, match=r"a-symbol\.json: expected a symbol in JSON"):
-        models.find("a", tmp_path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(GraphError, match=r"a-symbol\.json: expected a symbol file in JSON"):
-        models.find("a", tmp_path)
-
-
-def test_a_graph_without_data_is_named(tmp_path):
-    put(tmp_path, "a")
-    path = tmp_path / "a-symbol.json"
-    path.write_text(path.read_text().replace('"data"', '"images"'))
-    with pytest.raises(GraphError, match=r"a-symbol\.json: expected a variable 'data'"):
-        models.find("a", tmp_path)
-
-
-def test_an_operator_that_mxnet_lacks_is_named(tmp_path):
-    put(tmp_path, "a")
-    path = tmp_path / "a-symbol.json"
-    graph = json.loads(path.read_text())
-    next(node for node in graph["nodes"] if node["op"] == "Flatten")["op"] = "Flattten"
-    path.write_text(json.dumps(graph))
-    with pytest.raises(GraphError, match=r"a-symbol\.json: .*Op flatten0 of type Flattten"):
-        models.info("a", tmp_path)
+    change(tmp_path / "a-symbol.json")
+    with pytest.raises(GraphError, match=rf"a-symbol\.json: {message}"):
+        function("a", tmp_path)
 
 
 def test_a_truncated_parameter_file_is_named(tmp_path):
@@ -158,48 +156,36 @@ def test_a_truncated_parameter_file_is_named(tmp_path):
         models.info("a", tmp_path)
 
 
-def test_missing_weights_are_named(tmp_path):
-    put(tmp_path, "a", new1_weight=None, fullyconnected1_bias=None)
-    with pytest.raises(GraphError, match=r"a-0001\.params: .* lacks new1_weight, fullyconnected1_bias$"):
-        models.info("a", tmp_path)
-
-
-def test_weights_that_fit_no_image_name_the_layer(tmp_path, capfd):
-    put(tmp_path, "a", fullyconnected0_weight=(11, 5 * 17 * 17 + 1))
-    expected = (
-        rf"a-0001\.params: .*a-symbol\.json for a square image of up to {LARGEST} rows, got none; "
-        r"nearest: expected fullyconnected0_weight of shape \(11, 1445\) for images \(3, 40, 40\), got \(11, 1446\)"
-    )
-    with pytest.raises(GraphError, match=expected):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"new1_weight": None, "fullyconnected1_bias": None},
+            r"a-0001\.params: .* lacks new1_weight, fullyconnected1_bias$",
+        ),
+        (
+            {"fullyconnected0_weight": (11, 5 * 17 * 17 + 1)},
+            rf"a-0001\.params: .*a-symbol\.json for a square image of up to {LARGEST} rows, got none; nearest: "
+            r"expected fullyconnected0_weight of shape \(11, 1445\) for images \(3, 40, 40\), got \(11, 1446\)",
+        ),
+        (
+            {"new1_weight": (5, 7, 2, 2)},
+            r"a-0001\.params against .*a-symbol\.json: node 6 'new1': "
+            r"expected 'new1_weight' of shape \(5, \?, 3, 3\), got \(5, 7, 2, 2\)",
+        ),
+        (
+            {"new1_weight": (5, 8, 3, 3)},
+            r"nearest: expected new1_weight of shape \(5, 7, 3, 3\) .*, got \(5, 8, 3, 3\)",
+        ),
+        (
+            {"data": {"__shape__": "(1, 3, 39, 39)"}},
+            r"__shape__ of 'data' in .*a-symbol\.json, expected fullyconnected0_weight of shape \(11, 1280\)",
+        ),
+    ],
+    ids=["missing", "no-image", "kernel", "channels", "stated-image"],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, capfd, given, message):
+    put(tmp_path, "a", **given)
+    with pytest.raises(GraphError, match=message):
         models.info("a", tmp_path)
     assert capfd.readouterr().out == ""
-
-
-def test_a_weight_of_the_wrong_shape_is_named(tmp_path):
-    put(tmp_path, "a", new1_weight=(5, 7, 2, 2))
-    files = r"a-0001\.params against .*a-symbol\.json"
-    expected = rf"{files}: node 6 'new1': expected 'new1_weight' of shape \(5, \?, 3, 3\), got \(5, 7, 2, 2\)"
-    with pytest.raises(GraphError, match=expected):
-        models.info("a", tmp_path)
-
-
-def test_a_weight_with_the_wrong_channels_is_named(tmp_path):
-    put(tmp_path, "a", new1_weight=(5, 8, 3, 3))
-    expected = r"nearest: expected new1_weight of shape \(5, 7, 3, 3\) .*, got \(5, 8, 3, 3\)"
-    with pytest.raises(GraphError, match=expected):
-        models.info("a", tmp_path)
-
-
-def test_a_wrong_attribute_names_the_node(tmp_path):
-    put(tmp_path, "a")
-    path = tmp_path / "a-symbol.json"
-    path.write_text(path.read_text().replace('"num_filter": "5"', '"num_filter": "many"'))
-    with pytest.raises(GraphError, match=r"a-symbol\.json: node 6 'new1': num_filter: "):
-        models.info("a", tmp_path)
-
-
-def test_weights_that_do_not_fit_the_stated_image(tmp_path):
-    put(tmp_path, "a", data={"__shape__": "(1, 3, 39, 39)"})
-    expected = r"__shape__ of 'data' in .*a-symbol\.json, expected fullyconnected0_weight of shape \(11, 1280\)"
-    with pytest.raises(GraphError, match=expected):
-        models.info("a", tmp_path)
