@@ -3,7 +3,6 @@
 api.py         gpu_network: a symbol and its parameters in, the one node out
 operator.py    the node as MXNet sees it
 engine.py      the network on one GPU: parameters, rounds of images, plans
-_pipeline.py   images in, outputs back, while the GPU computes
 graph.py       a symbol's JSON as typed nodes, or a refusal with every node that is not known
 _operators.py  the table of operators, one record each; _op_attributes.py reads their attributes
 _fuse.py       activations joined to what feeds them, and moved behind a maximum

@@ -22,17 +22,18 @@ from ece408_op.plugin import host_context, op_times
 from ece408_op.plugin.host_context import SLOT_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import Slot
+from ece408_op.runtime.copy_pipeline import INPUT, Piece, Pipeline, Round, Slot, rounds_of
 from ece408_op.runtime.launch import ceil_div
 
 from ._fuse import fused
 from ._gpu import Chooser, timing
 from ._op_definition import Shape, size
-from ._pipeline import RING, Pipeline, Round, rounds_of
 from ._plan import infer, plan, splits
 from ._run import Program
 from .graph import parse
 
+#: Rounds on the device at a time: copies of one overlap with the computation of the other.
+RING = 2
 #: Bytes of data and outputs of a round, and rounds at most: enough to overlap, few enough to launch.
 ROUND_BYTES, MOST_ROUNDS = 12 << 20, 4
 #: Threads that copy at most, and the bytes that are worth one more: they hand the interpreter's lock to each other,
@@ -232,13 +233,13 @@ class Engine:
         ]
         copied = sum(array.nbytes for array in (*data, *outputs, *compared))
         threads = max(1, min(self.gpu.threads, _THREADS, copied // _THREAD_BYTES))
-        rounds = rounds_of(len(data[0]), images) if images < len(data[0]) else [Round(0, 1, 0, 0)]
+        rounds = rounds_of(len(data[0]), images, RING) if images < len(data[0]) else [Round(0, 1)]
         if len(rounds) == 1:
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
         # All threads have a piece of each round.
         share = rounds[0].images * sum(array[0].nbytes for array in data) // threads
         most = min(SLOT_BYTES, max(_LEAST_PIECE, share)) // ITEM_BYTES
-        Pipeline(_Work(self, held), rounds, data, outputs, most, checks).run(threads)
+        Pipeline(_Work(self, held), rounds, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
 
     def _timings(self, held: _Plan, data: Sequence[np.ndarray]) -> list[op_times.OpTime]:
@@ -263,13 +264,11 @@ class _Work:
     def give(self, slot: Slot) -> None:
         self._gpu.slots.put(slot)
 
-    def bring(self, slot: Slot, number: int, ring: int, start: int, count: int, after: Any) -> None:
-        there = self._held.data[ring][number].data.ptr + ITEM_BYTES * start
-        self._copy(slot, there, slot.address, count, _TO_DEVICE, after)
+    def copy_in(self, slot: Slot, piece: Piece, after: Any) -> None:
+        self._copy(slot, piece, after)
 
-    def fetch(self, slot: Slot, number: int, ring: int, start: int, count: int, after: Any) -> None:
-        there = self._held.outputs[ring][number].data.ptr + ITEM_BYTES * start
-        self._copy(slot, slot.address, there, count, _TO_HOST, after)
+    def copy_out(self, slot: Slot, piece: Piece, after: Any) -> None:
+        self._copy(slot, piece, after)
 
     def compute(self, this: Round) -> Any:
         gpu, held = self._gpu, self._held
@@ -279,10 +278,15 @@ class _Work:
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
 
-    def _copy(self, slot: Slot, target: int, source: int, count: int, direction: int, after: Any) -> None:
+    def _copy(self, slot: Slot, piece: Piece, after: Any) -> None:
+        inward = piece.role == INPUT
+        buffers = self._held.data if inward else self._held.outputs
+        there = buffers[piece.ring][piece.array].data.ptr + ITEM_BYTES * piece.start
+        target, source = (there, slot.address) if inward else (slot.address, there)
         if after is not None:
             slot.handle.wait_event(after)
-        self._gpu.cuda.runtime.memcpyAsync(target, source, ITEM_BYTES * count, direction, slot.handle.ptr)
+        direction = _TO_DEVICE if inward else _TO_HOST
+        self._gpu.cuda.runtime.memcpyAsync(target, source, piece.host.nbytes, direction, slot.handle.ptr)
         slot.handle.synchronize()
 
 

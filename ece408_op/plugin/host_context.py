@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +22,17 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import DeviceError
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import RING, ROUND_BYTES, Call, Piece, Round, Slot, elements, rounds_of
+from ece408_op.runtime.copy_pipeline import (
+    CONSTANT,
+    INPUT,
+    RING,
+    Piece,
+    Pipeline,
+    Round,
+    Slot,
+    images_per_round,
+    rounds_of,
+)
 from ece408_op.runtime.launch import Plan, ceil_div
 from ece408_op.runtime.memory import advise_huge_pages
 from ece408_op.runtime.thread_pool import share
@@ -31,6 +42,9 @@ from .op_times import Timing
 #: The most threads that copy, and the bytes of each one's staging buffer: others were slower (docs/performance.md).
 THREADS = 16
 SLOT_BYTES = 8 << 20
+
+#: The bytes of one round's input and output on the device, unless one image has more.
+ROUND_BYTES = 128 << 20
 
 #: Below this many bytes the caller copies alone.
 _WORTH_THREADS = 1 << 20
@@ -97,7 +111,9 @@ class Gpu:
         self, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, add: bool
     ) -> Timing:
         """One call, as ``convolve``, into an output that shares no memory with the inputs."""
-        rounds = rounds_of(problem)
+        image = problem.with_batch(1)
+        image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
+        rounds = rounds_of(problem.batch, images_per_round(problem.batch, image_bytes, ROUND_BYTES))
         part = problem.with_batch(rounds[0].images)
         work = _Work(self, kernel, problem)
         with self.turn, self.device, cuda.reported(kernel.name):
@@ -106,11 +122,11 @@ class Gpu:
                 self.warm_up(work, kernel, part)
                 threads = self.threads if problem.bytes >= _WORTH_THREADS else 1
                 start = time.perf_counter()
-                Call(work, problem, rounds, SLOT_BYTES // ITEM_BYTES, add).run(x, w, y, threads)
+                Pipeline(work, rounds, [x], [y], SLOT_BYTES // ITEM_BYTES, constants=[w], add=add).run(threads)
                 total = time.perf_counter() - start
             finally:
                 self.settle()
-                if ITEM_BYTES * (elements(part.x_shape) + elements(part.y_shape)) > ROUND_BYTES:
+                if image_bytes > ROUND_BYTES:
                     self.buffers.clear()
             seconds = work.seconds()
         return Timing(seconds, max(0.0, total - seconds))
@@ -142,7 +158,7 @@ class Gpu:
         for ring in range(count):
             wanted["x", ring], wanted["y", ring] = part.x_shape, part.y_shape
         for key, shape in wanted.items():
-            size = ITEM_BYTES * elements(shape)
+            size = ITEM_BYTES * prod(shape)
             if key not in self.buffers or self.buffers[key].mem.size < size:
                 self.buffers.pop(key, None)
                 self.buffers[key] = self.allocate(size, part)
@@ -188,7 +204,7 @@ class Gpu:
 
 
 class _Work:
-    """The device as ``staging.Call`` asks for it, from several threads, in one call."""
+    """The device of one call, as the copy pipeline asks for it from several threads."""
 
     def __init__(self, gpu: Gpu, kernel: CudaKernel, problem: ConvProblem) -> None:
         self._gpu = gpu
@@ -203,13 +219,11 @@ class _Work:
     def give(self, slot: Slot) -> None:
         self._gpu.slots.put(slot)
 
-    def bring(self, slot: Slot, piece: Piece, ring: int) -> None:
-        self._copy(slot, piece, ring, _TO_DEVICE)
+    def copy_in(self, slot: Slot, piece: Piece, after: Any) -> None:
+        self._copy(slot, piece, _TO_DEVICE, after)
 
-    def fetch(self, slot: Slot, piece: Piece, ring: int, after: Any) -> None:
-        if after is not None:
-            slot.handle.wait_event(after)
-        self._copy(slot, piece, ring, _TO_HOST)
+    def copy_out(self, slot: Slot, piece: Piece, after: Any) -> None:
+        self._copy(slot, piece, _TO_HOST, after)
 
     def compute(self, this: Round) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
@@ -233,12 +247,13 @@ class _Work:
         """What the kernels took together, once all is done."""
         return sum(self._cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
 
-    def _copy(self, slot: Slot, piece: Piece, ring: int, direction: int) -> None:
-        there = self._gpu.buffers[piece.array, 0 if piece.array == "w" else ring].ptr + ITEM_BYTES * piece.start
-        here = slot.address
-        target, source = (there, here) if direction == _TO_DEVICE else (here, there)
-        size = ITEM_BYTES * (piece.stop - piece.start)
-        self._cuda.runtime.memcpyAsync(target, source, size, direction, slot.handle.ptr)
+    def _copy(self, slot: Slot, piece: Piece, direction: int, after: Any) -> None:
+        key = ("w", 0) if piece.role == CONSTANT else ("x" if piece.role == INPUT else "y", piece.ring)
+        there = self._gpu.buffers[key].ptr + ITEM_BYTES * piece.start
+        target, source = (there, slot.address) if direction == _TO_DEVICE else (slot.address, there)
+        if after is not None:
+            slot.handle.wait_event(after)
+        self._cuda.runtime.memcpyAsync(target, source, piece.host.nbytes, direction, slot.handle.ptr)
         slot.handle.synchronize()
 
 

@@ -1,41 +1,26 @@
-"""Calls cut into rounds and pieces: the arithmetic, and right answers on a device that does things when it likes."""
+"""The copy pipeline: rounds and pieces, and right results on a device that computes as early or late as it may."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
+from collections import Counter
 from queue import SimpleQueue
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ece408_op.core import reference
+from ece408_op.plugin.host_context import ROUND_BYTES
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.copy_pipeline import RING, ROUND_BYTES, Call, Slot, elements, pieces_in_order, rounds_of
+from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, RING, Pipeline, Round, Slot, images_per_round, rounds_of
 
 SECONDS = 60
 
-problems = st.builds(
-    lambda b, c, h, w, m, k: ConvProblem(b, c, h + k - 1, w + k - 1, m, k),
-    st.integers(1, 40),
-    st.integers(1, 3),
-    st.integers(1, 5),
-    st.integers(1, 6),
-    st.integers(1, 4),
-    st.integers(1, 3),
-)
-
-
-def image_bytes(problem):
-    """Input and output of one image."""
-    one = problem.with_batch(1)
-    return ITEM_BYTES * (elements(one.x_shape) + elements(one.y_shape))
-
 
 class Mark:
-    """Work of the device that is done when it is asked for, after the work before it."""
+    """Work of the device that runs when somebody waits for it, after the work queued before it."""
 
     def __init__(self, work, before):
         self.work, self.before, self.done = work, before, False
@@ -51,23 +36,23 @@ class Mark:
 
 
 class Unsteady:
-    """A device of NumPy arrays that computes at once or as late as it may, by chance."""
+    """A device of NumPy arrays: from inputs a and b and the constant c, outputs a c and (sum of a, sum of b).
 
-    def __init__(self, problem, images, w, most, slots, seed, fail_at=None):
-        part = problem.with_batch(images)
-        self.problem = problem
-        self.memory = {("w", 0): np.full(w.size, np.nan, np.float32)}
-        for ring in range(RING):
-            for array, shape in (("x", part.x_shape), ("y", part.y_shape)):
-                self.memory[array, ring] = np.full(elements(shape), np.nan, np.float32)
+    It computes at random times; what it has not yet received, and what has been copied out, is NaN.
+    """
+
+    def __init__(self, call, slots, seed, fail_at=None):
+        images, ring = call.rounds[0].images, 1 + max(this.ring for this in call.rounds)
+        poison = lambda like: np.full((images, *like.shape[1:]), np.nan, np.float32)  # noqa: E731
+        self.memory = {("constant", 0, 0): np.full(call.c.size, np.nan, np.float32)}
+        for number in range(ring):
+            for role, arrays in ((INPUT, call.inputs), (OUTPUT, call.outputs)):
+                self.memory.update({(role, i, number): poison(array) for i, array in enumerate(arrays)})
         self.slots = SimpleQueue()
         for _ in range(slots):
-            self.slots.put(Slot(np.full(most, np.nan, np.float32)))
-        self.random = random.Random(seed)
-        self.last = None
-        self.work = 0
-        self.fail_at = fail_at
-        self.lock = threading.Lock()
+            self.slots.put(Slot(np.full(call.most, np.nan, np.float32)))
+        self.random, self.lock, self.last = random.Random(seed), threading.Lock(), None
+        self.work, self.fail_at, self.copied = 0, fail_at, Counter()
 
     def take(self):
         return self.slots.get_nowait()
@@ -82,26 +67,34 @@ class Unsteady:
                 raise RuntimeError("the device failed")
         time.sleep(self.random.choice([0, 0, 1e-4]))
 
-    def bring(self, slot, piece, ring):
-        self.begin()
-        place = self.memory[piece.array, 0 if piece.array == "w" else ring][piece.start : piece.stop]
-        np.copyto(place, slot.floats[: place.size])
-
-    def fetch(self, slot, piece, ring, after):
+    def there(self, piece, after):
         self.begin()
         if after is not None:
             after.finish()
-        place = self.memory[piece.array, ring][piece.start : piece.stop]
-        np.copyto(slot.floats[: place.size], place)
+        with self.lock:
+            self.copied[piece.role] += piece.host.size
+        memory = self.memory[piece.role, piece.array, piece.ring].reshape(-1)
+        return memory[piece.start : piece.start + piece.host.size]
+
+    def copy_in(self, slot, piece, after):
+        there = self.there(piece, after)
+        there[...] = slot.floats[: there.size]
+
+    def copy_out(self, slot, piece, after):
+        there = self.there(piece, after)
+        slot.floats[: there.size] = there
+        there.fill(np.nan)
 
     def compute(self, this):
         self.begin()
-        part = self.problem.with_batch(this.images)
 
         def work():
-            x = self.memory["x", this.ring][: elements(part.x_shape)].reshape(part.x_shape)
-            y = reference.convolve(x, self.memory["w", 0].reshape(part.w_shape))
-            self.memory["y", this.ring][: y.size] = y.ravel()
+            a, b = (self.memory[INPUT, i, this.ring] for i in (0, 1))
+            product, sums = (self.memory[OUTPUT, i, this.ring] for i in (0, 1))
+            product[...] = a * self.memory["constant", 0, 0]
+            sums[...] = np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1)
+            a.fill(np.nan)
+            b.fill(np.nan)
 
         self.last = Mark(work, self.last)
         if self.random.random() < 0.5:
@@ -109,12 +102,20 @@ class Unsteady:
         return self.last
 
 
-def arrays(problem, seed):
-    """Input, filters, and an output full of NaN."""
-    rng = np.random.default_rng(seed)
-    x = rng.integers(-9, 9, problem.x_shape).astype(np.float32)
-    w = rng.integers(-9, 9, problem.w_shape).astype(np.float32)
-    return x, w, np.full(problem.y_shape, np.nan, np.float32)
+class Call:
+    """Arrays of small integers, so that sums are exact, and rounds; ``whole``: one round of one image, the batch."""
+
+    def __init__(self, batch, images, ring, most, seed=0, start=np.nan):
+        rng = np.random.default_rng(seed)
+        self.inputs = [rng.integers(-9, 9, shape).astype("f") for shape in ((batch, 2, 5), (batch, 3))]
+        self.c = rng.integers(-9, 9, 5).astype("f")
+        self.outputs = [np.full(shape, start, np.float32) for shape in ((batch, 2, 5), (batch, 2))]
+        self.rounds, self.most, self.checked = rounds_of(batch, min(images, batch), ring), most, []
+
+    def run(self, device, threads, add=False):
+        checks = [lambda n=n: self.checked.append(n) for n in range(5)]
+        pipeline = Pipeline(device, self.rounds, self.inputs, self.outputs, self.most, [self.c], checks, add)
+        return finishes(lambda: pipeline.run(threads))
 
 
 def finishes(work):
@@ -134,65 +135,90 @@ def finishes(work):
     return errors
 
 
-@given(problems, st.integers(1, 5), st.integers(1, 70), st.integers(1, 5), st.booleans(), st.integers(0, 10**6))
-@settings(max_examples=200, deadline=None)
-def test_every_image_arrives_whatever_the_device_does_first(problem, images, most, threads, add, seed):
-    x, w, y = arrays(problem, seed)
-    if add:
-        y[...] = 1
-    rounds = rounds_of(problem, images * image_bytes(problem))
-    device = Unsteady(problem, rounds[0].images, w, most, threads, seed)
-    assert finishes(lambda: Call(device, problem, rounds, most, add).run(x, w, y, threads)) == []
-    # Small integers: every sum is exact.
-    np.testing.assert_array_equal(y, reference.convolve(x, w) + add)
+batches, sizes, rings, threads_ = st.integers(1, 23), st.integers(1, 23), st.integers(2, 4), st.integers(1, 6)
 
 
-@given(problems, st.integers(1, 3), st.integers(1, 30), st.integers(1, 5), st.integers(1, 60), st.integers(0, 10**6))
-@settings(max_examples=100, deadline=None)
-def test_an_error_ends_the_call_and_is_raised(problem, images, most, threads, fail_at, seed):
-    x, w, y = arrays(problem, seed)
-    rounds = rounds_of(problem, images * image_bytes(problem))
-    device = Unsteady(problem, rounds[0].images, w, most, threads, seed, fail_at)
-    errors = finishes(lambda: Call(device, problem, rounds, most).run(x, w, y, threads))
-    work = len(pieces_in_order(problem, rounds, most)) + len(rounds)
-    assert [str(error) for error in errors] == ["the device failed"] * (fail_at <= work)
+@given(batches, sizes, rings, st.integers(1, 40), threads_, st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=250, deadline=None)
+def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, ring, most, threads, add, seed):
+    call = Call(batch, images, ring, most, seed, start=1 if add else np.nan)
+    device = Unsteady(call, threads, seed)
+    assert call.run(device, threads, add) == []
+    a, b = call.inputs
+    np.testing.assert_array_equal(call.outputs[0], a * call.c + add)
+    np.testing.assert_array_equal(call.outputs[1], np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1) + add)
+    assert sorted(call.checked) == list(range(5))
+    computed = len(call.rounds) * call.rounds[0].images
+    assert device.copied == {"constant": 5, INPUT: 13 * computed, OUTPUT: 12 * batch}
+
+
+@given(batches, sizes, rings, st.integers(1, 40), threads_, st.integers(1, 60), st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_an_error_ends_the_call_and_is_raised(batch, images, ring, most, threads, fail_at, seed):
+    call = Call(batch, images, ring, most, seed)
+    device = Unsteady(call, threads, seed, fail_at)
+    errors = call.run(device, threads)
+    assert [str(error) for error in errors] == ["the device failed"] * (device.work >= fail_at)
     assert device.slots.qsize() == threads
 
 
-@given(problems, st.integers(1, 10_000))
-def test_rounds_cover_the_batch_in_order_and_fit(problem, round_bytes):
-    rounds = rounds_of(problem, round_bytes)
-    assert [this.first for this in rounds] == [0, *np.cumsum([this.images for this in rounds])[:-1]]
-    assert sum(this.images for this in rounds) == problem.batch
-    assert all(0 < this.images <= rounds[0].images for this in rounds)
-    assert rounds[0].images == 1 or rounds[0].images * image_bytes(problem) <= round_bytes
-    assert [this.ring for this in rounds] == [number % RING for number in range(len(rounds))]
+def test_an_error_is_raised_at_every_step():
+    call = Call(9, 3, 2, 20)
+    device = Unsteady(call, 2, 0)
+    call.run(device, 2)
+    for fail_at in range(1, device.work + 1):
+        assert len(call.run(Unsteady(call, 2, 0, fail_at), 2)) == 1
 
 
-@given(problems, st.integers(1, 1000), st.integers(1, 50))
-def test_pieces_cover_every_array_once(problem, round_bytes, most):
-    rounds = rounds_of(problem, round_bytes)
-    pieces = pieces_in_order(problem, rounds, most)
-    assert all(0 < piece.stop - piece.start <= most for piece in pieces)
-    for array, shape in (("x", problem.x_shape), ("w", problem.w_shape), ("y", problem.y_shape)):
-        own = [piece for piece in pieces if piece.array == array]
-        image = elements(shape[1:]) if array != "w" else 0
-        starts = [rounds[piece.round].first * image + piece.start for piece in own]
-        ends = [rounds[piece.round].first * image + piece.stop for piece in own]
-        assert (starts[0], ends[-1]) == (0, elements(shape))
-        assert starts[1:] == ends[:-1]
+@given(batches, sizes, rings)
+def test_rounds_are_equal_and_cover_the_batch_once_in_order(batch, images, ring):
+    rounds = rounds_of(batch, min(images, batch), ring)
+    assert {this.images for this in rounds} == {min(images, batch)}
+    copied_out = [n for this in rounds for n in range(this.first + this.known, this.first + this.images)]
+    assert copied_out == list(range(batch))
+    assert [this.ring for this in rounds] == [number % ring for number in range(len(rounds))]
+
+
+def test_images_that_depend_on_each_other_are_one_round():
+    call = Call(7, 7, 2, 11)
+    call.rounds = [Round(0, 1)]
+    call.inputs, call.outputs = ([a[None] for a in arrays] for arrays in (call.inputs, call.outputs))
+    device = Unsteady(call, 2, 0)
+    device.compute = lambda this: (
+        [
+            np.multiply(device.memory[INPUT, i, 0][:, :, :2], 2, out=device.memory[OUTPUT, i, 0][:, :, :2])
+            for i in (0, 1)
+        ]
+        and Mark(lambda: None, None)
+    )
+    assert call.run(device, 2) == []
+    np.testing.assert_array_equal(call.outputs[1], 2 * call.inputs[1][:, :, :2])
+
+
+@given(st.integers(1, 500), st.integers(1, 1000), st.integers(1, 10_000))
+def test_rounds_fit_their_bytes_and_are_as_few_as_possible(batch, image_bytes, round_bytes):
+    images = images_per_round(batch, image_bytes, round_bytes)
+    assert images == 1 or images * image_bytes <= round_bytes
+    assert len(rounds_of(batch, images)) == -(-batch // min(batch, max(1, round_bytes // image_bytes)))
+
+
+def image_bytes(problem):
+    """Input and output of one image."""
+    one = problem.with_batch(1)
+    return ITEM_BYTES * sum(int(np.prod(shape)) for shape in (one.x_shape, one.y_shape))
 
 
 def test_the_course_layer_takes_little_of_the_device():
-    problem = ConvProblem(10_000, 1, 28, 28, 50, 5)
-    rounds = rounds_of(problem)
+    each = image_bytes(ConvProblem(10_000, 1, 28, 28, 50, 5))
+    rounds = rounds_of(10_000, images_per_round(10_000, each, ROUND_BYTES))
     assert len(rounds) == 9
-    assert RING * rounds[0].images * image_bytes(problem) <= RING * ROUND_BYTES
+    assert RING * rounds[0].images * each <= RING * ROUND_BYTES
 
 
 def test_images_larger_than_a_round_go_one_by_one():
-    assert [this.images for this in rounds_of(ConvProblem(3, 3, 5000, 5000, 8, 3))] == [1, 1, 1]
+    each = image_bytes(ConvProblem(3, 3, 5000, 5000, 8, 3))
+    assert images_per_round(3, each, ROUND_BYTES) == 1
 
 
 def test_an_empty_batch_has_no_rounds():
-    assert rounds_of(ConvProblem(0, 1, 5, 5, 1, 3)) == []
+    assert rounds_of(0, images_per_round(0, 4, ROUND_BYTES)) == []
