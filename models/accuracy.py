@@ -18,11 +18,11 @@ from tqdm import tqdm
 from ece408_op.data import load_test, sample
 from ece408_op.data.resize import resize
 from ece408_op.errors import DataError, Ece408Error
-from ece408_op.graph import params_io
 from ece408_op.plugin import mxnet_import
 
-from .files import Network, find, list_names, read_graph
-from .shapes import info, load_symbol, with_convolutions
+from . import inference
+from .files import Network, find, list_names
+from .shapes import info
 
 #: The table's columns are accuracies on the first n test images.
 COUNTS = (10, 100, 1000, 2000, 10000)
@@ -33,21 +33,9 @@ def predictions(network: Network, images: np.ndarray, batch: int = 1000) -> np.n
 
     images: (B, C, H, W), pixel values 0 to 255 of any number type.
     """
-    mx = mxnet_import.load()
-    symbol = load_symbol(with_convolutions(read_graph(network.symbol), str(network.symbol)), network.symbol)
-    executor = symbol.simple_bind(mx.cpu(), grad_req="null", data=(min(batch, len(images)), *images.shape[1:]))
-    for key, value in params_io.read(network.params.read_bytes(), str(network.params)).items():
-        kind, _, name = key.partition(":")
-        arrays = executor.aux_dict if kind == "aux" else executor.arg_dict
-        if name in arrays:
-            arrays[name][:] = value.astype(np.float32)
-    data = executor.arg_dict["data"]
-    classes = []
-    for start in range(0, len(images), batch):
-        part = images[start : start + batch]
-        data[: len(part)] = part.astype(np.float32)
-        classes.append(executor.forward(is_train=False)[0].asnumpy()[: len(part)].argmax(axis=1))
-    return np.concatenate(classes)
+    loaded, cpu = inference.built_in(network), mxnet_import.load().cpu()
+    parts = (images[start : start + batch].astype(np.float32) for start in range(0, len(images), batch))
+    return np.concatenate([inference.predict(loaded, part, cpu) for part in parts])
 
 
 def table() -> str:

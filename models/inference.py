@@ -1,4 +1,4 @@
-"""A whole network on a whole data set, in one batch: its predictions, and how the operator's layers compare."""
+"""Run a whole network on a data set: predictions, and comparisons of the operator's layers with MXNet and float64."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ece408_op.plugin.default_layout import OP_TYPE
 
 from . import files, shapes
 
-#: Images that are compared layer by layer in one step, to keep the layers' outputs small.
+#: Images per step of `verify`; more would need more memory for the layers' outputs.
 VERIFY_STEP = 500
 
-#: Images of each output that are compared with float64.
+#: Images per step whose outputs are compared with float64.
 COMPARED = 8
 
 
@@ -34,24 +34,22 @@ class Loaded:
     symbol: Any
     arg_params: dict[str, Any]
     aux_params: dict[str, Any]
-    #: The Convolutions that ``New`` does not take the place of, by name, each with the reason.
+    #: The Convolutions that ``New`` does not replace, by name, each with the reason.
     left: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The operator against MXNet's Convolution, and against float64.
+    """The operator's layers compared with MXNet's Convolution and with float64."""
 
-    largest_difference: from MXNet's, over all elements of all the operator's layers, on the same input. agreeing: of
-    ``compared`` images, those that both networks put into the same class. worst: the largest error against float64
-    of some images of every layer, as a share of the error that its kernel is allowed; None where every layer is fused
-    with what follows it. right: no output was NaN, and no error was larger than allowed.
-    """
-
+    #: The largest |New - Convolution| on the same input, over all elements of all layers of the operator.
     largest_difference: float
+    #: Of ``compared`` images, the number that both networks put into the same class.
     agreeing: int
     compared: int
+    #: The largest error compared with float64, divided by the kernel's error bound; None if all layers are fused.
     worst: float | None
+    #: No output was NaN, and no error was above its bound.
     right: bool
     failures: tuple[str, ...] = ()
 
@@ -59,7 +57,7 @@ class Verification:
 def with_operator(
     network: files.Network, impl: str, device: str, precision: str = "float32", fuse: bool = False
 ) -> Loaded:
-    """The network with every convolution that the operator supports computed by ``New``; fuse: see load_checkpoint."""
+    """Return the network with ``New`` for every convolution that it supports; the options are replace_convolution's."""
     symbol, arg_params, aux_params = load_checkpoint(
         network.prefix, network.epoch, impl=impl, device=device, precision=precision
     )
@@ -68,25 +66,25 @@ def with_operator(
 
 
 def built_in(network: files.Network) -> Loaded:
-    """The network with every convolution computed by MXNet itself."""
+    """Return the network with MXNet's own Convolution for every convolution."""
     graph = shapes.with_convolutions(files.read_graph(network.symbol))
     _, arg_params, aux_params = load_checkpoint(network.prefix, network.epoch)
     return Loaded(shapes.load_symbol(graph, network.symbol), arg_params, aux_params)
 
 
 def on_gpu(network: Loaded, impl: str, precision: str = "float32") -> Loaded:
-    """The same network as one node that runs on the GPU and is bound on mx.cpu(): see gpu_network."""
+    """Return the network as one node that computes on the GPU and is bound on mx.cpu(); see gpu_network."""
     return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl, precision=precision))
 
 
 def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:
-    """The class of each image: images (N, C, H, W) float32 in one batch on an MXNet context, classes (N,)."""
+    """Return the class (N,) of each of the images (N, C, H, W), float32, computed in one batch on an MXNet context."""
     forward = bound(network, images.shape, context)
     return forward(mx.nd.array(images, ctx=context)).asnumpy().argmax(axis=1)
 
 
 def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[Any], Any]:
-    """The network, bound by a Module for images of that shape: from an NDArray of them to that of its first output."""
+    """Bind the network by a Module; return a function from an NDArray of images to the NDArray of the first output."""
     labels = _label_shapes(network, images)
     module = mx.mod.Module(network.symbol, label_names=list(labels), context=context)
     module.bind([("data", images)], list(labels.items()) or None, for_training=False)
@@ -101,10 +99,10 @@ def bound(network: Loaded, images: tuple[int, ...], context: Any) -> Callable[[A
 
 
 def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.ndarray) -> Verification:
-    """Hold the operator's layers against MXNet's Convolution and float64, predictions against MXNet's, on mx.cpu().
+    """Compare the operator's layers with MXNet's Convolution and float64, and predictions with MXNet's, on mx.cpu().
 
-    network: the one with ``New``; plain: the same with MXNet's Convolution; images: (N, C, H, W) float32;
-    predictions: (N,), the classes that ``network`` gave.
+    network has the ``New`` nodes, plain is the same network with MXNet's Convolution. images: (N, C, H, W), float32;
+    predictions: (N,), the classes that ``network`` computed.
     """
     differences = _differences(network.symbol)
     alone = [layer for layer in layers(network.symbol) if "fuse" not in layer.attributes]
@@ -114,7 +112,7 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
     for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
         part = images[first : first + VERIFY_STEP]
         outputs = run(watched, network, part)
-        # np.max hands NaN on, the built-in max does not
+        # Unlike the built-in max, np.max propagates NaN.
         largest = float(np.max([largest, *(one.asscalar() for one in outputs[: len(differences)])]))
         kernels = {call.layer: dispatch.find(call.implementation) for call in op_times.op_times()}
         for layer, at in zip(alone, range(len(differences), len(outputs), 3)):
@@ -142,7 +140,7 @@ class Layer:
 
 
 def layers(symbol: Any) -> list[Layer]:
-    """Every ``New`` of a symbol, in the order in which they run."""
+    """Return the ``New`` nodes of a symbol in the order in which they run."""
     internals = symbol.get_internals()
     attributes = symbol.attr_dict()
     found = []
@@ -155,14 +153,17 @@ def layers(symbol: Any) -> list[Layer]:
 
 
 def run(symbol: Any, network: Loaded, images: np.ndarray) -> list[Any]:
-    """The outputs, as NDArrays on mx.cpu(), of a symbol that stands on the network's parameters and on its images."""
+    """Return the outputs, NDArrays on mx.cpu(), of a symbol over the network's parameters and the images."""
     arguments = {name: network.arg_params[name].astype("float32") for name in symbol.list_arguments() if name != "data"}
     executor = symbol.bind(mx.cpu(), {"data": mx.nd.array(images), **arguments}, grad_req="null")
     return list(executor.forward(is_train=False))
 
 
 def _differences(symbol: Any) -> list[Any]:
-    """For each ``New`` of a symbol, the largest |New - Convolution| on the same input, with what is fused to both."""
+    """Return, for each ``New`` of a symbol, the largest |New - Convolution| on the same input as a symbol.
+
+    If tanh and pooling are fused into the ``New``, they are applied to the Convolution as well.
+    """
     found = []
     for layer in layers(symbol):
         kernel, filters = layer.attributes["kernel"], layer.attributes["num_filter"]
@@ -176,7 +177,7 @@ def _differences(symbol: Any) -> list[Any]:
 
 
 def _label_shapes(network: Loaded, images: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The inputs that are neither images nor parameters: the labels, which inference does not read."""
+    """Return the shapes of the labels, the inputs that are neither images nor parameters; inference ignores them."""
     sizes, _, _ = network.symbol.infer_shape(data=images)
     inputs = dict(zip(network.symbol.list_arguments(), sizes))
     return {name: shape for name, shape in inputs.items() if name != "data" and name not in network.arg_params}
