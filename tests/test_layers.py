@@ -10,35 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-#: What each package may import besides itself, from the lowest layer to the highest. A module of ece408_op itself, and
-#: core.dispatch, which alone in core imports the kernels, counts as a package.
-MAY_IMPORT = {
-    "errors": "",
-    "problem": "errors",
-    "commands": "",
-    "data": "errors commands",
-    "runtime": "errors problem",
-    "core": "errors problem runtime",
-    "kernels": "errors problem runtime core",
-    "core.dispatch": "errors problem runtime core kernels",
-    "plugin": "errors problem runtime core core.dispatch",
-    "graph": "errors data core.dispatch plugin",
-    "network": "errors problem runtime core core.dispatch plugin graph",
-    "profile": "errors commands data runtime plugin",
-    "models": "errors commands data core core.dispatch plugin graph network",
-    "milestones": "errors problem commands data runtime core core.dispatch plugin profile models",
-    "bench": "errors problem commands data runtime core kernels core.dispatch plugin network models",
-    "grade": "errors problem data runtime core kernels core.dispatch graph models",
-    "report": "errors problem commands data runtime core core.dispatch plugin profile models bench",
-    "__init__": "plugin graph network",
-    "__main__": "commands",
-}
-#: What has to do with streams; all others are given one at most to pass on.
+#: What each package may import besides itself, from the lowest layer to the highest: the table of docs/architecture.md.
+#: A module of ece408_op itself, and core.dispatch, which alone in core imports the kernels, counts as a package.
+ROWS = re.findall(
+    r"^\| `([\w.]+)` \| [^|]+ \| ([^|]*) \|$", (ROOT / "docs" / "architecture.md").read_text("utf-8"), re.MULTILINE
+)
+MAY_IMPORT = {name: re.findall(r"`([\w.]+)`", others) for name, others in ROWS}
+#: Modules that call CUDA streams; all others only pass one on.
 KNOW_STREAMS = {"cuda", "bridge", "device_context", "host_context", "engine"}
 
 
 def modules() -> dict[str, Path]:
-    """{"ece408_op.x": path} of every file of the package; a folder's __init__ bears the folder's name."""
+    """{"ece408_op.x": path} of every file of the package; a folder's __init__ has the folder's name."""
     found = {}
     for folder in ("ece408_op", "kernels", "models", "data"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -58,7 +41,7 @@ def package(name: str) -> str:
 
 
 def imports(name: str, top_only: bool = False) -> Iterator[str]:
-    """The full names that a file imports, inside its functions too; what is no module counts as its module."""
+    """The full names that a file imports, inside its functions too; a name that is no module counts as its module."""
     above = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     for node in tree.body if top_only else ast.walk(tree):
@@ -81,20 +64,21 @@ def test_every_file_belongs_to_a_package() -> None:
 
 
 def test_a_package_may_import_lower_ones_only() -> None:
+    assert len(MAY_IMPORT) == len(ROWS) > 10
     order = list(MAY_IMPORT)
     for number, (name, others) in enumerate(MAY_IMPORT.items()):
-        assert set(others.split()) <= set(order[:number]), name
+        assert set(others) <= set(order[:number]), name
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_come_from_the_packages_listed(name: str) -> None:
-    allowed = {package(name), *MAY_IMPORT[package(name)].split()}
+    allowed = {package(name), *MAY_IMPORT[package(name)]}
     assert [other for other in own_imports(name) if package(other) not in allowed] == []
 
 
 def test_nothing_listed_is_unused() -> None:
     used = {(package(name), package(other)) for name in MODULES for other in own_imports(name)}
-    assert [(name, x) for name, others in MAY_IMPORT.items() for x in others.split() if (name, x) not in used] == []
+    assert [(name, x) for name, others in MAY_IMPORT.items() for x in others if (name, x) not in used] == []
 
 
 def test_a_private_module_is_imported_in_its_folder_only() -> None:
