@@ -1,9 +1,9 @@
-"""What all tests share: the option ``--exhaustive``, the summary of skipped tests, and the order of files.
+"""Shared by all tests: the option ``--exhaustive``, the summary of skipped tests, and the order of files.
 
-``ECE408_REQUIRE_GPU=1`` makes a test marked ``gpu`` that skips a failure: for machines that have the GPU.
+With ``ECE408_REQUIRE_GPU=1``, for machines with a GPU, a test marked ``gpu`` fails instead of being skipped.
 
-Under pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures. The
-grader's files share one process: two harnesses at once would run their submissions as the same user.
+With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures. The
+grader's files share one process, because two graders at once would run their submissions as the same user.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-import ece408_op  # noqa: F401 - before any test imports MXNet, which today's NumPy alone does not let in
+import ece408_op  # noqa: F401 - before MXNet, whose import fails on today's NumPy otherwise
 
-#: The longest files first, so that no worker starts one when the others are done.
+#: The longest files start first, so that none is left when the other workers are done.
 FIRST = ("test_grade_", "test_split_emulated", "test_cuda_compile", "test_kernels_cpu.py", "test_milestones.py")
 
-#: What a reason contains, and the line of the summary for all skips of that kind.
+#: A part of a skip's reason, and the line of the summary for all skips of that kind.
 KINDS = {
     "does not take the layer": "the kernel does not take the layer",
     "ECE408_DATA": "the real Fashion-MNIST is absent (set ECE408_DATA)",

@@ -1,4 +1,4 @@
-"""The layers that CUDA kernels are compiled and checked on, and a chip to plan for where there is none."""
+"""The layers that tests compile and check CUDA kernels on, and a chip to plan for without a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ece408_op.runtime.launch import Chip
 
 CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel)]
 
-#: Every architecture that some kernel is to be compiled for.
+#: Every architecture that some kernel supports.
 ARCHITECTURES = (50, 60, 70, 80, 90, 100, 120)
 
 #: The layers of the course's networks: 2017, 2018 spring, 2018 fall.
@@ -20,7 +20,7 @@ COURSE = [
     ConvProblem(10000, 1, 72, 72, 12, 7),
     ConvProblem(10000, 12, 33, 33, 24, 7),
 ]
-#: The smallest layer, odd and non-square ones, one filter more than a tile, the widest, a pointwise one.
+#: The smallest layer, odd and non-square ones, one filter more than a tile has, the widest, a pointwise one.
 ODD = [
     ConvProblem(1, 1, 1, 1, 1, 1),
     ConvProblem(7, 5, 7, 13, 3, 3),
@@ -30,7 +30,7 @@ ODD = [
     ConvProblem(1000, 17, 6, 11, 31, 6),
     ConvProblem(5, 1, 23, 19, 17, 4),
 ]
-#: With tanh and 2 x 2 maxima behind them: the course's, those whose edges are odd, one maximum, a pointwise one.
+#: Layers with fused tanh and pooling: the course's, odd edges, a single maximum, a pointwise one.
 POOLED = [
     *[problem.pooled(False) for problem in COURSE],
     ConvProblem(7, 5, 7, 13, 3, 3).pooled(True),
@@ -42,6 +42,6 @@ POOLED = [
 
 
 def chip_of(architecture: int) -> Chip:
-    """A chip of that architecture with the shared memory that all chips of its kind have."""
+    """A chip of that architecture with the shared memory that all chips of the architecture have."""
     shared = {50: 48, 60: 48, 70: 96, 80: 163, 90: 227, 100: 227, 120: 99}[architecture]
     return Chip(f"sm_{architecture}", (architecture // 10, architecture % 10), 100, shared * 1024)

@@ -1,4 +1,4 @@
-"""What the GPU tests share: CuPy, poisoned outputs, a float64 reference on the GPU, and comparing with it."""
+"""Shared by the GPU tests: CuPy, poisoned outputs, a float64 reference on the GPU, and the comparison with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ece408_op.runtime import cuda
 
 
 def require_gpu() -> Any:
-    """CuPy; skips the test with the reason where there is no GPU."""
+    """Return CuPy; without a GPU, skip the test with the reason."""
     try:
         cuda.device_count()
     except DeviceError as error:
@@ -23,13 +23,13 @@ def require_gpu() -> Any:
 
 
 def refused(kernel: CudaKernel, problem: ConvProblem) -> bool:
-    """Whether the kernel says that it does not take the problem on this GPU; its call must then say the same."""
+    """Whether the kernel does not support the problem on this GPU; a call must then raise the same reasons."""
     reasons = kernel.not_supported_reasons(problem, cuda.chip())
     if reasons:
         cupy = cuda.cupy()
         shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         with pytest.raises(UnsupportedError, match=re.escape("; ".join(reasons))):
-            # No memory behind these shapes: nothing may be read or written.
+            # These arrays have no memory: the call must not read or write any.
             kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in shapes))
     return bool(reasons)
 
@@ -43,7 +43,7 @@ def inputs(cupy: Any, problem: ConvProblem, seed: int = 0) -> tuple[Any, Any, An
 
 
 def reference(cupy: Any, x: Any, w: Any) -> tuple[Any, Any]:
-    """The convolution in float64, and the sum of |x||w|, of x (B, C, H, W) and w (M, C, K, K)."""
+    """Return the convolution of x (B, C, H, W) and w (M, C, K, K) in float64, and the sum of |x||w|."""
     kernel = w.shape[2]
     rows, columns = x.shape[2] - kernel + 1, x.shape[3] - kernel + 1
     exact = cupy.zeros((x.shape[0], w.shape[0], rows * columns))
@@ -59,9 +59,9 @@ def reference(cupy: Any, x: Any, w: Any) -> tuple[Any, Any]:
 
 
 def assert_right(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> None:
-    """Every element of out is within the kernel's own error bound of float64; names the worst."""
+    """Assert that every element of out is within the kernel's error bound of float64; the message names the worst."""
     cupy = cuda.cupy()
-    # A few images at a time: the reference takes 16 bytes and more for each element.
+    # A few images at a time: the reference needs at least 16 bytes per element.
     step = max(1, 2**27 // max(1, (x[:1].size + out[:1].size)))
     for first in range(0, problem.batch, step):
         exact, magnitude = reference(cupy, x[first : first + step], w)
@@ -74,12 +74,12 @@ def assert_right(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: 
             raise AssertionError(
                 f"{kernel.name}, {problem}: {int((share > 1).sum())} elements wrong from image {first} on; worst "
                 f"[{first + b}, {m}, {i}, {j}]: expected {float(exact[b, m, i, j])}, got {float(got[b, m, i, j])}, "
-                f"{float(share.ravel()[worst]):.3g} of the error allowed"
+                f"{float(share.ravel()[worst]):.3g} of the error bound"
             )
 
 
 def check(kernel: CudaKernel, problem: ConvProblem, seed: int = 0) -> None:
-    """Run the kernel once on new values and hold all of its output against float64."""
+    """Run the kernel once on random values and check its whole output against float64."""
     cupy = require_gpu()
     x, w, out = inputs(cupy, problem, seed)
     kernel.run(problem, x, w, out)

@@ -1,4 +1,4 @@
-"""A milestone run as a user runs it, and faster: in the process of the tests, which has imported MXNet already."""
+"""Run a milestone as a user does, or faster in the process of the tests, which has imported MXNet already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """What a script's main function prints and returns, as that of a finished process."""
+    """Run a script's main function; return its output and exit code in the form of a finished process."""
     printed, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(printed), redirect_stderr(errors):
         try:
@@ -25,6 +25,6 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def started(script: str, *arguments: object, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The finished process of a script of a checkout, started from another folder."""
+    """Run a script of a checkout in a process of its own, started from another folder."""
     command = [sys.executable, str(root / script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd="/")

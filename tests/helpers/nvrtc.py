@@ -1,4 +1,4 @@
-"""NVIDIA's run-time compiler through ctypes: compiles CUDA C++ to machine code without a GPU, and reads its report."""
+"""NVRTC through ctypes: compile CUDA C++ to machine code without a GPU, and read ptxas's report."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LIBRARIES = {
     "12.9": "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
     "13.0": "nvidia/cu13/lib/libnvrtc.so.13",
 }
-#: Which release compiles for which architecture: each of the three has its share.
+#: The release that compiles for each architecture; every release is used.
 RELEASE_OF = {50: "11.8", 60: "11.8", 70: "12.9", 80: "11.8", 90: "13.0", 100: "12.9", 120: "13.0"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ptxas says of one kernel."""
+    """ptxas's report of one kernel."""
 
     registers: int
     stack_bytes: int
     spill_bytes: int
-    serialized: bool  # products of wgmma wait for one another
+    serialized: bool  # each wgmma waits for the one before
 
 
 def missing() -> list[str]:
@@ -37,12 +37,12 @@ def missing() -> list[str]:
 def compile_text(
     text: str, architecture: int, options: tuple[str, ...] = (), release: str | None = None
 ) -> dict[str, Report]:
-    """The report of each kernel in the text; raises ValueError with the log where there is an error or a warning."""
+    """Return each kernel's report; raise ValueError with the log on an error or a warning."""
     nvrtc = _library(release or RELEASE_OF[architecture])
     program = ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"text.cu", 0, None, None))
     try:
-        # sm_90a and the like have instructions that plain sm_90 lacks: an option then names it itself.
+        # sm_90a and the like have instructions that sm_90 lacks; kernels that need them pass the option themselves.
         names = [o for o in options if o.startswith("--gpu-architecture")] or [f"--gpu-architecture=sm_{architecture}"]
         rest = [o for o in options if not o.startswith("--gpu-architecture")]
         flags = [*names, "--std=c++17", "--ptxas-options=-v", *rest]
@@ -61,7 +61,7 @@ def compile_text(
 
 def _reports(log: str) -> dict[str, Report]:
     found = {}
-    # Said of the whole text, before the kernels one by one.
+    # These lines precede the reports of the single kernels.
     waiting = set(re.findall(r"wgmma\.mma_async instructions are serialized .* in the function '(\w+)'", log))
     for entry, rest in re.findall(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", log, re.S):
         stack, stores, loads = map(
@@ -80,7 +80,7 @@ def _site() -> Path:
 @cache
 def _library(release: str) -> ctypes.CDLL:
     path = _site() / LIBRARIES[release]
-    # Release 13.0 looks for this companion on the system's paths only: once loaded, it is found.
+    # Release 13.0 searches this library on the system's paths only, but finds it if it is loaded already.
     ctypes.CDLL(str(next(path.parent.glob(f"libnvrtc-builtins.so.{release}"))), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(path))
 

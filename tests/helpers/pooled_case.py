@@ -1,4 +1,4 @@
-"""What the tests of tanh and 2 x 2 maxima behind a convolution share: the maxima, and the error allowed."""
+"""Shared by the tests of fused convolution, tanh and 2 x 2 max-pooling: the maxima and the error bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ece408_op.problem import PooledProblem
 
 
 def maxima(y: Any, full: bool, xp: Any = np) -> Any:
-    """The largest of each 2 x 2, two apart, NaN left out where there is another; xp is NumPy or CuPy."""
+    """Return the maximum of each 2 x 2 window, ignoring NaN unless all are NaN; xp is NumPy or CuPy."""
     edges = [(0, size % 2 if full else 0) for size in y.shape[2:]]
     y = xp.pad(y, [(0, 0), (0, 0), *edges], constant_values=xp.nan)
     y = y[:, :, : y.shape[2] // 2 * 2, : y.shape[3] // 2 * 2]
@@ -21,9 +21,9 @@ def maxima(y: Any, full: bool, xp: Any = np) -> Any:
 
 
 def assert_right(out: Any, problem: PooledProblem, convolved: Any, magnitude: Any, xp: Any = np) -> None:
-    """Hold out against the convolution in float64 and the sums of |x||w| of it.
+    """Check out against the convolution in float64; magnitude has the sums of |x||w|.
 
-    tanh grows at most as fast as its argument: the error is the convolution's, and that of tanh.
+    The slope of tanh is at most 1, so the error bound is the convolution's plus that of tanh.
     """
     exact = xp.tanh(maxima(convolved, problem.full, xp))
     allowed = float32_bound(problem) * maxima(magnitude, problem.full, xp)
