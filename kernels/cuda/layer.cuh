@@ -1,9 +1,12 @@
-// What every kernel of this folder is given in front of its text. C, H, W, M and K are the layer's
-// sizes, and WIDE says that one image has too many elements for an int: all #defines, and none of them
-// depends on the batch, so that one binary serves every batch.
+// The layer: the sizes and types that every CUDA source here finds in front of its text.
 //
-// POOL says that y is not the convolution but the tanh of its maxima, each of 2 x 2 outputs, two apart: 1, whole ones
-// alone; 2, at an odd edge those of the outputs that are there too.
+// Arrays: x (B, C, H, W), w (M, C, K, K), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x K taps. The
+// plan #defines these five, so each layer has a binary of its own; the batch B is an argument, so one binary serves all
+// batches. Two more #defines:
+//
+// WIDE   1: an image has more elements than an int can count
+// POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
+//        2: at an odd edge, of the outputs that exist (convention "full")
 
 #ifndef POOL
 #define POOL 0
@@ -20,26 +23,26 @@ constexpr int OW = W - K + 1;                        // columns of the convoluti
 constexpr int YH = POOL ? (OH + POOL - 1) / 2 : OH;  // rows of a map of y
 constexpr int YW = POOL ? (OW + POOL - 1) / 2 : OW;  // columns of a map of y
 
-constexpr index_t PIXELS = index_t(YH) * YW;       // one map of y
-constexpr index_t IMAGE = index_t(C) * H * W;      // one image of x
-constexpr index_t OUTPUTS = index_t(M) * PIXELS;   // one image of y
-constexpr int PRODUCTS = C * K * K;                // summed into one output
+constexpr index_t PIXELS = index_t(YH) * YW;       // elements of one map of y
+constexpr index_t IMAGE = index_t(C) * H * W;      // elements of one image of x
+constexpr index_t OUTPUTS = index_t(M) * PIXELS;   // elements of one image of y
+constexpr int REDUCTION = C * K * K;               // the reduction length: products per output, GEMM K
 
-// Image b of a tensor: whole tensors may have 2**31 elements and more.
+// Return image b of a tensor: a whole tensor may have 2**31 elements and more.
 template <typename T>
 __device__ __forceinline__ T *image_of(T *tensor, long long b, index_t size) {
     return tensor + b * size;
 }
 
 #if POOL
-// Row and column of the outputs whose maximum is element i, j of a map of y: corners 0 to 3. At an odd edge the
-// last row or column stands for the one that is not there: a maximum does not mind an output that comes twice.
+// Row and column of the convolution at corner 0 to 3 of element i, j of y. At an odd edge the last row or column stands
+// in for the missing one: counting an output twice does not change a maximum.
 __device__ __forceinline__ int corner_row(int i, int corner) { return min(2 * i + corner / 2, OH - 1); }
 __device__ __forceinline__ int corner_column(int j, int corner) { return min(2 * j + corner % 2, OW - 1); }
 
-// tanh grows with its argument, so the maximum comes first. fmaxf leaves out a NaN where there is another number, as
-// poolings do. tanhf is within 2 units in the last place (CUDA C++ Programming Guide), for all of float32.
-__device__ __forceinline__ float tanh_of_largest(float a, float b, float c, float d) {
+// Return tanh of the maximum: tanh increases monotonically, so one tanh is enough. fmaxf ignores a NaN next to a number,
+// as max-pooling does. tanhf is within 2 units in the last place for all of float32 (CUDA C++ Programming Guide).
+__device__ __forceinline__ float tanh_of_max(float a, float b, float c, float d) {
     return tanhf(fmaxf(fmaxf(a, b), fmaxf(c, d)));
 }
 #endif

@@ -111,7 +111,7 @@ sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *
                             float done[P / 2];
 #pragma unroll
                             for (int j = 0; j < P; j += 2)
-                                done[j / 2] = tanh_of_largest(row[j], row[j + 1], row[P + j], row[P + j + 1]);
+                                done[j / 2] = tanh_of_max(row[j], row[j + 1], row[P + j], row[P + j + 1]);
 #else
                             const float *const done = row;
 #endif

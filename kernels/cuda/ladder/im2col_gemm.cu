@@ -32,9 +32,9 @@ multiply(const float *__restrict__ w, const float *__restrict__ columns, float *
     // Neighbouring blocks share their part of columns.
     const int m = blockIdx.x % GROUPS * TILE + ty, n = blockIdx.x / GROUPS * TILE + tx;
     float sum = 0.0f;
-    for (int k0 = 0; k0 < PRODUCTS; k0 += TILE) {
-        a[ty][tx] = m < M && k0 + tx < PRODUCTS ? w[index_t(m) * PRODUCTS + k0 + tx] : 0.0f;
-        b[ty][tx] = k0 + ty < PRODUCTS && n < wide ? columns[(k0 + ty) * (long long)wide + n] : 0.0f;
+    for (int k0 = 0; k0 < REDUCTION; k0 += TILE) {
+        a[ty][tx] = m < M && k0 + tx < REDUCTION ? w[index_t(m) * REDUCTION + k0 + tx] : 0.0f;
+        b[ty][tx] = k0 + ty < REDUCTION && n < wide ? columns[(k0 + ty) * (long long)wide + n] : 0.0f;
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < TILE; k++) sum += a[ty][k] * b[k][tx];

@@ -20,10 +20,10 @@ implicit_gemm(const float *__restrict__ x, const float *__restrict__ w, float *_
     const float *window = image_of(x, image, IMAGE) + pixel / OW * W + pixel % OW;
 
     float sum = 0.0f;
-    for (int k0 = 0; k0 < PRODUCTS; k0 += TILE) {
-        a[ty][tx] = m < M && k0 + tx < PRODUCTS ? w[index_t(m) * PRODUCTS + k0 + tx] : 0.0f;
+    for (int k0 = 0; k0 < REDUCTION; k0 += TILE) {
+        a[ty][tx] = m < M && k0 + tx < REDUCTION ? w[index_t(m) * REDUCTION + k0 + tx] : 0.0f;
         const int k = k0 + ty, c = k / (K * K), p = k / K % K, q = k % K;
-        b[ty][tx] = k < PRODUCTS ? window[(index_t(c) * H + p) * W + q] : 0.0f;
+        b[ty][tx] = k < REDUCTION ? window[(index_t(c) * H + p) * W + q] : 0.0f;
         __syncthreads();
 #pragma unroll
         for (int t = 0; t < TILE; t++) sum += a[ty][t] * b[t][tx];

@@ -49,7 +49,7 @@ naive(const float *x, const float *w, float *y, long long first) {
 
     const float *image = image_of(x, b, IMAGE);
     for (int m = m0; m < min(m0 + FILTERS, M); m++) {
-        const float *filter = w + index_t(m) * PRODUCTS;
+        const float *filter = w + index_t(m) * REDUCTION;
         float *out = image_of(y, b, OUTPUTS) + m * PIXELS + index_t(i) * YW + j;
 #if POOL
         float largest = 0.0f;

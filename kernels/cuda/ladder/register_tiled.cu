@@ -97,14 +97,14 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
 #pragma unroll
     for (int s = 0; s < WEIGHT_LOADS; s++) {
         const int t = threadIdx.x + s * BLOCK_THREADS, m = m0 + t / DEPTH;
-        weight[s] = t < WEIGHTS && m < M ? index_t(m) * PRODUCTS + t % DEPTH : index_t(-1);
+        weight[s] = t < WEIGHTS && m < M ? index_t(m) * REDUCTION + t % DEPTH : index_t(-1);
     }
 
     auto fill_offsets = [&](int step) {
         if (threadIdx.x < DEPTH) {
             const int k = step * DEPTH + threadIdx.x;
             offset[step % 2][threadIdx.x] =
-                k < PRODUCTS ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
+                k < REDUCTION ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
         }
     };
     float next_pixels[DEPTH][LOADS], next_weights[WEIGHT_LOADS];
@@ -117,7 +117,7 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
         }
 #pragma unroll
         for (int s = 0; s < WEIGHT_LOADS; s++) {
-            const bool real = weight[s] >= 0 && step * DEPTH + int(threadIdx.x + s * BLOCK_THREADS) % DEPTH < PRODUCTS;
+            const bool real = weight[s] >= 0 && step * DEPTH + int(threadIdx.x + s * BLOCK_THREADS) % DEPTH < REDUCTION;
             next_weights[s] = real ? w[weight[s] + step * DEPTH] : 0.0f;
         }
     };
@@ -134,7 +134,7 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
         }
     };
 
-    constexpr int STEPS = (PRODUCTS + DEPTH - 1) / DEPTH;
+    constexpr int STEPS = (REDUCTION + DEPTH - 1) / DEPTH;
     fill_offsets(0);
     fill_offsets(1);
     __syncthreads();
@@ -172,7 +172,7 @@ __device__ __forceinline__ void register_tile(const float *__restrict__ x, const
             const int m = m0 + warp_m * FILTERS + f;
             if (m >= M) continue;
 #if POOL
-            out[m * PIXELS] = tanh_of_largest(sum[f][u], sum[f][u + 1], sum[f][u + 2], sum[f][u + 3]);
+            out[m * PIXELS] = tanh_of_max(sum[f][u], sum[f][u + 1], sum[f][u + 2], sum[f][u + 3]);
 #else
             out[m * PIXELS] = sum[f][u];
 #endif

@@ -22,7 +22,7 @@ shared_tile(const float *x, const float *w, float *y, long long first) {
             const int channels = min(FILTER_C, C - c0);
             __syncthreads();  // the window is complete; nobody reads the last filter any more
             for (int t = threadIdx.x; t < channels * K * K; t += THREADS)
-                filter[t] = w[index_t(m) * PRODUCTS + c0 * K * K + t];
+                filter[t] = w[index_t(m) * REDUCTION + c0 * K * K + t];
             __syncthreads();
 #pragma unroll
             for (int u = 0; u < EACH; u++) {

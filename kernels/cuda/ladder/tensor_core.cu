@@ -85,7 +85,7 @@ tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__r
         if (threadIdx.x < STEP) {
             const int k = step * STEP + threadIdx.x;
             offset[step % 2][threadIdx.x] =
-                k < PRODUCTS ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
+                k < REDUCTION ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
         }
     };
     // A step's values go into registers before the products of the step before, into shared memory after them.
@@ -102,7 +102,7 @@ tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__r
 #pragma unroll
             for (int i = 0; i < PER_WORD; i++) {
                 const int m = m0 + weight_f + s * WEIGHT_ROWS, k = step * STEP + weight_k * PER_WORD + i;
-                next_weights[s][i] = m < M && k < PRODUCTS ? w[index_t(m) * PRODUCTS + k] : 0.0f;
+                next_weights[s][i] = m < M && k < REDUCTION ? w[index_t(m) * REDUCTION + k] : 0.0f;
             }
     };
     auto write_shared = [&](int step) {
@@ -116,7 +116,7 @@ tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__r
         }
     };
 
-    constexpr int STEPS = (PRODUCTS + STEP - 1) / STEP;
+    constexpr int STEPS = (REDUCTION + STEP - 1) / STEP;
     fill_offsets(0);
     fill_offsets(1);
     __syncthreads();

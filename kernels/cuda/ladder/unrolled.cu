@@ -8,7 +8,7 @@
 // word for each multiply-add, which is what bounds it (a multiprocessor reads 32 words a clock and could
 // do 128 multiply-adds).
 
-__constant__ float weights[M * PRODUCTS];
+__constant__ float weights[M * REDUCTION];
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 unrolled(const float *__restrict__ x, float *__restrict__ y, long long first) {

@@ -132,16 +132,16 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
 
     const auto filter_of = [&](int n) { return min(tile * 8 + n, WIDTH - 1) / R; };
     unsigned most = 0, least = ~0u;
-    for (int i = lane; i < PRODUCTS; i += 32) {
-        const unsigned bits = __float_as_uint(w[index_t(filter_of(warp)) * PRODUCTS + i]) & 0x7fffffff;
+    for (int i = lane; i < REDUCTION; i += 32) {
+        const unsigned bits = __float_as_uint(w[index_t(filter_of(warp)) * REDUCTION + i]) & 0x7fffffff;
         most = max(most, bits), least = min(least, bits - 1);
     }
     most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
     const int top = most >> 23, f = most == 0 ? 0 : 141 - top;
     if (LEANS) {
         float sum = 0;
-        for (int i = lane; i < PRODUCTS; i += 32)
-            sum += fabsf(w[index_t(filter_of(warp)) * PRODUCTS + i]) * __uint_as_float((127 + min(f, MOST_SCALE)) << 23);
+        for (int i = lane; i < REDUCTION; i += 32)
+            sum += fabsf(w[index_t(filter_of(warp)) * REDUCTION + i]) * __uint_as_float((127 + min(f, MOST_SCALE)) << 23);
         for (int i = 16; i; i /= 2) sum += __shfl_sync(~0u, sum, lane ^ i);
         if (lane == 0) size[warp] = sum;
     }
@@ -163,7 +163,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
     for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
         unsigned seen = 0;
         const int step = i / 32, n = i % 32 / 4, t = i % 4;
-        const float *const filter = w + index_t(filter_of(n)) * PRODUCTS;
+        const float *const filter = w + index_t(filter_of(n)) * REDUCTION;
         const float scale = __uint_as_float((127 + exponent[n]) << 23);
 #pragma unroll 1
         for (int output = 0; output < 4 * RA; output++) {  // those of a position, and both units of a step
@@ -191,7 +191,7 @@ split_weights(const float *__restrict__ w, unsigned *__restrict__ filters, int *
     for (int i = threadIdx.x; i < KSTEPS * 32; i += 256) {
         unsigned seen = 0;
         const int step = i / 32, n = i % 32 / 4, t = i % 4, column = tile * 8 + n, moved = column % R;
-        const float *const filter = w + index_t(filter_of(n)) * PRODUCTS;
+        const float *const filter = w + index_t(filter_of(n)) * REDUCTION;
         const float scale = __uint_as_float((127 + exponent[n]) << 23);
 #pragma unroll
         for (int word = 0; word < 2; word++) {
