@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ece408_op.commands import guard
 from ece408_op.data.atomic import replacing
-from ece408_op.graph import symbol_json
+from ece408_op.graph.symbol_graph import VARIABLE, Entry, Graph, Node
 
 from .files import FOLDER, TITLE
 
@@ -57,22 +57,22 @@ NETWORKS: Mapping[str, Architecture] = {
 _VARIABLES = {"New": ("weight",), "Convolution": ("weight",), "FullyConnected": ("weight", "bias")}
 
 
-def graph(architecture: Architecture) -> symbol_json.Graph:
+def graph(architecture: Architecture) -> Graph:
     """Return the network's nodes with MXNet's names of 2017: new0, activation0, ..., fullyconnected1, softmax."""
-    nodes: list[symbol_json.Node] = []
+    nodes: list[Node] = []
     used: Counter[str] = Counter()
 
     def node(op: str, name: str, attributes: dict[str, str], inputs: Sequence[int] = ()) -> int:
-        nodes.append({"op": op, "name": name, "attrs": attributes, "inputs": [[index, 0, 0] for index in inputs]})
+        nodes.append(Node(op, name, attributes, [Entry(index) for index in inputs]))
         return len(nodes) - 1
 
     def layer(op: str, data: int, **attributes: str) -> int:
         name = f"{op.lower()}{used[op]}"
         used[op] += 1
-        weights = [node(symbol_json.VARIABLE, f"{name}_{part}", attributes) for part in _VARIABLES.get(op, ())]
+        weights = [node(VARIABLE, f"{name}_{part}", attributes) for part in _VARIABLES.get(op, ())]
         return node(op, name, attributes, [data, *weights])
 
-    last = node(symbol_json.VARIABLE, "data", {TITLE: architecture.title} if architecture.title else {})
+    last = node(VARIABLE, "data", {TITLE: architecture.title} if architecture.title else {})
     own = {"no_bias": "True"} if architecture.operator == "Convolution" else {}
     for position, (filters, kernel) in enumerate(architecture.convolutions):
         sizes = {"kernel": f"({kernel}, {kernel})", "num_filter": str(filters)}
@@ -84,14 +84,9 @@ def graph(architecture: Architecture) -> symbol_json.Graph:
     last = layer("FullyConnected", last, num_hidden=str(architecture.hidden))
     last = layer("Activation", last, act_type="tanh")
     last = layer("FullyConnected", last, num_hidden=str(CLASSES))
-    label = node(symbol_json.VARIABLE, "softmax_label", {})
+    label = node(VARIABLE, "softmax_label", {})
     last = node("SoftmaxOutput", "softmax", {}, [last, label])
-    return {
-        "nodes": nodes,
-        "arg_nodes": [index for index, one in enumerate(nodes) if one["op"] == symbol_json.VARIABLE],
-        "heads": [[last, 0, 0]],
-        "attrs": {"mxnet_version": ["int", MXNET_VERSION]},
-    }
+    return Graph(nodes, [Entry(last)], {"mxnet_version": ["int", MXNET_VERSION]})
 
 
 def write(folder: Path = FOLDER) -> list[Path]:
@@ -100,7 +95,7 @@ def write(folder: Path = FOLDER) -> list[Path]:
     for name, architecture in NETWORKS.items():
         paths.append(folder / f"{name}-symbol.json")
         with replacing(paths[-1]) as file:
-            file.write(symbol_json.dump(graph(architecture), spelling="attr").encode() + b"\n")
+            file.write(graph(architecture).dump("attr").encode() + b"\n")
     return paths
 
 

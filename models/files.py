@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ece408_op.errors import GraphError
-from ece408_op.graph import symbol_json
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
 
 #: The networks' folder, in a checkout as in an installed package.
 FOLDER = Path(__file__).resolve().parent
@@ -55,23 +55,23 @@ def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
     params = _newest(place, name)
     if params is None:
         raise GraphError(f"{symbol}: expected weights in its folder, such as {name}-0001.params, found none")
-    title = data_node(read_graph(symbol), symbol)["attrs"].get(TITLE, name)
+    title = data_node(read_graph(symbol), symbol).attrs.get(TITLE, name)
     return Network(name, symbol, params, _number(params), title)
 
 
-def read_graph(symbol: Path) -> symbol_json.Graph:
+def read_graph(symbol: Path) -> Graph:
     """Return the graph of a symbol file. Raises GraphError, which names the file, if it is unreadable or broken."""
     try:
         text = symbol.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GraphError(f"{symbol}: expected a symbol file in JSON, cannot read it: {error}") from None
-    return symbol_json.parse(text, str(symbol))
+    return Graph.parse(text, str(symbol))
 
 
-def data_node(graph: symbol_json.Graph, symbol: Path) -> symbol_json.Node:
+def data_node(graph: Graph, symbol: Path) -> Node:
     """Return the variable for the images. Raises GraphError if the graph has none named `data`."""
-    for node in graph["nodes"]:
-        if node["name"] == "data" and node["op"] == symbol_json.VARIABLE:
+    for node in graph.nodes:
+        if node.name == "data" and node.op == VARIABLE:
             return node
     raise GraphError(f"{symbol}: expected a variable 'data' for the images, found none")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ece408_op.errors import GraphError
-from ece408_op.graph import node_conversion, params_io, symbol_json
+from ece408_op.graph import node_conversion, params_io
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, integers, is_mxnets_own
 from ece408_op.plugin import attributes, mxnet_import
 
 from .files import Network, data_node, find, read_graph
@@ -57,34 +58,30 @@ def info(network: str | Network, folder: str | os.PathLike[str] | None = None) -
     graph = with_convolutions(written, str(network.symbol))
     shapes = _Shapes(network, graph)
     image = shapes.stated_image() or shapes.smallest_square()
-    layers = tuple((node["op"], node["name"]) for node in written["nodes"] if node["op"] != symbol_json.VARIABLE)
+    layers = tuple((node.op, node.name) for node in written.nodes if node.op != VARIABLE)
     return NetworkInfo(network, image, layers, shapes.convolutions(image))
 
 
-def with_convolutions(graph: symbol_json.Graph, where: str = "symbol") -> symbol_json.Graph:
+def with_convolutions(graph: Graph, where: str = "symbol") -> Graph:
     """Return a copy of the graph that MXNet alone can run: each `New` is a Convolution without bias, names unchanged.
 
     Raises GraphError, which starts with `where` and names the node, if the attributes of a `New` node are wrong.
     """
     plain = copy.deepcopy(graph)
-    for node, _, label, _ in symbol_json.places(plain, where):
+    for node, _, label, _ in plain.locations(where):
         if node_conversion.is_new(node):
             own = node_conversion.attributes_of(node, label).as_text()
-            mxnets = {
-                key: value
-                for key, value in node["attrs"].items()
-                if symbol_json.is_mxnets_own(key) and key != attributes.LAYER
-            }
-            node["op"] = "Convolution"
-            node["attrs"] = {**mxnets, "kernel": own["kernel"], "num_filter": own["num_filter"], "no_bias": "True"}
+            mxnets = {key: value for key, value in node.attrs.items() if is_mxnets_own(key) and key != attributes.LAYER}
+            node.op = "Convolution"
+            node.attrs = {**mxnets, "kernel": own["kernel"], "num_filter": own["num_filter"], "no_bias": "True"}
     return plain
 
 
-def load_symbol(graph: symbol_json.Graph, path: Path) -> Any:
+def load_symbol(graph: Graph, path: Path) -> Any:
     """Return the graph as an MXNet Symbol. Raises GraphError, with MXNet's reason, if MXNet refuses the graph."""
     mx = mxnet_import.load()
     try:
-        return mx.sym.load_json(symbol_json.for_mxnet(graph))
+        return mx.sym.load_json(graph.for_mxnet())
     except mx.MXNetError as error:
         raise GraphError(f"{path}: expected a symbol that MXNet loads, got: {_reason(error)}") from None
 
@@ -101,7 +98,7 @@ class _Misfit(NamedTuple):
 class _Shapes:
     """Compares a symbol with the shapes of its weights."""
 
-    def __init__(self, network: Network, graph: symbol_json.Graph) -> None:
+    def __init__(self, network: Network, graph: Graph) -> None:
         self.network, self.graph, self.symbol = network, graph, load_symbol(graph, network.symbol)
         arrays = params_io.read(network.params.read_bytes(), str(network.params))
         self.weights: dict[str, Shape] = {key.partition(":")[2]: array.shape for key, array in arrays.items()}
@@ -115,8 +112,8 @@ class _Shapes:
 
     def stated_image(self) -> tuple[int, int, int] | None:
         """Return the data node's `__shape__` without the batch; None if it has none or one with unknown sizes."""
-        stated = data_node(self.graph, self.network.symbol)["attrs"].get("__shape__", "")
-        shape = symbol_json.integers(stated) or []
+        stated = data_node(self.graph, self.network.symbol).attrs.get("__shape__", "")
+        shape = integers(stated) or []
         if len(shape) != _DIMENSIONS or min(shape[1:]) < 1:
             return None
         image = (shape[1], shape[2], shape[3])
@@ -159,25 +156,25 @@ class _Shapes:
     def convolutions(self, image: tuple[int, int, int]) -> tuple[ConvLayer, ...]:
         internals = self.symbol.get_internals()
         shapes = dict(zip(internals.list_outputs(), internals.infer_shape_partial(data=(1, *image))[1]))
-        nodes = self.graph["nodes"]
+        nodes = self.graph.nodes
 
         def output(index: int) -> Shape:
-            op, name = nodes[index]["op"], nodes[index]["name"]
-            return tuple(shapes[name if op == symbol_json.VARIABLE else f"{name}_output"])
+            op, name = nodes[index].op, nodes[index].name
+            return tuple(shapes[name if op == VARIABLE else f"{name}_output"])
 
         return tuple(
-            ConvLayer(node["name"], output(node["inputs"][0][0]), output(node["inputs"][1][0]), output(index))
+            ConvLayer(node.name, output(node.inputs[0].node), output(node.inputs[1].node), output(index))
             for index, node in enumerate(nodes)
-            if node["op"] == "Convolution"
+            if node.op == "Convolution"
         )
 
     def _channels(self) -> int:
         """Return the input channels of the first convolution; 1 for a network without any."""
-        for node in self.graph["nodes"]:
-            if node["op"] == "Convolution" and len(node["inputs"]) > 1:
-                weight = self.weights.get(self.graph["nodes"][node["inputs"][1][0]]["name"], ())
+        for node in self.graph.nodes:
+            if node.op == "Convolution" and len(node.inputs) > 1:
+                weight = self.weights.get(self.graph.nodes[node.inputs[1].node].name, ())
                 if len(weight) == _DIMENSIONS:
-                    return weight[1] * int(node["attrs"].get("num_group", "1"))
+                    return weight[1] * int(node.attrs.get("num_group", "1"))
         return 1
 
 

@@ -1,6 +1,6 @@
-"""What becomes of a graph's nodes on the way in and out: ``New`` to ``Custom`` and back, weights held against them.
+"""The operator's nodes in a graph: from the original files' op ``New`` to MXNet 1.9.1's ``Custom`` and back.
 
-An original file says op ``New``; MXNet 1.9.1 knows that operator as op ``Custom`` with op_type ``New``.
+An original file has op ``New``; MXNet 1.9.1 knows that operator as op ``Custom`` with op_type ``New``.
 """
 
 from __future__ import annotations
@@ -11,85 +11,89 @@ from typing import Any
 from ece408_op.errors import GraphError, ProblemError
 from ece408_op.plugin.attributes import LAYER, Attributes
 
-from .symbol_json import VARIABLE, Graph, Node, integers, is_mxnets_own, places
+from .symbol_graph import VARIABLE, Graph, Node, integers, is_mxnets_own
 
 NEW = "New"
 CUSTOM = "Custom"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-#: What MXNet copies from an operator to the variables that it makes for its inputs, beyond the original's.
+#: What MXNet copies from an operator to the variables that it creates for its inputs, besides the original attributes.
 _INHERITED = ("op_type", "impl", "device", "precision", "fuse", LAYER)
 
 
 def is_new(node: Node) -> bool:
-    """Whether the node is the operator, in the original's spelling or as MXNet 1.9.1 has it."""
-    return node["op"] == NEW or (node["op"] == CUSTOM and node["attrs"].get("op_type") == NEW)
+    """Return whether the node is the operator, in the original's spelling or MXNet 1.9.1's."""
+    return node.type == NEW
 
 
-def attributes_of(node: Node, where: str) -> Attributes:
-    """The judged attributes of a ``New`` node; raises GraphError."""
-    own = {key: value for key, value in node["attrs"].items() if key != "op_type" and not is_mxnets_own(key)}
+def parsed(attrs: Mapping[str, str], layer: str | None = None) -> Attributes:
+    """Return the checked attributes of a ``New`` node; raises ProblemError."""
+    own = {key: value for key, value in attrs.items() if key != "op_type" and not is_mxnets_own(key)}
     kernel = integers(own.get("kernel", ""))
     if kernel:
         own["kernel"] = str(tuple(kernel))
+    return Attributes.parse({**own, LAYER: layer} if layer else own)
+
+
+def attributes_of(node: Node, where: str) -> Attributes:
+    """Return the checked attributes of a ``New`` node; raises GraphError, which starts with ``where``."""
     try:
-        return Attributes.parse({**own, LAYER: node["name"]})
+        return parsed(node.attrs, node.name)
     except ProblemError as error:
         raise GraphError(f"{where}: {error}") from None
 
 
-def as_custom(attributes: Attributes, kept: Mapping[str, str]) -> dict[str, str]:
-    """The attributes of a ``Custom`` node, with MXNet's own among ``kept``."""
-    own = {key: value for key, value in kept.items() if is_mxnets_own(key) and key != LAYER}
+def as_custom(attributes: Attributes, mxnets: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes of a ``Custom`` node; ``mxnets`` has MXNet's own attributes among others."""
+    own = {key: value for key, value in mxnets.items() if is_mxnets_own(key) and key != LAYER}
     return {**own, **attributes.as_text(), "op_type": NEW}
 
 
-def to_custom(graph: Graph, where: str, options: Mapping[str, str], cured: str) -> None:
+def to_custom(graph: Graph, where: str, options: Mapping[str, str], layout_attribute: str) -> None:
     """Turn every ``New`` node into one that MXNet 1.9.1 runs, in place.
 
-    options: impl, device and precision where they differ from the default; they overrule the file's.
-    cured: the attribute that an operator inside a control-flow subgraph needs (see default_layout).
-    Raises GraphError naming the node.
+    options: impl, device and precision that replace those of the file. layout_attribute: what an operator inside
+    control flow needs (see default_layout). Raises GraphError, which names the node.
     """
-    for node, _, label, around in places(graph, where):
+    for node, _, label, parents in graph.locations(where):
         if not is_new(node):
             continue
-        if around and cured not in node["attrs"]:
+        if parents and layout_attribute not in node.attrs:
             raise GraphError(
-                f"{label}: expected {NEW} outside of control flow, got it inside of {around[-1]!r}; "
+                f"{label}: expected {NEW} outside of control flow, got it inside of {parents[-1]!r}; "
                 "build the loop in this process with mx.sym.contrib or Gluon instead of loading it"
             )
-        if len(node["inputs"]) != 2:
-            raise GraphError(f"{label}: inputs: expected 2, data and weight, got {len(node['inputs'])}")
+        if len(node.inputs) != 2:
+            raise GraphError(f"{label}: inputs: expected 2, data and weight, got {len(node.inputs)}")
         attributes_of(node, label)
-        node["attrs"] = {**node["attrs"], **options}
-        node["op"], node["attrs"] = CUSTOM, as_custom(attributes_of(node, label), node["attrs"])
+        node.attrs = {**node.attrs, **options}
+        node.op, node.attrs = CUSTOM, as_custom(attributes_of(node, label), node.attrs)
 
 
 def to_original(graph: Graph, where: str) -> None:
     """Turn every ``Custom`` node of type ``New`` into the original's, in place.
 
-    Of its attributes kernel, num_filter and MXNet's own stay, which the original's reader takes. Raises GraphError
-    for one that does more than convolve.
+    Only kernel, num_filter and MXNet's own attributes stay, which the original's reader accepts. Raises GraphError for
+    a node that computes more than the convolution.
     """
-    for node, parent, label, _ in places(graph, where):
+    for node, parent, label, _ in graph.locations(where):
         if not is_new(node):
             continue
         attributes = attributes_of(node, label).as_text()
         if "fuse" in attributes:
             raise GraphError(f"{label}: expected {NEW} as original files have it, got fuse {attributes['fuse']!r}")
-        own = {key: value for key, value in node["attrs"].items() if is_mxnets_own(key) and key != LAYER}
-        node["op"] = NEW
-        node["attrs"] = {**own, "kernel": attributes["kernel"], "num_filter": attributes["num_filter"]}
-        for index, *_ in node["inputs"]:
-            source = parent["nodes"][index]
-            if source["op"] == VARIABLE and source["attrs"].get("op_type") == NEW:
-                source["attrs"] = {k: v for k, v in source["attrs"].items() if k not in _INHERITED}
+        own = {key: value for key, value in node.attrs.items() if is_mxnets_own(key) and key != LAYER}
+        node.op = NEW
+        node.attrs = {**own, "kernel": attributes["kernel"], "num_filter": attributes["num_filter"]}
+        for entry in node.inputs:
+            source = parent.nodes[entry.node]
+            if source.op == VARIABLE and source.attrs.get("op_type") == NEW:
+                source.attrs = {k: v for k, v in source.attrs.items() if k not in _INHERITED}
 
 
 def check_arrays(params: Any, name: str) -> None:
-    """Raise GraphError for what is no mapping of names to arrays; ``name`` is what the caller calls it."""
+    """Raise GraphError unless ``params`` is a mapping of names to arrays; ``name`` is the caller's name for it."""
     if not isinstance(params, Mapping):
         raise GraphError(f"{name}: expected a dictionary of arrays by name, got {type(params).__name__}")
     for key, array in params.items():
@@ -98,42 +102,34 @@ def check_arrays(params: Any, name: str) -> None:
 
 
 def check_weights(graph: Graph, shapes: Shapes, where: str, required: bool) -> None:
-    """Hold the shapes of parameters, by name, against every node that they are weights of.
+    """Check the shapes of parameters, by name, against every node that has them as weights.
 
-    Raises GraphError naming the node where one has the wrong shape or, if required, a ``New`` has none.
+    Raises GraphError, which names the node, if one has the wrong shape or, if required, a ``New`` has none.
     """
-    for node, parent, label, around in places(graph, where):
-        if around:
+    for node, parent, label, parents in graph.locations(where):
+        if parents:
             continue
-        for (index, *_), shape in zip(node["inputs"][1:], _expected_shapes(node, label)):
-            source = parent["nodes"][index]
-            name = source["name"]
-            if source["op"] != VARIABLE:
+        for entry, shape in zip(node.inputs[1:], _weight_shapes(node, label)):
+            source = parent.nodes[entry.node]
+            if source.op != VARIABLE:
                 continue
-            if name in shapes and not _fits(shapes[name], shape):
-                raise GraphError(f"{label}: expected {name!r} of shape {_text(shape)}, got {_text(shapes[name])}")
-            if name not in shapes and required and is_new(node):
-                raise GraphError(f"{label}: expected parameter {name!r} of shape {_text(shape)}, got none")
+            expected = f"{source.name!r} of shape ({', '.join('?' if n is None else str(n) for n in shape)})"
+            got = shapes.get(source.name)
+            if got is None and required and is_new(node):
+                raise GraphError(f"{label}: expected parameter {expected}, got none")
+            if got is not None and (len(got) != len(shape) or any(n not in (None, g) for n, g in zip(shape, got))):
+                raise GraphError(f"{label}: expected {expected}, got ({', '.join(map(str, got))})")
 
 
-def _expected_shapes(node: Node, label: str) -> list[tuple[Any, ...]]:
-    """The shapes of a node's parameters in order, None for a length that depends on the data."""
-    attrs: dict[str, str] = node["attrs"]
+def _weight_shapes(node: Node, label: str) -> list[tuple[int | None, ...]]:
+    """Return the shapes of a node's parameters in order; a size that depends on the data is None."""
     if is_new(node):
         attributes = attributes_of(node, label)
         return [(attributes.num_filter, None, attributes.kernel, attributes.kernel)]
-    if node["op"] == "Convolution" and attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW"):
-        kernel, filters = integers(attrs.get("kernel", "")), integers(attrs.get("num_filter", ""))
+    if node.op == "Convolution" and node.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW"):
+        kernel, filters = integers(node.attrs.get("kernel", "")), integers(node.attrs.get("num_filter", ""))
         return [(filters[0], None, *kernel), (filters[0],)] if kernel and filters else []
-    if node["op"] == "FullyConnected":
-        hidden = integers(attrs.get("num_hidden", ""))
+    if node.op == "FullyConnected":
+        hidden = integers(node.attrs.get("num_hidden", ""))
         return [(hidden[0], None), (hidden[0],)] if hidden else []
     return []
-
-
-def _fits(got: tuple[int, ...], expected: tuple[Any, ...]) -> bool:
-    return len(got) == len(expected) and all(want in (None, length) for length, want in zip(got, expected))
-
-
-def _text(shape: tuple[Any, ...]) -> str:
-    return "(" + ", ".join("?" if length is None else str(length) for length in shape) + ")"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ece408_op.graph.symbol_json import integers, is_mxnets_own
+from ece408_op.graph.symbol_graph import integers, is_mxnets_own
 
 #: Attributes that change how MXNet computes, not what.
 _HINTS = {"workspace", "cudnn_tune", "cudnn_off", "min_calib_range", "max_calib_range", "num_args"}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import mxnet as mx
 
-from ece408_op.errors import GraphError, ProblemError
-from ece408_op.graph import symbol_json
+from ece408_op.errors import ProblemError
+from ece408_op.graph.api import graph_of
 from ece408_op.graph.node_conversion import check_arrays
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, is_mxnets_own
 from ece408_op.plugin.attributes import PRECISIONS
 
 from .graph import SHAPE, parse
@@ -42,8 +42,7 @@ def gpu_network(
     take, and ProblemError for an option that is unknown. Whether there is such a GPU is looked at when the
     network is bound.
     """
-    if not isinstance(symbol, mx.sym.Symbol):
-        raise GraphError(f"symbol: expected an mxnet Symbol, got {type(symbol).__name__}")
+    graph = graph_of(symbol)
     for name, value, known in (("impl", impl, IMPLS), ("precision", precision, PRECISIONS)):
         if value not in known:
             raise ProblemError(f"{name}: expected one of {', '.join(known)}; got {value!r}")
@@ -52,7 +51,7 @@ def gpu_network(
     for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
         check_arrays(params, name)
     states = dict(aux_params or {})
-    text = _text(symbol, {**arg_params, **states})
+    text = _text(graph, {**arg_params, **states})
     network = parse(text)
     used = {v.name for v in network.parameters}
     variables = [mx.sym.Variable(name) for name in network.arguments]
@@ -73,17 +72,15 @@ def gpu_network(
     return node, arguments, {key: value for key, value in states.items() if key in used}
 
 
-def _text(symbol: Any, parameters: Mapping[str, Any]) -> str:
+def _text(graph: Graph, parameters: Mapping[str, Any]) -> str:
     """The graph as the node keeps it: without what inference does not need, and with the parameters' shapes."""
-    graph = symbol_json.parse(symbol.tojson(remove_amp_cast=False), "symbol")
-    for node in graph["nodes"]:
-        if node["op"] != symbol_json.VARIABLE:
-            node["attrs"] = {k: v for k, v in node["attrs"].items() if not symbol_json.is_mxnets_own(k)}
+    for node in graph.nodes:
+        if node.op != VARIABLE:
+            node.attrs = {k: v for k, v in node.attrs.items() if not is_mxnets_own(k)}
             continue
-        array = parameters.get(node["name"])
-        node["attrs"] = {} if array is None else {SHAPE: str(tuple(array.shape))}
-    kept = {"nodes": graph["nodes"], "arg_nodes": graph["arg_nodes"], "heads": graph["heads"]}
-    return json.dumps(kept, separators=(",", ":"))
+        array = parameters.get(node.name)
+        node.attrs = {} if array is None else {SHAPE: str(tuple(array.shape))}
+    return Graph(graph.nodes, graph.heads).dump(indent=None)
 
 
 __all__ = ("gpu_network",)

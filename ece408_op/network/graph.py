@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from ece408_op.errors import GraphError
-from ece408_op.graph import symbol_json
-from ece408_op.graph.node_conversion import CUSTOM
-from ece408_op.graph.symbol_json import VARIABLE, integers
+from ece408_op.graph import symbol_graph
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, integers
 
 from ._op_attributes import Refused, Settings
 from ._op_definition import Kind, Shape
@@ -90,23 +89,21 @@ class Network:
 @lru_cache(maxsize=_KEPT)
 def parse(text: str) -> Network:
     """The network in a graph's JSON; raises GraphError with name and operator of every node that it cannot take."""
-    graph = symbol_json.parse(text, _WHERE)
-    nodes = graph["nodes"]
+    graph = Graph.parse(text, _WHERE)
+    nodes = graph.nodes
     refused, known = [], {}
     for index, node in enumerate(nodes):
-        if node["op"] == VARIABLE:
+        if node.op == VARIABLE:
             continue
         try:
             known[index] = _judged(node)
         except Refused as error:
-            refused.append(f"{node['name']!r} ({_operator(node)}): {error}")
-    for user, entries in [*((node["name"], node["inputs"]) for node in nodes), ("the network", graph["heads"])]:
+            refused.append(f"{node.name!r} ({node.type}): {error}")
+    for user, entries in [*((node.name, node.inputs) for node in nodes), ("the network", graph.heads)]:
         for source, output, *_ in entries:
             if output and source in known:
                 made = nodes[source]
-                refused.append(
-                    f"{made['name']!r} ({_operator(made)}): {user} uses its output {output}, beyond the first"
-                )
+                refused.append(f"{made.name!r} ({made.type}): {user} uses its output {output}, beyond the first")
     if refused:
         raise GraphError(
             f"{_WHERE}: expected only operators that gpu_network knows, got {len(refused)} node"
@@ -115,29 +112,24 @@ def parse(text: str) -> Network:
     return _assembled(graph, known)
 
 
-def _operator(node: symbol_json.Node) -> str:
-    op: str = node["op"]
-    return node["attrs"].get("op_type", op) if op == CUSTOM else op
-
-
-def _judged(node: symbol_json.Node) -> tuple[Kind, Any]:
-    kind = OPERATORS.get(_operator(node))
+def _judged(node: symbol_graph.Node) -> tuple[Kind, Any]:
+    kind = OPERATORS.get(node.type)
     if kind is None:
         raise Refused("unknown here")
-    settings = Settings(node["attrs"])
+    settings = Settings(node.attrs)
     read = kind.read(settings)
     settings.done()
     most = kind.count(read) if kind.count else len(kind.inputs)
-    if not kind.inputs[-1].endswith("*") and len(node["inputs"]) != most:
-        raise Refused(f"expected {most} inputs, got {len(node['inputs'])}")
+    if not kind.inputs[-1].endswith("*") and len(node.inputs) != most:
+        raise Refused(f"expected {most} inputs, got {len(node.inputs)}")
     return kind, read
 
 
-def _assembled(graph: symbol_json.Graph, known: Mapping[int, tuple[Kind, Any]]) -> Network:
-    nodes = graph["nodes"]
-    order = _order(nodes, [head[0] for head in graph["heads"]])
+def _assembled(graph: Graph, known: Mapping[int, tuple[Kind, Any]]) -> Network:
+    nodes = graph.nodes
+    order = _order(nodes, [head[0] for head in graph.heads])
     states = {
-        node["inputs"][kind.inputs.index(name)][0]
+        node.inputs[kind.inputs.index(name)][0]
         for index, (kind, _) in known.items()
         for node in [nodes[index]]
         for name in kind.auxiliary
@@ -146,30 +138,30 @@ def _assembled(graph: symbol_json.Graph, known: Mapping[int, tuple[Kind, Any]]) 
         source
         for index in order
         if index in known
-        for (source, *_), name in zip(nodes[index]["inputs"], _names(known[index][0], len(nodes[index]["inputs"])))
+        for (source, *_), name in zip(nodes[index].inputs, _names(known[index][0], len(nodes[index].inputs)))
         if name not in known[index][0].ignored
-    } | {head[0] for head in graph["heads"]}
+    } | {head[0] for head in graph.heads}
     found, variables, labels, arguments = [], [], [], []
     for index in order:
         node = nodes[index]
         if index in known:
             kind, settings = known[index]
-            found.append(Node(node["name"], kind, settings, tuple(source for source, *_ in node["inputs"]), index))
+            found.append(Node(node.name, kind, settings, tuple(source for source, *_ in node.inputs), index))
             continue
         if index not in states:
-            arguments.append(node["name"])
+            arguments.append(node.name)
         if index in read:
-            shape = node["attrs"].get(SHAPE)
+            shape = node.attrs.get(SHAPE)
             numbers = None if shape is None else integers(shape)
             sizes = None if numbers is None else tuple(numbers)
-            variables.append(Variable(node["name"], index, sizes, index in states))
+            variables.append(Variable(node.name, index, sizes, index in states))
     positions = {node.output: position for position, node in enumerate(found)}
     for index in order:
         if index not in known and index not in read:
-            user = next(i for i in order if i in known and index in [source for source, *_ in nodes[i]["inputs"]])
-            labels.append(Label(nodes[index]["name"], positions[user]))
+            user = next(i for i in order if i in known and index in [source for source, *_ in nodes[i].inputs])
+            labels.append(Label(nodes[index].name, positions[user]))
     _check_names(arguments)
-    outputs = tuple((f"output{number}", head[0]) for number, head in enumerate(graph["heads"]))
+    outputs = tuple((f"output{number}", head[0]) for number, head in enumerate(graph.heads))
     if len(outputs) == 1:
         outputs = (("output", outputs[0][1]),)
     return Network(tuple(found), tuple(variables), tuple(labels), tuple(arguments), outputs)
@@ -179,7 +171,7 @@ def _names(kind: Kind, count: int) -> tuple[str, ...]:
     return kind.inputs if not kind.inputs[-1].endswith("*") else (kind.inputs[0],) * count
 
 
-def _order(nodes: Sequence[symbol_json.Node], heads: Sequence[int]) -> list[int]:
+def _order(nodes: Sequence[symbol_graph.Node], heads: Sequence[int]) -> list[int]:
     """Nodes that the heads need, each behind its inputs, in the order in which MXNet lists arguments."""
     done: dict[int, None] = {}
     stack = [(head, False) for head in reversed(heads)]
@@ -189,7 +181,7 @@ def _order(nodes: Sequence[symbol_json.Node], heads: Sequence[int]) -> list[int]
             done[index] = None
         elif index not in done:
             stack.append((index, True))
-            stack += [(source, False) for source, *_ in reversed(nodes[index]["inputs"]) if source not in done]
+            stack += [(source, False) for source, *_ in reversed(nodes[index].inputs) if source not in done]
     return list(done)
 
 

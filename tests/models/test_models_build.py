@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ece408_op import models
-from ece408_op.graph import symbol_json
+from ece408_op.graph.symbol_graph import Graph
 from ece408_op.models import build
 from ece408_op.models.files import FOLDER
 
@@ -75,22 +75,22 @@ def test_mxnet_refuses_a_new_node_and_takes_its_own():
 def test_with_convolutions_changes_new_nodes_alone(name):
     graph = models.read_graph(FOLDER / f"{name}-symbol.json")
     plain = models.with_convolutions(graph)
-    assert [node["name"] for node in plain["nodes"]] == [node["name"] for node in graph["nodes"]]
-    for before, after in zip(graph["nodes"], plain["nodes"]):
-        if before["op"] == "New":
-            assert after["op"] == "Convolution"
-            assert after["attrs"] == {**before["attrs"], "no_bias": "True"}
+    assert [node.name for node in plain.nodes] == [node.name for node in graph.nodes]
+    for before, after in zip(graph.nodes, plain.nodes):
+        if before.op == "New":
+            assert after.op == "Convolution"
+            assert after.attrs == {**before.attrs, "no_bias": "True"}
         else:
             assert after == before
 
 
 def test_with_convolutions_takes_custom_nodes_and_drops_the_operators_own_attributes():
     graph = build.graph(build.NETWORKS["ece408-high"])
-    node = next(node for node in graph["nodes"] if node["op"] == "New")
-    plain = dict(node["attrs"])
-    node["op"] = "Custom"
-    node["attrs"] = {**plain, "op_type": "New", "impl": "direct", "precision": "float32", "__lr_mult__": "2"}
-    after = next(n for n in models.with_convolutions(graph)["nodes"] if n["name"] == node["name"])
-    assert (after["op"], after["attrs"]) == ("Convolution", {**plain, "__lr_mult__": "2", "no_bias": "True"})
-    assert node["op"] == "Custom"
-    symbol_json.parse(symbol_json.dump(graph), "a graph that was left as it was")
+    node = next(node for node in graph.nodes if node.op == "New")
+    plain = dict(node.attrs)
+    node.op = "Custom"
+    node.attrs = {**plain, "op_type": "New", "impl": "direct", "precision": "float32", "__lr_mult__": "2"}
+    after = next(n for n in models.with_convolutions(graph).nodes if n.name == node.name)
+    assert (after.op, after.attrs) == ("Convolution", {**plain, "__lr_mult__": "2", "no_bias": "True"})
+    assert node.op == "Custom"
+    Graph.parse(graph.dump(), "a graph that was left as it was")

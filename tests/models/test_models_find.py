@@ -9,7 +9,7 @@ import pytest
 
 from ece408_op import models
 from ece408_op.errors import GraphError
-from ece408_op.graph import params_io, symbol_json
+from ece408_op.graph import params_io
 from ece408_op.models import build
 from ece408_op.models.shapes import LARGEST
 
@@ -29,8 +29,8 @@ WEIGHTS = {
 
 def put(folder: Path, name: str, epoch: int = 1, data: dict | None = None, **changed: tuple | None) -> None:
     graph = build.graph(ANOTHER)
-    graph["nodes"][0]["attrs"].update(data or {})
-    (folder / f"{name}-symbol.json").write_text(symbol_json.dump(graph))
+    graph.nodes[0].attrs.update(data or {})
+    (folder / f"{name}-symbol.json").write_text(graph.dump())
     shapes = {key: shape for key, shape in {**WEIGHTS, **changed}.items() if shape is not None}
     arrays = {f"arg:{key}": np.zeros(shape, np.float16) for key, shape in shapes.items()}
     (folder / f"{name}-{epoch:04d}.params").write_bytes(params_io.write(arrays, name))

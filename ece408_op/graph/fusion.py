@@ -1,0 +1,103 @@
+"""Fusion: rewrites of a graph that compute the same function in fewer passes over memory.
+
+Each pass looks at a node and at the node that its first input comes from, if nothing else reads the value in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ece408_op.plugin.attributes import FULL, LAYER
+
+from .node_conversion import is_new
+from .symbol_graph import Entry, Graph, Node, integers
+
+_FALSE = ("False", "false", "0")
+
+#: A Pooling's attributes that change how MXNet computes it, not the result of 2 x 2 maxima.
+_IRRELEVANT = {"cudnn_off", "p_value", "count_include_pad"}
+
+
+def fuse_tanh_pool(graph: Graph) -> Graph:
+    """Return the graph with every chain of ``New``, tanh and Pooling as one ``New`` with the name of the Pooling.
+
+    The Pooling takes the maximum of 2 x 2 with stride 2, without padding. The nodes have no operators yet.
+    """
+    source, replaced, dropped = _only_source(graph), {}, set()
+    for index, pool in enumerate(graph.nodes):
+        convention = _max_pool_convention(pool)
+        middle = source(index) if convention else None
+        first = None if middle is None else source(middle)
+        if middle is None or first is None:
+            continue
+        activation, convolution = graph.nodes[middle], graph.nodes[first]
+        dependent = pool.control_deps or activation.control_deps
+        if _is_tanh(activation) and is_new(convolution) and "fuse" not in convolution.attrs and not dependent:
+            fuse = {"fuse": "tanh_pool" if convention == "valid" else FULL}
+            attrs = {LAYER: convolution.name, **convolution.attrs, **fuse}
+            replaced[index] = replace(convolution, name=pool.name, attrs=attrs)
+            dropped |= {first, middle}
+    nodes = [replaced.get(index, node) for index, node in enumerate(graph.nodes)]
+    return Graph(nodes, graph.heads, graph.attrs).without(dropped)
+
+
+def fuse_epilogues(graph: Graph) -> Graph:
+    """Return the graph with activations computed by the nodes before them; all nodes have operators.
+
+    First an activation that feeds a max-pooling moves behind it: a monotonic function of a maximum is the maximum of
+    the function's values, and behind a 2 x 2 pooling it is computed a quarter as often. Then an activation becomes the
+    epilogue of the node that feeds it, if that node's operator can apply one.
+    """
+    source, nodes = _only_source(graph), list(graph.nodes)
+    for index, pool in enumerate(nodes):
+        before = source(index)
+        if before is not None and pool.operator and pool.operator.is_maximum and nodes[before].operator.monotonic:
+            # The pooling now computes the value in between, which becomes smaller.
+            nodes[index] = replace(nodes[before], inputs=[Entry(before)])
+            nodes[before] = replace(pool, inputs=graph.nodes[before].inputs)
+    dropped = set()
+    for index, node in enumerate(nodes):
+        before = source(index)
+        activation = node.operator.activation if node.operator else None
+        if activation and before is not None:
+            feeding = nodes[before]
+            if feeding.operator.takes_epilogue and feeding.epilogue is None:
+                nodes[index] = replace(feeding, epilogue=activation)
+                dropped.add(before)
+    return Graph(nodes, graph.heads, graph.attrs).without(dropped)
+
+
+def _only_source(graph: Graph) -> Callable[[int], int | None]:
+    """Return a function from a node to the operator that feeds its first input, if nothing else reads that operator."""
+    uses = graph.uses()
+
+    def source(index: int) -> int | None:
+        inputs = graph.nodes[index].inputs
+        found = inputs[0].node if inputs else None
+        return found if found is not None and uses[found] == 1 and graph.nodes[found].inputs else None
+
+    return source
+
+
+def _is_tanh(node: Node) -> bool:
+    return node.op == "tanh" or (node.op == "Activation" and node.attrs.get("act_type") == "tanh")
+
+
+def _max_pool_convention(node: Node) -> str | None:
+    """Return the convention of a Pooling that takes the maximum of 2 x 2 with stride 2; None for any other node."""
+    attrs = node.attrs
+    if node.op != "Pooling" or attrs.get("pool_type", "max") != "max":
+        return None
+    fitting = {
+        "kernel": integers(attrs.get("kernel", "")) == [2, 2],
+        "stride": integers(attrs.get("stride", "")) == [2, 2],
+        "pad": not any(integers(attrs.get("pad", "()")) or ()),
+        "global_pool": attrs.get("global_pool", "False") in _FALSE,
+        "layout": attrs.get("layout", "None") in ("None", "NCHW"),
+    }
+    convention = attrs.get("pooling_convention", "valid")
+    known = {*fitting, *_IRRELEVANT, "pool_type", "pooling_convention"}
+    if not all(fitting.values()) or any(key not in known and not key.startswith("__") for key in attrs):
+        return None
+    return convention if convention in ("valid", "full") else None

@@ -1,0 +1,341 @@
+"""``Graph``: the nodes of an MXNet symbol as plain Python objects, read from JSON, checked, changed and written.
+
+A symbol file is a list of nodes in JSON. MXNet spelled a node's attributes in three ways, and all are read here:
+``param`` with the user's own attributes in ``attr`` (before 0.9), ``attr`` (to 1.0) and ``attrs`` (later). An entry
+refers to a node's output: [node, output] or [node, output, version]. (nnvm, src/pass/saveload_json.cc; MXNet,
+src/nnvm/legacy_json_util.cc.) Nothing here needs MXNet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ece408_op.errors import GraphError
+
+#: The op of a variable.
+VARIABLE = "null"
+
+_SPELLINGS = ("param", "attr", "attrs")
+_NODE_FIELDS = {"op", "name", "inputs", *_SPELLINGS, "control_deps", "subgraphs", "backward_source_id"}
+_GRAPH_FIELDS = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
+
+#: The deepest nesting of subgraphs that is read: MXNet reads them by recursion.
+_DEEPEST = 16
+
+#: The first MXNet version whose files 1.9.1 reads unchanged, and 1.9.1 itself.
+_UNCHANGED_SINCE, _TODAY = 1100, 10901
+
+#: MXNet's own attributes as files from before 0.9.4 spell them, for the node or for one of its inputs.
+_OLD_HIDDEN = re.compile(r"(\w+_)?(ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage)")
+
+
+class Entry(NamedTuple):
+    """One output of the node with that number."""
+
+    node: int
+    output: int = 0
+    version: int = 0
+
+
+@dataclass
+class Node:
+    """One variable or operator of a graph, with its attributes as text."""
+
+    op: str
+    name: str
+    attrs: dict[str, str] = field(default_factory=dict)
+    inputs: list[Entry] = field(default_factory=list)
+    #: The numbers of nodes that run before this one although it does not read them.
+    control_deps: list[int] = field(default_factory=list)
+    #: The bodies of control flow, and operators that MXNet fused.
+    subgraphs: list[Graph] = field(default_factory=list)
+    #: Set by ``ece408_op.network``, and not written: the op with its attributes parsed, and the activation that the
+    #: node applies to its output.
+    operator: Any = None
+    epilogue: str | None = None
+
+    @property
+    def type(self) -> str:
+        """The op, or the op_type of a Custom node."""
+        return self.attrs.get("op_type", self.op) if self.op == "Custom" else self.op
+
+
+class Location(NamedTuple):
+    """A node, its graph, a label for error messages, and the names of the nodes that contain the graph."""
+
+    node: Node
+    graph: Graph
+    label: str
+    parents: tuple[str, ...]
+
+
+@dataclass
+class Graph:
+    """A symbol: its nodes, its outputs (``heads``) and its own attributes, such as MXNet's version.
+
+    row_ptr: the number of the first output of each node, counted over all nodes, where MXNet wrote it.
+    """
+
+    nodes: list[Node]
+    heads: list[Entry]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    row_ptr: list[int] | None = None
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Graph:
+        """Return the graph in the text of a symbol file, with every index and type in it checked.
+
+        Raises GraphError, which starts with ``where`` and names the node.
+        """
+        try:
+            raw = json.loads(text)
+        except RecursionError:
+            raise GraphError(f"{where}: expected a symbol in JSON, got brackets nested too deeply") from None
+        except ValueError as error:
+            raise GraphError(f"{where}: expected a symbol in JSON, got broken JSON: {error}") from None
+        return _graph(raw, where, 0)
+
+    def dump(self, spelling: str = "attrs", indent: int | None = 2) -> str:
+        """Return the text of a symbol file; ``spelling`` is the key of the nodes' attributes."""
+        return json.dumps(self._as_json(spelling), indent=indent, ensure_ascii=False)
+
+    def for_mxnet(self) -> str:
+        """Return the text to load with MXNet 1.9.1.
+
+        MXNet prints a message about each file older than itself. Files since 0.11 without attributes in an old
+        spelling need no upgrade, so this text says that 1.9.1 wrote them.
+        """
+        version = (self.attrs.get("mxnet_version") or [0])[-1]
+        old = any(_OLD_HIDDEN.fullmatch(key) for place in self.locations("") for key in place.node.attrs)
+        current = not old and isinstance(version, int) and _UNCHANGED_SINCE <= version < _TODAY
+        attrs = {**self.attrs, "mxnet_version": ["int", _TODAY]} if current else self.attrs
+        return replace(self, attrs=attrs).dump()
+
+    def locations(self, where: str) -> Iterator[Location]:
+        """Iterate over every node, including those in subgraphs."""
+        stack: list[tuple[Graph, str, tuple[str, ...]]] = [(self, where, ())]
+        while stack:
+            graph, label, parents = stack.pop()
+            for index, node in enumerate(graph.nodes):
+                here = _label(label, index, node.name)
+                yield Location(node, graph, here, parents)
+                stack += [(inner, here, (*parents, node.name)) for inner in node.subgraphs]
+
+    def uses(self) -> Counter[int]:
+        """Count how often each node is read: by other nodes, as an output of the graph, or as a control dependency."""
+        uses = Counter(entry.node for node in self.nodes for entry in node.inputs)
+        uses.update(head.node for head in self.heads)
+        uses.update(source for node in self.nodes for source in node.control_deps)
+        return uses
+
+    def ordered(self) -> Graph:
+        """Return the nodes that the heads need, each after its inputs, in the order of MXNet's lists of arguments."""
+        done: dict[int, None] = {}
+        stack = [(head.node, False) for head in reversed(self.heads)]
+        while stack:
+            index, ready = stack.pop()
+            if ready:
+                done[index] = None
+            elif index not in done:
+                stack.append((index, True))
+                stack += [(entry.node, False) for entry in reversed(self.nodes[index].inputs) if entry.node not in done]
+        return self._selected(list(done))
+
+    def without(self, dropped: Collection[int]) -> Graph:
+        """Return the graph without these nodes, which nothing reads any more."""
+        return self._selected([index for index in range(len(self.nodes)) if index not in dropped])
+
+    def check_outputs(self, where: str) -> None:
+        """Raise GraphError if an entry refers to an output that its node does not have.
+
+        MXNet does not check that, and reads beyond its memory. Only MXNet knows how many outputs a node has, so the
+        graph is one that MXNet wrote, with ``row_ptr``.
+        """
+        assert self.row_ptr is not None, "MXNet writes node_row_ptr"
+        asked = [(e, _label(where, i, node.name)) for i, node in enumerate(self.nodes) for e in node.inputs]
+        for (index, output, _), label in [*asked, *((head, f"{where}: heads") for head in self.heads)]:
+            count = self.row_ptr[index + 1] - self.row_ptr[index]
+            if output >= count:
+                name = self.nodes[index].name
+                raise GraphError(f"{label}: expected one of the {count} outputs of {name!r}, got output {output}")
+
+    def _selected(self, chosen: list[int]) -> Graph:
+        numbers = {old: new for new, old in enumerate(chosen)}
+
+        def renumbered(entries: list[Entry]) -> list[Entry]:
+            return [entry._replace(node=numbers[entry.node]) for entry in entries]
+
+        nodes = [
+            replace(
+                self.nodes[old],
+                inputs=renumbered(self.nodes[old].inputs),
+                control_deps=[numbers[source] for source in self.nodes[old].control_deps if source in numbers],
+            )
+            for old in chosen
+        ]
+        return Graph(nodes, renumbered(self.heads), self.attrs)
+
+    def _as_json(self, spelling: str) -> dict[str, Any]:
+        nodes = []
+        for node in self.nodes:
+            optional = {
+                spelling: node.attrs,
+                "inputs": node.inputs,
+                "control_deps": node.control_deps,
+                "subgraphs": [inner._as_json(spelling) for inner in node.subgraphs],
+            }
+            kept = {key: value for key, value in optional.items() if value or key == "inputs"}
+            nodes.append({"op": node.op, "name": node.name, **kept})
+        variables = [index for index, node in enumerate(self.nodes) if node.op == VARIABLE]
+        # node_row_ptr is left out: every reader counts the outputs itself.
+        return {
+            "nodes": nodes,
+            "arg_nodes": variables,
+            "heads": self.heads,
+            **({"attrs": self.attrs} if self.attrs else {}),
+        }
+
+
+def is_mxnets_own(name: str) -> bool:
+    """Return whether MXNet, not the operator, reads this attribute: ``__lr_mult__``, or an old ``lr_mult``."""
+    return (name.startswith("__") and name.endswith("__")) or _OLD_HIDDEN.fullmatch(name) is not None
+
+
+def integers(text: str) -> list[int] | None:
+    """Return the numbers of a shape in MXNet's spelling, or None: "(5, 5)", "[5,5]", "(5L, 5L)" from Python 2."""
+    body = text.strip()
+    if body[:1] + body[-1:] in ("()", "[]"):
+        body = body[1:-1]
+    parts = [part.strip() for part in body.split(",")]
+    if parts[-1] == "":
+        parts.pop()
+    if not all(re.fullmatch(r"-?[0-9]{1,9}L?", part) for part in parts):
+        return None
+    return [int(part.rstrip("L")) for part in parts]
+
+
+def _graph(raw: Any, where: str, depth: int) -> Graph:
+    if depth > _DEEPEST:
+        raise GraphError(f"{where}: expected at most {_DEEPEST} subgraphs within each other, got more")
+    if not isinstance(raw, dict) or not isinstance(raw.get("nodes"), list):
+        raise GraphError(f"{where}: expected a symbol, an object with a list of nodes, got {_short(raw)}")
+    _check_keys(raw, _GRAPH_FIELDS, where)
+    _check_lists(raw, ("heads", "arg_nodes"), where)
+    count = len(raw["nodes"])
+    nodes = [_node(node, index, count, where, depth) for index, node in enumerate(raw["nodes"])]
+    heads = [_entry(entry, count, f"{where}: heads") for entry in raw["heads"]]
+    if not heads:
+        raise GraphError(f"{where}: heads: expected at least one output, got none")
+    for number in raw["arg_nodes"]:
+        index = _index(number, count, f"{where}: arg_nodes")
+        if nodes[index].op != VARIABLE:
+            name, op = nodes[index].name, nodes[index].op
+            raise GraphError(
+                f"{where}: arg_nodes: expected variables (op null), got node {index} {name!r} of op {op!r}"
+            )
+    _check_acyclic(nodes, where)
+    attrs = raw.get("attrs", {})
+    if not isinstance(attrs, dict) or not isinstance(attrs.get("mxnet_version", []), list):
+        raise GraphError(
+            f"{where}: attrs: expected an object such as {{'mxnet_version': ['int', {_TODAY}]}}, got {_short(attrs)}"
+        )
+    return Graph(nodes, heads, attrs, raw.get("node_row_ptr"))
+
+
+def _node(raw: Any, index: int, count: int, where: str, depth: int) -> Node:
+    if not isinstance(raw, dict) or not isinstance(raw.get("name"), str):
+        raise GraphError(f"{where}: node {index}: expected an object with a name, got {_short(raw)}")
+    label = _label(where, index, raw["name"])
+    _check_keys(raw, _NODE_FIELDS, label)
+    if not isinstance(raw.get("op"), str):
+        raise GraphError(f"{label}: op: expected an operator's name, got {_short(raw.get('op'))}")
+    raw = {"control_deps": [], "subgraphs": [], **raw}
+    _check_lists(raw, ("inputs", "control_deps", "subgraphs"), label)
+    if raw["op"] == VARIABLE and raw["inputs"]:
+        raise GraphError(f"{label}: inputs: expected none for a variable, got {_short(raw['inputs'])}")
+    return Node(
+        op=raw["op"],
+        name=raw["name"],
+        attrs=_attributes(raw, label),
+        inputs=[_entry(entry, count, f"{label}: inputs") for entry in raw["inputs"]],
+        control_deps=[_index(number, count, f"{label}: control_deps") for number in raw["control_deps"]],
+        subgraphs=[_graph(inner, label, depth + 1) for inner in raw["subgraphs"]],
+    )
+
+
+def _attributes(raw: Mapping[str, Any], label: str) -> dict[str, str]:
+    """Merge the three spellings; as in MXNet, the later spelling's value of a key is valid."""
+    merged: dict[str, str] = {}
+    for spelling in _SPELLINGS:
+        given = raw.get(spelling, {})
+        if not isinstance(given, dict):
+            raise GraphError(f"{label}: {spelling}: expected an object of texts, got {_short(given)}")
+        for key, value in given.items():
+            if not isinstance(value, str):
+                raise GraphError(f"{label}: {spelling}: {key}: expected a text, got {_short(value)}")
+        merged.update(given)
+    return merged
+
+
+def _check_keys(raw: Mapping[str, Any], known: set[str], label: str) -> None:
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        hint = " (attributes stand under attrs, attr or param)" if "op" in known else ""
+        raise GraphError(f"{label}: expected only {', '.join(sorted(known))}; got {', '.join(unknown)}{hint}")
+
+
+def _check_lists(raw: Mapping[str, Any], names: tuple[str, ...], label: str) -> None:
+    for name in names:
+        if not isinstance(raw.get(name), list):
+            raise GraphError(f"{label}: {name}: expected a list, got {_short(raw.get(name))}")
+
+
+def _entry(raw: Any, count: int, label: str) -> Entry:
+    if not isinstance(raw, list) or len(raw) not in (2, 3) or not all(_is_natural(number) for number in raw):
+        raise GraphError(f"{label}: expected [node, output] or [node, output, version], got {_short(raw)}")
+    _index(raw[0], count, label)
+    return Entry(*raw)
+
+
+def _index(raw: Any, count: int, label: str) -> int:
+    if not _is_natural(raw) or raw >= count:
+        raise GraphError(f"{label}: expected one of the file's {count} nodes, numbered from 0, got node {_short(raw)}")
+    return int(raw)
+
+
+def _is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _check_acyclic(nodes: list[Node], where: str) -> None:
+    """Remove, again and again, the nodes that wait for no other node; the nodes that stay are in a cycle."""
+    waiting = [{entry.node for entry in node.inputs} | set(node.control_deps) for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for index, sources in enumerate(waiting):
+        for source in sources:
+            readers[source].append(index)
+    ready = [index for index, sources in enumerate(waiting) if not sources]
+    while ready:
+        done = ready.pop()
+        for index in readers[done]:
+            waiting[index].remove(done)
+            if not waiting[index]:
+                ready.append(index)
+    for index, sources in enumerate(waiting):
+        if sources:
+            label = _label(where, index, nodes[index].name)
+            raise GraphError(f"{label}: inputs: expected nodes that do not depend on this one, got a circle")
+
+
+def _label(where: str, index: int, name: str) -> str:
+    return f"{where}: node {index} {name!r}"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
