@@ -116,8 +116,8 @@ def main() -> int:
     rows = measure(layer, options.kernel, options.repeats)
     cp = cuda.cupy()
     print(
-        f"{layer}, {chip.name}, {host_context.gpu().threads} threads, each with {host_context.SLOT_BYTES >> 20} MB of "
-        f"staging memory; CuPy {cp.__version__}, CUDA {cp.cuda.runtime.runtimeGetVersion()}, "
+        f"{layer}, {chip.name}, {host_context.gpu().threads} threads, each with {host_context.STAGING_BYTES >> 20} MB "
+        f"of staging memory; CuPy {cp.__version__}, CUDA {cp.cuda.runtime.runtimeGetVersion()}, "
         f"NumPy {np.__version__}, Python {platform.python_version()}; median of {options.repeats}\n"
     )
     print("| output memory | bare staged copy, ms | operator, copies and computing, ms | ratio | Op Time, ms |")

@@ -19,10 +19,10 @@ import numpy as np
 
 from ece408_op.errors import DeviceError
 from ece408_op.plugin import host_context, op_times
-from ece408_op.plugin.host_context import SLOT_BYTES, Gpu
+from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import INPUT, Piece, Pipeline, Round, Slot, rounds_of
+from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
 from ece408_op.runtime.launch import ceil_div
 
 from ._fuse import fused
@@ -32,10 +32,10 @@ from ._plan import infer, plan, splits
 from ._run import Program
 from .graph import parse
 
-#: Rounds on the device at a time: copies of one overlap with the computation of the other.
-RING = 2
-#: Bytes of data and outputs of a round, and rounds at most: enough to overlap, few enough to launch.
-ROUND_BYTES, MOST_ROUNDS = 12 << 20, 4
+#: Chunks on the device at a time: copies of one overlap with the computation of the other.
+STAGES = 2
+#: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
+CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 #: Threads that copy at most, and the bytes that are worth one more: they hand the interpreter's lock to each other,
 #: and to the one that launches, at each call of CUDA. Other settings took up to a fifth more on the course's networks.
 _THREADS, _THREAD_BYTES = 8, 8 << 20
@@ -51,18 +51,18 @@ _Bound = tuple[list[Callable[[], None]], list[Any]]
 
 
 class _Plan:
-    """A program for so many images, with its memory: the block, and rings of data and output buffers."""
+    """A program for so many images, with its memory: the block, and sets of data and output buffers."""
 
     def __init__(self, engine: Engine, images: int, shapes: dict[str, Shape]) -> None:
         cp = cuda.cupy()
         network = engine.network
         whole = images == next(iter(shapes.values()))[0]
         every = infer(network, shapes if whole else {n: (images, *s[1:]) for n, s in shapes.items()})
-        rings = range(1 if whole else RING)
+        stages = range(1 if whole else STAGES)
         self.program = Program(network, every, engine.chooser.step)
         self.block = cp.cuda.alloc(max(1, self.program.plan.bytes))
-        self.data = [[cp.zeros(every[v.value], np.float32) for v in network.data] for _ in rings]
-        self.outputs = [[cp.empty(every[v], np.float32) for _, v in network.outputs] for _ in rings]
+        self.data = [[cp.zeros(every[v.value], np.float32) for v in network.data] for _ in stages]
+        self.outputs = [[cp.empty(every[v], np.float32) for _, v in network.outputs] for _ in stages]
         self._bound: dict[tuple[int, ...], _Bound] = {}
 
     def prepare(self, parameters: dict[int, Any]) -> None:
@@ -74,7 +74,7 @@ class _Plan:
         """Put the network's work on the current stream; its outputs, which the next run overwrites."""
         key = tuple(array.data.ptr for array in data)
         if key not in self._bound:
-            if len(self._bound) > RING:
+            if len(self._bound) > STAGES:
                 self._bound.clear()
             self._bound[key] = self.program.bind(given, self.view)
         calls, outputs = self._bound[key]
@@ -105,7 +105,7 @@ class Engine:
         Outputs share no memory with the others. Returns when they are filled. Raises DeviceError where the GPU fails or
         has no room for one image.
         """
-        with self.gpu.turn, self.gpu.device, cuda.reported("network"):
+        with self.gpu.lock, self.gpu.device, cuda.reported("network"):
             known = bool(self._there) or not parameters
             if not known:
                 self._send(parameters)
@@ -118,7 +118,7 @@ class Engine:
                     self._send(parameters)
                     self._flow(images, held, data, outputs, ())
             except BaseException:
-                self.gpu.settle()
+                self.gpu.wait()
                 raise
             finally:
                 self.chooser.hold = None
@@ -130,7 +130,7 @@ class Engine:
 
         parameters: sent first where they are given. The outputs are the network's own memory until the next call.
         """
-        with self.gpu.turn, self.gpu.device:
+        with self.gpu.lock, self.gpu.device:
             if parameters:
                 self._send(parameters)
             _, held = self._planned([array.shape for array in data], at_once=True)
@@ -138,7 +138,7 @@ class Engine:
 
     def calls(self, data: Sequence[Any]) -> dict[str, Callable[[], None]]:
         """What computes each node by name, on data that is on the GPU already: for measuring one by one."""
-        with self.gpu.turn, self.gpu.device:
+        with self.gpu.lock, self.gpu.device:
             _, held = self._planned([array.shape for array in data], at_once=True)
             calls, _ = held.program.bind(self._given(data), held.view)
             names = [node.name for node in self.network.nodes if not node.kind.view or node.activation]
@@ -158,7 +158,7 @@ class Engine:
         cuda.wait("network", self.gpu.stream)
 
     def _planned(self, shapes: Sequence[Shape], at_once: bool = False) -> tuple[int, _Plan]:
-        """The images of a round, and the plan for them; made at the first call with such data."""
+        """The images of a chunk, and the plan for them; made at the first call with such data."""
         key = (*shapes, (int(at_once),))
         if key in self._plans:
             self._plans.move_to_end(key)
@@ -190,19 +190,19 @@ class Engine:
         return found
 
     def _images(self, shapes: dict[str, Shape]) -> int:
-        """How many images a round has: so that copies overlap computing, and that its memory fits."""
+        """How many images a chunk has: so that copies overlap computing, and that its memory fits."""
         batch = next(iter(shapes.values()))[0]
         if not splits(self.network, shapes):
             return batch
         every = infer(self.network, {name: (1, *shape[1:]) for name, shape in shapes.items()})
         moved = [v.value for v in self.network.data] + [v for _, v in self.network.outputs]
         image = ITEM_BYTES * sum(size(every[value]) for value in moved)
-        count = min(MOST_ROUNDS, max(1, batch * image // ROUND_BYTES))
+        count = min(MOST_CHUNKS, max(1, batch * image // CHUNK_BYTES))
         images = ceil_div(batch, count)
         room = _SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
             there = infer(self.network, {name: (images, *shape[1:]) for name, shape in shapes.items()})
-            if plan(self.network, there).bytes + RING * image * images <= room:
+            if plan(self.network, there).bytes + STAGES * image * images <= room:
                 break
             images = ceil_div(images, 2)
         return images
@@ -224,7 +224,7 @@ class Engine:
         outputs: Sequence[np.ndarray],
         compared: Sequence[np.ndarray],
     ) -> bool:
-        """Compute all rounds; whether some of the parameters compared differ from those that were sent."""
+        """Compute all chunks; whether some of the parameters compared differ from those that were sent."""
         differ = threading.Event()
         checks = [
             lambda piece=piece: None if _same(*piece) else differ.set()  # type: ignore[misc]
@@ -233,13 +233,13 @@ class Engine:
         ]
         copied = sum(array.nbytes for array in (*data, *outputs, *compared))
         threads = max(1, min(self.gpu.threads, _THREADS, copied // _THREAD_BYTES))
-        rounds = rounds_of(len(data[0]), images, RING) if images < len(data[0]) else [Round(0, 1)]
-        if len(rounds) == 1:
+        chunks = chunks_of(len(data[0]), images, STAGES) if images < len(data[0]) else [Chunk(0, 1)]
+        if len(chunks) == 1:
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # All threads have a piece of each round.
-        share = rounds[0].images * sum(array[0].nbytes for array in data) // threads
-        most = min(SLOT_BYTES, max(_LEAST_PIECE, share)) // ITEM_BYTES
-        Pipeline(_Work(self, held), rounds, data, outputs, most, checks=checks).run(threads)
+        # All threads have a part of each chunk.
+        share = chunks[0].images * sum(array[0].nbytes for array in data) // threads
+        most = min(STAGING_BYTES, max(_LEAST_PIECE, share)) // ITEM_BYTES
+        Pipeline(_Work(self, held), chunks, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
 
     def _timings(self, held: _Plan, data: Sequence[np.ndarray]) -> list[op_times.OpTime]:
@@ -258,36 +258,36 @@ class _Work:
     def __init__(self, engine: Engine, held: _Plan) -> None:
         self._engine, self._held, self._gpu = engine, held, engine.gpu
 
-    def take(self) -> Slot:
-        return self._gpu.slots.get()
+    def acquire(self) -> StagingBuffer:
+        return self._gpu.staging.get()
 
-    def give(self, slot: Slot) -> None:
-        self._gpu.slots.put(slot)
+    def release(self, buffer: StagingBuffer) -> None:
+        self._gpu.staging.put(buffer)
 
-    def copy_in(self, slot: Slot, piece: Piece, after: Any) -> None:
-        self._copy(slot, piece, after)
+    def copy_in(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        self._copy(buffer, transfer, after)
 
-    def copy_out(self, slot: Slot, piece: Piece, after: Any) -> None:
-        self._copy(slot, piece, after)
+    def copy_out(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        self._copy(buffer, transfer, after)
 
-    def compute(self, this: Round) -> Any:
+    def compute(self, this: Chunk) -> Any:
         gpu, held = self._gpu, self._held
         with gpu.device, gpu.stream:
-            data = held.data[this.ring]
-            for source, target in zip(held.run(self._engine._given(data), data), held.outputs[this.ring]):
+            data = held.data[this.stage]
+            for source, target in zip(held.run(self._engine._given(data), data), held.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
 
-    def _copy(self, slot: Slot, piece: Piece, after: Any) -> None:
-        inward = piece.role == INPUT
+    def _copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        inward = transfer.role == INPUT
         buffers = self._held.data if inward else self._held.outputs
-        there = buffers[piece.ring][piece.array].data.ptr + ITEM_BYTES * piece.start
-        target, source = (there, slot.address) if inward else (slot.address, there)
+        there = buffers[transfer.stage][transfer.array].data.ptr + ITEM_BYTES * transfer.start
+        target, source = (there, buffer.address) if inward else (buffer.address, there)
         if after is not None:
-            slot.handle.wait_event(after)
+            buffer.stream.wait_event(after)
         direction = _TO_DEVICE if inward else _TO_HOST
-        self._gpu.cuda.runtime.memcpyAsync(target, source, piece.host.nbytes, direction, slot.handle.ptr)
-        slot.handle.synchronize()
+        self._gpu.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
+        buffer.stream.synchronize()
 
 
 @cache

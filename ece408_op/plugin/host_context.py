@@ -25,13 +25,13 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import (
     CONSTANT,
     INPUT,
-    RING,
-    Piece,
+    STAGES,
+    Chunk,
     Pipeline,
-    Round,
-    Slot,
-    images_per_round,
-    rounds_of,
+    StagingBuffer,
+    Transfer,
+    chunks_of,
+    images_per_chunk,
 )
 from ece408_op.runtime.launch import Plan, ceil_div
 from ece408_op.runtime.memory import advise_huge_pages
@@ -41,10 +41,10 @@ from .op_times import Timing
 
 #: The most threads that copy, and the bytes of each one's staging buffer: others were slower (docs/performance.md).
 THREADS = 16
-SLOT_BYTES = 8 << 20
+STAGING_BYTES = 8 << 20
 
-#: The bytes of one round's input and output on the device, unless one image has more.
-ROUND_BYTES = 128 << 20
+#: The bytes of one chunk's input and output on the device, unless one image has more.
+CHUNK_BYTES = 128 << 20
 
 #: Below this many bytes the caller copies alone.
 _WORTH_THREADS = 1 << 20
@@ -94,9 +94,9 @@ class Gpu:
     def __init__(self, number: int) -> None:
         self.cuda = cuda.cupy().cuda
         self.device = self.cuda.Device(number)
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.threads = min(THREADS, max(2, len(os.sched_getaffinity(0))))
-        self.slots: SimpleQueue[Slot] = SimpleQueue()
+        self.staging: SimpleQueue[StagingBuffer] = SimpleQueue()
         #: Device memory by array and set of buffers: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
         self.buffers: dict[tuple[str, int], Any] = {}
         self.warm: set[tuple[str, ConvProblem]] = set()
@@ -104,8 +104,8 @@ class Gpu:
             self.stream = self.cuda.Stream(non_blocking=True)
             self.gate = _Gate(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
-                floats = np.frombuffer(self.pinned(SLOT_BYTES), np.float32, SLOT_BYTES // ITEM_BYTES)
-                self.slots.put(Slot(floats, self.cuda.Stream(non_blocking=True)))
+                floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
+                self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
 
     def run(
         self, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, add: bool
@@ -113,20 +113,20 @@ class Gpu:
         """One call, as ``convolve``, into an output that shares no memory with the inputs."""
         image = problem.with_batch(1)
         image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
-        rounds = rounds_of(problem.batch, images_per_round(problem.batch, image_bytes, ROUND_BYTES))
-        part = problem.with_batch(rounds[0].images)
+        chunks = chunks_of(problem.batch, images_per_chunk(problem.batch, image_bytes, CHUNK_BYTES))
+        part = problem.with_batch(chunks[0].images)
         work = _Work(self, kernel, problem)
-        with self.turn, self.device, cuda.reported(kernel.name):
+        with self.lock, self.device, cuda.reported(kernel.name):
             try:
-                self.make_room(part, min(RING, len(rounds)))
+                self.make_room(part, min(STAGES, len(chunks)))
                 self.warm_up(work, kernel, part)
                 threads = self.threads if problem.bytes >= _WORTH_THREADS else 1
                 start = time.perf_counter()
-                Pipeline(work, rounds, [x], [y], SLOT_BYTES // ITEM_BYTES, constants=[w], add=add).run(threads)
+                Pipeline(work, chunks, [x], [y], STAGING_BYTES // ITEM_BYTES, constants=[w], add=add).run(threads)
                 total = time.perf_counter() - start
             finally:
-                self.settle()
-                if image_bytes > ROUND_BYTES:
+                self.wait()
+                if image_bytes > CHUNK_BYTES:
                     self.buffers.clear()
             seconds = work.seconds()
         return Timing(seconds, max(0.0, total - seconds))
@@ -138,25 +138,25 @@ class Gpu:
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
         """Copy a CuPy float32 array into a NumPy array as a call copies its output, and do nothing else."""
         advise_huge_pages(target)
-        flat, most = target.reshape(-1), SLOT_BYTES // ITEM_BYTES
+        flat, most = target.reshape(-1), STAGING_BYTES // ITEM_BYTES
 
         def work(number: int) -> None:
             part = flat[number * most : (number + 1) * most]
-            slot = self.slots.get()
+            buffer = self.staging.get()
             there = source.data.ptr + ITEM_BYTES * most * number
-            self.cuda.runtime.memcpyAsync(slot.address, there, part.nbytes, _TO_HOST, slot.handle.ptr)
-            slot.handle.synchronize()
-            np.copyto(part, slot.floats[: part.size])
-            self.slots.put(slot)
+            self.cuda.runtime.memcpyAsync(buffer.address, there, part.nbytes, _TO_HOST, buffer.stream.ptr)
+            buffer.stream.synchronize()
+            np.copyto(part, buffer.floats[: part.size])
+            self.staging.put(buffer)
 
-        with self.turn:
+        with self.lock:
             share(work, ceil_div(flat.size, most), self.threads)
 
     def make_room(self, part: ConvProblem, count: int) -> None:
-        """Device buffers for the weights and for so many rounds, kept as long as they are large enough."""
+        """Device buffers for the weights and for so many chunks, kept as long as they are large enough."""
         wanted = {("w", 0): part.w_shape}
-        for ring in range(count):
-            wanted["x", ring], wanted["y", ring] = part.x_shape, part.y_shape
+        for stage in range(count):
+            wanted["x", stage], wanted["y", stage] = part.x_shape, part.y_shape
         for key, shape in wanted.items():
             size = ITEM_BYTES * prod(shape)
             if key not in self.buffers or self.buffers[key].mem.size < size:
@@ -176,8 +176,8 @@ class Gpu:
             except errors as error:
                 free, total = self.cuda.runtime.memGetInfo()
                 raise DeviceError(
-                    f"the GPU's memory: expected room for {part} {RING} times over, got {free >> 20} of {total >> 20} "
-                    "MB free; end what else uses the GPU, or take smaller images or fewer filters"
+                    f"the GPU's memory: expected room for {part} {STAGES} times over, got {free >> 20} of "
+                    f"{total >> 20} MB free; end what else uses the GPU, or take smaller images or fewer filters"
                 ) from error
         # The first, unmeasured run of a kernel reads it before anything is copied in.
         self.cuda.runtime.memsetAsync(memory.ptr, 0, size, self.stream.ptr)
@@ -194,13 +194,13 @@ class Gpu:
         # Fresh memory has been cleared, and a first run is over, before a copy comes in.
         cuda.wait(kernel.name, self.stream)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until nothing of the call is under way, also after an error: the buffers are used again."""
         self.stream.synchronize()
-        slots = [self.slots.get() for _ in range(self.threads)]
-        for slot in slots:
-            slot.handle.synchronize()
-            self.slots.put(slot)
+        staging = [self.staging.get() for _ in range(self.threads)]
+        for buffer in staging:
+            buffer.stream.synchronize()
+            self.staging.put(buffer)
 
 
 class _Work:
@@ -213,21 +213,21 @@ class _Work:
         self._problem = problem
         self._intervals: list[tuple[Any, Any]] = []
 
-    def take(self) -> Slot:
-        return self._gpu.slots.get()
+    def acquire(self) -> StagingBuffer:
+        return self._gpu.staging.get()
 
-    def give(self, slot: Slot) -> None:
-        self._gpu.slots.put(slot)
+    def release(self, buffer: StagingBuffer) -> None:
+        self._gpu.staging.put(buffer)
 
-    def copy_in(self, slot: Slot, piece: Piece, after: Any) -> None:
-        self._copy(slot, piece, _TO_DEVICE, after)
+    def copy_in(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        self._copy(buffer, transfer, _TO_DEVICE, after)
 
-    def copy_out(self, slot: Slot, piece: Piece, after: Any) -> None:
-        self._copy(slot, piece, _TO_HOST, after)
+    def copy_out(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        self._copy(buffer, transfer, _TO_HOST, after)
 
-    def compute(self, this: Round) -> Any:
+    def compute(self, this: Chunk) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
-        arrays = self.arrays(problem, this.ring)
+        arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.gate.held(stream, arrays[0]):
             start, end = self._cuda.Event(), self._cuda.Event()
             start.record(stream)
@@ -236,9 +236,9 @@ class _Work:
         self._intervals.append((start, end))
         return end
 
-    def arrays(self, part: ConvProblem, ring: int) -> tuple[Any, Any, Any]:
-        """x, w and y of a round on the device."""
-        shapes = {("x", ring): part.x_shape, ("w", 0): part.w_shape, ("y", ring): part.y_shape}
+    def arrays(self, part: ConvProblem, stage: int) -> tuple[Any, Any, Any]:
+        """x, w and y of a chunk on the device."""
+        shapes = {("x", stage): part.x_shape, ("w", 0): part.w_shape, ("y", stage): part.y_shape}
         array = cuda.cupy().ndarray
         x, w, y = (array(shape, np.float32, self._gpu.buffers[key]) for key, shape in shapes.items())
         return x, w, y
@@ -247,18 +247,18 @@ class _Work:
         """What the kernels took together, once all is done."""
         return sum(self._cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
 
-    def _copy(self, slot: Slot, piece: Piece, direction: int, after: Any) -> None:
-        key = ("w", 0) if piece.role == CONSTANT else ("x" if piece.role == INPUT else "y", piece.ring)
-        there = self._gpu.buffers[key].ptr + ITEM_BYTES * piece.start
-        target, source = (there, slot.address) if direction == _TO_DEVICE else (slot.address, there)
+    def _copy(self, buffer: StagingBuffer, transfer: Transfer, direction: int, after: Any) -> None:
+        key = ("w", 0) if transfer.role == CONSTANT else ("x" if transfer.role == INPUT else "y", transfer.stage)
+        there = self._gpu.buffers[key].ptr + ITEM_BYTES * transfer.start
+        target, source = (there, buffer.address) if direction == _TO_DEVICE else (buffer.address, there)
         if after is not None:
-            slot.handle.wait_event(after)
-        self._cuda.runtime.memcpyAsync(target, source, piece.host.nbytes, direction, slot.handle.ptr)
-        slot.handle.synchronize()
+            buffer.stream.wait_event(after)
+        self._cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
+        buffer.stream.synchronize()
 
 
 class _Gate:
-    """Holds a stream until all of a round's work is queued on it.
+    """Holds a stream until all of a chunk's work is queued on it.
 
     Otherwise the time between two events has the interpreter's in it: with other threads about, a kernel is
     launched a tenth of a millisecond and more after the event in front of it.

@@ -13,9 +13,9 @@ import numpy as np
 from ece408_op.network import engine
 from ece408_op.network._run import NumpyArrays, Plain
 from ece408_op.plugin import host_context
-from ece408_op.plugin.host_context import SLOT_BYTES
+from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import Slot
+from ece408_op.runtime.copy_pipeline import StagingBuffer
 from ece408_op.runtime.launch import Chip
 
 MEMORY = 1 << 30
@@ -112,14 +112,14 @@ class Gpu:
 
     def __init__(self, threads=4):
         self.cuda, self.device, self.stream = fake_cupy().cuda, nullcontext(), Stream()
-        self.turn, self.threads, self.gate, self.slots = threading.Lock(), threads, Gate(), SimpleQueue()
+        self.lock, self.threads, self.gate, self.staging = threading.Lock(), threads, Gate(), SimpleQueue()
         for _ in range(threads):
-            slot = Slot(np.empty(SLOT_BYTES // 4, np.float32))
-            slot.handle = SimpleNamespace(ptr=0, synchronize=lambda: None, wait_event=lambda event: None)
-            self.slots.put(slot)
+            buffer = StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32))
+            buffer.stream = SimpleNamespace(ptr=0, synchronize=lambda: None, wait_event=lambda event: None)
+            self.staging.put(buffer)
 
-    def settle(self):
-        assert self.slots.qsize() == self.threads
+    def wait(self):
+        assert self.staging.qsize() == self.threads
 
 
 class Chooser:

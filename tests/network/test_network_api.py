@@ -169,7 +169,7 @@ def test_a_batch_too_large_is_split(monkeypatch):
     assert np.abs(forward(module, args) - expected).max() < 1e-5
     (found,) = engine._engines.values()
     ((images, _),) = found._plans.values()
-    assert images < 1001 / engine.MOST_ROUNDS
+    assert images < 1001 / engine.MOST_CHUNKS
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)  # a real GPU's memory is not to be filled by a test

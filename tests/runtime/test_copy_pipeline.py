@@ -1,4 +1,4 @@
-"""The copy pipeline: rounds and pieces, and right results on a device that computes as early or late as it may."""
+"""The copy pipeline: chunks and transfers, and right results on a device that computes as early or late as it may."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ece408_op.plugin.host_context import ROUND_BYTES
+from ece408_op.plugin.host_context import CHUNK_BYTES
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, RING, Pipeline, Round, Slot, images_per_round, rounds_of
+from ece408_op.runtime.copy_pipeline import (
+    INPUT,
+    OUTPUT,
+    STAGES,
+    Chunk,
+    Pipeline,
+    StagingBuffer,
+    chunks_of,
+    images_per_chunk,
+)
 
 SECONDS = 60
 
@@ -41,24 +50,24 @@ class Unsteady:
     It computes at random times; what it has not yet received, and what has been copied out, is NaN.
     """
 
-    def __init__(self, call, slots, seed, fail_at=None):
-        images, ring = call.rounds[0].images, 1 + max(this.ring for this in call.rounds)
+    def __init__(self, call, staging, seed, fail_at=None):
+        images, stage = call.chunks[0].images, 1 + max(this.stage for this in call.chunks)
         poison = lambda like: np.full((images, *like.shape[1:]), np.nan, np.float32)  # noqa: E731
         self.memory = {("constant", 0, 0): np.full(call.c.size, np.nan, np.float32)}
-        for number in range(ring):
+        for number in range(stage):
             for role, arrays in ((INPUT, call.inputs), (OUTPUT, call.outputs)):
                 self.memory.update({(role, i, number): poison(array) for i, array in enumerate(arrays)})
-        self.slots = SimpleQueue()
-        for _ in range(slots):
-            self.slots.put(Slot(np.full(call.most, np.nan, np.float32)))
+        self.staging = SimpleQueue()
+        for _ in range(staging):
+            self.staging.put(StagingBuffer(np.full(call.most, np.nan, np.float32)))
         self.random, self.lock, self.last = random.Random(seed), threading.Lock(), None
         self.work, self.fail_at, self.copied = 0, fail_at, Counter()
 
-    def take(self):
-        return self.slots.get_nowait()
+    def acquire(self):
+        return self.staging.get_nowait()
 
-    def give(self, slot):
-        self.slots.put(slot)
+    def release(self, buffer):
+        self.staging.put(buffer)
 
     def begin(self):
         with self.lock:
@@ -67,30 +76,30 @@ class Unsteady:
                 raise RuntimeError("the device failed")
         time.sleep(self.random.choice([0, 0, 1e-4]))
 
-    def there(self, piece, after):
+    def there(self, transfer, after):
         self.begin()
         if after is not None:
             after.finish()
         with self.lock:
-            self.copied[piece.role] += piece.host.size
-        memory = self.memory[piece.role, piece.array, piece.ring].reshape(-1)
-        return memory[piece.start : piece.start + piece.host.size]
+            self.copied[transfer.role] += transfer.host.size
+        memory = self.memory[transfer.role, transfer.array, transfer.stage].reshape(-1)
+        return memory[transfer.start : transfer.start + transfer.host.size]
 
-    def copy_in(self, slot, piece, after):
-        there = self.there(piece, after)
-        there[...] = slot.floats[: there.size]
+    def copy_in(self, buffer, transfer, after):
+        there = self.there(transfer, after)
+        there[...] = buffer.floats[: there.size]
 
-    def copy_out(self, slot, piece, after):
-        there = self.there(piece, after)
-        slot.floats[: there.size] = there
+    def copy_out(self, buffer, transfer, after):
+        there = self.there(transfer, after)
+        buffer.floats[: there.size] = there
         there.fill(np.nan)
 
     def compute(self, this):
         self.begin()
 
         def work():
-            a, b = (self.memory[INPUT, i, this.ring] for i in (0, 1))
-            product, sums = (self.memory[OUTPUT, i, this.ring] for i in (0, 1))
+            a, b = (self.memory[INPUT, i, this.stage] for i in (0, 1))
+            product, sums = (self.memory[OUTPUT, i, this.stage] for i in (0, 1))
             product[...] = a * self.memory["constant", 0, 0]
             sums[...] = np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1)
             a.fill(np.nan)
@@ -103,18 +112,18 @@ class Unsteady:
 
 
 class Call:
-    """Arrays of small integers, so that sums are exact, and rounds; ``whole``: one round of one image, the batch."""
+    """Arrays of small integers, so that sums are exact, and chunks; ``whole``: one chunk of one image, the batch."""
 
-    def __init__(self, batch, images, ring, most, seed=0, start=np.nan):
+    def __init__(self, batch, images, stage, most, seed=0, start=np.nan):
         rng = np.random.default_rng(seed)
         self.inputs = [rng.integers(-9, 9, shape).astype("f") for shape in ((batch, 2, 5), (batch, 3))]
         self.c = rng.integers(-9, 9, 5).astype("f")
         self.outputs = [np.full(shape, start, np.float32) for shape in ((batch, 2, 5), (batch, 2))]
-        self.rounds, self.most, self.checked = rounds_of(batch, min(images, batch), ring), most, []
+        self.chunks, self.most, self.checked = chunks_of(batch, min(images, batch), stage), most, []
 
     def run(self, device, threads, add=False):
         checks = [lambda n=n: self.checked.append(n) for n in range(5)]
-        pipeline = Pipeline(device, self.rounds, self.inputs, self.outputs, self.most, [self.c], checks, add)
+        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, [self.c], checks, add)
         return finishes(lambda: pipeline.run(threads))
 
 
@@ -135,31 +144,31 @@ def finishes(work):
     return errors
 
 
-batches, sizes, rings, threads_ = st.integers(1, 23), st.integers(1, 23), st.integers(2, 4), st.integers(1, 6)
+batches, sizes, stages, threads_ = st.integers(1, 23), st.integers(1, 23), st.integers(2, 4), st.integers(1, 6)
 
 
-@given(batches, sizes, rings, st.integers(1, 40), threads_, st.booleans(), st.integers(0, 10**6))
+@given(batches, sizes, stages, st.integers(1, 40), threads_, st.booleans(), st.integers(0, 10**6))
 @settings(max_examples=250, deadline=None)
-def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, ring, most, threads, add, seed):
-    call = Call(batch, images, ring, most, seed, start=1 if add else np.nan)
+def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, stage, most, threads, add, seed):
+    call = Call(batch, images, stage, most, seed, start=1 if add else np.nan)
     device = Unsteady(call, threads, seed)
     assert call.run(device, threads, add) == []
     a, b = call.inputs
     np.testing.assert_array_equal(call.outputs[0], a * call.c + add)
     np.testing.assert_array_equal(call.outputs[1], np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1) + add)
     assert sorted(call.checked) == list(range(5))
-    computed = len(call.rounds) * call.rounds[0].images
+    computed = len(call.chunks) * call.chunks[0].images
     assert device.copied == {"constant": 5, INPUT: 13 * computed, OUTPUT: 12 * batch}
 
 
-@given(batches, sizes, rings, st.integers(1, 40), threads_, st.integers(1, 60), st.integers(0, 10**6))
+@given(batches, sizes, stages, st.integers(1, 40), threads_, st.integers(1, 60), st.integers(0, 10**6))
 @settings(max_examples=150, deadline=None)
-def test_an_error_ends_the_call_and_is_raised(batch, images, ring, most, threads, fail_at, seed):
-    call = Call(batch, images, ring, most, seed)
+def test_an_error_ends_the_call_and_is_raised(batch, images, stage, most, threads, fail_at, seed):
+    call = Call(batch, images, stage, most, seed)
     device = Unsteady(call, threads, seed, fail_at)
     errors = call.run(device, threads)
     assert [str(error) for error in errors] == ["the device failed"] * (device.work >= fail_at)
-    assert device.slots.qsize() == threads
+    assert device.staging.qsize() == threads
 
 
 def test_an_error_is_raised_at_every_step():
@@ -170,18 +179,18 @@ def test_an_error_is_raised_at_every_step():
         assert len(call.run(Unsteady(call, 2, 0, fail_at), 2)) == 1
 
 
-@given(batches, sizes, rings)
-def test_rounds_are_equal_and_cover_the_batch_once_in_order(batch, images, ring):
-    rounds = rounds_of(batch, min(images, batch), ring)
-    assert {this.images for this in rounds} == {min(images, batch)}
-    copied_out = [n for this in rounds for n in range(this.first + this.known, this.first + this.images)]
+@given(batches, sizes, stages)
+def test_chunks_are_equal_and_cover_the_batch_once_in_order(batch, images, stage):
+    chunks = chunks_of(batch, min(images, batch), stage)
+    assert {this.images for this in chunks} == {min(images, batch)}
+    copied_out = [n for this in chunks for n in range(this.first + this.known, this.first + this.images)]
     assert copied_out == list(range(batch))
-    assert [this.ring for this in rounds] == [number % ring for number in range(len(rounds))]
+    assert [this.stage for this in chunks] == [number % stage for number in range(len(chunks))]
 
 
 def test_images_that_depend_on_each_other_are_one_round():
     call = Call(7, 7, 2, 11)
-    call.rounds = [Round(0, 1)]
+    call.chunks = [Chunk(0, 1)]
     call.inputs, call.outputs = ([a[None] for a in arrays] for arrays in (call.inputs, call.outputs))
     device = Unsteady(call, 2, 0)
     device.compute = lambda this: (
@@ -196,10 +205,10 @@ def test_images_that_depend_on_each_other_are_one_round():
 
 
 @given(st.integers(1, 500), st.integers(1, 1000), st.integers(1, 10_000))
-def test_rounds_fit_their_bytes_and_are_as_few_as_possible(batch, image_bytes, round_bytes):
-    images = images_per_round(batch, image_bytes, round_bytes)
-    assert images == 1 or images * image_bytes <= round_bytes
-    assert len(rounds_of(batch, images)) == -(-batch // min(batch, max(1, round_bytes // image_bytes)))
+def test_chunks_fit_their_bytes_and_are_as_few_as_possible(batch, image_bytes, chunk_bytes):
+    images = images_per_chunk(batch, image_bytes, chunk_bytes)
+    assert images == 1 or images * image_bytes <= chunk_bytes
+    assert len(chunks_of(batch, images)) == -(-batch // min(batch, max(1, chunk_bytes // image_bytes)))
 
 
 def image_bytes(problem):
@@ -210,15 +219,15 @@ def image_bytes(problem):
 
 def test_the_course_layer_takes_little_of_the_device():
     each = image_bytes(ConvProblem(10_000, 1, 28, 28, 50, 5))
-    rounds = rounds_of(10_000, images_per_round(10_000, each, ROUND_BYTES))
-    assert len(rounds) == 9
-    assert RING * rounds[0].images * each <= RING * ROUND_BYTES
+    chunks = chunks_of(10_000, images_per_chunk(10_000, each, CHUNK_BYTES))
+    assert len(chunks) == 9
+    assert STAGES * chunks[0].images * each <= STAGES * CHUNK_BYTES
 
 
 def test_images_larger_than_a_round_go_one_by_one():
     each = image_bytes(ConvProblem(3, 3, 5000, 5000, 8, 3))
-    assert images_per_round(3, each, ROUND_BYTES) == 1
+    assert images_per_chunk(3, each, CHUNK_BYTES) == 1
 
 
 def test_an_empty_batch_has_no_rounds():
-    assert rounds_of(0, images_per_round(0, 4, ROUND_BYTES)) == []
+    assert chunks_of(0, images_per_chunk(0, 4, CHUNK_BYTES)) == []
