@@ -1,31 +1,31 @@
-"""Every error that ece408_op raises on purpose.
+"""The exceptions of this package. Each also has the base class of Python that is in parentheses.
 
     Ece408Error
-    +-- ProblemError (ValueError)        shapes, types or attributes that no convolution fits
-    +-- UnsupportedError (ValueError)    a sound problem that the kernel asked for does not take
-    +-- DeviceError (RuntimeError)       this machine or these arrays cannot do what was asked
+    +-- ProblemError (ValueError)        shapes, types or attributes that are not those of a convolution
+    +-- UnsupportedError (ValueError)    a valid convolution that the requested kernel does not support
+    +-- DeviceError (RuntimeError)       this machine or the device of the arrays cannot run the call
     +-- GraphError (ValueError)          a symbol or parameter file that cannot be used
     +-- DataError (ValueError)           an image or label file that cannot be used
-    +-- MXNetImportError (ImportError)   MXNet is missing, or two builds of it are in each other's way
+    +-- MXNetImportError (ImportError)   MXNet is missing, or two builds of it are installed over each other
 
-A message says what was expected, what came, and what to do about it.
+A message says what was expected, what came, and what to do.
 """
 
 
 class Ece408Error(Exception):
-    """The root: catch it to catch every error of this package."""
+    """The base class of every error of this package."""
 
 
 class ProblemError(Ece408Error, ValueError):
-    """Shapes, types or attributes that no convolution fits."""
+    """Shapes, types or attributes that are not those of a convolution."""
 
 
 class UnsupportedError(Ece408Error, ValueError):
-    """A sound problem that the kernel asked for does not take; the message has every reason."""
+    """A valid convolution that the requested kernel does not support; the message has every reason."""
 
 
 class DeviceError(Ece408Error, RuntimeError):
-    """This machine, or the device that the arrays live on, cannot do what was asked."""
+    """This machine, or the device of the arrays, cannot run the call."""
 
 
 class GraphError(Ece408Error, ValueError):
@@ -37,4 +37,4 @@ class DataError(Ece408Error, ValueError):
 
 
 class MXNetImportError(Ece408Error, ImportError):
-    """MXNet is missing, or two builds of it are in each other's way."""
+    """MXNet is missing, or two builds of it are installed over each other."""

@@ -25,18 +25,28 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     name: str | None = None,
     out: Any = None,
 ) -> Any:
-    """The convolution of data (B, C, H, W) with weight (M, C, K, K), all float32: (B, M, H-K+1, W-K+1).
+    """Convolve data with weight: a cross-correlation with stride 1, no padding and no bias, in float32.
 
-    data, weight: NDArrays or Symbols, both of one kind; a Symbol's weight may be left out, MXNet then
-    makes a variable named after the layer. kernel: (K, K). num_filter: M. impl: a kernel's name or
-    "auto". device: "cpu", "gpu", or None for where the arrays live. precision: "float32", or "tf32" or "fp16" where
-    rounding the factors of products to 11 bits will do: the fastest kernel that is at least so precise.
-    fuse: "tanh_pool" for the tanh of the largest of 2 x 2 outputs, two apart, (B, M, (H-K+1) // 2, (W-K+1) // 2);
-    "tanh_pool_full" rounds up: MXNet's Activation and Pooling with the convention "valid" or "full".
-    name: the layer's name, which the record of calls shows. out: an NDArray to fill. Arrays and Symbols of mx.np are
-    taken too, and one of them comes back.
+    Args:
+        data: an NDArray of shape (B, C, H, W), float32, or a Symbol. Arrays and Symbols of mx.np work too.
+        weight: an NDArray of shape (M, C, K, K), float32, or a Symbol, as data is. Without it, MXNet makes a variable
+            named after the layer for a Symbol.
+        kernel: (K, K).
+        num_filter: M.
+        impl: the name of a kernel, or "auto" for the kernel that is expected to be fastest.
+        device: "cpu", "gpu", or None for the device of the arrays.
+        precision: "float32"; "tf32" or "fp16" allow kernels that round the factors of each product to 11 bits.
+        fuse: "tanh_pool" computes the tanh of the 2 x 2 maxima of the convolution as well, as MXNet's Activation and
+            Pooling with the convention "valid" do; "tanh_pool_full" is the convention "full".
+        name: the layer's name, as in op_times.
+        out: an NDArray to fill.
 
-    Raises ProblemError at once for arguments that do not fit together.
+    Returns:
+        An array or Symbol of data's kind: (B, M, OH, OW) with OH = H - K + 1 and OW = W - K + 1, float32. With
+            "tanh_pool" (B, M, OH // 2, OW // 2), with "tanh_pool_full" (B, M, (OH + 1) // 2, (OW + 1) // 2).
+
+    Raises:
+        ProblemError: the arguments, shapes or types do not fit together; for Symbols, some only when they are bound.
     """
     if isinstance(data, (mx.np.ndarray, mx.sym.np._Symbol)):
         given = {"kernel": kernel, "num_filter": num_filter, "impl": impl, "device": device, "precision": precision}

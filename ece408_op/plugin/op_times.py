@@ -1,4 +1,4 @@
-"""The record of calls: one entry for each forward of the operator, oldest first, bounded in number."""
+"""The record of calls: one entry per forward of the operator, oldest first, at most CAPACITY."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import NamedTuple
 
 from ece408_op.problem import ConvProblem
 
-#: Calls that are remembered; older ones are forgotten.
+#: Calls in the record; a new call then replaces the oldest one.
 CAPACITY = 10_000
 
 
 class Timing(NamedTuple):
-    """What a call took.
+    """The time of a call.
 
-    ``seconds`` is the interval around the computation alone, as the original's Op Time: the output's memory is mapped
-    before it begins; no copies, no waiting for inputs; on a GPU, between events around the kernel, a layer's
-    unmeasured first run left out.
-    ``copy_seconds`` is what the call took on top of that where its arrays were copied to a GPU and back: copies
-    and computing overlap, and together they took ``seconds + copy_seconds``.
+    ``seconds`` is the Op Time, the time of the computation alone, as in the course: it excludes mapping the output's
+    memory, copies and waiting for inputs. On a GPU it is the time between two events around the kernel; the first run
+    of a layer is not measured. ``copy_seconds`` is the additional time of a call whose arrays are copied to a GPU and
+    back: copies and computation overlap, and take ``seconds + copy_seconds`` together.
     """
 
     seconds: float
@@ -29,10 +28,16 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class OpTime:
-    """One call of the operator; ``layer`` is the layer's name where the graph tool or the builder knew it.
+    """One call of the operator.
 
-    ``seconds`` and ``copy_seconds`` are those of ``Timing``. ``call_seconds`` is the operator's whole forward: choosing
-    and compiling the kernel, mapping the output's memory, copies and the computation.
+    Attributes:
+        layer: the layer's name, or None if it has none.
+        problem: the sizes of the convolution.
+        implementation: the name of the kernel.
+        device: "cpu" or "gpu".
+        seconds: the Op Time: the computation alone, on a GPU between two events around the kernel.
+        copy_seconds: the additional seconds of copies to a GPU and back; copies and computation overlap.
+        call_seconds: the whole forward: choosing and compiling the kernel, mapping memory, copies, computation.
     """
 
     layer: str | None
@@ -55,16 +60,16 @@ def record(call: OpTime) -> None:
 
 
 def op_times() -> list[OpTime]:
-    """The calls recorded so far, oldest first.
+    """Return the recorded calls of the operator, oldest first, at most 10,000.
 
-    MXNet runs operators asynchronously: wait for their outputs (``wait_to_read``, ``asnumpy``,
-    ``mx.nd.waitall``) before reading the record.
+    MXNet runs operators asynchronously: wait for their outputs (``wait_to_read``, ``asnumpy``, ``mx.nd.waitall``)
+    before reading the record.
     """
     with _lock:
         return list(_calls)
 
 
 def clear_op_times() -> None:
-    """Forget all recorded calls."""
+    """Remove all calls from the record."""
     with _lock:
         _calls.clear()
