@@ -36,10 +36,13 @@ _KINDS = ("arg", "aux")
 
 
 class Replaced(NamedTuple):
-    """What replace_convolution returns.
+    """The result of replace_convolution.
 
-    symbol: the new graph; arg_params: the parameters by their new names, None if none were given; replaced: names of
-    Convolutions to the names of the operators that replace them; left: names of the other Convolutions to the reasons.
+    Attributes:
+        symbol: the new network.
+        arg_params: the parameters by their new names; None if none were given.
+        replaced: for each replaced Convolution, by name, the name of its new node.
+        left: for each other Convolution, by name, the reasons why ``New`` cannot replace it.
     """
 
     symbol: Any
@@ -57,15 +60,26 @@ def load_checkpoint(
     precision: str = "float32",
     fuse: bool = False,
 ) -> tuple[Any, Arrays, Arrays]:
-    """Load the network in PREFIX-symbol.json and PREFIX-EPOCH.params: (symbol, arg_params, aux_params).
+    """Load the network in PREFIX-symbol.json and PREFIX-EPOCH.params.
 
-    Like mx.model.load_checkpoint, but also for original files with ``New`` nodes, in every spelling that MXNet has
-    written. impl, device, precision: for every ``New``, as in ``ece408_op.New``; with their defaults, the file's values
-    are valid. fuse: a ``New``, the tanh of it and the 2 x 2 max-pooling of that become one node, named as the pooling,
-    if nothing else reads the values in between. The arrays are on mx.cpu() and have the types of the file.
+    This is mx.model.load_checkpoint for files with ``New`` nodes as well, in every spelling that MXNet has written.
 
-    Raises GraphError, which names file and node, if a file is missing, broken or damaged or if the weights do not fit
-    the symbol, and ProblemError for an unknown impl, device or precision.
+    Args:
+        prefix: the path of the files up to "-symbol.json".
+        epoch: the number in the name of the parameter file, which has at least four digits there.
+        impl: the implementation of every ``New``, as in ``ece408_op.New``. This option, device and precision override the
+            file's values unless they have their defaults.
+        device: as in ``ece408_op.New``.
+        precision: as in ``ece408_op.New``.
+        fuse: merge each ``New``, the tanh of its output and the 2 x 2 max-pooling of that into one node, named as the
+            pooling, if nothing else reads the values in between.
+
+    Returns:
+        (symbol, arg_params, aux_params); the arrays are on mx.cpu() and have the types of the file.
+
+    Raises:
+        GraphError: a file is missing, broken or damaged, or the weights do not fit the symbol; names file and node.
+        ProblemError: impl, device or precision is unknown.
     """
     options = _options(impl, device, precision).as_text()
     symbol_file, params_file = _files(prefix, epoch)
@@ -94,13 +108,21 @@ def load_checkpoint(
 def save_checkpoint(
     prefix: Prefix, epoch: int, symbol: Any, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any]
 ) -> None:
-    """Write the network to PREFIX-symbol.json and PREFIX-EPOCH.params as the original files have it.
+    """Write a network to PREFIX-symbol.json and PREFIX-EPOCH.params in the format of the course's files.
 
-    The reverse of load_checkpoint: op ``New`` with kernel and num_filter (without impl, device and precision),
-    attributes under ``attr`` and arrays in the format's first version, which MXNet from 0.10 to 1.9.1 reads. Neither
-    file is replaced before both are complete.
+    The symbol file has nodes of the operator ``New`` with kernel and num_filter, without impl, device and precision,
+    and attributes under ``attr``. Arrays have the first version of the format, which MXNet 0.10 to 1.9.1 reads. Both
+    files are complete before either is replaced.
 
-    Raises GraphError for a graph or an array that such files cannot store.
+    Args:
+        prefix: the path of the files up to "-symbol.json".
+        epoch: the number for the name of the parameter file.
+        symbol: the network, an MXNet Symbol.
+        arg_params: its parameters by name, NDArrays.
+        aux_params: its auxiliary states by name, NDArrays.
+
+    Raises:
+        GraphError: the files cannot store the graph or an array.
     """
     symbol_file, params_file = _files(prefix, epoch)
     graph = graph_of(symbol)
@@ -131,18 +153,25 @@ def replace_convolution(
     fuse: bool = False,
     warn: bool = True,
 ) -> Replaced:
-    """Return the same network with ``New`` in place of every Convolution that it supports.
+    """Return a network with ``New`` in place of every Convolution that it supports.
 
-    Supported: 2-D, a square kernel, stride 1, no padding, no dilation, one group, no bias, NCHW, float32; ``left`` has
-    the reasons for each other one. The new nodes are called new0, new1, ..., without names that exist already. A weight
-    that only replaced nodes use gets the name of the first of them (new0_weight), and arg_params, a new dictionary, has
-    its value under that name; a weight that something else uses too, or that is an output, keeps its name. Nothing else
-    changes, and the caller's objects stay as they are. impl, device, precision: for the new nodes, as in
-    ``ece408_op.New``. fuse: as in load_checkpoint, for every ``New``. warn: print one line on stderr if some of the new
-    nodes are expected to be slower than MXNet's own Convolution on their device.
+    ``New`` supports 2-D Convolutions with a square kernel, stride 1, no padding, no dilation, one group, no bias, NCHW
+    and float32. The new nodes are named new0, new1, ..., without names that exist already. A weight that only replaced
+    nodes use gets the name of the first of them (new0_weight); a weight that something else uses too, or that is an
+    output, keeps its name. Nothing else changes, and the caller's objects stay as they are.
 
-    Raises GraphError if a weight's shape does not fit its layer, if arg_params are no arrays or if the symbol has no
-    JSON, and ProblemError for an unknown impl, device or precision.
+    Args:
+        symbol: the network, an MXNet Symbol.
+        arg_params: its parameters by name, to be renamed like the weights.
+        impl: the implementation of the new nodes, as in ``ece408_op.New``.
+        device: as in ``ece408_op.New``.
+        precision: as in ``ece408_op.New``.
+        fuse: merge each ``New`` with tanh and pooling, as in load_checkpoint.
+        warn: print one line on stderr if some of the new nodes are expected to be slower than MXNet's Convolution.
+
+    Raises:
+        GraphError: a weight's shape does not fit its layer, arg_params are no arrays, or the symbol has no JSON.
+        ProblemError: impl, device or precision is unknown.
     """
     options = _options(impl, device, precision)
     graph = graph_of(symbol)

@@ -26,21 +26,30 @@ def gpu_network(
     precision: str = "float32",
     device_id: int = 0,
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The same network as one node that runs on a GPU and takes and gives arrays in ``mx.cpu()``.
+    """Return a network as one operator node that computes on a GPU, with inputs and outputs in ``mx.cpu()``.
 
-    Returns (symbol, arg_params, aux_params) for Module, executors and SymbolBlock; arguments, states and outputs have
-    the names that they had. Inference only: dropout does nothing, BatchNorm uses its stored mean and variance. What
-    is no parameter is data; labels that only a SoftmaxOutput reads are taken and not looked at. The symbol
-    can be saved and loaded wherever ``ece408_op`` is imported.
+    The node is for inference: dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are no
+    parameters are data; labels that only a SoftmaxOutput reads are ignored. The parameters are float32 and stay on the
+    GPU. While the GPU computes, each call compares them with the arrays that MXNet passes, and computes again if they
+    differ. Any program that imports ``ece408_op`` can load the saved symbol.
 
-    impl: "auto", the fastest known for each layer, or "cudnn", cuDNN and cuBLAS for all convolutions and fully
-    connected layers. precision: "float32", or "tf32" or "fp16" for convolutions whose factors may be rounded to 11
-    bits. device_id: the GPU's number. Parameters are float32 and are kept on the GPU; every call compares them with
-    what is there, bit by bit, while the GPU computes, and a call that finds a change computes again.
+    Args:
+        symbol: the network, an MXNet Symbol.
+        arg_params: its parameters by name.
+        aux_params: its auxiliary states by name.
+        impl: "auto" for the fastest implementation known for each layer, or "cudnn" for cuDNN and cuBLAS in all
+            convolutions and fully connected layers.
+        precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
+        device_id: the GPU's number.
 
-    Raises GraphError, with the name and operator of every node that is not known here, for a graph that it cannot
-    take, and ProblemError for an option that is unknown. Whether there is such a GPU is looked at when the
-    network is bound.
+    Returns:
+        (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and outputs keep their
+            names.
+
+    Raises:
+        GraphError: the graph has unsupported nodes; the message has the name and operator of each.
+        ProblemError: an option is unknown.
+        DeviceError: there is no such GPU; raised when the network is bound.
     """
     graph = graph_of(symbol)
     for name, value, known in (("impl", impl, IMPLS), ("precision", precision, PRECISIONS)):
