@@ -1,6 +1,6 @@
-"""The convolution that every kernel of this package computes, as numbers.
+"""The sizes of the convolution that every kernel of this package computes.
 
-The letters, here and in every kernel:
+The letters in this module and in every kernel:
 
     B  batch      images                        x  (B, C, H, W)    input
     C  channels   input feature maps            w  (M, C, K, K)    filters
@@ -11,7 +11,7 @@ The letters, here and in every kernel:
 
     y[b, m, i, j] = sum over c, p, q of x[b, c, i + p, j + q] * w[m, c, p, q]
 
-A cross-correlation with stride 1, no padding, one group and no bias, in float32.
+This is a cross-correlation with stride 1, no padding, one group and no bias, in float32.
 """
 
 from __future__ import annotations
@@ -27,16 +27,24 @@ from .errors import ProblemError
 Shape4 = tuple[int, int, int, int]
 Problem = TypeVar("Problem", bound="ConvProblem")
 
-#: The bytes of one float32.
+#: Bytes of a float32.
 ITEM_BYTES = 4
 
 
 @dataclass(frozen=True)
 class ConvProblem:
-    """One convolution's sizes, checked once when it is made.
+    """The sizes of a convolution, checked when the object is made.
 
-    Raises ProblemError where a size is no positive integer (a batch may be 0) or where the kernel
-    is larger than the image.
+    Attributes:
+        batch: B, the number of images, at least 0; all other sizes are at least 1.
+        channels: C, the input channels.
+        height: H, the rows of an image.
+        width: W, the columns of an image.
+        filters: M, the output channels.
+        kernel: K, the rows and columns of a filter, at most H and W.
+
+    Raises:
+        ProblemError: a size is no integer or too small, or the kernel is larger than the image.
     """
 
     batch: int
@@ -64,7 +72,11 @@ class ConvProblem:
 
     @classmethod
     def from_shapes(cls, x: Sequence[int], w: Sequence[int]) -> ConvProblem:
-        """The problem of an input of shape (B, C, H, W) and filters of shape (M, C, K, K)."""
+        """Return the problem of an input of shape (B, C, H, W) and filters of shape (M, C, K, K).
+
+        Raises:
+            ProblemError: the shapes are not those of a convolution.
+        """
         if len(x) != 4:
             raise ProblemError(f"data: expected 4 dimensions (batch, channels, height, width), got shape {tuple(x)}")
         if len(w) != 4:
@@ -104,25 +116,25 @@ class ConvProblem:
 
     @property
     def products(self) -> int:
-        """Products summed into one output element."""
+        """The reduction length C K K: products per output element."""
         return self.channels * self.kernel * self.kernel
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: a multiplication and an addition for each product."""
+        """Floating-point operations: a multiplication and an addition per product."""
         return 2 * self.products * self.batch * self.filters * self.output_height * self.output_width
 
     @property
     def bytes(self) -> int:
-        """The fewest bytes to move: each input read once, each output written once."""
+        """The least memory traffic in bytes: each input read once, each output written once."""
         return ITEM_BYTES * sum(map(math.prod, (self.x_shape, self.w_shape, self.y_shape)))
 
     def with_batch(self: Problem, batch: int) -> Problem:
-        """The same layer for another number of images."""
+        """Return the same layer for another number of images."""
         return replace(self, batch=batch)
 
     def pooled(self, full: bool) -> PooledProblem:
-        """This convolution with tanh and 2 x 2 maxima behind it."""
+        """Return this convolution fused with tanh and 2 x 2 max-pooling."""
         return PooledProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel, full)
 
     def __str__(self) -> str:
@@ -134,12 +146,17 @@ class ConvProblem:
 
 @dataclass(frozen=True)
 class PooledProblem(ConvProblem):
-    """A convolution, then the tanh of the largest of each 2 x 2 outputs, two apart: y is (B, M, PH, PW).
+    """A convolution fused with tanh and 2 x 2 max-pooling of stride 2; y has the shape (B, M, PH, PW).
 
-    ``full``: at an odd edge, of those that are there, PH = (OH + 1) // 2; otherwise an odd last row or column is left
-    out, PH = OH // 2; PW likewise. MXNet's Pooling calls them the conventions "full" and "valid". A NaN is left out
-    where there is another number. OH, OW, products and operations are the convolution's. Raises ProblemError too
-    where there is nothing to take a maximum of.
+    The pooling ignores a NaN if the window has a number. The reduction length and the operations are those of the
+    convolution.
+
+    Attributes:
+        full: with False, an odd last row or column is left out and PH = OH // 2 (MXNet's convention "valid"); with True
+            its windows are smaller and PH = (OH + 1) // 2 ("full"). PW is computed alike.
+
+    Raises:
+        ProblemError: as in ConvProblem, or the output of the pooling is empty.
     """
 
     full: bool = False
@@ -174,9 +191,9 @@ class PooledProblem(ConvProblem):
 
 
 def check_pooled(name: str, size: int, full: bool) -> None:
-    """Raise ProblemError where so many rows or columns of a convolution are too few for 2 x 2 maxima."""
+    """Raise ProblemError if ``size`` rows or columns of a convolution are too few for 2 x 2 max-pooling."""
     if size < 2 and not full:
-        raise ProblemError(f"fuse: expected at least 2 {name} of the convolution to take maxima of, got {size}")
+        raise ProblemError(f"fuse: expected at least 2 {name} of the convolution for 2 x 2 max-pooling, got {size}")
 
 
 _LEAST = {"batch": 0, "channels": 1, "height": 1, "width": 1, "filters": 1, "kernel": 1}

@@ -1,4 +1,4 @@
-"""Is an output right? Held against float64, within the kernel's own error bound."""
+"""Compare an output with a float64 convolution, within the kernel's error bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ece408_op.problem import ConvProblem
 from . import reference
 from .kernel import Kernel
 
-#: Bytes of float64 windows that one step of the comparison may take.
+#: The most bytes of float64 windows in one step of the comparison.
 STEP_BYTES = 64 << 20
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -20,12 +20,18 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """The result of a comparison.
 
-    ``worst`` is the largest error as a share of the error allowed at that element: above 1 is wrong, infinite where
-    one of both is no number. ``scaled`` is the largest error as a share of the sum of |x||w|. ``index`` is the worst
-    element's place (b, m, i, j), ``got`` and ``expected`` its values. ``wrong`` of the ``compared`` elements are wrong.
-    ``holes`` counts values that are not finite among the elements that were not compared.
+    Attributes:
+        worst: the largest error divided by the error bound at its element. Above 1 the output is wrong; infinite if the
+            output or the exact result alone is not finite.
+        scaled: the largest error divided by the sum of |x||w|.
+        index: the index (b, m, i, j) of the worst element.
+        got: the output there.
+        expected: the exact result there.
+        wrong: the number of wrong elements.
+        compared: the number of compared elements.
+        holes: the number of values that are not finite among the elements that were not compared.
     """
 
     worst: float
@@ -39,14 +45,14 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Nothing is wrong, and no value is missing where none was compared."""
+        """Whether no element is wrong and the elements that were not compared are finite."""
         return self.wrong == 0 and self.holes == 0
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return a line with the worst element and the number of wrong ones."""
         text = (
             f"{'right' if self.passed else 'WRONG'}: worst element {list(self.index)}: got {self.got:.9g}, expected "
-            f"{self.expected:.9g}, {self.worst:.3g} of the error allowed; {self.wrong} of {self.compared} wrong "
+            f"{self.expected:.9g}, {self.worst:.3g} of the error bound; {self.wrong} of {self.compared} wrong "
             f"({100 * self.wrong / max(1, self.compared):.3g} %)"
         )
         return f"{text}; {self.holes} values elsewhere are not finite" if self.holes else text
@@ -54,21 +60,22 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of ``compared`` images, how many have the ``same`` class on both sides."""
+    """The number of images with the same class on both sides, and the number of compared images."""
 
     same: int
     compared: int
 
     @property
     def share(self) -> float:
-        """That as a share: the accuracy, where one side is the truth."""
+        """The share of images with the same class; the accuracy if one side has the true classes."""
         return self.same / self.compared
 
 
 def agreement(classes: np.ndarray, others: np.ndarray) -> Agreement:
-    """Compare two lists of classes, (B,) of integers each.
+    """Compare two arrays of classes, (B,) of integers each.
 
-    Raises ValueError where they differ in length or are empty.
+    Raises:
+        ValueError: they differ in length or are empty.
     """
     if classes.shape != others.shape or classes.size == 0:
         raise ValueError(f"classes: expected as many as there are others, got {classes.shape} and {others.shape}")
@@ -78,12 +85,22 @@ def agreement(classes: np.ndarray, others: np.ndarray) -> Agreement:
 def compare(
     out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, images: int | None = None, least: float = 0.0
 ) -> Comparison:
-    """Compare out, shape (B, M, OH, OW), with the convolution of x (B, C, H, W) and w (M, C, K, K) in float64.
+    """Compare an output with the convolution in float64, within the kernel's error bound.
 
-    Where the exact result is not finite, out must be the same infinity, or NaN. ``images`` compares that many,
-    evenly spread, the first and the last among them; the others must be finite where x and w are. ``least`` is added
-    to every element's bound.
-    Raises ProblemError where the shapes are no convolution, ValueError where out's shape is not its result's.
+    Where the exact result is infinite or NaN, out must be the same infinity or NaN.
+
+    Args:
+        out: the output, (B, M, OH, OW), float32.
+        x: the input, (B, C, H, W), float32.
+        w: the filters, (M, C, K, K), float32.
+        kernel: the kernel that computed out.
+        images: the number of images to compare, evenly spread, including the first and the last; by default all. The
+            outputs of the others must be finite if x and w are.
+        least: an absolute error to add to every element's bound.
+
+    Raises:
+        ProblemError: the shapes of x and w are not those of a convolution.
+        ValueError: out does not have the shape of the result.
     """
     problem = ConvProblem.from_shapes(x.shape, w.shape)
     if out.shape != problem.y_shape:

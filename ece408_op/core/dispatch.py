@@ -54,13 +54,21 @@ def select(
     precision: str = "float32",
     chip: Chip | None = None,
 ) -> Kernel:
-    """The kernel for a problem: the one named, or by default the fastest known that takes it.
+    """Return the kernel for a problem: the named one, or the one that is expected to be fastest.
 
-    "auto" is the first recommended kernel of the list on the CPU, and the first for a PooledProblem; on a GPU, whose
-    figures are ``chip``, the one that is expected to be fastest by the recorded table's times. precision: "float32", or
-    "tf32" or "fp16" where factors may be rounded to 11 bits, in fp16's range alone for the latter; what is more
-    precise may serve too, less precise never does.
-    Raises UnsupportedError with every reason of every kernel tried.
+    On the CPU, "auto" is the first recommended kernel of the list KERNELS that supports the problem. On a GPU, it is
+    the one with the smallest time that the tuning table predicts; for a PooledProblem, the first one of the list.
+
+    Args:
+        problem: the sizes of the convolution.
+        device: "cpu" or "gpu"; ignored if impl names a kernel.
+        impl: the name of a kernel, or "auto".
+        precision: the least precision of the products: "float32", "tf32" (11 bits) or "fp16" (11 bits and fp16's
+            range).
+        chip: the GPU, or None if it is unknown.
+
+    Raises:
+        UnsupportedError: no kernel supports the problem; the message has every reason of every kernel.
     """
     tried = []
     for kernel in _candidates(problem, device, impl, precision, chip):

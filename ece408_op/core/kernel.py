@@ -54,16 +54,21 @@ def _pooling_reasons(problem: ConvProblem, able: bool) -> list[str]:
 
 
 def float32_bound(problem: ConvProblem) -> float:
-    """Return the largest |y - exact| of a float32 sum of n products, in any order, as a share of sum |x||w|.
+    """Return the bound on |y - exact| / sum |x||w| for a float32 sum of n products in any order.
 
-    It is n u / (1 - n u) (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
+    It is n u / (1 - n u) with u = 2^-24 (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
     """
     n = problem.products
     return n * EPS32 / (1 - n * EPS32)
 
 
 def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[ConvProblem], float]:
-    """Return the bound where both factors are rounded by eps, and the sum by eps_sum per product."""
+    """Return a function from a problem to the bound on |y - exact| / sum |x||w| of a reduced-precision kernel.
+
+    Args:
+        eps: the relative rounding error of each factor, such as 2^-11 for fp16 and TF32.
+        eps_sum: the relative error of the sum per product.
+    """
 
     def bound(problem: ConvProblem) -> float:
         n = problem.products
@@ -73,7 +78,7 @@ def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[Con
 
 
 class RunCpu(Protocol):
-    """How a CPU kernel is called."""
+    """The signature of a CPU kernel's ``run``."""
 
     def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
         """Fill out on at most ``threads`` threads."""
@@ -94,15 +99,21 @@ class TanhPool(NamedTuple):
 class CpuKernel:
     """A convolution on NumPy arrays.
 
-    run         ``run(problem, x, w, out, threads)`` fills out (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K),
-                all C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time
-    prepare     ``prepare(problem, out)`` compiles what the layer needs, so that run's time excludes it
-    limits      reasons why the kernel cannot take a problem, besides pooling; see ``not_supported_reasons``
-    tanh_pool   the kernel fused with tanh and max-pooling, or None
-    error_bound and magnitude_weights
-                |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element
-    recommended whether "auto" may take the kernel for a problem: it is expected to beat those behind it in the list
-    arithmetic  the units that compute the products, and how often: a key of ``roofline.PRODUCTS``
+    Attributes:
+        name: the value of ``impl`` that selects the kernel.
+        summary: one line for ``--help``.
+        run: ``run(problem, x, w, out, threads)`` fills out (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K), all
+            C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time.
+        prepare: ``prepare(problem, out)`` compiles what the layer needs, so that the time of ``run`` excludes it.
+        limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem, besides pooling.
+        device: always "cpu".
+        precision: the precision of the products, always "float32".
+        tanh_pool: the kernel fused with tanh and max-pooling, or None.
+        error_bound: |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element.
+        magnitude_weights: see error_bound.
+        recommended: whether "auto" may take the kernel for a problem, because it is probably faster than the kernels
+            after it in the list.
+        arithmetic: the units that compute the products, and how often: a key of ``roofline.PRODUCTS``.
     """
 
     name: str
@@ -119,28 +130,35 @@ class CpuKernel:
     arithmetic: str = "fp32"
 
     def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
-        """Return every reason why this kernel cannot take the problem; empty when it can."""
+        """Return every reason why this kernel does not support the problem; empty if it does."""
         return [*_pooling_reasons(problem, self.tanh_pool is not None), *self.limits(problem)]
 
 
 @dataclass(frozen=True, eq=False)
 class CudaKernel:
-    """A convolution on CuPy arrays: CUDA C++ files beside the record, and a function that plans their launch.
+    """A convolution on CuPy arrays: CUDA C++ files, and a function that plans their launch.
 
-    sources     files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a device
-    plan        ``plan(problem, chip, aligned)`` returns the launches; pointers are multiples of ``aligned`` bytes
-    limits, error_bound, magnitude_weights and arithmetic
-                as in CpuKernel; ``limits(problem, chip)`` also gets the chip, or None
-    capability  the lowest compute capability that can run the source; with exact_capability, the only one
-    compiler    the oldest NVRTC that knows the source's instructions
-    precision   how the kernel's inputs are rounded: "float32" (not at all), "tf32" (11 bits) or "fp16" (11 bits, and
-                limited to fp16's range)
-    options     options for NVRTC besides the C++ standard
-    recommended whether the times measured on other layers predict the kernel's time for a problem
-    predicted_milliseconds
-                the kernel's own cost model; the tuning table scales it. Infinite where the model does not know.
-    fuses_pooling
-                whether the kernel takes a PooledProblem too, out then being (B, M, PH, PW)
+    Attributes:
+        name: the value of ``impl`` that selects the kernel.
+        summary: one line for ``--help``.
+        sources: CUDA files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a
+            device.
+        plan: ``plan(problem, chip, aligned)`` returns the launches; all pointers are multiples of ``aligned`` bytes.
+        limits: as in CpuKernel, called with the problem and the chip, or None for an unknown chip.
+        error_bound: as in CpuKernel.
+        capability: the lowest compute capability that runs the source; with exact_capability the only one.
+        compiler: the oldest NVRTC that compiles the source.
+        precision: the rounding of the inputs: "float32" (none), "tf32" (to 11 bits) or "fp16" (to 11 bits and fp16's
+            range).
+        options: options for NVRTC besides the C++ standard.
+        device: always "gpu".
+        exact_capability: see capability.
+        recommended: whether timings of other layers predict the kernel's time for a problem.
+        predicted_milliseconds: the kernel's cost model, which the tuning table scales; infinite for problems that the
+            model does not cover.
+        fuses_pooling: whether the kernel also supports a PooledProblem, with out of shape (B, M, PH, PW).
+        magnitude_weights: as in CpuKernel.
+        arithmetic: as in CpuKernel.
     """
 
     name: str
@@ -162,11 +180,11 @@ class CudaKernel:
     arithmetic: str = "fp32"
 
     def runs_on(self, chip: Chip) -> bool:
-        """Return whether the source compiles for, and is right on, the chip's compute capability."""
+        """Return whether the chip's compute capability runs the source."""
         return chip.capability == self.capability if self.exact_capability else chip.capability >= self.capability
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-        """Return every reason why this kernel cannot take the problem, on the chip if one is given."""
+        """Return every reason why this kernel does not support the problem, on the chip if one is given."""
         reasons = [*_pooling_reasons(problem, self.fuses_pooling), *self.limits(problem, chip)]
         if chip is not None and not self.runs_on(chip):
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
@@ -182,11 +200,17 @@ class CudaKernel:
         return _text(self.sources, tuple(plan.defines.items()), tuple(plan.config.items()))
 
     def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
-        """Fill out, of the problem's y_shape, from x, (B, C, H, W), and w, (M, C, K, K), asynchronously.
+        """Fill out, of the problem's y_shape, from x (B, C, H, W) and w (M, C, K, K), asynchronously.
 
-        The arrays are CuPy's, C-contiguous float32, all on one GPU. stream: a CuPy stream, by default the current one
-        of that GPU. Raises ProblemError for other arrays, UnsupportedError with every
-        reason, and DeviceError where compiling or launching fails.
+        The arrays are CuPy's, C-contiguous float32, all on one GPU.
+
+        Args:
+            stream: a CuPy stream; by default the current one of that GPU.
+
+        Raises:
+            ProblemError: the arrays are others.
+            UnsupportedError: the kernel does not support the problem; the message has every reason.
+            DeviceError: compiling or launching fails.
         """
         self._check(problem, x, w, out)
         program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))

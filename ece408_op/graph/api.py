@@ -67,8 +67,8 @@ def load_checkpoint(
     Args:
         prefix: the path of the files up to "-symbol.json".
         epoch: the number in the name of the parameter file, which has at least four digits there.
-        impl: the implementation of every ``New``, as in ``ece408_op.New``. This option, device and precision override the
-            file's values unless they have their defaults.
+        impl: the implementation of every ``New``, as in ``ece408_op.New``. Values of impl, device and precision other
+            than the defaults override the file's.
         device: as in ``ece408_op.New``.
         precision: as in ``ece408_op.New``.
         fuse: merge each ``New``, the tanh of its output and the 2 x 2 max-pooling of that into one node, named as the

@@ -37,14 +37,20 @@ Argument = Union[str, np.int32, np.int64, np.float32]
 
 @dataclass(frozen=True)
 class Chip:
-    """The figures of a GPU that a plan may look at."""
+    """The properties of a GPU that a plan may use.
+
+    Attributes:
+        name: the name that CUDA reports.
+        capability: the compute capability, such as (9, 0).
+        multiprocessors: the number of multiprocessors.
+        shared_bytes: the most shared memory of a block, in bytes.
+        compiler: the release of NVRTC, which may be older than the chip.
+    """
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
-    #: The most shared memory that one block may ask for, in bytes.
     shared_bytes: int = SHARED_BYTES
-    #: The release of the run-time compiler that is there, which may be older than the chip.
     compiler: tuple[int, int] = (13, 0)
 
     @property
@@ -55,10 +61,17 @@ class Chip:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the kernel ``entry``; ``shared`` is dynamic shared memory, in bytes.
+    """One launch of a kernel.
 
-    ``programmatic``: a programmatic dependent launch. It may begin before the launch in front of it has ended; the
-    kernel waits for that by itself.
+    Attributes:
+        entry: the name of the ``extern "C" __global__`` function.
+        grid: blocks in x, y and z.
+        block: threads per block in x, y and z.
+        args: the arguments: names of buffers ("x", "w", "y" or scratch), "first" (the number of the first image, long
+            long), "images" (their count, int), or NumPy numbers of the parameter's type.
+        shared: dynamic shared memory per block, in bytes.
+        programmatic: whether to use programmatic dependent launch: the kernel may start before the previous launch has
+            ended, and waits for it itself.
     """
 
     entry: str
@@ -71,7 +84,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class CopyToConstant:
-    """Copy the buffer ``source`` into the ``__constant__`` array ``symbol``, on the device."""
+    """A copy of the first ``bytes`` bytes of the buffer ``source`` to the ``__constant__`` array ``symbol``."""
 
     symbol: str
     source: str
@@ -85,19 +98,24 @@ Step = Union[Launch, CopyToConstant]
 class Plan:
     """Everything that one call does on the device.
 
-    The steps in ``setup`` run once. Then ``steps(n)`` runs for each range of n images, range r on stream
-    r mod ``streams``. All ranges but the last have ``images_per_launch`` images.
+    Attributes:
+        defines: names and values of the ``#define``s in front of the source; they do not depend on the batch.
+        images_per_launch: images of each range except the last.
+        steps: ``steps(n)`` returns the launches and copies for a range of n images; range r runs on stream
+            r mod ``streams``.
+        setup: steps that run once, before all ranges.
+        streams: the number of CUDA streams.
+        scratch: additional buffers: name to bytes.
+        config: the tile's constants, which the source gets as
+            ``struct Config { static constexpr int name = value; ... };``.
     """
 
-    #: Names and values put in front of the source as ``#define``s; they do not depend on the batch.
     defines: Mapping[str, int | str]
     images_per_launch: int
     steps: Callable[[int], tuple[Step, ...]]
     setup: tuple[Step, ...] = ()
     streams: int = 1
-    #: Buffers that the call needs beside its arrays: name to bytes.
     scratch: Mapping[str, int] = field(default_factory=dict)
-    #: The tile's constants, which the source gets as ``struct Config { static constexpr int name = value; ... };``.
     config: Mapping[str, bool | int | float] = field(default_factory=dict)
 
     def launch_ranges(self, batch: int) -> list[tuple[int, int]]:
@@ -131,10 +149,10 @@ def blocks_in_waves(items: int, held: int, waves: int) -> int:
 
 
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
-    """The layer and what follows it as compile-time constants; the batch is an argument: one binary serves all batches.
+    """Return the layer's sizes as ``#define``s: C, H, W, M and K, WIDE, and POOL for a PooledProblem.
 
-    The elements of so many images, as a block may span, are counted in int unless they are too many; those of
-    whole tensors always in 64 bits.
+    The batch is an argument of the kernel, so one binary serves all batches. WIDE is 1 if the indices inside ``images``
+    images, the most that a block spans, need 64 bits. Offsets in whole tensors always have 64 bits.
     """
     image = problem.channels * problem.height * problem.width
     outputs = problem.filters * problem.output_height * problem.output_width

@@ -109,7 +109,7 @@ KERNELS = {
 def test_it_is_right(name, shape, aligned, full, tmp_path):
     plain = ConvProblem(*shape)
     if min(plain.y_shape[2:]) < 2 and not full:
-        with pytest.raises(ProblemError, match="at least 2 rows of the convolution to take maxima of, got 1"):
+        with pytest.raises(ProblemError, match="at least 2 rows of the convolution for 2 x 2 max-pooling, got 1"):
             plain.pooled(full)
         return
     kernel, problem = KERNELS[name], plain.pooled(full)
