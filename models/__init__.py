@@ -1,10 +1,10 @@
-"""The course's networks, and any other put beside them: found by name, their shapes read from their files.
+"""The course's five networks, and other networks in this folder: their files, shapes, training and inference.
 
     from ece408_op import models
     models.list_names()                        # ['baseline', 'ece408-2018fa', ...]
     models.info("ece408-2018sp").image         # (1, 64, 64)
 
-Every error is a GraphError that names the file.
+Errors are GraphErrors that name the file.
 
 Public modules: accuracy, build, inference (runs a network on a data set), train.
 """

@@ -37,9 +37,9 @@ class Network:
 
 def list_names(folder: str | os.PathLike[str] | None = None) -> list[str]:
     """Return the sorted names of the networks in the folder (default: models/) that have both files."""
-    place = FOLDER if folder is None else Path(folder)
-    names = [path.name[: -len(_SYMBOL)] for path in place.glob(f"*{_SYMBOL}")]
-    return sorted(name for name in names if name and _newest(place, name) is not None)
+    path = FOLDER if folder is None else Path(folder)
+    names = [file.name[: -len(_SYMBOL)] for file in path.glob(f"*{_SYMBOL}")]
+    return sorted(name for name in names if name and _newest(path, name) is not None)
 
 
 def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
@@ -47,12 +47,12 @@ def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:
 
     Raises GraphError, which names the file, if a file is missing or the symbol file is broken.
     """
-    place = FOLDER if folder is None else Path(folder)
-    symbol = place / f"{name}{_SYMBOL}"
+    path = FOLDER if folder is None else Path(folder)
+    symbol = path / f"{name}{_SYMBOL}"
     if not name or Path(name).name != name or not symbol.is_file():
-        known = ", ".join(list_names(place)) or "none yet"
-        raise GraphError(f"{symbol}: expected a model's symbol file, found none; models in {place}: {known}")
-    params = _newest(place, name)
+        known = ", ".join(list_names(path)) or "none yet"
+        raise GraphError(f"{symbol}: expected a model's symbol file, found none; models in {path}: {known}")
+    params = _newest(path, name)
     if params is None:
         raise GraphError(f"{symbol}: expected weights in its folder, such as {name}-0001.params, found none")
     title = data_node(read_graph(symbol), symbol).attrs.get(TITLE, name)
@@ -80,6 +80,6 @@ def _number(params: Path) -> int:
     return int(params.stem.rpartition("-")[2])
 
 
-def _newest(place: Path, name: str) -> Path | None:
+def _newest(folder: Path, name: str) -> Path | None:
     pattern = re.compile(re.escape(name) + r"-[0-9]{4,}\.params")
-    return max((path for path in place.glob("*.params") if pattern.fullmatch(path.name)), key=_number, default=None)
+    return max((file for file in folder.glob("*.params") if pattern.fullmatch(file.name)), key=_number, default=None)

@@ -1,4 +1,4 @@
-"""The package as others get it: a wheel, installed beside nothing, used from another folder."""
+"""The wheel: installed alone and used from another folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ece408_op.kernels import KERNELS
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("ece408_op", "kernels", "models", "data")
-#: Fashion-MNIST itself may lie in data/; it is no part of the package.
+#: Fashion-MNIST may be in data/, but is not a part of the package.
 IGNORED = shutil.ignore_patterns("__pycache__", "*-ubyte", "*-ubyte.gz")
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the package is built from, so that building leaves nothing behind."""
+    """A copy of the package's sources, so that building leaves no files in the checkout."""
     if not (ROOT / "pyproject.toml").is_file():
         pytest.skip("not a checkout")
     copy = tmp_path_factory.mktemp("checkout")
@@ -38,7 +38,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(checkout: Path) -> list[str]:
-    """The files of the checkout's folders, by the names that they have in the package."""
+    """The files of the checkout's folders, by their names in the package."""
     names = []
     for folder in FOLDERS:
         for path in sorted((checkout / folder).rglob("*")):
@@ -109,20 +109,8 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
     assert fields["Version"] == ece408_op.__version__
     assert fields["Requires-Python"] == ">=3.9"
     assert fields["License-Expression"] == "MIT"
-    assert set(fields.get_all("Provides-Extra")) == {
-        "cpu",
-        "cudnn",
-        "cu117",
-        "cuda12",
-        "cuda13",
-        "dask",
-        "docs",
-        "nvml",
-        "profile12",
-        "profile13",
-        "report",
-        "test",
-    }
+    extras = "cpu cudnn cu117 cuda12 cuda13 dask docs nvml profile12 profile13 report test"
+    assert set(fields.get_all("Provides-Extra")) == set(extras.split())
     assert any(name.endswith("/LICENSE") for name in archive.namelist())
     needed = {re.split("[<>=;~! ]", need)[0] for need in fields.get_all("Requires-Dist") if "extra ==" not in need}
     assert needed == {"numpy", "llvmlite", "tqdm", "tomli"}
@@ -155,7 +143,7 @@ print(json.dumps({"folders": folders, "kernels": [kernel.name for kernel in kern
 def test_an_installed_wheel_classifies_with_the_operator(site: Path, tmp_path: Path) -> None:
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     code = 'from ece408_op.milestones import cli; cli.main("m2", ["ece408-2018sp", "10"])'
-    # Neither the images nor a way to them: the sample set that the wheel brings takes their place.
+    # There are no images and no network, so the sample set of the wheel is used.
     nowhere = {"ECE408_DATA": "", "XDG_CACHE_HOME": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
     lines = run(code, site, tmp_path, **nowhere).splitlines()
     assert lines[0] == "New Inference"

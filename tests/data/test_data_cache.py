@@ -79,9 +79,9 @@ def test_unwritable_cache_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_two_processes_at_once(folder: Path) -> None:
-    """Two processes replace a set over and over; every read meets a whole one.
+    """Two processes replace a set over and over; every read returns a complete one.
 
-    Written in place instead, most of these reads meet a file that is being written.
+    If the file were written in place, most of these reads would return an incomplete one.
     """
     shape = (2, 1024, 1024)
     _cache.store("set.u8", np.full(shape, 1, np.uint8))
@@ -94,7 +94,7 @@ def test_two_processes_at_once(folder: Path) -> None:
             assert writer.stdout.readline() == b"ready\n"
         for _ in range(100):
             array = _cache.load("set.u8", shape)
-            assert array is not None, "a read met a set that was not whole"
+            assert array is not None, "a read returned an incomplete set"
             assert array.min() == array.max()
             seen.add(int(array[0, 0, 0]))
     finally:

@@ -1,4 +1,4 @@
-"""A download takes its place only when it is whole and right; every fault of a server is named."""
+"""A download replaces its target only if it is complete and right; every fault of a server is named."""
 
 from __future__ import annotations
 
