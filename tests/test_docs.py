@@ -25,6 +25,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MOST_WORDS = 16_000
 #: Files whose links and paths are checked.
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md"))]
+#: The files of the code, by their paths in the checkout.
+FOLDERS = ("ece408_op", "kernels", "models", "data", "tests", "benchmarks")
+SOURCES = [
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("m?.py", *(f"{folder}/**/*" for folder in FOLDERS))
+    for path in ROOT.glob(pattern)
+    if path.is_file() and "submissions" not in path.parts
+]
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
@@ -231,15 +239,20 @@ def test_every_path_and_module_that_it_names_exists(path: Path) -> None:
         assert script == "script.py" or (ROOT / script).is_file(), f"{path.name}: {script}"
 
 
+@each_text
+def test_every_source_file_that_it_names_exists(path: Path) -> None:
+    """Names in backticks such as `core/check.py`, relative to any folder; files of the user and of the course aside."""
+    made = {name for name, _ in blocks("file")} | {"script.py", "new.cu"}
+    for name in re.findall(r"`((?:\w+/)*\w+\.(?:py|cuh?))`", path.read_text(encoding="utf-8")):
+        assert name in made or any(f"/{source}".endswith(f"/{name}") for source in SOURCES), f"{path.name}: {name}"
+
+
 def test_every_page_that_the_code_cites_exists() -> None:
-    sources = [
-        path for folder in ("ece408_op", "kernels", "tests", "models", "data") for path in (ROOT / folder).rglob("*")
-    ]
     cited = 0
-    for source in sources:
-        if source.suffix in (".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".md") and "submissions" not in source.parts:
-            for name in re.findall(r"(?<![\w.])docs/[\w/-]+\.md", source.read_text(encoding="utf-8")):
-                assert (ROOT / name).is_file(), f"{source.name}: {name}"
+    for source in SOURCES:
+        if source.endswith((".py", ".cu", ".cuh", ".h", ".cpp", ".j2", ".md")):
+            for name in re.findall(r"(?<![\w.])docs/[\w/-]+\.md", (ROOT / source).read_text(encoding="utf-8")):
+                assert (ROOT / name).is_file(), f"{source}: {name}"
                 cited += 1
     assert cited > 0
 
