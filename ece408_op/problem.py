@@ -197,3 +197,12 @@ def check_pooled(name: str, size: int, full: bool) -> None:
 
 
 _LEAST = {"batch": 0, "channels": 1, "height": 1, "width": 1, "filters": 1, "kernel": 1}
+
+#: The convolutions of the course's three networks, by term, for its 10,000 images.
+COURSE_LAYERS = {
+    "2017": ConvProblem(10_000, 1, 28, 28, 50, 5),
+    "2018sp-1": ConvProblem(10_000, 1, 64, 64, 6, 5),
+    "2018sp-2": ConvProblem(10_000, 6, 30, 30, 16, 5),
+    "2018fa-1": ConvProblem(10_000, 1, 72, 72, 12, 7),
+    "2018fa-2": ConvProblem(10_000, 12, 33, 33, 24, 7),
+}

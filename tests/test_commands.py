@@ -59,9 +59,7 @@ def test_help_shows_an_example(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["m2.py", "bench/__main__.py", "bench/contexts.py", "bench/one_node.py", "bench/sweep.py"]
-)
+@pytest.mark.parametrize("name", ["m2.py", "bench/__main__.py"])
 def test_a_folder_that_is_not_there_is_refused_before_any_work(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

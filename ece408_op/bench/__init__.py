@@ -1,6 +1,10 @@
-"""The benchmark: every implementation beside its peers, in one process, on the same arrays.
+"""ece408-bench: implementations and their peers, measured in one process on the same arrays.
 
-python -m ece408_op.bench --help
+Public modules:
 
-Public modules: contestants, contexts, one_node, report, results (the format of all measured results), sweep.
+results  the format of all measured results, its reader and its writer
+layers   layers on the CPU and on a GPU, one row per contestant and kind of call
+plots    results as SVG
+
+Run ``python -m ece408_op.bench --help``. Calls are timed and checked by ``ece408_op.core.timer``.
 """

@@ -1,268 +1,315 @@
-"""The benchmark's command line."""
+"""The benchmark's command line: ece408-bench [layers | networks | transfers | one-image | sweep]."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from ece408_op import commands
 from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.core.roofline import Ceilings
-from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
+from ece408_op.data.atomic import folder_problem, output_folder_problem
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import COURSE_LAYERS, ConvProblem
 
-from ._layers import IMAGES, LAYERS, RANGES, parse, random_layers
-from ._plots import check as check_plots
-from ._record import Record
-
-PRECISIONS = ("float32", "tf32", "fp16")
-
-_CPU_REPEATS, _GPU_REPEATS, _NETWORK_REPEATS = 3, 20, 5
-
-#: After so many seconds of timed calls, no further one is timed unless --repeats asks for it: the default run ends
-#: within 3 minutes on two cores.
-_CPU_BUDGET = 5.0
+from . import _layer_names, _networks, _sweep, _tables, plots, results
+from .results import Case, Results, Row
 
 _DESCRIPTION = """\
-Time this package's convolutions beside their peers, in one process, on the same arrays.
-On the CPU: the operator New beside MXNet's built-in Convolution, and beside PyTorch where it is installed, with fresh
-outputs (new memory, as y = mx.nd.Custom(...) makes it) and with reused ones (out=).
-On the GPU (--context gpu): the kernels on arrays of the GPU, beside cuDNN where PyTorch is installed.
-Without --impl, only auto is timed: the implementation that the operator picks for the layer. The default run takes up
-to 3 minutes on two cores.
-Every timed output is checked: some of its images against float64, all others for being finite. The table goes to
-stdout, progress and the expected time to stderr.
-With --json FILE, the file is rewritten after each layer (each network). After Ctrl-C, the same command with the same
-FILE goes on from there."""
+Measure this package's convolutions and their peers in one process, on the same arrays.
+Without a subcommand, layers: the operator and MXNet's Convolution (and PyTorch's, if installed) on the course's layers
+on the CPU, in up to 3 minutes on two cores.
+The outputs are checked; a wrong one has no time. The table goes to stdout, progress to stderr. With --json FILE, the
+file is rewritten after each layer or network; after Ctrl-C, the same command with the same FILE goes on from there."""
 
-_EXAMPLE = """\
-example:
-  python -m ece408_op.bench --threads 2 --json bench.json
-  python -m ece408_op.bench --impl direct --layers 2017 2018fa-2 3x32x32x16x5 --images 1000
-  python -m ece408_op.bench --context gpu --random 20 --json bench.json --plots plots
+_EXITS = "exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"
 
-exit codes: 0 done, 1 an output was wrong, 2 usage, 3 this machine can't (no MXNet, no GPU)"""
+#: Each subcommand's title, description, example, and options besides those that all have.
+_COMMANDS = {
+    "layers": (
+        "time implementations of New and their peers on layers",
+        """\
+On the CPU: calls of the operator with fresh outputs (new memory) and with reused ones (out=), MXNet's Convolution, and
+PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
+that does not support a layer is a row that says why.""",
+        "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
+        "--context --impl --precision --layer --random --ranges --images",
+    ),
+    "networks": (
+        "time whole networks, and compare their predictions with MXNet's",
+        """\
+forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
+take part, also with images that are on the GPU already (gpu).""",
+        "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
+        "--context --network --images",
+    ),
+    "transfers": (
+        "time the operator on mx.cpu() arrays with device='gpu'",
+        "The peer is a copy of the output alone from the GPU, by the same staging buffers.",
+        "ece408-bench transfers --impl sliding_window --repeats 5 --json transfers.json",
+        "--impl --images --fuse",
+    ),
+    "one-image": (
+        "time the operator on one image",
+        "The peer is a Custom operator that does nothing. first: the first call of a fresh process.",
+        "ece408-bench one-image --context cpu --json one-image.json",
+        "--context",
+    ),
+    "sweep": (
+        "time every GPU kernel on many layers, and record the tuning table",
+        "The layers are the course's, with three numbers of images, and random ones.",
+        "ece408-bench sweep --random 24 --record",
+        "--impl --random --ranges --images --record",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a subcommand measures: each case by name, called with the ceilings and what is called with each row."""
+
+    cases: Mapping[str, Callable[[Any, Callable[[Row], Any]], Case]]
+    on_gpu: bool
+    ceilings: Callable[[], Ceilings] | None = None
+    finish: Callable[[Results], None] = lambda results: None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.context == "cpu" and options.precision != "float32":
-        parser.error("--precision: expected float32 on the CPU; --context gpu has the others")
-    problems = {"--json": folder_problem(options.json), "--plots": output_folder_problem(options.plots)}
-    for option, problem in problems.items():
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or (words[0] not in _COMMANDS and words[0] not in ("-h", "--help")):
+        words.insert(0, "layers")
+    parser, subparsers = _parser()
+    options = parser.parse_args(words)
+    usage_error = subparsers[options.command].error
+    if options.command == "layers" and options.context == "cpu" and options.precision != "float32":
+        usage_error("--precision: expected float32 on the CPU; --context gpu has the others")
+    for option, problem in (
+        ("--json", folder_problem(options.json)),
+        ("--plots", output_folder_problem(options.plots)),
+    ):
         if problem:
-            parser.error(f"{option}: {problem}")
-    # MXNet reads it when it is imported, and uses half of the cores without it.
+            usage_error(f"{option}: {problem}")
+    # MXNet reads them when it is imported: it uses half of the cores otherwise, and names each graph that it fuses.
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
     try:
         if options.plots:
-            check_plots()
-        if options.one_image:
-            return _run_one_image(options)
-        if options.networks:
-            return _run_networks(options)
-        layers = {word: parse(word, options.images) for word in options.layers}
-        if options.random:
-            layers = random_layers(options.random, options.seed, options.ranges)
-        options.impl = _impls(options.impl, options.context)
-        return (_run_gpu if options.context == "gpu" else _run_cpu)(layers, options)
+            plots.check()
+        measured = _measure(_PLANS[options.command](options), options, " ".join(["ece408-bench", *words]))
     except (MXNetImportError, DeviceError) as error:
         print(error, file=sys.stderr)
         return CANNOT
     except (UnsupportedError, ValueError) as error:
-        parser.error(str(error))
+        usage_error(str(error))
+    print(_tables.table(measured))
+    for path in plots.draw(measured, options.plots) if options.plots else ():
+        print(path, file=sys.stderr)
+    return OK if measured.passed else FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ece408-bench",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--context", choices=["cpu", "gpu"], default="cpu", help="where it computes (cpu)")
-    parser.add_argument(
-        "--impl", nargs="+", metavar="NAME", help="implementations of New, such as direct or loops (auto alone)"
-    )
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="float32", help="of kernels and peers on the GPU (float32)"
-    )
-    parser.add_argument(
-        "--layers", nargs="+", default=list(LAYERS), metavar="LAYER", help="names, or CxHxWxMxK (the five)"
-    )
-    parser.add_argument(
-        "--networks",
-        action="store_true",
-        help="whole networks in MXNet's memory instead, convolutions where --context says, beside MXNet's on the CPU",
-    )
-    parser.add_argument(
-        "--one-image", action="store_true", help="one image's call instead, beside a Custom operator that does nothing"
-    )
-    parser.add_argument("--random", type=_positive, metavar="N", help="N random layers of about that size instead")
-    parser.add_argument("--ranges", default=RANGES, metavar="WORD", help=f"what these are drawn from ({RANGES})")
-    parser.add_argument("--images", type=_positive, default=IMAGES, metavar="N", help=f"images a layer ({IMAGES})")
-    parser.add_argument("--threads", type=_positive, default=cores, metavar="N", help=f"for all contestants ({cores})")
-    parser.add_argument(
-        "--repeats",
-        type=_positive,
-        metavar="N",
-        help="timed calls of each kind (3 on the CPU, fewer where a call takes seconds; networks: 5; the GPU: 20)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of data and random layers (0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, layer by layer")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a roofline and bars there")
-    return parser
+def _measure(plan: _Plan, options: argparse.Namespace, command_line: str) -> Results:
+    kept = {key: value for key, value in vars(options).items() if key not in ("command", "json", "plots", "record")}
+    machine = results.this_machine(options.threads, plan.on_gpu)
+    measured = Results(options.command, machine, kept, command_line=command_line, complete=False)
+    if options.json:
+        measured = results.resumed(options.json, measured)
+    done = {case.name for case in measured.cases}
+    if done:
+        print(f"{options.json}: {len(done)} of {len(plan.cases)} cases taken from the interrupted run", file=sys.stderr)
+    if plan.ceilings and measured.ceilings is None:
+        measured = replace(measured, ceilings=asdict(plan.ceilings()))
+    ceilings = Ceilings(**measured.ceilings) if measured.ceilings else None
+    with tqdm(total=len(plan.cases), initial=len(done), unit="case", disable=None, leave=False) as bar:
+        for name, measure in plan.cases.items():
+            if name in done:
+                continue
+            bar.set_description(name)
+            case = measure(ceilings, lambda row: bar.set_postfix_str(row.contestant))
+            measured = replace(measured, cases=(*measured.cases, case))
+            measured = replace(measured, complete=len(measured.cases) == len(plan.cases))
+            if options.json:
+                results.write(options.json, measured)
+            bar.update()
+    plan.finish(measured)
+    return measured
 
 
-def _impls(asked: list[str] | None, device: str) -> list[str]:
-    """The implementations to run; raises UnsupportedError where one is unknown or another device's."""
+def _layers(options: argparse.Namespace) -> _Plan:
     # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
-    from ece408_op.core import dispatch
+    from . import layers
 
-    for impl in asked or ():
-        if dispatch.device_of(impl, device) != device:
-            known = ", ".join([dispatch.AUTO, *dispatch.names(device)])
-            raise UnsupportedError(f"impl: expected one for the {device} ({known}), got {impl!r}; see --context")
-    return asked or [dispatch.AUTO]
-
-
-def _kept(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that decide what is measured; an interrupted run goes on only where they are the same."""
-    return {name: value for name, value in vars(options).items() if name not in ("json", "plots", "one_image")}
-
-
-def _positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
-    return number
-
-
-def _run_cpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
-    # Late: MXNet reads the environment when it is imported, and a machine without it still gets --help.
-    from ece408_op.core import dispatch
+    problems = {word: _layer_names.parse(word, options.images) for word in options.layer}
+    if options.random:
+        problems = _layer_names.random_layers(options.random, options.seed, options.ranges)
+    impls = layers.known_impls(options.impl, options.context)
+    if options.context == "gpu":
+        limits = layers.Limits(options.repeats or 20)
+        return _gpu_plan(problems, impls, options, limits, peers=True)
     from ece408_op.plugin import mxnet_import
 
-    from . import _cpu_roofline, _estimate, _measure, _plots, contestants, report
+    from . import _cpu_roofline
 
     mxnet_import.load()
-    record = Record(options.json, {"options": _kept(options), **report.facts(options.threads)})
-    results = report.from_data(record.begun)
-    record.say_taken(len(results), len(layers), "layers")
-    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else _cpu_roofline.measure(options.threads)
-    entrants = contestants.contestants(options.impl)
-    limits = (options.repeats or _CPU_REPEATS, math.inf if options.repeats else _CPU_BUDGET)
-    left = list(layers.items())[len(results) :]
-    expected = _estimate.words(_estimate.seconds(dict(left).values(), list(entrants), ceilings, *limits))
-    print(f"{len(left)} layers x {len(entrants)} contestants ({', '.join(entrants)}): {expected}", file=sys.stderr)
-    plain_sum = dispatch.find("loops")  # all are held to the bound of a float32 sum
-    for number, (name, problem) in enumerate(left, len(results) + 1):
-        given = contestants.make_input(problem, options.seed)
-        timings = {}
-        for entrant, prepare in entrants.items():
-            print(f"[{number}/{len(layers)}] {name}: {entrant} ...", end=" ", file=sys.stderr, flush=True)
-            timings[entrant] = _measure.measure(prepare(given), given.x, given.w, plain_sum, *limits)
-            print(", ".join(f"{kind} {timing}" for kind, timing in timings[entrant].items()), file=sys.stderr)
-        results.append(report.LayerResult(name, problem, timings))
-        record.write(report.as_data(results, ceilings), number == len(layers))
-    print(report.table(results, ceilings))
-    if options.plots:
-        title = f"{report.machine(options.threads)['cpu']}, {options.threads} threads"
-        _tell(_plots.draw(report.points(results), ceilings, options.plots, title))
-    return OK if all(result.passed for result in results) else FAILED
+    # Without --repeats, three calls, and no further one after 5 seconds.
+    limits = layers.Limits(options.repeats) if options.repeats else layers.Limits(3, budget=5.0)
+
+    def measured(problem: ConvProblem, name: str, ceilings: Ceilings, progress: Callable[[Row], Any]) -> Case:
+        return layers.cpu_case(name, problem, impls, options.seed, limits, ceilings, progress)
+
+    cases = {name: partial(measured, problem, name) for name, problem in problems.items()}
+    return _Plan(cases, False, partial(_cpu_roofline.measure, options.threads))
 
 
-def _run_one_image(options: argparse.Namespace) -> int:
+def _gpu_plan(
+    problems: dict[str, ConvProblem], impls: list[str], options: argparse.Namespace, limits: Any, peers: bool
+) -> _Plan:
+    from ece408_op.core import roofline
+
+    from . import layers
+
+    def measured(problem: ConvProblem, name: str, ceilings: Ceilings, progress: Callable[[Row], Any]) -> Case:
+        precision = getattr(options, "precision", "float32")
+        return layers.gpu_case(name, problem, impls, precision, options.seed, limits, ceilings, progress, peers)
+
+    cases = {name: partial(measured, problem, name) for name, problem in problems.items()}
+    return _Plan(cases, True, roofline.measure)
+
+
+def _sweep_plan(options: argparse.Namespace) -> _Plan:
+    from . import layers
+
+    problems = _sweep.layers(options.images, options.random or 0, options.seed, options.ranges)
+    impls = layers.known_impls(options.impl, "gpu")
+    limits = layers.Limits(options.repeats or 10, budget=0.3, fewest=3)
+    plan = _gpu_plan(problems, impls, options, limits, peers=False)
+    return replace(plan, finish=lambda done: _sweep.record(done) if options.record and done.passed else None)
+
+
+def _networks_plan(options: argparse.Namespace) -> _Plan:
+    from ece408_op.models import files
     from ece408_op.plugin import mxnet_import
 
+    known = [*files.list_names(), _networks.RESNET]
+    for name in options.network:
+        if name not in known:
+            raise ValueError(f"--network: expected {', '.join(known)}; got {name!r}")
+
     mxnet_import.load()
 
-    from ece408_op.plugin import bridge
+    def measured(name: str, ceilings: None, progress: Callable[[Row], Any]) -> Case:
+        images = min(options.images, 256) if name == _networks.RESNET else options.images
+        return _networks.case(name, images, options.context, options.repeats or 5, options.seed, progress)
 
-    from . import _one_image, report
+    return _Plan({name: partial(measured, name) for name in options.network}, options.context == "gpu")
 
+
+def _one_image_plan(options: argparse.Namespace) -> _Plan:
+    from ece408_op.plugin import bridge, mxnet_import
+
+    from . import _calls
+
+    mxnet_import.load()
     if options.context == "gpu":
         bridge.require_mxnet_gpu()
-    result = _one_image.measure(options.context, calls=2000, processes=3)
-    print(_one_image.table(result, options.context))
-    data = {"one_image": asdict(result), "machine": report.machine(options.threads), "versions": report.versions()}
-    _write(data, options.json)
-    return OK
+    calls = options.repeats or 2000
+    return _Plan({"2017": lambda ceilings, row: _calls.one_image(options.context, calls)}, options.context == "gpu")
 
 
-def _run_networks(options: argparse.Namespace) -> int:
+def _transfers_plan(options: argparse.Namespace) -> _Plan:
     from ece408_op.plugin import mxnet_import
 
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet tells of each graph that it fuses otherwise
-    mx = mxnet_import.load()
+    from . import _calls, layers
 
-    from ece408_op.runtime import cuda
-
-    from . import _networks, report
-
-    machine, versions = report.machine(options.threads), {**report.versions(), "mxnet": mx.__version__}
-    if options.context == "gpu":
-        machine["gpu"], versions["cupy"] = cuda.chip().name, cuda.cupy().__version__
-    record = Record(options.json, {"options": _kept(options), "machine": machine, "versions": versions})
-    results = _networks.from_data(record.begun)
-    done = {result.network for result in results}
-    record.say_taken(len(done), len(_networks.NETWORKS), "networks")
-    for name in _networks.NETWORKS:
-        if name not in done:
-            results += _networks.measure(name, options.images, options.repeats or _NETWORK_REPEATS, options.context)
-            record.write(_networks.as_data(results), name == _networks.NETWORKS[-1])
-    print(_networks.table(results))
-    return OK if all(result.passed for result in results) else FAILED
+    (impl,) = layers.known_impls([options.impl], "gpu")
+    mxnet_import.load()
+    repeats = options.repeats or 3
+    return _Plan({"2017": lambda ceilings, row: _calls.transfers(impl, options.images, options.fuse, repeats)}, True)
 
 
-def _run_gpu(layers: dict[str, ConvProblem], options: argparse.Namespace) -> int:
-    # Late: a machine without CuPy still gets --help.
-    from ece408_op.core import roofline
-    from ece408_op.runtime import cuda
-
-    from . import _gpu, _gpu_report, _plots
-
-    chip = cuda.chip()
-    record = Record(options.json, {"options": _kept(options), **_gpu_report.facts(chip)})
-    results = _gpu_report.from_data(record.begun)
-    record.say_taken(len(results), len(layers), "layers")
-    ceilings = Ceilings(**record.begun["ceilings"]) if record.begun else roofline.measure()
-    left = list(layers.items())[len(results) :]
-    for number, (name, problem) in enumerate(left, len(results) + 1):
-        timings = {}
-        repeats = options.repeats or _GPU_REPEATS
-        for entrant, timing in _gpu.contest(problem, options.impl, options.precision, repeats, options.seed):
-            print(f"[{number}/{len(layers)}] {name}: {entrant} {timing}", file=sys.stderr)
-            timings[entrant] = timing
-        results.append(_gpu_report.GpuResult(name, problem, timings, 1e3 * ceilings.roofline_seconds(problem)))
-        cuda.cupy().get_default_memory_pool().free_all_blocks()
-        record.write(_gpu_report.as_data(results, ceilings, options.precision), number == len(layers))
-    print(_gpu_report.table(results))
-    if options.plots:
-        _tell(_plots.draw(_gpu_report.points(results), ceilings, options.plots, chip.name))
-    return OK if all(result.passed for result in results) else FAILED
+_PLANS = {
+    "layers": _layers,
+    "networks": _networks_plan,
+    "transfers": _transfers_plan,
+    "one-image": _one_image_plan,
+    "sweep": _sweep_plan,
+}
 
 
-def _tell(paths: list[Path]) -> None:
-    for path in paths:
-        print(path, file=sys.stderr)
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    style: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    example = "ece408-bench --threads 2 --json layers.json"
+    parser = argparse.ArgumentParser(
+        prog="ece408-bench", description=_DESCRIPTION, epilog=f"example:\n  {example}\n\n{_EXITS}", **style
+    )
+    chosen = parser.add_subparsers(dest="command", metavar="{" + ",".join(_COMMANDS) + "}")
+    found = {}
+    for name, (title, description, example, own) in _COMMANDS.items():
+        text, epilog = f"{title[0].upper()}{title[1:]}.\n{description}", f"example:\n  {example}\n\n{_EXITS}"
+        found[name] = chosen.add_parser(name, help=title, description=text, epilog=epilog, **style)
+        options = _options(name)
+        for option in [*own.split(), "--threads", "--repeats", "--seed", "--json", "--plots"]:
+            found[name].add_argument(option, **options[option])
+    return parser, found
 
 
-def _write(data: dict[str, Any], path: Path | None) -> None:
-    if path:
-        with replacing(path) as file:
-            file.write(json.dumps(data, indent=1).encode() + b"\n")
+def _options(command: str) -> dict[str, dict[str, Any]]:
+    """What argparse needs of each option, as a subcommand has it."""
+    images, cores, sweep = _layer_names.IMAGES, len(os.sched_getaffinity(0)), command == "sweep"
+    ranges, seed = _sweep.RANGES if sweep else (_layer_names.RANGES,), 408 if sweep else 0
+    number: dict[str, Any] = {"type": _at_least(1), "metavar": "N"}
+    several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
+    found: dict[str, dict[str, Any]] = {
+        "--context": {"choices": ["cpu", "gpu"], "default": "cpu", "help": "where the operator computes"},
+        "--impl": {
+            **several,
+            "default": ["all" if sweep else "auto"],
+            "help": "implementations, such as direct; or all",
+        },
+        "--precision": {"choices": ("float32", "tf32", "fp16"), "default": "float32", "help": "of auto and cuDNN"},
+        "--layer": {**several, "default": list(COURSE_LAYERS), "help": "names, or CxHxWxMxK such as 3x32x32x16x5"},
+        "--network": {
+            **several,
+            "default": list(_networks.COURSE),
+            "help": f"of models/, or {_networks.RESNET} with 256 images at most",
+        },
+        "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
+        "--ranges": {**several, "default": ranges, "help": "what random layers come from, in turn"},
+        "--images": {**number, "default": images, "help": "images of each case"},
+        "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
+        "--record": {"action": "store_true", "help": "write the times into the tuning table"},
+        "--threads": {**number, "default": cores, "help": "threads of all contestants"},
+        "--repeats": {**number, "help": "timed calls of each kind (fewer by default where a call takes seconds)"},
+        "--seed": {"type": _at_least(0), "default": seed, "help": "of data and random layers"},
+        "--json": {"type": Path, "metavar": "FILE", "help": "write all figures there, case by case"},
+        "--plots": {"type": Path, "metavar": "FOLDER", "help": "draw bars, and a roofline of layers, there"},
+    }
+    if command == "transfers":
+        found["--impl"] = {"default": "auto", "metavar": "NAME", "help": "the implementation"}
+    for values in found.values():
+        default = values.get("default")
+        if default is not None:
+            shown = default if isinstance(default, (str, int)) else " ".join(default)
+            values["help"] += f" (default: {shown})"
+    return found
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parsed(word: str) -> int:
+        number = int(word)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
+        return number
+
+    return parsed
 
 
 if __name__ == "__main__":

@@ -1,141 +1,263 @@
-"""Whole networks, end to end: the operator's beside MXNet's own on the CPU, by both of MXNet's settings.
+"""Whole networks, from images to class probabilities: the operator, gpu_network, MXNet's own operators, PyTorch.
 
-A network is bound once for all images. A forward begins with the images in MXNet's memory and ends with the
-probabilities in NumPy's. On the GPU the operator works in the host context: what it copies there and back is part of
-the time, and all but the convolutions, and what is fused to them, stays on the CPU. The first forward, which faults
-all memory in and compiles, is told apart from the steady ones.
+A network is bound once for all images. The kinds of call are "forward", from images in MXNet's (or PyTorch's pinned)
+memory to probabilities in NumPy's; "gpu", from images on the GPU to probabilities there; and FIRST, the first forward,
+which compiles and faults the memory in.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import statistics
-import sys
-import time
-from collections.abc import Iterator
+from ast import literal_eval
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from ece408_op.core import timer
+from ece408_op.core.dispatch import AUTO
 from ece408_op.data import load_test
+from ece408_op.errors import Ece408Error
 from ece408_op.models import files, shapes
+from ece408_op.runtime import cuda
 
-#: One of each architecture.
-NETWORKS = ("ece408-high", "ece408-2018sp", "ece408-2018fa")
+from .results import FAILED, FIRST, PASSED, Case, Row
+
+#: One of each architecture of the course; and a network of Gluon's, with random weights and images of 224 x 224.
+COURSE, RESNET = ("ece408-high", "ece408-2018sp", "ece408-2018fa"), "resnet18_v1"
+
+#: The kinds of call.
+FORWARD, ON_GPU = "forward", "gpu"
 
 #: MXNet's setting that decides whether it fuses operators, and the value that it has by default.
-SETTING = "MXNET_SUBGRAPH_BACKEND"
-DEFAULT, NONE = "default", "NONE"
-
-#: Who computes the convolutions, and MXNet's setting for the rest. MXNet's own are on the CPU in any case.
-MXNET_DEFAULT, MXNET_NONE = "MXNet, default", "MXNet, NONE"
-CONTESTANTS = {
-    MXNET_DEFAULT: ("mxnet", DEFAULT),
-    MXNET_NONE: ("mxnet", NONE),
-    "New, default": ("new", DEFAULT),
-    "New, NONE": ("new", NONE),
-    "New fused, default": ("fused", DEFAULT),
-    "New fused, NONE": ("fused", NONE),
-}
+_SETTING, _DEFAULT = "MXNET_SUBGRAPH_BACKEND", "default"
 
 
-@dataclass(frozen=True)
-class NetworkTiming:
-    """One contestant: seconds of the first forward and of the steady ones; predictions that agree with MXNet's."""
+def case(name: str, images: int, device: str, repeats: int, seed: int, progress: Callable[[Row], Any]) -> Case:
+    """All contestants on one network; ``device`` is where the convolutions of ``New`` are computed.
 
-    network: str
-    contestant: str
-    images: int
-    first: float
-    steady: list[float]
-    agreeing: int
-
-    @property
-    def median(self) -> float:
-        """The median of the steady forwards, in seconds."""
-        return statistics.median(self.steady)
-
-    @property
-    def passed(self) -> bool:
-        """Every prediction is MXNet's."""
-        return self.agreeing == self.images
-
-
-def measure(name: str, images: int, repeats: int, device: str) -> list[NetworkTiming]:
-    """All contestants on one network, one after the other; each is printed on stderr when it is done.
-
-    device: where the operator computes, "cpu" or "gpu".
+    On "gpu" the contestants are also gpu_network and PyTorch. A row of ``New`` fails where a prediction is not that of
+    MXNet's own operators; the other rows only count the agreeing ones.
     """
-    results = []
-    network = files.find(name)
-    pixels, _, _ = load_test(shapes.info(network).image[1], images)
-    expected = None
-    for contestant, (convolutions, setting) in CONTESTANTS.items():
-        with _setting(setting):
-            first, steady, predictions = _forwards(network, convolutions, device, pixels, repeats)
-        expected = predictions if expected is None else expected
-        agreeing = int((predictions == expected).sum())
-        results.append(NetworkTiming(name, contestant, images, first, steady, agreeing))
-        print(f"{name}: {contestant}: {results[-1].median:.3f} s, the first {first:.3f} s", file=sys.stderr)
-    return results
-
-
-def _forwards(
-    network: files.Network, convolutions: str, device: str, pixels: np.ndarray, repeats: int
-) -> tuple[float, list[float], np.ndarray]:
-    import mxnet as mx
-
     from ece408_op.models import inference
 
-    if convolutions == "mxnet":
-        loaded = inference.built_in(network)
+    network = None if name == RESNET else files.find(name)
+    if network is None:
+        built_in = resnet18(seed)
+        pixels = np.random.RandomState(seed).uniform(-1, 1, (images, 3, 224, 224)).astype(np.float32)
     else:
-        loaded = inference.with_operator(network, "auto", device, fuse=convolutions == "fused")
-    forward = inference.bound(loaded, pixels.shape, mx.cpu())
-    data = mx.nd.array(pixels)
+        built_in = inference.built_in(network)
+        pixels, _, _ = load_test(shapes.info(network).image[1], images)
+    rows: list[Row] = []
+    expected = inference.predict(built_in, pixels, _mxnet().cpu())
+
+    def add(contestant: str, impl: str, calls: dict[str, Callable[[], Any]]) -> None:
+        for row in _rows(contestant, impl, calls, expected, repeats):
+            progress(row)
+            rows.append(row)
+
+    for setting in (_DEFAULT, "NONE"):
+        with _fusing(setting):
+            add(f"MXNet, {setting}", "", _bound(built_in, pixels))
+    for fuse in (False, True):
+        for setting in (_DEFAULT, "NONE") if network else ():
+            with _fusing(setting):
+                assert network
+                loaded = inference.with_operator(network, AUTO, device, fuse=fuse)
+                add(f"New{' fused' if fuse else ''}, {setting}", AUTO, _bound(loaded, pixels))
+    if device == "gpu":
+        for impl in (AUTO, "cudnn"):
+            try:
+                add(f"gpu_network {impl}", impl, _gpu_network(built_in, pixels, impl))
+            except Ece408Error as error:
+                rows.append(Row(f"gpu_network {impl}", FORWARD, status="skipped", reason=str(error), impl=impl))
+        for contestant, calls in _pytorch(built_in, pixels):
+            add(contestant, "", calls)
+    return Case(name, images, tuple(rows))
+
+
+def _rows(
+    contestant: str, impl: str, calls: dict[str, Callable[[], Any]], expected: np.ndarray, repeats: int
+) -> Iterator[Row]:
+    """The rows of a contestant's calls, which return probabilities (N, 10); the first call is one of "forward"."""
+    for kind, call in calls.items():
+        first, probabilities = timer.cpu_clock(call)
+        agreeing = int((np.asarray(probabilities).argmax(axis=1) == expected).sum())
+        wrong = contestant.startswith("New") and agreeing < len(expected)
+        status, reason = (FAILED, f"{agreeing} of {len(expected)} predictions are MXNet's") if wrong else (PASSED, "")
+        if kind == FORWARD and not wrong:
+            yield Row(contestant, FIRST, (first,), impl=impl)
+        seconds = () if wrong else timer.measure(call, timer.cpu_clock, repeats=repeats).seconds
+        yield Row(contestant, kind, seconds, status, reason, impl, details={"agreeing": agreeing})
+
+
+def _mxnet() -> Any:
+    import mxnet
+
+    return mxnet
+
+
+def _bound(network: Any, pixels: np.ndarray) -> dict[str, Callable[[], Any]]:
+    from ece408_op.models import inference
+
+    mx = _mxnet()
+    forward, data = inference.bound(network, pixels.shape, mx.cpu()), mx.nd.array(pixels)
     data.wait_to_read()
-    seconds, probabilities = [], np.empty(0)
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        probabilities = forward(data).asnumpy()
-        seconds.append(time.perf_counter() - start)
-    return seconds[0], seconds[1:], probabilities.argmax(axis=1)
+    return {FORWARD: lambda: forward(data).asnumpy()}
 
 
 @contextmanager
-def _setting(value: str) -> Iterator[None]:
-    before = os.environ.pop(SETTING, None)
-    if value != DEFAULT:
-        os.environ[SETTING] = value
+def _fusing(setting: str) -> Iterator[None]:
+    before = os.environ.pop(_SETTING, None)
+    if setting != _DEFAULT:
+        os.environ[_SETTING] = setting
     try:
         yield
     finally:
-        os.environ.pop(SETTING, None)
+        os.environ.pop(_SETTING, None)
         if before is not None:
-            os.environ[SETTING] = before
+            os.environ[_SETTING] = before
 
 
-def table(results: list[NetworkTiming]) -> str:
-    """Markdown: a row for each network and contestant."""
-    head = ["network", "convolutions, MXNet's setting", "steady, s", "least to most", "first, s"]
-    head += ["x default", "x NONE", "same predictions"]
-    rows = [head, ["---"] * len(head)]
-    medians = {(result.network, result.contestant): result.median for result in results}
-    for result in results:
-        spread = f"{min(result.steady):.3f} to {max(result.steady):.3f}"
-        rows.append([result.network, result.contestant, f"{result.median:.3f}", spread, f"{result.first:.3f}"])
-        rows[-1] += [f"{medians[result.network, peer] / result.median:.2f}" for peer in (MXNET_DEFAULT, MXNET_NONE)]
-        rows[-1].append(f"{result.agreeing} of {result.images}")
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+def resnet18(seed: int) -> Any:
+    """Gluon's resnet18_v1 with seeded random weights."""
+    from ece408_op.models import inference
+
+    mx = _mxnet()
+    mx.random.seed(seed)
+    block = mx.gluon.model_zoo.vision.resnet18_v1()
+    block.initialize(mx.init.Xavier(magnitude=2))
+    block(mx.nd.zeros((1, 3, 224, 224))).wait_to_read()
+    symbol = block(mx.sym.Variable("data"))
+    values = {name: parameter.data() for name, parameter in block.collect_params().items()}
+    states = {name: values.pop(name) for name in symbol.list_auxiliary_states()}
+    return inference.Loaded(symbol, values, states)
 
 
-def as_data(results: list[NetworkTiming]) -> dict[str, Any]:
-    """Everything that was measured, for JSON."""
-    return {"networks": [asdict(result) for result in results]}
+def _gpu_network(network: Any, pixels: np.ndarray, impl: str) -> dict[str, Callable[[], Any]]:
+    """gpu_network's node bound by MXNet, and its engine for images that are on the GPU."""
+    from ece408_op.models import inference
+    from ece408_op.network.engine import engine
+
+    loaded = inference.on_gpu(network, impl)
+    (attributes,) = loaded.symbol.attr_dict().values()
+    own, here = engine(attributes["graph"], impl, "float32", 0), cuda.cupy().asarray(pixels)
+
+    def on_gpu() -> Any:
+        (scores, *_) = own.compute([here])
+        _wait()
+        return _Lazy(scores)
+
+    return {**_bound(loaded, pixels), ON_GPU: on_gpu}
 
 
-def from_data(data: dict[str, Any]) -> list[NetworkTiming]:
-    """The results in what ``as_data`` gave; none in an empty dictionary."""
-    return [NetworkTiming(**result) for result in data.get("networks", [])]
+def _wait() -> None:
+    """Wait for CuPy's current stream, the default one, which is PyTorch's too."""
+    cuda.wait("the network", cuda.cupy().cuda.get_current_stream())
+
+
+class _Lazy:
+    """Scores on a GPU, copied to NumPy's memory only where they are looked at, outside of the timed call."""
+
+    def __init__(self, scores: Any) -> None:
+        self._scores = scores
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        scores = self._scores.get() if hasattr(self._scores, "get") else self._scores.cpu().numpy()
+        return np.asarray(scores, dtype)
+
+
+def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
+    """PyTorch on the GPU, eager and compiled, float32 (TF32 off); nothing where PyTorch has no GPU."""
+    if not find_spec("torch"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    model = torch_module(network)
+    pinned = torch.from_numpy(pixels).pin_memory()
+    here = pinned.cuda()
+
+    def on_gpu(run: Callable[[Any], Any]) -> Any:
+        with torch.inference_mode():
+            scores = run(here)
+        _wait()
+        return _Lazy(scores)
+
+    def forward() -> Any:
+        with torch.inference_mode():
+            return model(pinned.cuda(non_blocking=True)).cpu().numpy()
+
+    yield "PyTorch eager", {FORWARD: forward, ON_GPU: partial(on_gpu, model)}
+    yield "PyTorch compile", {ON_GPU: partial(on_gpu, torch.compile(model))}
+    torch.cuda.empty_cache()
+
+
+def torch_module(network: Any, device: str = "cuda") -> Any:
+    """The network's symbol as a PyTorch module; raises KeyError for an operator that the networks here do not have."""
+    import torch
+
+    nodes = json.loads(network.symbol.tojson())["nodes"]
+    weights = {
+        name: torch.from_numpy(array.asnumpy().astype("float32")).to(device)
+        for name, array in {**network.arg_params, **network.aux_params}.items()
+    }
+    operators = _operators(torch)
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            values: list[Any] = []
+            for node in nodes:
+                if node["op"] == "null":
+                    values.append(x if node["name"] == "data" else weights.get(node["name"]))
+                else:
+                    given = [values[source] for source, *_ in node["inputs"]]
+                    values.append(operators[node["op"]](_attributes(node), *given))
+            return values[-1]
+
+    return Module()
+
+
+def _attributes(node: dict[str, Any]) -> dict[str, Any]:
+    """MXNet's attributes as Python's values; words stay words."""
+    found = {}
+    for key, word in node.get("attrs", {}).items():
+        try:
+            found[key] = literal_eval(word)
+        except (ValueError, SyntaxError):
+            found[key] = word
+    return found
+
+
+def _operators(torch: Any) -> dict[str, Callable[..., Any]]:
+    nn = torch.nn.functional
+
+    def convolution(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
+        return nn.conv2d(x, w, bias, a.get("stride", 1), a.get("pad", 0), groups=a.get("num_group", 1))
+
+    def batch_norm(a: dict[str, Any], x: Any, gamma: Any, beta: Any, mean: Any, variance: Any) -> Any:
+        scale = None if a.get("fix_gamma", True) else gamma
+        return nn.batch_norm(x, mean, variance, scale, beta, eps=a.get("eps", 1e-3))
+
+    def pooling(a: dict[str, Any], x: Any) -> Any:
+        if a.get("global_pool", False):
+            return x.mean((2, 3), keepdim=True)
+        return nn.max_pool2d(x, a["kernel"], a.get("stride", 1), a.get("pad", 0))
+
+    return {
+        "Convolution": convolution,
+        "BatchNorm": batch_norm,
+        "Pooling": pooling,
+        "Activation": lambda a, x: getattr(torch, a["act_type"])(x),
+        "FullyConnected": lambda a, x, *more: nn.linear(x.flatten(1), *more),
+        "Flatten": lambda a, x: x.flatten(1),
+        "elemwise_add": lambda a, x, y: x + y,
+        "SoftmaxOutput": lambda a, x, label=None: x.softmax(1),
+    }

@@ -24,7 +24,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Row:
     another kind that the subcommand's help explains. seconds: of each timed call; empty unless the status is PASSED.
     impl: the implementation that was asked for, empty for a peer. kernel: the kernel that computed; precision: its
     products' type. error: the largest |y - exact|, and bound the largest allowed, both as a share of the sum of |x||w|.
+    roofline_seconds: the larger of the memory roofline and the roofline of the units that the kernel used.
     details: figures that only one subcommand has, such as ``launches`` of a GPU kernel or ``agreeing`` predictions.
     """
 
@@ -92,6 +93,7 @@ class Row:
     precision: str = ""
     error: float | None = None
     bound: float | None = None
+    roofline_seconds: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -186,10 +188,10 @@ def as_text(results: Results) -> str:
 def _case_lines(case: Case, written: dict[str, Any]) -> str:
     rows = []
     for row, values in zip(case.rows, written.pop("rows")):
-        kept = {key: value for key, value in values.items() if value not in ("", None, {}, ())}
+        kept = _rounded({key: value for key, value in values.items() if value not in ("", None, {}, ())})
         if row.seconds:
-            kept["median"] = row.median
-        rows.append(f"\n   {json.dumps(_rounded(kept))}")
+            kept["median"] = _rounded(statistics.median(kept["seconds"]))
+        rows.append(f"\n   {json.dumps(kept)}")
     if case.problem is not None:
         written |= {"flops": case.problem.flops, "bytes": case.problem.bytes}
     head = json.dumps(_rounded({key: value for key, value in written.items() if value is not None}))
@@ -232,6 +234,39 @@ def _case(data: dict[str, Any]) -> Case:
         rows.append(Row(**{**given, "seconds": tuple(given.get("seconds", ()))}))
     problem = ConvProblem(**data["problem"]) if "problem" in data else None
     return Case(data["name"], data["images"], tuple(rows), problem, data.get("roofline_seconds"))
+
+
+def resumed(path: Path, run: Results) -> Results:
+    """``run`` with the cases and ceilings of an interrupted run of the same command, if the file has one.
+
+    Raises ValueError where the file cannot be read, or has an interrupted run with other options or on another machine.
+    """
+    try:
+        begun = read(path)
+    except FileNotFoundError:
+        return run
+    except OSError as error:
+        raise ValueError(f"--json: expected a file that can be read, got {path}: {error.strerror}") from None
+    except DataError:
+        return run  # an interrupted run leaves results, since its file is replaced as a whole
+    if begun.complete:
+        return run
+    for name in ("command", "options", "machine"):
+        theirs, ours = (json.loads(json.dumps(asdict(one)[name])) for one in (begun, run))
+        if theirs != ours:
+            raise ValueError(
+                f"--json: {path} has an interrupted run with another {name} ({_difference(theirs, ours)}); choose "
+                "another file, or delete this one"
+            )
+    return replace(run, cases=begun.cases, ceilings=begun.ceilings)
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    """The first difference of two of JSON's values, in words."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        name = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
+        return f"{name}: {_difference(theirs.get(name), ours.get(name))}"
+    return f"{theirs}, this run: {ours}"
 
 
 def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:

@@ -5,5 +5,6 @@ dispatch   the one place that chooses a kernel; the only module here that import
 tuning     the table of measured times that dispatch reads (tuning.json)
 check      an output compared with float64, within the kernel's error bound
 reference  the convolution in float64
+timer      times calls on a GPU or the CPU, and checks their outputs
 roofline   the least time that a GPU's memory and its float32 lanes allow
 """

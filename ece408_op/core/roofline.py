@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
+from . import timer
+
 #: Bytes to fill: many times the largest L2.
 _FILL_BYTES = 1 << 30
 
@@ -74,6 +76,6 @@ def measure(device: int = 0) -> Ceilings:
 
         for _ in range(_WARMING_FILLS):  # an idle GPU's clocks are low at first
             fill()
-        milliseconds = cuda.median_milliseconds(fill, "fill")
+        seconds = timer.measure(fill, timer.GpuClock("fill")).median
     # A fused multiply-add is two operations.
-    return Ceilings(_FILL_BYTES / (milliseconds / 1000), 2 * lanes * cycles, tensor_flops * cycles)
+    return Ceilings(_FILL_BYTES / seconds, 2 * lanes * cycles, tensor_flops * cycles)

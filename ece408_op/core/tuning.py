@@ -1,6 +1,6 @@
 """Which GPU kernel is fastest for a layer: a small table of measured times, read from data.
 
-``tuning.json`` has, for each chip that ``python -m ece408_op.bench.sweep`` was run on, the median time of every kernel
+``tuning.json`` has, for each chip that ``ece408-bench sweep`` was run on, the median time of every kernel
 on some layers. On a layer that was not measured a kernel is expected to take what it took on the nearest that were, as
 much more or less as its own estimate is.
 """
@@ -123,9 +123,7 @@ def read(path: Path) -> tuple[ChipTable, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path}: expected a table written by python -m ece408_op.bench.sweep, got {error!r}"
-        ) from error
+        raise DataError(f"{path}: expected a table written by ece408-bench sweep, got {error!r}") from error
 
 
 def _floats(times: dict[str, float]) -> dict[str, float]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import COURSE_LAYERS, ConvProblem
 
 #: channels, height, width, filters, kernel
 Layer = tuple[int, int, int, int, int]
@@ -24,10 +24,9 @@ class Net:
         return [ConvProblem(images, *layer) for layer in self.layers]
 
 
-NETS = (
-    Net("2017", ((1, 28, 28, 50, 5),)),
-    Net("2018sp", ((1, 64, 64, 6, 5), (6, 30, 30, 16, 5))),
-    Net("2018fa", ((1, 72, 72, 12, 7), (12, 33, 33, 24, 7))),
+NETS = tuple(
+    Net(term, tuple(astuple(layer)[1:] for name, layer in COURSE_LAYERS.items() if name.startswith(term)))
+    for term in ("2017", "2018sp", "2018fa")
 )
 
 #: Those of 2019, whose sizes the course's scripts and its submissions tell. This project has no weights for them, and

@@ -105,7 +105,7 @@ def _built_in(asked: Asked) -> Iterator[Job]:
     images = max(asked.sizes)
     for layer in dict.fromkeys(layer for network in asked.networks for layer in layers(network)):
         word = layer_word(layer)
-        given = ("--impl", AUTO, "--layers", word, "--images", str(images))
+        given = ("layers", "--impl", AUTO, "--layer", word, "--images", str(images))
         shown = " ".join(("ece408-bench", *given))
         yield Job(f"bench-{word}-{images}", ("-m", "ece408_op.bench", *given), NOTHING, shown)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ece408_op.bench.contestants import BUILT_IN
+from ece408_op.bench.layers import BUILT_IN
 from ece408_op.profile import text
 
 from . import _plots

@@ -101,4 +101,7 @@ class Runs:
     def bench(self, layer: Layer, images: int) -> dict[str, Any] | None:
         """The operator on the CPU beside MXNet's Convolution."""
         result = self.result(f"bench-{layer_word(layer)}-{images}")
-        return result["layers"][0]["results"] if result else None
+        found: dict[str, Any] = {}
+        for row in result["cases"][0]["rows"] if result else ():
+            found.setdefault(row["contestant"], {})[row["call"]] = row
+        return found or None

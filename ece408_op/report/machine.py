@@ -14,8 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ece408_op.bench.report import machine as cpu_facts
-from ece408_op.bench.report import versions
+from ece408_op.bench import results
 from ece408_op.core import roofline
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
@@ -25,23 +24,12 @@ from ece408_op.runtime import cuda
 from ._jobs import COUNTERS, DEVICE, GPU
 from .counters import PROFILER
 
-_PACKAGES = (
-    "ece408-op",
-    "numpy",
-    "mxnet",
-    "mxnet-cu117",
-    "cupy-cuda11x",
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "cupti-python",
-    "llvmlite",
-)
-
 
 def facts() -> dict[str, Any]:
     """The machine: ``identity`` names it, ``cannot`` has the reason for each need that it does not meet."""
     mxnet_import.load()
-    cpu = cpu_facts(len(os.sched_getaffinity(0)))
+    own = results.this_machine()
+    cpu = {"cpu": own.cpu, "cores": own.cores, "threads": own.threads, "simd": own.simd}
     cannot = {GPU: bridge.gpu_problem("host"), DEVICE: bridge.gpu_problem("device")}
     gpu = None if cannot[GPU] else _gpu()
     cannot[COUNTERS] = cannot[GPU]
@@ -54,7 +42,7 @@ def facts() -> dict[str, Any]:
         "cpu": cpu,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": gpu,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": _versions(own.versions),
         "cannot": cannot,
     }
 
@@ -86,8 +74,7 @@ def _driver() -> str:
     return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
 
 
-def _versions() -> dict[str, str]:
-    found = versions(_PACKAGES)
+def _versions(found: dict[str, str]) -> dict[str, str]:
     # MXNet may lie in a folder without its metadata.
     if not any(name.startswith("mxnet") for name in found):
         found["mxnet"] = mxnet_import.load().__version__

@@ -30,7 +30,6 @@ _NVRTC = ("libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13")
 
 _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
-_FEWEST_REPEATS = 3
 _NOTHING = nullcontext()
 
 _INSTEAD = "use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
@@ -180,42 +179,6 @@ def wait(name: str, stream: Any) -> None:
     """Wait for the stream; an error there is the kernel's, and is raised as DeviceError under its name."""
     with reported(name):
         stream.synchronize()
-
-
-def milliseconds(call: Callable[[], Any], name: str, before: Callable[[], Any] | None = None) -> float:
-    """The time of a call's work on the current stream, between two events; errors there are reported under the name.
-
-    ``before`` puts work on the stream that is not timed. While it runs the call is queued; otherwise an idle GPU waits
-    for the host between the call's launches, and that is timed too.
-    """
-    cuda = cupy().cuda
-    stream = cuda.get_current_stream()
-    start, end = cuda.Event(), cuda.Event()
-    if before is not None:
-        before()
-    start.record(stream)
-    call()
-    end.record(stream)
-    wait(name, stream)
-    return float(cuda.get_elapsed_time(start, end))
-
-
-def median_milliseconds(
-    call: Callable[[], None],
-    name: str,
-    repeats: int = 10,
-    budget: float = 300.0,
-    before: Callable[[], Any] | None = None,
-) -> float:
-    """The median time of a call's work on the current stream, warm, as ``milliseconds`` takes it.
-
-    Three calls are timed at least, and up to ``repeats`` while together they take less than ``budget`` milliseconds.
-    """
-    milliseconds(call, name)
-    times: list[float] = []
-    while len(times) < repeats and (len(times) < _FEWEST_REPEATS or sum(times) < budget):
-        times.append(milliseconds(call, name, before))
-    return sorted(times)[len(times) // 2]
 
 
 class _Ready:

@@ -1,165 +1,168 @@
-"""The benchmark: its figures, its refusal to show speed for wrong outputs, and its command line."""
+"""ece408-bench on the CPU: its tables, its subcommands, and what it does with wrong and unsupported outputs."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-import numpy as np
 import pytest
 
-from ece408_op.bench import _estimate, _layers, contestants, report
+from ece408_op.bench import _layer_names, _sweep, _tables, results
 from ece408_op.bench.__main__ import main
-from ece408_op.bench._measure import FRESH, REUSED, Calls, Timing, measure
-from ece408_op.bench._record import Record
-from ece408_op.bench.contestants import BUILT_IN, PYTORCH
-from ece408_op.core import reference
-from ece408_op.core.check import Comparison
-from ece408_op.core.roofline import Ceilings
-from ece408_op.kernels.cpu import loops
-from ece408_op.problem import ConvProblem
+from ece408_op.bench.results import FAILED, FRESH, REUSED, SKIPPED, Case, Results, Row
+from ece408_op.core import dispatch
+from ece408_op.plugin import bridge
+from ece408_op.problem import COURSE_LAYERS, ConvProblem
 
-CEILINGS = Ceilings(80e9, 500e9)
-RIGHT = Comparison(0.5, 1e-8, (0, 0, 0, 0), 1.0, 1.0, 0, 10, 0)
-WRONG = Comparison(5.0, 1e-6, (0, 1, 2, 3), 1.0, 2.0, 4, 10, 0)
-
-
-def timing(*seconds, check=RIGHT):
-    return Timing(list(seconds), check)
-
-
-def result(name, timings):
-    return report.LayerResult(name, ConvProblem(10, 1, 8, 8, 2, 3), timings)
+BUILT_IN = "MXNet Convolution"
+SMALL = ["--images", "20", "--repeats", "2", "--threads", "2"]
+#: winograd, one of the CPU's kernels, does not support the second.
+TWO_LAYERS = ["--layer", "2x10x11x3x3", "1x9x9x2x1", *SMALL]
 
 
 @pytest.fixture
-def small():
-    random = np.random.RandomState(0)
-    return random.randn(4, 2, 8, 9).astype(np.float32), random.randn(3, 2, 3, 3).astype(np.float32)
+def mxnet(monkeypatch):
+    """Skip where MXNet is missing; main sets the variable."""
+    pytest.importorskip("mxnet", reason="MXNet is not installed")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
 
-def calls(x, w, fresh_error=0.0, writes=True):
-    right = reference.convolve(x, w).astype(np.float32)
-
-    def reused(output):
-        if writes:
-            output[...] = right
-
-    return Calls(lambda: right + np.float32(fresh_error), reused, lambda output: output)
+def rows_of(text):
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
 
 
-def test_right_outputs_are_timed_as_often_as_asked(small):
-    found = measure(calls(*small), *small, loops.KERNEL, 3)
-    assert [len(found[kind].seconds) for kind in (FRESH, REUSED)] == [3, 3]
-    assert found[FRESH].passed
-    assert found[REUSED].passed
+def test_the_layers_are_timed_checked_and_written(mxnet, tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert main(["layers", *TWO_LAYERS, "--impl", "direct", "loops", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "| case | images | contestant | fresh, ms | quartiles | reused, ms | quartiles | x MXNet, fresh |"
+    )
+    assert [row[2] for row in rows_of(out)][:3] == [BUILT_IN, "New direct", "New loops"]
+    run = results.read(file)
+    assert (run.command, run.complete, run.machine.threads) == ("layers", True, 2)
+    assert run.command_line.startswith("ece408-bench layers --layer 2x10x11x3x3")
+    assert run.machine.versions["mxnet"] == "1.9.1"
+    assert run.ceilings["flops_per_second"] > 1e9
+    assert run.ceilings["bytes_per_second"] > 1e8
+    assert [case.name for case in run.cases] == ["2x10x11x3x3", "1x9x9x2x1"]
+    for case in run.cases:
+        assert len(case.rows) >= 6
+        for row in case.rows:
+            assert len(row.seconds) == 2
+            assert row.error <= row.bound
+        assert case.ratio(case.row("New direct", REUSED), "MXNet") > 0
+        assert case.row("New direct", FRESH).kernel == "direct"
 
 
-def test_a_wrong_output_is_found_and_its_speed_not_shown(small):
-    found = measure(calls(*small, fresh_error=0.01), *small, loops.KERNEL, 2)
-    assert not found[FRESH].passed
-    assert "WRONG" in str(found[FRESH])
-    assert " ms" not in str(found[FRESH])
+def test_without_a_subcommand_auto_runs_on_layers(mxnet, capsys):
+    assert main(TWO_LAYERS) == 0
+    names = [row[2] for row in rows_of(capsys.readouterr().out) if row[0] == "2x10x11x3x3"]
+    assert [name for name in names if name.startswith("New")] == ["New auto (direct)"]
 
 
-def test_an_output_that_is_left_as_it_was_is_found(small):
-    found = measure(calls(*small, writes=False), *small, loops.KERNEL, 2)
-    assert found[FRESH].passed
-    assert not found[REUSED].passed
+@pytest.mark.parametrize("impls", [["all"], ["auto", "winograd", "direct"]])
+def test_an_implementation_that_does_not_support_a_layer_is_a_row_that_says_why(impls, mxnet, tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert main([*TWO_LAYERS, "--impl", *impls, "--json", str(file)]) == 0
+    case = results.read(file).cases[1]
+    row = case.row("New winograd", FRESH)
+    assert (row.status, row.seconds) == (SKIPPED, ())
+    assert "winograd: " in row.reason
+    assert case.row("New direct", FRESH).median > 0
+    out = capsys.readouterr().out
+    assert "| 1x9x9x2x1 | 20 | New winograd | skipped |" in out
+    assert f"1x9x9x2x1, New winograd: skipped: {row.reason}" in out
 
 
-def test_one_wrong_call_among_right_ones_counts():
-    several = Timing()
-    for check in (RIGHT, WRONG, RIGHT):
-        several.add(1.0, check)
-    assert not several.passed
+def test_random_layers_of_several_implementations_end(mxnet, tmp_path):
+    file = tmp_path / "bench.json"
+    assert (
+        main(["--random", "4", "--ranges", "C=1-2,M=4-5,K=1-2", "--repeats", "1", "--impl", "all", "--json", str(file)])
+        == 0
+    )
+    run = results.read(file)
+    assert len(run.cases) == 4
+    for case in run.cases:
+        assert {row.impl for row in case.rows if not row.peer} == set(dispatch.names("cpu"))
 
 
-def test_ratios_are_to_the_fastest_peer_and_summed_up_over_layers():
-    results = [
-        result(
-            "a",
-            {
-                BUILT_IN: {FRESH: timing(8.0), REUSED: timing(2.0)},
-                "New x": {FRESH: timing(1.0), REUSED: timing(1.0)},
-                PYTORCH[0]: {FRESH: timing(9.0)},
-                PYTORCH[1]: {FRESH: timing(3.0)},
-            },
-        ),
-        result(
-            "b",
-            {
-                BUILT_IN: {FRESH: timing(2.0), REUSED: timing(2.0)},
-                "New x": {FRESH: timing(1.0), REUSED: timing(4.0)},
-                PYTORCH[0]: {FRESH: timing(12.0)},
-                PYTORCH[1]: {FRESH: timing(40.0)},
-            },
-        ),
-    ]
-    found = report.summary(results)["New x"]
-    assert found["x MXNet, fresh"] == pytest.approx({"geometric mean": 4.0, "least": 2.0})
-    assert found["x MXNet, reused"] == pytest.approx({"geometric mean": 1.0, "least": 0.5})
-    assert found["x PyTorch, fresh"] == pytest.approx({"geometric mean": 6.0, "least": 3.0})
+def interrupted(arguments, monkeypatch):
+    """Run main; Ctrl-C comes when the first layer has been written."""
+    write = results.write
+
+    def interrupt(*given):
+        write(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(results, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            main(arguments)
 
 
-def test_a_wrong_contestant_has_neither_figure_nor_ratio_nor_mean():
-    results = [result("a", {BUILT_IN: {FRESH: timing(8.0)}, "New x": {FRESH: timing(0.001, check=WRONG)}})]
-    text = report.table(results, CEILINGS)
-    assert "| a | New x | WRONG |" in text
-    assert "geometric mean | New x" not in text
-    data = json.loads(json.dumps(report.as_data(results, CEILINGS)))
-    found = data["layers"][0]["results"]["New x"][FRESH]
-    assert found["status"] == "FAILED"
-    assert "seconds" not in found
+def test_an_interrupted_run_continues_from_its_file(mxnet, tmp_path, capsys, monkeypatch):
+    file = tmp_path / "bench.json"
+    arguments = [*TWO_LAYERS, "--json", str(file)]
+    interrupted(arguments, monkeypatch)
+    begun = results.read(file)
+    assert not begun.complete
+    assert [case.name for case in begun.cases] == ["2x10x11x3x3"]
+    for change, message in ((["--seed", "1"], "seed: 0, this run: 1"), (["--impl", "direct"], "this run: ['direct']")):
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, *change])
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err.splitlines()[0] == f"{file}: 1 of 2 cases taken from the interrupted run"
+    assert {row[0] for row in rows_of(out)} >= {"2x10x11x3x3", "1x9x9x2x1"}
+    run = results.read(file)
+    assert run.complete
+    assert (run.cases[0], run.ceilings) == (begun.cases[0], begun.ceilings)
 
 
-def test_what_was_written_gives_the_same_table_again():
-    results = [result("a", {BUILT_IN: {FRESH: timing(8.0)}, "New x": {FRESH: timing(0.001, check=WRONG)}})]
-    data = json.loads(json.dumps(report.as_data(results, CEILINGS)))
-    assert report.table(report.from_data(data), CEILINGS) == report.table(results, CEILINGS)
-    assert not report.from_data(data)[0].passed
+def test_a_wrong_output_is_shown_without_a_time_and_has_no_ratio():
+    peer = Row(BUILT_IN, FRESH, (8.0,))
+    wrong = Row("New x", FRESH, status=FAILED, reason="worst element [0, 1, 2, 3]: got 1, expected 2", impl="x")
+    right = Row("New x", FRESH, (4.0,), impl="x")
+    problem = ConvProblem(10, 1, 8, 8, 2, 3)
+    cases = tuple(Case(name, 10, (peer, row), problem) for name, row in (("a", wrong), ("b", right)))
+    text = _tables.table(Results("layers", results.this_machine(), cases=cases))
+    assert "| a | 10 | New x | failed |  |  |" in text
+    assert "| b | 10 | New x | 4000 | 4000 to 4000 | 2.00 |" in text
+    assert "a, New x: failed: worst element [0, 1, 2, 3]: got 1, expected 2" in text
+    assert "geometric mean" not in text
 
 
-def test_no_call_is_timed_after_the_budget(small):
-    found = measure(calls(*small), *small, loops.KERNEL, 3, budget=0.0)
-    assert [len(found[kind].seconds) for kind in (FRESH, REUSED)] == [1, 1]
-
-
-def test_the_expected_time_grows_with_what_runs():
-    def predicted(names, repeats=3):
-        return _estimate.seconds(_layers.LAYERS.values(), names, CEILINGS, repeats, 5.0)
-
-    assert 0 < predicted(["New auto"]) < predicted([BUILT_IN]) < predicted([BUILT_IN, "New auto"])
-    assert predicted(["New auto"]) < predicted(["New auto"], repeats=6) < predicted(["New loops"], repeats=6)
-    assert [_estimate.words(seconds) for seconds in (3, 31, 130)] == [
-        "less than 10 seconds",
-        "about 40 seconds",
-        "about 3 minutes",
-    ]
-
-
-def test_random_layers_are_the_same_for_the_same_seed_and_of_the_five_layers_size():
-    drawn = _layers.random_layers(15, 3)
-    assert drawn == _layers.random_layers(15, 3)
-    assert drawn != _layers.random_layers(15, 4)
-    assert len(drawn) == 15
-    for name, problem in drawn.items():
-        assert _layers.parse(name, problem.batch) == problem
-        assert problem.flops <= 100e9
-        assert 1 <= problem.batch <= _layers.IMAGES
+def test_the_table_sums_ratios_up():
+    cases = tuple(
+        Case(name, 1, (Row("New", "forward", (own,), impl="auto"), Row("MXNet, NONE", "forward", (4.0,))))
+        for name, own in (("a", 2.0), ("b", 0.5))
+    )
+    rows = rows_of(_tables.table(Results("networks", results.this_machine(), cases=cases)))
+    assert [row for row in rows if row[0] == "geometric mean"] == [["geometric mean", "", "New", "", "", "4.00"]]
+    assert [row for row in rows if row[0] == "least"] == [["least", "", "New", "", "", "2.00"]]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layers", "2016"], "expected 2017, 2018sp-1"),
-        (["--layers", "3x4x4x2x5"], "kernel: expected at most"),
+        (["--layer", "2016"], "expected 2017, 2018sp-1"),
+        (["--layer", "3x4x4x2x5"], "kernel: expected at most"),
         (["--images", "0"], "expected at least 1"),
-        (["--json", "/nowhere/bench.json"], "--json: expected a file in a folder that is there, got /nowhere/bench"),
-        (["--plots", __file__], f"--plots: expected a folder, got {__file__}"),
-        (["--plots", f"{__file__}/plots"], f"--plots: expected a folder, got {__file__}/plots"),
+        (["--impl", "fastest"], "expected one of auto, winograd, direct"),
+        (["--impl", "naive"], "expected one for the cpu (auto,"),
+        (["--context", "gpu", "--impl", "direct"], "expected one for the gpu (auto,"),
+        (["--precision", "fp16"], "--context gpu has the others"),
+        (["sweep", "--seed", "-1"], "expected at least 0"),
+        (["sweep", "--impl", "nothing"], "register_tiled"),
+        (["sweep", "--random", "3", "--ranges", "C=5-2"], "--ranges: expected a word like"),
+        (["networks", "--network", "alexnet"], "alexnet"),
+        (["one-image", "--json", "/nowhere/bench.json"], "expected a file in a folder that is there, got"),
+        (["networks", "--plots", f"{__file__}/plots"], f"--plots: expected a folder, got {__file__}/plots"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments_are_usage_errors(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -175,124 +178,80 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(capsys
     assert "expected matplotlib to import" in err
 
 
-def test_the_command_measures_checks_and_writes(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    file = tmp_path / "bench.json"
-    arguments = ["--layers", "2x10x11x3x3", "--images", "20", "--repeats", "2", "--threads", "2", "--json", str(file)]
-    assert main([*arguments, "--impl", "direct", "loops"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| layer | implementation | fresh, ms | reused, ms |")
-    assert [line.split(" | ")[1] for line in lines if "2x10x11x3x3" in line][:3] == [
-        BUILT_IN,
-        "New direct",
-        "New loops",
-    ]
-    data = json.loads(file.read_text())
-    assert data["machine"]["threads"] == 2
-    assert data["versions"]["mxnet"] == "1.9.1"
-    assert data["ceilings"]["flops_per_second"] > 1e9
-    assert data["ceilings"]["bytes_per_second"] > 1e8
-    for kinds in data["layers"][0]["results"].values():
-        for kind in kinds.values():
-            assert kind["status"] == "PASSED"
-            assert len(kind["seconds"]) == 2
-    assert data["summary"]["New direct"]["x MXNet, fresh"]["least"] > 0
+def test_random_layers_keep_to_their_ranges_limits_and_seed():
+    drawn = _layer_names.random_layers(15, 3)
+    assert drawn == _layer_names.random_layers(15, 3)
+    assert drawn != _layer_names.random_layers(15, 4)
+    for name, problem in drawn.items():
+        assert _layer_names.parse(name, problem.batch) == problem
+        assert problem.flops <= 100e9
+        assert 1 <= problem.batch <= _layer_names.IMAGES
+    drawn = _layer_names.random_layers(40, 5, ["C=2-32,M=8-64,K=3-9"])
+    assert all(2 <= p.channels <= 32 and 8 <= p.filters <= 64 for p in drawn.values())
+    assert {p.kernel for p in drawn.values()} == set(range(3, 10))
+    drawn = _layer_names.random_layers(4, 5, ["C=1-1,M=1-9,K=1-1", "C=7-7,M=1-9,K=2-2"])
+    assert [(p.channels, p.kernel) for p in drawn.values()] == [(1, 1), (7, 2)] * 2
 
 
-def test_an_unknown_implementation_is_a_usage_error(capsys):
-    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
-    with pytest.raises(SystemExit) as stop:
-        main(["--impl", "fastest", "--images", "1"])
-    assert stop.value.code == 2
-    assert "expected one of auto, winograd, direct" in capsys.readouterr().err
+@pytest.mark.parametrize("word", ["", "C=1-2", "C=3-2,M=1-2,K=1-2", "C=1-2,M=1-2,K=1-17", "C=0-2,M=1-2,K=1-2"])
+def test_words_that_are_no_ranges_are_refused(word):
+    with pytest.raises(ValueError, match="expected a word like"):
+        _layer_names.parse_ranges(word)
 
 
-TWO_LAYERS = ["--layers", "2x10x11x3x3", "1x9x9x2x3", "--images", "20", "--repeats", "1", "--threads", "2"]
+def test_the_sweep_has_the_courses_layers_with_three_numbers_of_images_and_random_ones():
+    layers = _sweep.layers(10_000, 30, 408, _sweep.RANGES)
+    assert len(layers) == 45
+    assert {p.with_batch(n) for p in COURSE_LAYERS.values() for n in (10, 100, 10_000)} <= set(layers.values())
+    drawn = list(layers.values())[15:]
+    assert max(p.channels for p in drawn[::3]) <= 4
+    assert min(p.channels for p in drawn[2::3]) >= 16
 
 
-def interrupted(arguments, monkeypatch):
-    """Run main; Ctrl-C comes when the second layer begins. Returns the problems of the layers that were begun."""
-    begun = []
-    make_input = contestants.make_input
-
-    def until_the_second(problem, seed):
-        begun.append(problem)
-        if len(begun) == 2:
-            raise KeyboardInterrupt
-        return make_input(problem, seed)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(contestants, "make_input", until_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            main(arguments)
-    return begun
+def test_one_image_and_a_first_call(mxnet, tmp_path, capsys):
+    file = tmp_path / "one.json"
+    assert main(["one-image", "--repeats", "20", "--json", str(file)]) == 0
+    (case,) = results.read(file).cases
+    assert [(row.call, len(row.seconds)) for row in case.rows] == [(FRESH, 20), (FRESH, 20), ("first", 3)]
+    assert [row[2] for row in rows_of(capsys.readouterr().out)] == ["New", "empty Custom operator"]
 
 
-def test_by_default_auto_alone_runs_and_the_time_is_said_first(capsys, monkeypatch):
-    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert main(TWO_LAYERS) == 0
+@pytest.mark.parametrize("command", [["one-image", "--context", "gpu"], ["transfers"], ["sweep"], ["--context", "gpu"]])
+def test_without_a_gpu_one_sentence_and_exit_code_3(command, capsys):
+    if bridge.gpu_problem("device" if command[0] == "one-image" else "host") is None:
+        pytest.skip("this machine has a GPU")
+    assert main(command) == 3
     out, err = capsys.readouterr()
-    assert {line.split(" | ")[1] for line in out.splitlines()[2:] if " New " in line} == {"New auto"}
-    assert err.splitlines()[0].startswith(f"2 layers x {2 + 2 * (PYTORCH[0] in out)} contestants ({BUILT_IN}, New")
-    assert err.splitlines()[0].endswith("): less than 10 seconds")
+    assert (out, err.count("\n")) == ("", 1)
 
 
-def test_an_interrupted_run_goes_on_from_its_file(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+def test_plots_are_drawn_the_same_each_time(mxnet, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from ece408_op.bench import plots
+
     file = tmp_path / "bench.json"
-    arguments = [*TWO_LAYERS, "--json", str(file)]
-    first, second = interrupted(arguments, monkeypatch)
-    left = json.loads(file.read_text())
-    assert left["complete"] is False
-    assert [layer["name"] for layer in left["layers"]] == ["2x10x11x3x3"]
-    capsys.readouterr()
-
-    with monkeypatch.context() as patched:
-        measured = []
-        make_input = contestants.make_input
-        patched.setattr(contestants, "make_input", lambda *given: measured.append(given[0]) or make_input(*given))
-        assert main(arguments) == 0
-        assert measured == [second]
-    out, err = capsys.readouterr()
-    assert err.splitlines()[0] == f"{file}: 1 of 2 layers taken from the interrupted run"
-    assert "| 2x10x11x3x3 | New auto |" in out
-    assert "| 1x9x9x2x3 | New auto |" in out
-    data = json.loads(file.read_text())
-    assert data["complete"] is True
-    assert data["layers"][0] == left["layers"][0]
-    assert data["ceilings"] == left["ceilings"]
-    # A complete file is measured again from the first layer.
-    assert interrupted(arguments, monkeypatch) == [first, second]
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    assert main([*TWO_LAYERS, "--json", str(file), "--plots", str(folders[0])]) == 0
+    names = ["bars-2x10x11x3x3.svg", "bars-1x9x9x2x1.svg", "peers.svg", "roofline.svg"]
+    assert capsys.readouterr().err.splitlines()[-4:] == [str(folders[0] / name) for name in names]
+    for folder in folders[1:]:
+        plots.draw(results.read(file), folder)
+    for name in names:
+        assert b"<svg" in (folders[1] / name).read_bytes() == (folders[2] / name).read_bytes()
 
 
-def test_another_run_does_not_go_on_from_the_file(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("mxnet", reason="the built-in is MXNet's")
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    file = tmp_path / "bench.json"
-    interrupted([*TWO_LAYERS, "--json", str(file)], monkeypatch)
-    before = file.read_bytes()
-    for change, message in (
-        (["--seed", "1"], "other options (seed: 0, this run: 1)"),
-        (["--impl", "direct"], "other options (impl: ['auto'], this run: ['direct'])"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            main([*TWO_LAYERS, *change, "--json", str(file)])
-        assert stop.value.code == 2
-        err = capsys.readouterr().err
-        assert f"--json: {file} holds an interrupted run with {message}; choose another file, or delete this" in err
-    monkeypatch.setattr(report, "versions", lambda: {"mxnet": "1.9.0"})
-    with pytest.raises(SystemExit) as stop:
-        main([*TWO_LAYERS, "--json", str(file)])
-    assert stop.value.code == 2
-    assert "an interrupted run with other versions (" in capsys.readouterr().err
-    assert file.read_bytes() == before
+def test_every_file_of_results_that_is_kept_is_read():
+    folder = _root() / "benchmarks" / "results"
+    files = [path for path in folder.glob("*.json") if path.name != "experiments.json"]
+    assert len(files) >= 10
+    for path in files:
+        run = results.read(path)
+        assert run.complete, path.name
+        assert run.passed, path.name
+        assert json.loads(path.read_text())["cases"] == json.loads(results.as_text(run))["cases"], path.name
 
 
-def test_a_file_of_something_else_is_replaced(tmp_path):
-    for number, content in enumerate((b"\xff not JSON", b"[1]", b'{"layers": []}')):
-        file = tmp_path / str(number)
-        file.write_bytes(content)
-        assert Record(file, {"options": {}, "machine": {}, "versions": {}}).begun == {}
+def _root():
+    from pathlib import Path
+
+    return Path(__file__).resolve().parents[2]

@@ -1,84 +1,69 @@
-"""The benchmark of whole networks and of one image: it measures what it says, and checks it."""
+"""The benchmark of whole networks: what it times, its check of predictions, and PyTorch's version of a network."""
 
 from __future__ import annotations
 
-import json
-
+import numpy as np
 import pytest
 
 pytest.importorskip("mxnet")
 
-from ece408_op.bench import _networks, _one_image
+from ece408_op.bench import _networks, results
 from ece408_op.bench.__main__ import main
-from ece408_op.errors import DeviceError
+from ece408_op.models import inference
 from ece408_op.plugin import bridge
+
+SETTINGS = ["MXNet, default", "MXNet, NONE"]
+SETTINGS += ["New, default", "New, NONE", "New fused, default", "New fused, NONE"]
 
 
 def test_each_network_is_timed_by_each_setting(tmp_path, capsys):
-    assert main(["--networks", "--images", "30", "--repeats", "1", "--json", str(tmp_path / "n.json")]) == 0
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0].strip() for row in rows] == [name for name in _networks.NETWORKS for _ in _networks.CONTESTANTS]
-    assert all(row[-1].strip() == "30 of 30" for row in rows)
-    data = json.loads((tmp_path / "n.json").read_text())["networks"]
-    assert all(len(result["steady"]) == 1 < result["images"] for result in data)
-
-
-def test_interrupted_networks_go_on_from_their_file(tmp_path, capsys, monkeypatch):
-    measured = []
-
-    def measure(name, images, repeats, device):
-        measured.append(name)
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        return [_networks.NetworkTiming(name, one, images, 2.0, [1.0], images) for one in _networks.CONTESTANTS]
-
-    monkeypatch.setattr(_networks, "measure", measure)
     file = tmp_path / "n.json"
-    arguments = ["--networks", "--images", "30", "--repeats", "1", "--json", str(file)]
-    with pytest.raises(KeyboardInterrupt):
-        main(arguments)
-    assert json.loads(file.read_text())["complete"] is False
-    assert main(arguments) == 0
-    assert measured == [_networks.NETWORKS[0], _networks.NETWORKS[1], *_networks.NETWORKS[1:]]
-    out, err = capsys.readouterr()
-    assert err == f"{file}: 1 of 3 networks taken from the interrupted run\n"
-    assert out.count("30 of 30") == len(_networks.NETWORKS) * len(_networks.CONTESTANTS)
-    assert json.loads(file.read_text())["complete"] is True
+    assert main(["networks", "--images", "30", "--repeats", "1", "--json", str(file)]) == 0
+    run = results.read(file)
+    assert [case.name for case in run.cases] == list(_networks.COURSE)
+    for case in run.cases:
+        assert [(row.contestant, row.call) for row in case.rows] == [
+            (name, call) for name in SETTINGS for call in ("first", "forward")
+        ]
+        assert {row.details["agreeing"] for row in case.rows[1::2]} == {case.images} == {30}
+        assert case.ratio(case.row("New, NONE", "forward")) > 0
+    assert "| ece408-high | 30 | New fused, NONE |" in capsys.readouterr().out
 
 
-def test_a_wrong_prediction_is_seen():
-    assert not _networks.NetworkTiming("x", "y", 30, 1.0, [1.0], 29).passed
+def test_a_wrong_prediction_of_new_fails(monkeypatch, capsys):
+    predict = inference.predict
+    monkeypatch.setattr(inference, "predict", lambda *given: predict(*given) + np.arange(3))
+    assert main(["networks", "--network", "ece408-low", "--images", "3", "--repeats", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "| ece408-low | 3 | New, default |  |  | failed |" in out
+    assert "ece408-low, New, default: failed: 1 of 3 predictions are MXNet's" in out
 
 
-def test_one_image_and_a_first_call():
-    result = _one_image.measure("cpu", calls=20, processes=1)
-    assert result.operator.count == result.nothing.count == 20
-    assert len(result.first_calls) == 1
-    text = _one_image.table(result, "cpu")
-    assert f"| difference | {result.extra:.0f} |" in text
+def test_pytorchs_module_computes_what_mxnet_does():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import mxnet as mx
 
-
-def test_one_image_in_a_context_that_mxnet_lacks_exits_3_with_one_sentence(capsys, monkeypatch):
-    def lacks():
-        raise DeviceError("mx.gpu(): expected a GPU build of MXNet, got its CPU build")
-
-    monkeypatch.setattr(bridge, "require_mxnet_gpu", lacks)
-    assert main(["--one-image", "--context", "gpu"]) == 3
-    assert capsys.readouterr().err == "mx.gpu(): expected a GPU build of MXNet, got its CPU build\n"
+    network = _networks.resnet18(seed=1)
+    pixels = np.random.RandomState(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)
+    expected = inference.bound(network, pixels.shape, mx.cpu())(mx.nd.array(pixels)).asnumpy()
+    scores = _networks.torch_module(network, "cpu").eval()(torch.from_numpy(pixels)).numpy()
+    assert np.abs(scores - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.gpu
-def test_the_gpu_computes_the_convolutions(tmp_path, capsys):
+def test_the_gpus_contestants_agree(tmp_path):
     reason = bridge.gpu_problem("host")
     if reason:
         pytest.skip(reason)
-    arguments = ["--networks", "--context", "gpu", "--images", "30", "--repeats", "1"]
-    assert main([*arguments, "--json", str(tmp_path / "n.json")]) == 0
-    assert capsys.readouterr().out.count("30 of 30") == len(_networks.NETWORKS) * len(_networks.CONTESTANTS)
-    assert json.loads((tmp_path / "n.json").read_text())["machine"]["gpu"]
-
-
-@pytest.mark.skipif(bridge.gpu_problem("host") is None, reason="this machine has a GPU")
-def test_without_a_gpu_one_sentence_and_exit_code_3(capsys):
-    assert main(["--networks", "--context", "gpu", "--images", "30"]) == 3
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    file = tmp_path / "n.json"
+    names = ["ece408-2018sp", _networks.RESNET]
+    arguments = ["networks", "--context", "gpu", "--network", *names, "--images", "30", "--repeats", "1"]
+    assert main([*arguments, "--json", str(file)]) == 0
+    run = results.read(file)
+    assert run.machine.gpu.name
+    for case in run.cases:
+        agreeing = {
+            (row.contestant, row.call): row.details["agreeing"] for row in case.rows if "agreeing" in row.details
+        }
+        assert ("gpu_network auto", "gpu") in agreeing
+        assert set(agreeing.values()) == {30}

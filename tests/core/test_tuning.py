@@ -7,14 +7,12 @@ import random
 
 import pytest
 
-from ece408_op.bench import sweep
 from ece408_op.core import dispatch, tuning
 from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
 from ece408_op.core.tuning import ChipTable, Measured
-from ece408_op.errors import DataError, DeviceError
+from ece408_op.errors import DataError
 from ece408_op.kernels import KERNELS
-from ece408_op.problem import ConvProblem
-from ece408_op.runtime import cuda
+from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime.launch import Chip
 
 NAMES = ("a", "b", "c", "new", "fast", "slow")
@@ -93,7 +91,7 @@ def _recorded():
 
 
 def test_estimates_in_the_table_are_those_of_the_kernels():
-    # A stale one would carry a kernel's times over wrongly: python -m ece408_op.bench.sweep --record writes them anew.
+    # A stale one would carry a kernel's times over wrongly: ece408-bench sweep --record writes them anew.
     # All of them take a minute: of every kernel ten, the same ones each time.
     recorded = list(_recorded())
     names = {kernel.name for _, _, kernel, _ in recorded}
@@ -151,60 +149,15 @@ def test_the_tables_own_names_are_kernels():
 
 
 @pytest.mark.parametrize("images", [10, 100, 10_000])
-@pytest.mark.parametrize("layer", sweep.COURSE, ids=str)
+@pytest.mark.parametrize("layer", COURSE_LAYERS)
 def test_auto_takes_what_was_fastest_for_that_many_images_of_a_course_layer(layer, images):
     (table,) = (table for table in tuning.read(tuning.TABLE) if table.capability == (9, 0))
     chip = Chip(table.chip, table.capability, 132, 227 * 1024)
-    problem = ConvProblem(images, *layer)
+    problem = COURSE_LAYERS[layer].with_batch(images)
     (row,) = (row for row in table.layers if row.problem == problem)
     exact = {kernel.name for kernel in KERNELS if kernel.precision == "float32"}
     fastest = min((name for name in row.milliseconds if name in exact), key=lambda name: row.milliseconds[name])
     assert dispatch.select(problem, "gpu", chip=chip).name == fastest
-
-
-def test_drawn_layers_keep_to_their_ranges_and_to_their_seed():
-    layers = sweep.drawn_layers(200, 1)
-    assert layers == sweep.drawn_layers(200, 1) != sweep.drawn_layers(200, 2)
-    for layer in layers:
-        assert layer.channels <= 64
-        assert layer.kernel <= 11
-        assert layer.filters <= 256
-        assert 1 <= layer.batch <= 10_000
-    assert max(layer.kernel for layer in layers) == 11
-    assert min(layer.kernel for layer in layers) == 1
-
-
-def test_the_sweep_without_a_gpu_exits_3_with_one_sentence(monkeypatch, capsys):
-    def none():
-        raise DeviceError("the GPU: expected one, got none")
-
-    monkeypatch.setattr(cuda, "chip", none)
-    assert sweep.main([]) == 3
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == "the GPU: expected one, got none\n"
-
-
-def test_the_sweep_with_an_unknown_kernel_exits_2_and_names_the_known(capsys):
-    with pytest.raises(SystemExit) as exit_code:
-        sweep.main(["--kernels", "nothing"])
-    assert exit_code.value.code == 2
-    assert "register_tiled" in capsys.readouterr().err
-
-
-def test_ranges_that_are_none_are_told_apart_from_layers(capsys):
-    with pytest.raises(SystemExit) as ended:
-        sweep.main(["--random", "3", "--ranges", "C=5-2"])
-    assert ended.value.code == 2
-    assert "--ranges: expected a word like" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--seed", "-1"], ["--ranges", "C=1-2,M=4-8,K=3-5"]], ids=str)
-def test_arguments_that_would_draw_nothing_are_told_apart(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        sweep.main(words)
-    assert ended.value.code == 2
-    assert f"{words[0]}: expected" in capsys.readouterr().err
 
 
 def test_a_smaller_chip_of_the_same_kind_chooses_alike():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels import KERNELS
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime.launch import Chip
 
 CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel)]
@@ -13,13 +13,7 @@ CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel)]
 ARCHITECTURES = (50, 60, 70, 80, 90, 100, 120)
 
 #: The layers of the course's networks: 2017, 2018 spring, 2018 fall.
-COURSE = [
-    ConvProblem(10000, 1, 28, 28, 50, 5),
-    ConvProblem(10000, 1, 64, 64, 6, 5),
-    ConvProblem(10000, 6, 30, 30, 16, 5),
-    ConvProblem(10000, 1, 72, 72, 12, 7),
-    ConvProblem(10000, 12, 33, 33, 24, 7),
-]
+COURSE = list(COURSE_LAYERS.values())
 #: The smallest layer, odd and non-square ones, one filter more than a tile has, the widest, a pointwise one.
 ODD = [
     ConvProblem(1, 1, 1, 1, 1, 1),

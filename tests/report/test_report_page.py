@@ -343,8 +343,12 @@ def test_the_chart_has_mxnets_time_where_it_was_measured(kept) -> None:
     plain = {figure.name: figure for figure in _render.figures(_contents(kept))}["cpu-1-x-28-x-28-50-of-5-x-5"]
     assert "auto (direct)" in plain.svg
     assert "MXNet" not in plain.svg + plain.caption
-    result = {"reused": {"median": 0.05}, "fresh": {"median": 0.09}}
-    keep(kept, "bench-1x28x28x50x5-10000", {"layers": [{"results": {"MXNet Convolution": result, "New auto": result}}]})
+    rows = [
+        {"contestant": name, "call": call, "median": median}
+        for name in ("MXNet Convolution", "New auto")
+        for call, median in (("reused", 0.05), ("fresh", 0.09))
+    ]
+    keep(kept, "bench-1x28x28x50x5-10000", {"cases": [{"rows": rows}]})
     (row, _) = sorted(rows_of(_contents(kept), "The operator New and MXNet's"))
     assert row == [LAYER, "fresh", "auto", "90.0 ms", "90.0 ms", "1.00 x"]
     with_it = {figure.name: figure for figure in _render.figures(_contents(kept))}[plain.name]

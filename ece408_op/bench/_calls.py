@@ -1,0 +1,157 @@
+"""Single calls of the operator: one image on either device, and the copies of a large batch to and from a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core import timer
+from ece408_op.core.dispatch import AUTO
+from ece408_op.errors import Ece408Error
+from ece408_op.problem import COURSE_LAYERS, PooledProblem
+from ece408_op.runtime import cuda
+
+from .results import FIRST, FRESH, REUSED, Case, Row
+
+#: The peers: a Custom operator that does nothing, and a copy of the output alone from the GPU.
+NOTHING, BARE_COPY = "empty Custom operator", "bare copy of the output"
+
+#: The layer of both, by the name of the table.
+_NAME = "2017"
+
+#: Turns in which contestants take part one after the other, so that a drift of the clock meets all of them.
+_TURNS = 20
+
+#: Fresh processes, each of which times its first call.
+_PROCESSES = 3
+
+_IDLE = "ece408_bench_nothing"
+
+_FIRST_CALL = """
+import sys, time
+import ece408_op
+import mxnet as mx
+context = mx.gpu() if sys.argv[1] == "gpu" else mx.cpu()
+x, w = mx.nd.array([[[[1.0] * 28] * 28]], context), mx.nd.array([[[[1.0] * 5] * 5]] * 50, context)
+mx.nd.waitall()
+start = time.perf_counter()
+y = ece408_op.New(x, w, kernel=(5, 5), num_filter=50)
+y.wait_to_read()
+print(time.perf_counter() - start)
+assert (y.asnumpy() == 25).all()
+"""
+
+
+def one_image(device: str, calls: int) -> Case:
+    """Calls of nd.Custom on one image in the context of "cpu" or "gpu", each waited for, and a process's first call.
+
+    What ``New`` takes longer than the Custom that does nothing is the operator's own cost, the computation included.
+    Raises Ece408Error where a fresh process fails.
+    """
+    import mxnet as mx
+
+    problem = COURSE_LAYERS[_NAME].with_batch(1)
+    _register_nothing(mx, problem.y_shape)
+    context = mx.gpu() if device == "gpu" else mx.cpu()
+    x, w = (mx.nd.random.uniform(shape=shape).as_in_context(context) for shape in (problem.x_shape, problem.w_shape))
+    mx.nd.waitall()
+    new: dict[str, Any] = {"op_type": "New", "kernel": (problem.kernel,) * 2, "num_filter": problem.filters}
+    both = {"New": new, NOTHING: {"op_type": _IDLE}}
+    waited = {name: partial(_wait_for, partial(mx.nd.Custom, x, w, **given)) for name, given in both.items()}
+    taken = _in_turns(waited, max(1, calls // _TURNS), _TURNS)
+    extra = statistics.median(taken["New"]) - statistics.median(taken[NOTHING])
+    first = tuple(_first_call(device) for _ in range(_PROCESSES))
+    rows = (
+        Row("New", FRESH, taken["New"], impl=AUTO, details={"longer_by_ms": 1e3 * extra}),
+        Row(NOTHING, FRESH, taken[NOTHING]),
+        Row("New", FIRST, first, impl=AUTO),
+    )
+    return Case(_NAME, 1, rows, problem)
+
+
+def _wait_for(call: Callable[[], Any]) -> None:
+    call().wait_to_read()
+
+
+def _in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int, turns: int) -> dict[str, tuple[float, ...]]:
+    taken: dict[str, tuple[float, ...]] = dict.fromkeys(calls, ())
+    for _ in range(turns):
+        for name, call in calls.items():
+            taken[name] += timer.measure(call, timer.cpu_clock, repeats=repeats).seconds
+    return taken
+
+
+def _register_nothing(mx: Any, shape: tuple[int, ...]) -> None:
+    class Nothing(mx.operator.CustomOp):  # type: ignore[misc]
+        def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            """Leave the output as it is."""
+
+    class NothingProp(mx.operator.CustomOpProp):  # type: ignore[misc]
+        def list_arguments(self) -> list[str]:
+            return ["data", "weight"]
+
+        def infer_shape(self, in_shape: Any) -> Any:
+            return in_shape, [list(shape)], []
+
+        def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Any:
+            return Nothing()
+
+    mx.operator.register(_IDLE)(NothingProp)
+
+
+def _first_call(device: str) -> float:
+    done = subprocess.run([sys.executable, "-c", _FIRST_CALL, device], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Ece408Error(f"expected a fresh process to call the operator, got: {done.stderr.strip()}")
+    return float(done.stdout)
+
+
+def transfers(impl: str, images: int, fuse: bool, repeats: int) -> Case:
+    """The operator on mx.cpu() arrays with device="gpu", and its output alone copied by the same staging buffers.
+
+    Both write into memory that was never touched (FRESH), and into memory that was (REUSED). fuse: with tanh and
+    2 x 2 maxima in the same pass, so that a quarter of the output travels back.
+    """
+    import mxnet as mx
+
+    from ece408_op.plugin import host_context, op_times
+
+    layer = COURSE_LAYERS[_NAME].with_batch(images)
+    problem = layer.pooled(full=False) if fuse else layer
+    rng = np.random.default_rng(0)
+    x, w = (mx.nd.array(rng.standard_normal(shape, np.float32)) for shape in (problem.x_shape, problem.w_shape))
+    source = cuda.cupy().zeros(problem.y_shape, np.float32)
+    gpu = host_context.gpu()
+    options: dict[str, Any] = {"kernel": (layer.kernel,) * 2, "num_filter": layer.filters, "impl": impl}
+    options |= {"op_type": "New", "device": "gpu", **({"fuse": "tanh_pool"} if fuse else {})}
+    kept, out = np.ones(problem.y_shape, np.float32), mx.nd.ones(problem.y_shape)
+    out.wait_to_read()
+
+    def copy(target: np.ndarray) -> np.ndarray:
+        gpu.copy_alone(source, target)
+        return target
+
+    def new(**given: Any) -> Any:
+        output = mx.nd.Custom(x, w, **options, **given)
+        output.wait_to_read()
+        return output
+
+    calls: dict[str, dict[str, Callable[[], Any]]] = {
+        FRESH: {BARE_COPY: lambda: copy(np.empty(problem.y_shape, np.float32)), "New": new},
+        REUSED: {BARE_COPY: lambda: copy(kept), "New": lambda: new(out=out)},
+    }
+    rows = []
+    for kind, both in calls.items():
+        op_times.clear_op_times()
+        taken = _in_turns(both, repeats, turns=3)
+        op_time = statistics.median(call.seconds for call in op_times.op_times())
+        rows.append(Row("New", kind, taken["New"], impl=impl, details={"op_time_ms": 1e3 * op_time}))
+        rows.append(Row(BARE_COPY, kind, taken[BARE_COPY]))
+    name = f"{_NAME} with tanh and maxima" if isinstance(problem, PooledProblem) else _NAME
+    return Case(name, images, tuple(rows), layer)

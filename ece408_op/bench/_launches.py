@@ -1,0 +1,54 @@
+"""What a GPU kernel launches, and what the compiler and the driver report about its functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from typing import Any
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Launch, Plan, ceil_div
+
+_THREADS_PER_MULTIPROCESSOR = 39  # cudaDevAttrMaxThreadsPerMultiProcessor
+_WARP = 32
+
+
+def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> list[dict[str, Any]]:
+    """Each distinct launch of a call: its count, its function's registers and bytes, its occupancy (0 to 1)."""
+    plan = kernel.plan(problem, cuda.chip(), cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr))
+    binary = cuda.compiled(cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan), 0)
+    driver, runtime = cuda.cupy().cuda.driver, cuda.cupy().cuda.runtime
+    warps = runtime.deviceGetAttribute(_THREADS_PER_MULTIPROCESSOR, 0) // _WARP
+    found = []
+    for (entry, grid, block, shared), times in count(plan, problem.batch).items():
+        function = binary.function(entry, shared)
+        facts = function.attributes
+        blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.kernel.ptr, prod(block), shared)
+        found.append(
+            {
+                "entry": entry,
+                "count": times,
+                "grid": grid,
+                "block": block,
+                "registers": facts["num_regs"],
+                "static_shared": facts["shared_size_bytes"],
+                "dynamic_shared": shared,
+                "local": facts["local_size_bytes"],
+                "constant": facts["const_size_bytes"],
+                "occupancy": blocks * ceil_div(prod(block), _WARP) / warps,
+            }
+        )
+    return found
+
+
+def count(plan: Plan, batch: int) -> Counter[tuple]:
+    """How often a call makes each launch: entry, grid, block, dynamic shared memory."""
+    found: Counter[tuple] = Counter()
+    sizes = Counter(images for _, images in plan.launch_ranges(batch))
+    for steps, times in [(plan.setup, 1), *((plan.steps(images), n) for images, n in sizes.items())]:
+        for step in steps:
+            if isinstance(step, Launch):
+                found[step.entry, step.grid, step.block, step.shared] += times
+    return found

@@ -1,0 +1,46 @@
+"""The sweep: every GPU kernel on many layers, and the tuning table that ``auto`` chooses by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ece408_op.core import dispatch, tuning
+from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
+from ece408_op.data.atomic import replacing
+from ece408_op.problem import COURSE_LAYERS, ConvProblem
+from ece408_op.runtime import cuda
+
+from ._layer_names import random_layers
+from .results import Results
+
+#: The course's layers are timed with fewer images too: the kernel that is best for many is not best for few.
+_FEWER = (1, 100, 1000)
+
+#: Random layers come from these ranges in turn: kernels differ most on layers with few channels and filters.
+RANGES = ("C=1-4,M=1-16,K=1-11", "C=4-16,M=8-64,K=1-11", "C=16-64,M=16-256,K=1-11")
+
+
+def layers(images: int, count: int, seed: int, ranges: Sequence[str]) -> dict[str, ConvProblem]:
+    """The course's layers with ``images``, a hundredth and a thousandth of them, and ``count`` random ones."""
+    batches = dict.fromkeys(max(1, images // times) for times in _FEWER)
+    found = {f"{name}, {n} images": layer.with_batch(n) for n in batches for name, layer in COURSE_LAYERS.items()}
+    return {**found, **random_layers(count, seed, ranges)}
+
+
+def record(results: Results) -> None:
+    """Write the times into the tuning table; kernels that the results lack keep theirs."""
+    chip = cuda.chip()
+    rows = []
+    for case in results.cases:
+        times = {row.kernel: 1e3 * row.median for row in case.rows if row.median}
+        kernels = [kernel for kernel in map(dispatch.find, times) if isinstance(kernel, CudaKernel)]
+        if case.problem is not None and times:
+            predicted = {
+                kernel.name: kernel.predicted_milliseconds(case.problem, chip)
+                for kernel in kernels
+                if kernel.predicted_milliseconds is not roofline_milliseconds
+            }
+            rows.append(tuning.Measured(case.problem, times, predicted))
+    table = tuning.ChipTable(chip.name, chip.capability, tuple(rows))
+    with replacing(tuning.TABLE) as file:
+        file.write(tuning.merged(tuning.read(tuning.TABLE), table).encode())

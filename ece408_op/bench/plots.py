@@ -1,0 +1,189 @@
+"""Plots of results, drawn by matplotlib as SVG: a roofline, bars of times, and bars of the speed against peers.
+
+The same results give the same file. Nothing but INK is meant to contrast with the page, so that a page may replace it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ece408_op.core.roofline import Ceilings
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DeviceError
+from ece408_op.runtime.install_hint import command
+
+from .results import Case, Results, Row
+
+#: The colour of text and axes.
+INK = "#010203"
+
+#: Colour and marker by what a row is; the colours can be told from white and from black.
+_MARKS = {
+    "baseline": ("#d1702b", "s"),
+    "fastest in float32": ("#2f9e62", "D"),
+    "float32": ("#3b82c4", "o"),
+    "reduced precision": ("#9b6bcf", "^"),
+}
+
+#: Inches: narrow enough to be read on a phone.
+_WIDTH = 4.6
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
+
+def check() -> None:
+    """Raise DeviceError where matplotlib is missing, before anything is measured."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise DeviceError(f"plots: expected matplotlib to import, got {error}; {command('report')}") from error
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Write the plots that the results allow into the folder, which is made; returns their paths."""
+    cases = [case for case in results.cases if any(row.seconds for row in case.rows)]
+    plots = {f"bars-{_file_name(case.name)}": bars(case) for case in cases}
+    if any(case.ratio(row) for case in cases for row in case.rows if not row.peer):
+        plots["peers"] = ratios(cases)
+    layers = [case for case in cases if case.problem]
+    if layers and results.ceilings:
+        plots["roofline"] = roofline(layers, Ceilings(**results.ceilings))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, svg in plots.items():
+        paths.append(folder / f"{name}.svg")
+        with replacing(paths[-1]) as file:
+            file.write(svg.encode())
+    return paths
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+
+
+def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> str:
+    """The rate of every row of some layers, under the memory roofline and the FP32 roofline.
+
+    baseline: the contestant that is marked like the peers.
+    """
+    memory, arithmetic = ceilings.bytes_per_second, ceilings.flops_per_second
+    problems = {case.name: case.problem for case in cases if case.problem}
+    intensities = {name: problem.flops / problem.bytes for name, problem in problems.items()}
+    ridge = arithmetic / memory
+    low, high = min(*intensities.values(), ridge) / 2, max(*intensities.values(), ridge) * 2
+
+    def plot(plt: Any) -> Any:
+        figure, axes = plt.subplots(figsize=(_WIDTH, 4.4))
+        axes.plot([low, ridge, high], [low * memory / 1e12, arithmetic / 1e12, arithmetic / 1e12], color=INK, lw=1.2)
+        seen = {}
+        for case in cases:
+            for row in case.rows:
+                if row.median and case.problem:
+                    kind = _kind(row, case, baseline)
+                    color, marker = seen[kind] = _MARKS[kind]
+                    rate, order = case.problem.flops / row.median / 1e12, 2 + (kind == "fastest in float32")
+                    axes.plot(intensities[case.name], rate, marker, color=color, ms=5, zorder=order, clip_on=False)
+        axes.set(xscale="log", yscale="log", xlim=(low, high))
+        axes.set(xlabel="operations per byte that has to be moved", ylabel="TFLOP/s")
+        bottom = axes.get_ylim()[0]
+        for name, value in intensities.items():
+            axes.annotate(
+                name, (value, bottom), (0, 4), textcoords="offset points", ha="center", fontsize=7, rotation=90
+            )
+        marks = [plt.Line2D([], [], color=c, marker=m, ls="", ms=5, label=kind) for kind, (c, m) in seen.items()]
+        axes.legend(handles=marks, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncol=2, fontsize=8)
+        _plain_ticks(axes.xaxis, axes.yaxis)
+        return figure
+
+    return _svg("roofline", plot)
+
+
+def bars(case: Case, baseline: str = "") -> str:
+    """The median of every row of a case with times, on a logarithmic scale; dashed: the FP32 roofline."""
+    rows = [(row, row.median) for row in case.rows if row.median]
+    several = len({row.call for row, _ in rows}) > 1
+    labels = [f"{row.contestant}, {row.call}" if several else row.contestant for row, _ in rows]
+
+    def plot(plt: Any) -> Any:
+        figure, axes = plt.subplots(figsize=(_WIDTH, 0.7 + 0.21 * len(rows)))
+        heights, times = range(len(rows), 0, -1), [1e3 * median for _, median in rows]
+        axes.barh(heights, times, color=[_MARKS[_kind(row, case, baseline)][0] for row, _ in rows], height=0.72)
+        for height, value in zip(heights, times):
+            axes.annotate(f" {value:.3g}", (value, height), va="center", fontsize=7.5, annotation_clip=False)
+        left = min(times)
+        if case.roofline_seconds:
+            axes.axvline(1e3 * case.roofline_seconds, color=INK, lw=1, ls="--")
+            left = min(left, 1e3 * case.roofline_seconds)
+        axes.set(xscale="log", xlim=(left / 1.6, max(times) * 3.2), ylim=(0.3, len(rows) + 0.7), xlabel="milliseconds")
+        axes.set_yticks(list(heights), labels, fontsize=8)
+        _plain_ticks(axes.xaxis)
+        return figure
+
+    return _svg(f"bars-{case.name}", plot)
+
+
+def ratios(cases: Sequence[Case]) -> str:
+    """How many times as fast as the fastest peer each implementation is, on every case."""
+    groups: dict[str, dict[str, float]] = {}
+    for case in cases:
+        for row in case.rows:
+            ratio = None if row.peer else case.ratio(row)
+            if ratio:
+                groups.setdefault(f"{row.contestant}, {row.call}", {})[case.name] = ratio
+    names = [case.name for case in cases]
+    width = 0.8 / max(1, len(groups))
+
+    def plot(plt: Any) -> Any:
+        figure, axes = plt.subplots(figsize=(2 * _WIDTH, 4.4))
+        for number, (label, found) in enumerate(groups.items()):
+            places = [names.index(name) + number * width for name in found]
+            axes.bar_label(axes.bar(places, list(found.values()), width, label=label), fmt="%.2g", fontsize=6)
+        axes.axhline(1, color=INK, lw=0.8)
+        middle = 0.4 - width / 2
+        axes.set_xticks([place + middle for place in range(len(names))], names, rotation=45, ha="right", fontsize=8)
+        axes.set(ylabel="times as fast as the fastest peer")
+        axes.legend(fontsize=8)
+        return figure
+
+    return _svg("peers", plot)
+
+
+def _kind(row: Row, case: Case, baseline: str) -> str:
+    if row.peer or row.contestant == baseline:
+        return "baseline"
+    if row.precision not in ("", "float32"):
+        return "reduced precision"
+    same = [
+        r.median for r in case.rows if r.median and not r.peer and r.precision == row.precision and r.call == row.call
+    ]
+    return "fastest in float32" if row.median == min(same) else "float32"
+
+
+def _plain_ticks(*axes: Any) -> None:
+    for axis in axes:
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+
+
+def _svg(name: str, plot: Callable[[Any], Any]) -> str:
+    import matplotlib as mpl
+
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        mpl.use("svg")
+        from matplotlib import pyplot
+
+        figure = plot(pyplot)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
+    return stream.getvalue()

@@ -1,0 +1,156 @@
+"""The one timer: calls timed on a GPU between two events, or on the CPU, and their outputs checked against float64.
+
+    reference = Reference(x, w, images=3)
+    timing = measure(call, GpuClock("naive"), before=Eviction(out), check=reference.check, repeats=20)
+
+Everything a timed call could profit from is undone before it: ``Eviction`` overwrites L2, and fills the output with NaN
+so that an element that is not written is found. One call before the timed ones warms up; it compiles.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ece408_op.runtime import cuda
+
+from . import reference
+
+#: Runs a call and waits for its end; returns the seconds and what the call returned.
+Clock = Callable[[Callable[[], Any]], "tuple[float, Any]"]
+
+#: Bytes that are written before a timed call: many times L2, and long enough that a call of a few launches is queued
+#: before they are written. An idle GPU would wait for the host between launches, and that would be timed too.
+_EVICTION_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """An output's largest |y - exact|, as a share of the sum of |x||w| there, and a sentence about that element."""
+
+    error: float = 0.0
+    worst: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each timed call, and the worst check of their outputs."""
+
+    seconds: tuple[float, ...]
+    check: Check = Check()
+
+    @property
+    def median(self) -> float:
+        """The median in seconds."""
+        return statistics.median(self.seconds)
+
+
+class Reference:
+    """The float64 results of some images of a layer, evenly spread: the others' outputs are checked for being finite.
+
+    x (B, C, H, W) and w (M, C, K, K) are finite float32 arrays of NumPy, or of CuPy on the current GPU.
+    """
+
+    def __init__(self, x: Any, w: Any, images: int) -> None:
+        self._images = np.unique(np.linspace(0, len(x) - 1, images).astype(int))
+        chosen, weights = _numpy(x[self._images]), _numpy(w)
+        self._exact = reference.convolve(chosen, weights)
+        self._magnitude = np.maximum(reference.magnitude(chosen, weights), np.finfo(float).tiny)
+
+    def check(self, out: Any) -> Check:
+        """Check an output of the layer, (B, M, OH, OW) of NumPy or CuPy; the error is infinite if it is not finite."""
+        got = _numpy(out[self._images]).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            errors = np.abs(got - self._exact) / self._magnitude
+        errors = np.where(np.isfinite(errors), errors, np.inf)
+        at = np.unravel_index(int(errors.argmax()), errors.shape)
+        index = [int(self._images[at[0]]), *map(int, at[1:])]
+        worst = f"worst element {index}: got {got[at]:.9g}, expected {self._exact[at]:.9g}"
+        if np.isfinite(errors[at]) and not _all_finite(out):
+            return Check(math.inf, "expected finite values in every image, got NaN or infinity")
+        return Check(float(errors[at]), worst)
+
+
+def _numpy(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def _all_finite(out: Any) -> bool:
+    if isinstance(out, np.ndarray):
+        return all(np.isfinite(image).all() for image in out)
+    return bool(cuda.cupy().isfinite(out).all())
+
+
+def cpu_clock(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Time a call that returns when its work is done."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+class GpuClock:
+    """Times a call's work on the current stream, between two events; a CUDA error is raised under the given name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Return the seconds between the events, and what the call returned."""
+        events = cuda.cupy().cuda
+        stream = events.get_current_stream()
+        start, end = events.Event(), events.Event()
+        start.record(stream)
+        result = call()
+        end.record(stream)
+        cuda.wait(self._name, stream)
+        return 1e-3 * float(events.get_elapsed_time(start, end)), result
+
+
+class Eviction:
+    """What runs on a GPU's stream before a timed call: L2 is overwritten, and ``out`` is filled with NaN."""
+
+    def __init__(self, out: Any = None) -> None:
+        self._unrelated = cuda.cupy().empty(_EVICTION_BYTES, np.uint8)
+        self._out = out
+
+    def __call__(self) -> None:
+        """Queue both."""
+        self._unrelated.fill(0)
+        if self._out is not None:
+            self._out.fill(np.nan)
+
+
+def measure(
+    call: Callable[[], Any],
+    clock: Clock,
+    before: Callable[[], Any] | None = None,
+    check: Callable[[Any], Check] | None = None,
+    repeats: int = 10,
+    budget: float = math.inf,
+    fewest: int = 1,
+) -> Timing:
+    """Time ``repeats`` calls after one that is not timed, and check what each of them returned.
+
+    After ``budget`` seconds of timed calls no further one is timed, except for the first ``fewest``.
+    """
+    seconds: list[float] = []
+    worst = Check()
+    for number in range(repeats + 1):
+        result = None  # a fresh output may take the memory of the one before
+        if before is not None:
+            before()
+        taken, result = clock(call)
+        if not number:
+            continue
+        seconds.append(taken)
+        if check is not None:
+            worst = max(worst, check(result), key=lambda one: one.error)
+        if sum(seconds) > budget and len(seconds) >= fewest:
+            break
+    return Timing(tuple(seconds), worst)

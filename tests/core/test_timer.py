@@ -1,0 +1,87 @@
+"""The timer: how often it times, and that it finds wrong, missing and partly wrong outputs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from gpu_case import require_gpu
+
+from ece408_op.core import reference, timer
+from ece408_op.core.kernel import float32_bound
+from ece408_op.problem import ConvProblem
+
+RANDOM = np.random.RandomState(0)
+X, W = RANDOM.randn(6, 2, 8, 9).astype(np.float32), RANDOM.randn(3, 2, 3, 3).astype(np.float32)
+RIGHT = reference.convolve(X, W).astype(np.float32)
+BOUND = float32_bound(ConvProblem.from_shapes(X.shape, W.shape))
+CHECK = timer.Reference(X, W, images=2).check
+
+
+def test_each_timed_call_is_checked_and_the_first_one_is_not_timed():
+    order = []
+
+    def clock(call):
+        return float(len(order)), call()
+
+    timing = timer.measure(
+        lambda: order.append("call") or RIGHT,
+        clock,
+        before=lambda: order.append("before"),
+        check=lambda out: order.append("check") or CHECK(out),
+        repeats=2,
+    )
+    assert order == ["before", "call", *["before", "call", "check"] * 2]
+    assert timing.seconds == (3.0, 6.0)
+    assert timing.median == 4.5
+    assert timing.check.error <= BOUND
+
+
+def test_the_budget_ends_the_calls_after_the_fewest():
+    def count(**limits):
+        return len(timer.measure(lambda: None, lambda call: (1.0, call()), repeats=9, **limits).seconds)
+
+    assert (count(), count(budget=2.5), count(budget=0.0), count(budget=0.0, fewest=3)) == (9, 3, 1, 3)
+
+
+def changed(index, value):
+    out = RIGHT.copy()
+    out[index] = value
+    return out
+
+
+@pytest.mark.parametrize("index", [(0, 0, 0, 0), (5, 2, 5, 6), (0, 1, 2, 3)])
+def test_a_wrong_element_is_found_and_named(index):
+    check = CHECK(changed(index, 9.0))
+    assert check.error > BOUND
+    assert f"worst element {list(index)}: got 9, expected {reference.convolve(X, W)[index]:.9g}" in check.worst
+
+
+@pytest.mark.parametrize("index", [(0, 0, 0, 0), (2, 1, 0, 3)], ids=["compared image", "other image"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_element_that_is_not_finite_is_found_in_every_image(index, value):
+    assert CHECK(changed(index, value)).error == math.inf
+
+
+def test_one_wrong_call_among_right_ones_counts():
+    outputs = iter([RIGHT, RIGHT, RIGHT + np.float32(0.01), RIGHT])
+    timing = timer.measure(lambda: next(outputs), timer.cpu_clock, check=CHECK, repeats=3)
+    assert timing.check.error > BOUND
+
+
+@pytest.mark.gpu
+def test_the_gpu_clock_times_and_an_output_that_is_left_alone_is_found():
+    require_gpu()
+    import cupy
+
+    x, w, out = cupy.asarray(X), cupy.asarray(W), cupy.asarray(RIGHT)
+    check, evict = timer.Reference(x, w, images=2).check, timer.Eviction(out)
+    assert check(out).error <= BOUND
+    timing = timer.measure(lambda: out, timer.GpuClock("nothing"), evict, check, repeats=2)
+    assert timing.check.error == math.inf
+    right = cupy.asarray(RIGHT)
+    timing = timer.measure(lambda: cupy.copyto(out, right) or out, timer.GpuClock("copy"), evict, check, repeats=3)
+    assert timing.check.error <= BOUND
+    assert len(timing.seconds) == 3
+    assert timing.median > 0
