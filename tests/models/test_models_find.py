@@ -12,6 +12,7 @@ from ece408_op.errors import GraphError
 from ece408_op.graph import params_io
 from ece408_op.models import build
 from ece408_op.models.shapes import LARGEST
+from ece408_op.problem import COURSE_LAYERS
 
 pytest.importorskip("mxnet")
 
@@ -67,25 +68,15 @@ def test_the_data_nodes_shape_takes_precedence(tmp_path, stated, rows, columns):
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "convolutions"),
-    [
-        ("baseline", 28, [((1, 1, 28, 28), (50, 1, 5, 5), (1, 50, 24, 24))]),
-        (
-            "ece408-2018sp",
-            64,
-            [((1, 1, 64, 64), (6, 1, 5, 5), (1, 6, 60, 60)), ((1, 6, 30, 30), (16, 6, 5, 5), (1, 16, 26, 26))],
-        ),
-        (
-            "ece408-2018fa",
-            72,
-            [((1, 1, 72, 72), (12, 1, 7, 7), (1, 12, 66, 66)), ((1, 12, 33, 33), (24, 12, 7, 7), (1, 24, 27, 27))],
-        ),
-    ],
+    ("name", "layers"),
+    [("baseline", ["2017"]), ("ece408-2018sp", ["2018sp-1", "2018sp-2"]), ("ece408-2018fa", ["2018fa-1", "2018fa-2"])],
 )
-def test_the_courses_networks(name, size, convolutions):
+def test_the_courses_networks(name, layers):
     found = models.info(name)
-    assert found.image == (1, size, size)
-    assert [(layer.x, layer.w, layer.y) for layer in found.convolutions] == convolutions
+    problems = [COURSE_LAYERS[layer].with_batch(1) for layer in layers]
+    assert (1, *found.image) == problems[0].x_shape
+    expected = [(problem.x_shape, problem.w_shape, problem.y_shape) for problem in problems]
+    assert [(layer.x, layer.w, layer.y) for layer in found.convolutions] == expected
 
 
 def test_titles():
