@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import struct
 import tracemalloc
 from pathlib import Path
@@ -43,21 +42,20 @@ def test_reads_the_format_by_content(tmp_path: Path, name: str, content: bytes) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "expected an IDX file, which starts with two zero bytes, got no byte"),
-        (b"\0\0\x08", "expected an IDX file"),
-        (b"\x89PNG" + PLAIN, "got 89 50 4e 47"),
-        (b"\0\0\x0d\x03" + PLAIN[4:], "expected elements of type 0x08 .unsigned bytes., got type 0x0d"),
-        (b"\0\0\x08\0" + PLAIN[4:], r"expected the shape \(3, 4, 5\), got \(\) in the header"),
-        (b"\0\0\x08\xff" + bytes(2000), r"expected the shape \(3, 4, 5\), got \(0, 0, "),
-        (PLAIN[:13], "truncated: expected 12 bytes of dimensions, got 9"),
-        (struct.pack(">4B3I", 0, 0, 8, 3, 3, 5, 4), r"expected the shape \(3, 4, 5\), got \(3, 5, 4\)"),
-        (PLAIN + b"\0", "trailing bytes: expected the end after 60 elements"),
+        (b"", f"expected the IDX header of unsigned bytes of shape (3, 4, 5), {HEADER.hex(' ')}, got no byte"),
+        (b"\x89PNG" + PLAIN, "got 89 50 4e 47 00 00"),
+        (b"\0\0\x0d\x03" + PLAIN[4:], "got 00 00 0d 03"),
+        (b"\0\0\x08\0" + PLAIN[4:], "got 00 00 08 00"),
+        (b"\0\0\x08\xff" + bytes(2000), "got 00 00 08 ff"),
+        (PLAIN[:13], f"got {HEADER[:13].hex(' ')};"),
+        (struct.pack(">4B3I", 0, 0, 8, 3, 3, 5, 4), "00 05 00 00 00 04;"),
+        (PLAIN[:-1], "expected 60 elements of shape (3, 4, 5), got "),
+        (PLAIN + b"\0", "expected 60 elements of shape (3, 4, 5), got more;"),
     ],
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzipped"])
 def test_names_the_fault(tmp_path: Path, content: bytes, message: str, pack) -> None:
-    text = read(tmp_path / "file", pack(content))
-    assert re.search(message, text), text
+    assert message in read(tmp_path / "file", pack(content))
 
 
 def test_every_truncation_and_every_wrong_header_byte_is_refused(tmp_path: Path) -> None:
@@ -86,7 +84,7 @@ def test_damaged_gzip_never_gives_other_elements(tmp_path: Path) -> None:
 
 def test_gzip_with_a_second_member(tmp_path: Path) -> None:
     assert read(tmp_path / "file", gzip.compress(PLAIN[:30]) + gzip.compress(PLAIN[30:])) == ""
-    assert "trailing bytes" in read(tmp_path / "file", PACKED + gzip.compress(b"more"))
+    assert "got more" in read(tmp_path / "file", PACKED + gzip.compress(b"more"))
     assert "damaged" in read(tmp_path / "file", PACKED + b"more")
 
 
