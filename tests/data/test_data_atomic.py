@@ -1,4 +1,4 @@
-"""Where a file or a folder cannot be written is said before any work, and never by an exception."""
+"""Files replace others completely or not at all; output paths are checked before long work, without an exception."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ece408_op.data import atomic
-from ece408_op.data.atomic import folder_problem, output_folder_problem
+from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 
 
 @pytest.fixture(autouse=True)
@@ -21,32 +21,30 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("dangling").symlink_to("nowhere")
 
 
-@pytest.mark.parametrize("path", [None, "new.json", "file", "folder/new.json"])
-def test_files_that_can_be_written(path: str | None) -> None:
-    assert folder_problem(None if path is None else Path(path)) is None
-
-
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
+        *((path, None) for path in (None, "new.json", "file", "folder/new.json")),
         ("", "expected a file, got the folder ."),
         ("folder", "expected a file, got the folder folder"),
         ("nowhere/x", "expected a file in a folder that is there, got nowhere/x"),
         ("file/x", "expected a file in a folder that is there, got file/x"),
     ],
 )
-def test_files_that_cannot(path: str, problem: str) -> None:
-    assert folder_problem(Path(path)) == problem
+def test_output_files(path: str | None, problem: str | None) -> None:
+    assert folder_problem(None if path is None else Path(path)) == problem
 
 
-@pytest.mark.parametrize("path", [None, "", "folder", "new", "new/and/newer", "folder/../new"])
-def test_folders_that_can_be_made(path: str | None) -> None:
-    assert output_folder_problem(None if path is None else Path(path)) is None
-
-
-@pytest.mark.parametrize(("path", "way"), [("file", "file"), ("file/x/y", "file"), ("dangling", "dangling")])
-def test_folders_that_cannot(path: str, way: str) -> None:
-    assert output_folder_problem(Path(path)) == f"expected a folder, got {path}, where {Path.cwd() / way} is no folder"
+@pytest.mark.parametrize(
+    ("path", "blocking"),
+    [
+        *((path, None) for path in (None, "", "folder", "new", "new/and/newer", "folder/../new")),
+        *(("file", "file"), ("file/x/y", "file"), ("dangling", "dangling")),
+    ],
+)
+def test_output_folders(path: str | None, blocking: str | None) -> None:
+    expected = blocking and f"expected a folder, got {path}, where {Path.cwd() / blocking} is no folder"
+    assert output_folder_problem(None if path is None else Path(path)) == expected
 
 
 def test_folders_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +55,7 @@ def test_folders_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to be root, to become another user")
 def test_a_folder_that_another_user_may_not_read() -> None:
-    """As a user other than root, where Path.is_dir and Path.exists raise PermissionError (Python 3.8 to 3.13)."""
+    """As a user other than root, Path.is_dir and Path.exists raise PermissionError (Python 3.8 to 3.13)."""
     Path("folder").chmod(0o700)
     source = Path(atomic.__file__).read_text(encoding="utf-8")
     code = (
@@ -65,7 +63,15 @@ def test_a_folder_that_another_user_may_not_read() -> None:
         "print(folder_problem(folder / 'x'), output_folder_problem(folder / 'x'), sep='\\n')"
     )
     done = subprocess.run([sys.executable, "-c", f"{source}\n{code}"], capture_output=True, text=True, check=False)
-    # Whether the folder is there at all is seen only where those above it may be read.
+    # Only a user who may read the parent folders sees whether the folder exists.
     file, folder = done.stdout.splitlines() or pytest.fail(done.stderr)
     assert file in [f"expected a file in a folder that {what}, got folder/x" for what in ("is there", "can be written")]
     assert folder == "expected a folder that can be written, got folder/x"
+
+
+def test_a_failed_write_leaves_the_old_file() -> None:
+    Path("folder/file").write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), replacing(Path("folder/file")) as file:
+        file.write(b"new")
+        raise KeyboardInterrupt
+    assert [path.read_bytes() for path in Path("folder").iterdir()] == [b"old"]
