@@ -54,7 +54,7 @@ def read(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _parse(file: IO[bytes], most_bytes: int, shape: tuple[int, ...]) -> np.ndarray:
+def _parse(file: IO[bytes] | gzip.GzipFile, most_bytes: int, shape: tuple[int, ...]) -> np.ndarray:
     """Return the array of an IDX stream that holds at most ``most_bytes`` bytes; raise ValueError with the fault."""
     header, total = struct.pack(f">4B{len(shape)}I", 0, 0, 0x08, len(shape), *shape), math.prod(shape)
     got = file.read(len(header))
