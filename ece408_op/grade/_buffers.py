@@ -1,77 +1,405 @@
-"""x, w and y in memory that the parent owns and the worker maps, its data ending where a page ends."""
+"""A layer's x, w and y: memory of the harness that the worker maps, filled and judged while the worker is stopped.
+
+One class for both devices: on the CPU its arrays are NumPy's, on a GPU CuPy's. The worker never sees the copies of the
+inputs and of the output, and the copies are what is judged.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import mmap
 import os
-from types import TracebackType
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
 
 import numpy as np
 
+from ece408_op.core import reference, roofline, timer
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 
-#: Address space on each side of a buffer that the worker cannot touch, in bytes.
-GUARD = 1 << 26
-#: Buffers begin at multiples of so many bytes, as MXNet's did.
-ALIGN = 64
+from . import _judge
+from ._clocks import chip_state
+from ._errors import HarnessError
+from ._judge import Part
+from ._verdict import Outcome
 
+#: Address space on each side of a buffer that the worker cannot touch, in bytes; on a GPU a red zone.
+GUARD, RED_ZONE = 1 << 26, 16 << 20
+#: Buffers begin at multiples of this many bytes, as MXNet's did.
+_ALIGN = 64
+#: Fills red zones.
 _MARK = 0xA5
 #: Of linux/fcntl.h: Python names them since 3.8, mypy's types on Linux alone.
 _ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
+#: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
+_FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
+#: Bytes of float64 that one step of the comparison takes on the CPU; elements on a GPU.
+_STEP_BYTES, _STEP_ELEMENTS = 64 << 20, 1 << 24
+#: Elements that one step of drawing random numbers takes.
+_DRAWN = 1 << 22
+#: The CPU's reference workload digests this: some milliseconds on one core.
+_FIXED = bytes(4 << 20)
+#: Multiply-adds per thread of a GPU's reference workload, and their result: some tenths of a millisecond.
+_ROUNDS, _END = 16384, 2.0
+_BLOCKS, _THREADS = (2048,), (256,)
+#: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
+_RELEASED, _RELEASE_SECONDS = 0.95, 5.0
+#: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
+_LITTLE = 0.25
+
+#: CUDA C++: the exact sums, and a computation that the multiprocessors' clock alone bounds.
+KERNELS = r"""
+typedef unsigned long long u64;
+#define EACH(i, n) for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (n); i += (u64)gridDim.x * blockDim.x)
+
+extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
+                                double* size) {
+  int OH = H - K + 1, OW = W - K + 1;
+  EACH(at, n) {
+    int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
+    u64 b = at / ((u64)OW * OH * M);
+    double sum = 0, magnitude = 0;
+    for (int c = 0; c < C; ++c)
+      for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q) {
+          double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
+          sum += product;
+          magnitude += fabs(product);
+        }
+    exact[at] = sum;
+    size[at] = magnitude;
+  }
+}
+
+// From any start it ends at 2.
+extern "C" __global__ void reference_workload(float* to, int rounds) {
+  EACH(i, gridDim.x * (u64)blockDim.x) {
+    float value = (float)(i % 7);
+    for (int r = 0; r < rounds; ++r) value = value * 0.5f + 1.0f;
+    to[i] = value;
+  }
+}
+"""
 
 
-class SharedArray:
-    """A float32 array in a file without a name. Between its ends and the guard pages every byte bears a mark."""
+class HostArray:
+    """A float32 array in a file without a name, between bytes that bear a mark. Its data ends where a page ends."""
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
-        self.bytes = 4 * math.prod(shape)
-        room = -(-self.bytes // ALIGN) * ALIGN
+        size = 4 * math.prod(shape)
+        room = -(-size // _ALIGN) * _ALIGN
         mapped = max(mmap.PAGESIZE, -(-room // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._file = os.memfd_create("ece408-grade", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._file, mapped)
-        # Whoever got at the file could else cut it off under the parent's own mapping.
+        # A worker with the file could otherwise truncate it under the harness's own mapping.
         fcntl.fcntl(self._file, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
         os.fchmod(self._file, 0o600)
-        self._map = mmap.mmap(self._file, mapped)
-        self._start = mapped - room
-        raw = np.frombuffer(self._map, np.uint8)
+        raw = np.frombuffer(mmap.mmap(self._file, mapped), np.uint8)
         raw[:] = _MARK
-        self._raw = raw
-        self.array = raw[self._start : self._start + self.bytes].view(np.float32).reshape(shape)
-        #: The descriptor for the worker: for reading alone unless it is to be written.
+        start = mapped - room
+        self.zones = (raw[:start], raw[start + size :])
+        self.array = raw[start : start + size].view(np.float32).reshape(shape)
+        #: The worker's descriptor: read-only unless it may write.
         self.descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR if writable else os.O_RDONLY)
-
-    def touched(self) -> bool:
-        """Was anything written between the data and the guard pages?"""
-        end = self._start + self.bytes
-        return bool((self._raw[: self._start] != _MARK).any() or (self._raw[end:] != _MARK).any())
+        self.handle = str(self.descriptor)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         os.close(self.descriptor)
         os.close(self._file)
 
 
+class DeviceArray:
+    """A float32 array on a GPU between two red zones, in an allocation of its own, which alone can be shared."""
+
+    def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
+        cp = cuda.cupy()
+        size = 4 * math.prod(shape)
+        total = 2 * RED_ZONE + size
+        self.pointer = cp.cuda.runtime.malloc(total)
+        owner = cp.cuda.UnownedMemory(self.pointer, total, self)
+        raw = cp.ndarray((total,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
+        raw.fill(_MARK)
+        # The second zone begins right behind the last element.
+        self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
+        self.array = raw[RED_ZONE : RED_ZONE + size].view(np.float32).reshape(shape)
+        self.handle = cp.cuda.runtime.ipcGetMemHandle(self.pointer).hex()
+
+    def close(self) -> None:
+        """Release the memory."""
+        cuda.cupy().cuda.runtime.free(self.pointer)
+
+
 class Buffers:
-    """The three arrays of one problem."""
+    """The arrays of one problem, on the CPU, or on the GPU of a number.
 
-    def __init__(self, problem: ConvProblem) -> None:
-        self.x = SharedArray(problem.x_shape, writable=False)
-        self.w = SharedArray(problem.w_shape, writable=False)
-        self.y = SharedArray(problem.y_shape, writable=True)
+    ``require_open`` is called in each step of a long computation, and raises where the harness is to end.
+    """
 
-    @property
-    def descriptors(self) -> tuple[int, int, int]:
-        """Those of x, w and y."""
-        return (self.x.descriptor, self.w.descriptor, self.y.descriptor)
+    def __init__(
+        self, problem: ConvProblem, device: int | None = None, require_open: Callable[[], None] = lambda: None
+    ) -> None:
+        self.problem, self.gpu, self._require_open = problem, device is not None, require_open
+        self.device_name = "cpu" if device is None else f"gpu {device}"
+        self.guard = GUARD if device is None else RED_ZONE
+        #: How much slower the reference workload may become: cores change their clocks and other programs run there; a
+        #: GPU that has nothing else to do repeats itself within some hundredths.
+        self.most_drift = 1.5 if device is None else 1.15
+        with nullcontext() if device is None else cuda.reported(self.device_name):
+            self.xp: Any = np if device is None else _on(device)
+            allocate = HostArray if device is None else DeviceArray
+            self.x, self.w = (allocate(shape, False) for shape in (problem.x_shape, problem.w_shape))
+            self.y = allocate(problem.y_shape, True)
+            self._x, self._w, self._y = (self.xp.empty(one.array.shape, np.float32) for one in (self.x, self.w, self.y))
+            self._flush = _flush_block(device)
+        self._bus = "" if device is None else str(self.xp.cuda.Device(device).pci_bus_id)
 
     def __enter__(self) -> Buffers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for one in (self.x, self.w, self.y):
             one.close()
+        if self.gpu:
+            self.xp.get_default_memory_pool().free_all_blocks()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that the worker inherits."""
+        return [one.descriptor for one in (self.x, self.w, self.y) if isinstance(one, HostArray)]
+
+    @property
+    def handles(self) -> list[str]:
+        """How the worker finds x, w and y."""
+        return [self.x.handle, self.w.handle, self.y.handle]
+
+    def draw(self, kind: str, rng: np.random.Generator) -> None:
+        """Draw new inputs of that kind."""
+        p = self.problem
+        for first, bits in self._random(rng):
+            to = self._x.ravel()[first : first + len(bits)]
+            sign = (bits & np.uint64(1)).astype(np.float32) * 2 - 1
+            # Up to 1000 products of at most 2 stay below 2048, up to which float16 represents every integer.
+            larger = (bits >> np.uint64(1) & np.uint64(p.products <= 1000)).astype(np.float32) + 1
+            to[...] = _uniform(bits) if kind == _judge.REAL else sign * larger
+        signs = rng.integers(0, 2, p.w_shape).astype(np.float32) * 2 - 1
+        self._w[...] = self.xp.asarray(rng.standard_normal(p.w_shape, np.float32) if kind == _judge.REAL else signs)
+
+    def draw_near_duplicate(self, rng: np.random.Generator) -> None:
+        """Change about one element in 512 of the inputs, at least one per image."""
+        size = self._x[0].size
+        for first, bits in self._random(rng):
+            to = self._x.ravel()[first : first + len(bits)]
+            middle = self.xp.arange(first, first + len(bits)) % size == size // 2
+            changed = middle | (bits % np.uint64(512) == 0)
+            to[...] = self.xp.where(changed, _uniform(_mix(bits)), to)
+
+    def set_inputs(self, x: Any, w: np.ndarray) -> None:
+        """Take these inputs, NumPy's or CuPy's."""
+        self._x[...] = self.xp.asarray(x, np.float32)
+        self._w[...] = self.xp.asarray(w, np.float32)
+
+    def clear(self, fill: float) -> None:
+        """Set every element of y."""
+        self.y.array.fill(fill)
+        self._wait()
+
+    def present(self, flush: bool) -> None:
+        """Give the worker the inputs, and flush the caches of all but the filters."""
+        self.x.array[...] = self._x
+        if flush:
+            self._flush += 1
+        self.w.array[...] = self._w
+        self._wait()
+
+    def reference_seconds(self) -> float:
+        """Seconds of the reference workload; raises HarnessError where a GPU computes it wrong."""
+        if self.gpu:
+            return _workload_seconds()
+        start = time.perf_counter()
+        hashlib.blake2b(_FIXED).digest()
+        return time.perf_counter() - start
+
+    def exhausted(self) -> bool:
+        """May a GPU's memory have run out? A worker's host memory is limited by itself."""
+        if not self.gpu:
+            return False
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        return bool(free < total * _LITTLE)
+
+    def clocks(self) -> dict[str, int] | None:
+        """A GPU's temperature and clocks, where NVML is there; no portable call has a CPU's."""
+        return chip_state(self._bus) if self.gpu else None
+
+    def turn_seconds(self) -> float:
+        """Seconds until a GPU has done a small piece of the harness's work, and the worker's before it."""
+        if not self.gpu:
+            return 0.0
+        start = time.perf_counter()
+        self.y.array.ravel()[:1].copy()
+        self._wait()
+        return time.perf_counter() - start
+
+    def take_output(self) -> None:
+        """Copy the output."""
+        self._y[...] = self.y.array
+        self._wait()
+
+    def violations(self) -> list[str]:
+        """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""
+        found = {
+            "changed late": self._differ(self._y, self.y.array),
+            "red zone": any(bool((zone != _MARK).any()) for one in (self.x, self.w, self.y) for zone in one.zones),
+            "inputs": self._differ(self._x, self.x.array) or self._differ(self._w, self.w.array),
+        }
+        return [name for name, happened in found.items() if happened]
+
+    def digest(self) -> int:
+        """A digest of the copied output's bits."""
+        y, found = self._y.ravel().view(np.uint32), 0
+        for first in range(0, y.size, _DRAWN):
+            part = y[first : first + _DRAWN]
+            mixed = _mix(_mix(self.xp.arange(first, first + part.size, dtype=np.uint64)) + part.astype(np.uint64))
+            found += int(mixed.sum(dtype=np.uint64))
+        return found % 2**64
+
+    def outcome(self, kind: str) -> Outcome:
+        """The copied output's class."""
+        least = _judge.least_error(self.problem, self._x, self._w, kind)
+        return _judge.judge(self.xp, self._parts(), self.problem, kind, least)
+
+    def poisoned_outcome(self) -> Outcome:
+        """The same for an output that was poisoned."""
+        return _judge.judge_poisoned(self.xp, self._parts(), self.problem)
+
+    def output(self) -> Any:
+        """The copied output."""
+        return self._y
+
+    def exact(self, x: Any, w: np.ndarray) -> Any:
+        """The convolution of other inputs, summed in float64, rounded once to float32."""
+        x, w, step = self.xp.asarray(x, np.float32), self.xp.asarray(w), self._step()
+        parts = [self._sums(x[at : at + step], w)[0].astype(np.float32) for at in range(0, len(x), step)]
+        return self.xp.concatenate(parts)
+
+    def _parts(self) -> Iterator[Part]:
+        step = self._step()
+        for at in range(0, self.problem.batch, step):
+            yield Part(self._y[at : at + step], *self._sums(self._x[at : at + step], self._w))
+
+    def _step(self) -> int:
+        """Images per step of the comparison."""
+        p = self.problem
+        outputs = p.output_height * p.output_width
+        return max(
+            1, _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)
+        )
+
+    def _sums(self, x: Any, w: Any) -> tuple[Any, Any]:
+        """The exact convolution, and the sums of |x||w|."""
+        self._require_open()
+        if not self.gpu:
+            return reference.convolve(x, w), reference.magnitude(x, w)
+        p = self.problem
+        exact, size = (self.xp.empty((len(x), *p.y_shape[1:]), np.float64) for _ in range(2))
+        sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
+        _launch("sums", x, w, np.uint64(exact.size), *sizes, exact, size)
+        return exact, size
+
+    def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
+        """64 random bits for each element of x, in steps: the first element's number, and the bits."""
+        seed, size = np.uint64(rng.integers(0, 2**63)), self._x.size
+        for first in range(0, size, _DRAWN):
+            self._require_open()
+            yield first, _mix(_mix(self.xp.arange(first, min(first + _DRAWN, size), dtype=np.uint64)) + seed)
+
+    @staticmethod
+    def _differ(a: Any, b: Any) -> bool:
+        return bool((a.view(np.uint32) != b.view(np.uint32)).any())
+
+    def _wait(self) -> None:
+        """Wait until the harness's work on a GPU is done."""
+        if self.gpu:
+            self.xp.cuda.runtime.deviceSynchronize()
+
+
+def _mix(at: Any) -> Any:
+    """SplitMix64 (Steele, Lea, Flood 2014): an independent number for each, uint64."""
+    at = at + np.uint64(0x9E3779B97F4A7C15)
+    at = (at ^ (at >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    at = (at ^ (at >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return at ^ (at >> np.uint64(31))
+
+
+def _uniform(bits: Any) -> Any:
+    """Numbers in [-1, 1), float32."""
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
+
+
+def _on(device: int) -> Any:
+    """CuPy, with that GPU as the current one."""
+    cp = cuda.cupy()
+    cp.cuda.Device(device).use()
+    return cp
+
+
+@cache
+def _flush_block(device: int | None) -> Any:
+    """One for all buffers of a device: its content does not matter."""
+    return (np if device is None else _on(device)).zeros(_FLUSH_BYTES[device is not None] // 8, np.int64)
+
+
+@cache
+def _module(device: int) -> Any:
+    return cuda.cupy().RawModule(code=KERNELS, options=("--std=c++17",))
+
+
+def _launch(name: str, *arguments: Any) -> None:
+    _module(cuda.cupy().cuda.runtime.getDevice()).get_function(name)(_BLOCKS, _THREADS, arguments)
+
+
+def _workload_seconds() -> float:
+    to = cuda.cupy().empty(_BLOCKS[0] * _THREADS[0], np.float32)
+    seconds, _ = timer.GpuClock("reference workload")(lambda: _launch("reference_workload", to, np.int32(_ROUNDS)))
+    low, high = float(to.min()), float(to.max())
+    if not low == high == _END:
+        raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
+    return seconds
+
+
+@cache
+def _ceilings(device: int) -> roofline.Ceilings:
+    return roofline.measure(device)
+
+
+def roofline_seconds(problem: ConvProblem, device: int, arithmetic: str) -> float:
+    """The problem's roofline on the GPU of that number, with that arithmetic: see ``ece408_op.core.roofline``."""
+    return _ceilings(device).roofline_seconds(problem, arithmetic)
+
+
+#: The most bytes that were ever free on each GPU.
+_most_free: dict[int, int] = {}
+
+
+def check_device(device: int) -> int:
+    """The bytes that are free on the GPU of that number; raises HarnessError where it is not as usable as before.
+
+    Waits a little for the memory of a process that has just been ended.
+    """
+    with cuda.reported(f"GPU {device}"):
+        cp = _on(device)
+        _workload_seconds()
+        cp.get_default_memory_pool().free_all_blocks()
+        free, _ = cp.cuda.runtime.memGetInfo()
+        end = time.monotonic() + _RELEASE_SECONDS
+        while free < _RELEASED * _most_free.get(device, 0) and time.monotonic() < end:
+            time.sleep(0.05)
+            free, _ = cp.cuda.runtime.memGetInfo()
+    _most_free[device] = max(free, _most_free.get(device, 0))
+    return int(free)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _sandbox, _sources
+from . import _hints, _sandbox, _sources
+from ._errors import EndedError
+from ._sandbox import Tools
 from ._spec import LimitsSpec
-from ._worker import EndedError
+from ._tools import CPU_OPTIONS, compiler
 
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
 _CBLAS = re.compile(r"\bcblas_\w+\s*\(")
@@ -32,6 +34,8 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 #: Errors of the compiler that are shown, and characters of a line of code.
 _SHOWN = 12
 _WIDEST = 120
+#: Limits of a tool that reads a library or names.
+_TOOL_BYTES, _TOOL_SECONDS = 1 << 30, 10
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 #: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
@@ -67,15 +71,13 @@ _REPLACED = frozenset(
 
 @dataclass(frozen=True)
 class Built:
-    """A library, and what the compiler said beside errors."""
+    """A library, and what ptxas reports on its kernels."""
 
     library: Path
-    notes: str = ""
+    notes: tuple[_hints.KernelNotes, ...] = ()
 
 
-def build(
-    source: Path, context: str, folder: Path, tools: _sandbox.Tools, limits: LimitsSpec, architecture: str = ""
-) -> Built:
+def build(source: Path, context: str, folder: Path, tools: Tools, limits: LimitsSpec, architecture: str = "") -> Built:
     """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
     folder.chmod(0o755)
     inner = folder / "src"
@@ -90,7 +92,7 @@ def build(
     code = _sources.text(inner)
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
-    _sources.lend(code, tools.headers, folder / "stubs")
+    _sources.add_stubs(code, tools.headers, folder / "stubs")
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
     unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
@@ -106,14 +108,15 @@ def build(
         if ended != "exit 0" and re.search(_UNROLL, text) and _sources.unroll_without_names(inner):
             ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
-            _reject_replaced(target / "submission.so")
-            return Built(target / "submission.so", text)
+            _reject_replaced(target / "submission.so", folder, tools)
+            notes = _hints.kernels(text, lambda names: _readable(names, folder, tools))
+            return Built(target / "submission.so", tuple(notes))
         if ended.startswith("signal"):
             raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
         texts.append(text)
     # The first attempt's errors, unless they are about the language's version.
     first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
-    reason = _not_supported(code, first)
+    reason = not_supported(code, first)
     if reason:
         raise EndedError("unsupported", reason)
     text = errors(first, folder, tools, source.name)
@@ -122,7 +125,7 @@ def build(
     raise EndedError("compile_error", text)
 
 
-def _not_supported(code: str, said: str) -> str | None:
+def not_supported(code: str, said: str) -> str | None:
     """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
     for kind, call in (("texture", r"\btex[123]D\w*\s*\(|cudaBindTexture"), ("surface", r"cudaBindSurface")):
         if re.search(rf"\b{kind}\s*<|{call}", code) and kind in said:
@@ -148,7 +151,7 @@ def _not_supported(code: str, said: str) -> str | None:
     return None
 
 
-def errors(text: str, folder: Path, tools: _sandbox.Tools, name: str) -> str:
+def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
     """The compiler's errors with the student's own file, of that name, and line."""
     text = re.sub(rf"{re.escape(str(folder))}/src/|{re.escape(str(folder))}/", "", text)
     text = text.replace(f"{tools.headers}/", "")
@@ -202,13 +205,13 @@ def _command(
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
     if context == "cpu":
         return [
-            *(_sandbox.compiler("g++"), *_sandbox.CPU_OPTIONS, *options, "-shared", f"-Wl,{_LINK}"),
+            *(compiler("g++"), *CPU_OPTIONS, *options, "-shared", f"-Wl,{_LINK}"),
             *(*common, *last, "-o", str(target), str(unit), "-ldl"),
         ]
-    nvcc = _sandbox.compiler("nvcc")
+    nvcc = compiler("nvcc")
     return [
         *(nvcc, *options, "-O3", "-DNDEBUG=1", "-w", "-shared", "-cudart", "static", "-arch", architecture),
-        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", *last)), "-Xptxas", "-v"),
+        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks", *last)), "-Xptxas", "-v"),
         *("-Xlinker", f"{_LINK},--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
     ]
 
@@ -229,14 +232,14 @@ def _linked(code: str) -> list[str]:
 
 
 def _cublas() -> Path | None:
-    toolkit = Path(_sandbox.compiler("nvcc")).resolve().parent.parent
+    toolkit = Path(compiler("nvcc")).resolve().parent.parent
     places = (home / "lib64" / "libcublas.so" for home in (toolkit, Path("/usr/local/cuda")))
     return next((place for place in places if place.exists()), None)
 
 
 def _driver() -> Path | None:
     """The driver's library, or the toolkit's stand-in for it."""
-    toolkit = Path(_sandbox.compiler("nvcc")).resolve().parent.parent
+    toolkit = Path(compiler("nvcc")).resolve().parent.parent
     stubs = [home / "lib64" / "stubs" / "libcuda.so" for home in (toolkit, Path("/usr/local/cuda"))]
     here = [
         Path(folder) / "libcuda.so.1"
@@ -245,42 +248,35 @@ def _driver() -> Path | None:
     return next((place for place in (*stubs, *here) if place.exists()), None)
 
 
-def _compile(
-    command: list[str], folder: Path, target: Path, tools: _sandbox.Tools, limits: LimitsSpec
-) -> tuple[str, str]:
-    root = folder / "root"
-    root.mkdir(exist_ok=True)
-    log = folder / "compiler.txt"
-    with open(log, "wb") as file:
-        inside = _sandbox.start(
-            tools,
-            command,
-            root=root,
-            limits=_sandbox.Limits(
-                memory=limits.memory_bytes,
-                cpu_seconds=int(limits.build_seconds) + 1,
-                tmp_bytes=512 << 20,
-                processes=512,
-            ),
-            stdout=file,
-            stderr=file,
-            seen=(folder, tools.folder),
-            written=(target,),
-            filtered=False,
-        )
-        on_time = inside.wait_for("ended", limits.build_seconds)
-        code = inside.end()
-    if not on_time:
+def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
+    allowed = _sandbox.Limits(limits.memory_bytes, 0, int(limits.build_seconds) + 1, 64 << 20, 512 << 20, 512)
+    ended, text = _sandbox.run(tools, command, folder, allowed, limits.build_seconds, seen=(folder,), written=(target,))
+    if not ended:
         raise EndedError("timed_out", f"compiling took longer than its limit of {limits.build_seconds:g} s")
-    return code, log.read_text(encoding="utf-8", errors="replace")[:1_000_000]
+    return ended, text
 
 
-def _reject_replaced(library: Path) -> None:
-    nm = shutil.which("nm")
-    if nm is None:
-        return
-    done = subprocess.run([nm, "-D", "--defined-only", str(library)], capture_output=True, text=True, check=False)
-    symbols = [line.split()[-2:] for line in done.stdout.splitlines() if len(line.split()) > 1]
+def _tool(name: str, arguments: Sequence[str], folder: Path, tools: Tools) -> str:
+    """The output of one of the binutils; empty where it is missing, fails or takes too long."""
+    path = shutil.which(name)
+    if path is None or not arguments:
+        return ""
+    limits = _sandbox.Limits(memory=_TOOL_BYTES, cpu_seconds=_TOOL_SECONDS, processes=8)
+    ended, text = _sandbox.run(tools, [path, *arguments], folder, limits, _TOOL_SECONDS, seen=(folder,))
+    return text if ended == "exit 0" else ""
+
+
+def _readable(names: Sequence[str], folder: Path, tools: Tools) -> dict[str, str]:
+    """C++ names as they were written, without their parameters."""
+    shown = _tool("c++filt", names, folder, tools).splitlines()
+    if len(shown) != len(names):
+        return {}
+    return {name: re.sub(r"\(.*\)$", "", text).removeprefix("mxnet::op::") for name, text in zip(names, shown)}
+
+
+def _reject_replaced(library: Path, folder: Path, tools: Tools) -> None:
+    text = _tool("nm", ["-D", "--defined-only", str(library)], folder, tools)
+    symbols = [line.split()[-2:] for line in text.splitlines() if len(line.split()) > 1]
     # Functions: a counter called "times" is nobody's clock.
     replaced = sorted({name.partition("@")[0] for kind, name in symbols if kind in "TWi"} & _REPLACED)
     if replaced:

@@ -8,7 +8,6 @@ import queue
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op.errors import DeviceError
+from ece408_op.runtime import cuda
 
-from . import _build, _hints, _python_side, _sources
-from ._case import BRIEF, FULL, PASSED, PROBE, STOPPED, Case, Plan
+from . import _buffers, _build, _python_side, _sources
+from ._errors import EndedError
+from ._hints import KernelNotes
 from ._networks import KNOWN, LATER, NETS, Net, meant_for, numbers, pointed_to
 from ._real_images import trained
-from ._rounds import Bench, Tried, try_network
+from ._rounds import BRIEF, FULL, PROBE, Bench, try_network
+from ._sandbox import Tools
+from ._spec import Spec
 from ._submission import Submission
-from ._worker import EndedError, Program
+from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
+from ._worker import Program
 
 #: Operations of one run of a network on the CPU without a grader's file: with all runs and networks, a textbook's
 #: seven loops end within 20 seconds.
@@ -34,65 +38,23 @@ ALL_IMAGES = 10000
 _BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, ALL_IMAGES})
 #: The largest of them that gets all runs on the CPU.
 _SMALL = 1000
-#: A further network gets so many seconds a call once one has run out of time.
+#: Once a network has timed out, the others get this many seconds per call.
 _SHORT_SECONDS = 5.0
-_FINAL = ("tampered", "unstable", "compile_error")
-
-
-@dataclass
-class NetResult:
-    """A network tried with so many images."""
-
-    net: Net
-    images: int
-    tried: Tried
-
-    @property
-    def cases(self) -> list[Case]:
-        """Its layers."""
-        return self.tried.cases
-
-    @property
-    def failed(self) -> Case | None:
-        """The layer that speaks against it: one that was tampered with, else the first that is not right."""
-        bad = [case for case in self.cases if case.status not in (PASSED, STOPPED)]
-        return next((case for case in bad if case.status == "tampered"), bad[0] if bad else None)
-
-    @property
-    def status(self) -> str:
-        """Passed, or the failed layer's status."""
-        return PASSED if self.failed is None else self.failed.status
-
-    @property
-    def reason(self) -> str:
-        """The failed layer's reason."""
-        return "" if self.failed is None else self.failed.reason
-
-    def as_data(self) -> dict[str, Any]:
-        """For the record."""
-        data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
-        data["layers"] = layers = [case.as_data() for case in self.cases]
-        if self.status == PASSED and all("seconds" in layer for layer in layers):
-            data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
-            if all(layer["roofline_seconds"] is not None for layer in layers):
-                data["roofline_seconds"] = sum(layer["roofline_seconds"] for layer in layers)
-        data["leaks"] = self.tried.leaks
-        data["accuracy"] = [labels.as_data() for labels in self.tried.labels]
-        return data
+#: A file that fails in one run of five should be caught.
+_GPU_RUNS = 8
 
 
 @dataclass(frozen=True)
 class Grader:
-    """Grades submissions of one context on one device."""
+    """Grades submissions of one context on one machine."""
 
     bench: Bench
     context: str
     architecture: str = ""
     #: The device, in words, for the record.
     device: str = "cpu"
-    #: The numbers of the GPUs that nobody uses; None on the CPU.
+    #: The numbers of the GPUs that are free, and how many there are.
     free: queue.SimpleQueue[int] | None = None
-    #: How many GPUs there are.
     devices: int = 0
 
     def grade(self, submission: Submission) -> dict[str, Any]:
@@ -102,7 +64,7 @@ class Grader:
         record: dict[str, Any] = {"path": _text(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.device, source=_text(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
-        # Whatever comes of it, a record has every key.
+        # Whatever happens, a record has every key.
         record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[])
         record.update(containment={"had": [], "lacks": []}, device_afterwards=None)
         try:
@@ -115,8 +77,8 @@ class Grader:
                 raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")
             else:
                 with tempfile.TemporaryDirectory(prefix="ece408-build-") as name:
-                    program, notes = self._program(submission, Path(name))
-                    record["compiler"] = [asdict(one) for one in _hints.kernels(notes)]
+                    program, notes = self._program(submission, submission.source, Path(name))
+                    record["compiler"] = [asdict(one) for one in notes]
                     self._run_on_a_device(record, program, source)
         except EndedError as ended:
             record["status"], record["reason"] = ended.status, ended.reason
@@ -128,18 +90,17 @@ class Grader:
         record["started"], record["seconds_in_all"] = started, time.time() - started
         return record
 
-    def _program(self, submission: Submission, folder: Path) -> tuple[Program, str]:
-        """What the worker is, made in the folder, and what the compiler said."""
-        source, tools, limits = submission.source, self.bench.tools, self.bench.spec.limits
-        assert source is not None
+    def _program(self, submission: Submission, source: Path, folder: Path) -> tuple[Program, tuple[KernelNotes, ...]]:
+        """The worker's program, made in the folder, and what the compiler reports."""
         if submission.python:
             folder.chmod(0o755)
             _sources.copy(source, folder)
-            return _python_side.program(str(folder / source.name), folder), ""
-        built = _build.build(source, submission.context, folder, tools, limits, self.architecture)
-        runner = tools.gpu_runner if self.bench.gpu else tools.runner
-        seen = (tools.folder, built.library.parent)
-        return Program((str(runner), str(built.library)), seen, folder=f"{folder}/src/"), built.notes
+            return _python_side.program(str(folder / source.name), folder), ()
+        built = _build.build(
+            source, submission.context, folder, self.bench.tools, self.bench.spec.limits, self.architecture
+        )
+        program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/")
+        return replace(program, arithmetic=arithmetic(_sources.text(folder / "src"))), built.notes
 
     def _run_on_a_device(self, record: dict[str, Any], program: Program, source: str) -> None:
         with self._on_a_device() as grader:
@@ -147,7 +108,7 @@ class Grader:
             try:
                 grader._run(record, program, source)
             finally:
-                if bench.check is not None:
+                if bench.check is not None and bench.device is not None:
                     record["device_afterwards"] = {"well": True, "free_bytes": bench.check(bench.device)}
 
     @contextmanager
@@ -163,52 +124,37 @@ class Grader:
             self.free.put(number)
 
     def _run(self, record: dict[str, Any], program: Program, source: str) -> None:
-        spec = self.bench.spec
-        results = self._demanded(program) if spec.demanding else self._by_itself(program, source)
-        passed = [one for one in results if one.status == PASSED]
+        demanded = self.bench.spec.demanding
+        results = self._demanded(program) if demanded else self._by_itself(program, source)
+        verdict, decisive = judge_submission(
+            results, demanded=demanded, pointed=pointed_to(source), meant=meant_for(source)
+        )
+        record.update(asdict(verdict))
         record["networks"] = [one.as_data() for one in results]
         record["images"] = sorted({one.images for one in results})
-        record["printed"] = next((one.tried.printed for one in results if one.tried.printed), "")
-        first = results[0].tried
-        record["containment"] = {"had": sorted(set(first.had)), "lacks": sorted(set(first.lacks))}
-        pointed = pointed_to(source)
-        failed = next((one for one in results if _is_final(one, pointed)), None)
-        if spec.demanding or failed is not None:
-            failed = failed or next((one for one in results if one.status != PASSED), None)
-            good = failed is None
-        else:
-            meant = meant_for(source)
-            good = any(one.net in meant for one in passed) if meant else bool(passed)
-            failed = None if good else results[0] if pointed else _typical(results)
-        if good:
-            record["status"] = "passed"
-            record["precision"] = (
-                "half" if any(one.precision == "half" for p in passed for one in p.cases) else "float32"
-            )
-            record["reason"] = _praise(results, passed)
-            record["can_do"] = {"networks": [one.net.name for one in passed]}
-            record["can_do"]["images"] = self._probe(program, passed)
+        record["printed"] = next((one.printed for one in results if one.printed), "")
+        record["containment"] = {"had": sorted(results[0].had), "lacks": sorted(results[0].lacks)}
+        if verdict.status == PASSED:
+            passed = [one for one in results if one.status == PASSED]
+            record["can_do"] = {"networks": [one.net.name for one in passed], "images": self._probe(program, passed)}
             record["seconds"] = {one.net.name: one.as_data().get("seconds") for one in passed}
-        elif failed is not None:
-            record["status"], record["reason"] = failed.status, f"{failed.net.name}: {failed.reason}"
-        worst = [case.as_data().get("worst") for case in (passed[0].cases if good else failed.cases if failed else [])]
-        record["worst"] = max((one for one in worst if one), key=_error, default=None)
+        runs = [run for layer in decisive.layers for run in layer.runs]
+        record["worst"] = worst(runs).as_data() if runs else None
 
-    def _demanded(self, program: Program) -> list[NetResult]:
+    def _demanded(self, program: Program) -> list[NetworkResult]:
         """Every network with every number of images that the grader's file names."""
         spec = self.bench.spec
-        nets = spec.nets or NETS
         return [
             self._net(program, net, images, spec.limits.run_seconds)
-            for net in nets
+            for net in spec.nets or NETS
             for images in (spec.images or (self._images(net),))
         ]
 
-    def _by_itself(self, program: Program, source: str) -> list[NetResult]:
+    def _by_itself(self, program: Program, source: str) -> list[NetworkResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
         pointed = pointed_to(source)
         order = pointed + [net for net in KNOWN if net not in pointed]
-        results: list[NetResult] = []
+        results: list[NetworkResult] = []
         seconds = self.bench.spec.limits.run_seconds
         for net in order:
             right = any(one.status == PASSED for one in results)
@@ -216,14 +162,13 @@ class Grader:
                 continue
             done = bool(pointed) and right
             results.append(self._net(program, net, self._images(net), seconds, BRIEF if done else FULL))
-            status = results[-1].status
-            if _is_final(results[-1], pointed):
+            if is_final(results[-1], pointed):
                 return results
-            if status == "timed_out":
+            if results[-1].status == "timed_out":
                 seconds = min(seconds, _SHORT_SECONDS)
         if any(one.status == PASSED for one in results):
             return results
-        # It can do none with as many images as it was given: does it hold a number of its own?
+        # It can do none with the images that it was given: does it hold a batch size of its own?
         for images in sorted(_BATCHES & numbers(source)):
             for net in order:
                 if images == self._images(net) or any(one.status == PASSED for one in results):
@@ -234,9 +179,11 @@ class Grader:
                     return results
         return results
 
-    def _net(self, program: Program, net: Net, images: int, seconds: float, plan: Plan = FULL) -> NetResult:
-        pictures = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
-        return NetResult(net, images, try_network(self.bench, program, net.problems(images), seconds, plan, pictures))
+    def _net(
+        self, program: Program, net: Net, images: int, seconds: float, plan: Sequence[str] = FULL
+    ) -> NetworkResult:
+        course_nets = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
+        return try_network(self.bench, program, net, images, seconds, plan, course_nets)
 
     def _images(self, net: Net) -> int:
         if self.context == "gpu":
@@ -244,7 +191,7 @@ class Grader:
         one = sum(problem.flops for problem in net.problems(1))
         return max(1, min(ALL_IMAGES, int(_CPU_FLOPS / one)))
 
-    def _probe(self, program: Program, passed: Sequence[NetResult]) -> dict[str, list[int]]:
+    def _probe(self, program: Program, passed: Sequence[NetworkResult]) -> dict[str, list[int]]:
         """The batch sizes that it can do, of each network that it passed."""
         can = {}
         for one in passed:
@@ -256,19 +203,35 @@ class Grader:
         return {name: sorted(sizes) for name, sizes in can.items()}
 
 
-def _is_final(one: NetResult, pointed: Sequence[Net]) -> bool:
-    """Does this speak against the file, whatever it does on other networks?
+def for_cpu(tools: Tools, rules: Spec, jobs: int = 1) -> Grader:
+    """The grader for this machine's processor; where ``jobs`` submissions share it, repeating a run does not help."""
+    bench = Bench(tools, rules)
+    return Grader(bench if jobs == 1 else replace(bench, repeats=0), "cpu")
 
-    Chance on a network that it is not for says nothing of those that it is for, where its constants tell which.
-    """
-    elsewhere = bool(pointed) and one.net not in pointed
-    return one.status in _FINAL and not (one.status == "unstable" and elsewhere)
+
+def for_gpus(tools: Tools, rules: Spec) -> Grader:
+    """The grader for this machine's GPUs of the first one's kind; raises DeviceError where there is none."""
+    chip = cuda.chip()
+    alike = [number for number in range(cuda.device_count()) if cuda.chip(number) == chip]
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in alike:
+        free.put(number)
+    bench = Bench(
+        *(tools, rules, alike[0]), runs=_GPU_RUNS, roofline=_buffers.roofline_seconds, check=_buffers.check_device
+    )
+    return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name, free, len(alike))
 
 
 def fingerprint(source: str) -> str:
     """A digest of the code without comments and white space: equal for copies, empty where there is no code."""
-    code = re.sub(r"\s+", "", re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL))
+    code = "".join(_sources.without_comments(source).split())
     return hashlib.blake2b(code.encode(), digest_size=16).hexdigest() if code else ""
+
+
+def arithmetic(code: str) -> str:
+    """The arithmetic units that CUDA code names, a key of ``core.roofline.PRODUCTS``."""
+    tensor_cores = re.search(r"\bw?g?mma(_sync|\.sync|_async|::|\.mma)|\bcublas(GemmEx|LtMatmul)\b", code)
+    return "fp32" if tensor_cores is None else "tf32" if "tf32" in code.lower() else "fp16"
 
 
 def read(path: Path | None) -> str:
@@ -281,24 +244,5 @@ def read(path: Path | None) -> str:
 
 
 def _text(path: Path | str) -> str:
-    """A path as text: one may hold bytes that are none."""
+    """A path as text, also where its bytes are none."""
     return str(path).encode(errors="backslashreplace").decode()
-
-
-def _typical(results: Sequence[NetResult]) -> NetResult:
-    """The first of those whose status is the most frequent."""
-    counts = Counter(one.status for one in results)
-    most = counts.most_common(1)[0][1]
-    return next(one for one in results if counts[one.status] == most)
-
-
-def _praise(results: Sequence[NetResult], passed: Sequence[NetResult]) -> str:
-    text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
-    other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
-    if any(one.tried.leaks for one in passed):
-        text += "; it does not free the memory that it takes, and was begun anew when there was none left"
-    return f"{text}; not on {'; '.join(other)}" if other else text
-
-
-def _error(worst: dict[str, Any]) -> float:
-    return float(worst["error_of_bound"])

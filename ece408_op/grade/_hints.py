@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 #: A multiprocessor's registers, and the threads that it holds at most, on every NVIDIA GPU since 2014 but a few.
 _REGISTERS, _THREADS = 65536, 2048
@@ -32,8 +30,8 @@ class KernelNotes:
     constant_bytes: int
 
 
-def kernels(text: str) -> list[KernelNotes]:
-    """The kernels in what ptxas printed with -v."""
+def kernels(text: str, readable: Callable[[Sequence[str]], Mapping[str, str]] = lambda names: {}) -> list[KernelNotes]:
+    """The kernels in what ptxas printed with -v; ``readable`` maps names of the object file to those of the source."""
     found: list[tuple[str, KernelNotes]] = []
     name, stack = "", (0, 0, 0)
     for line in text.splitlines():
@@ -47,7 +45,7 @@ def kernels(text: str) -> list[KernelNotes]:
             found.append((name, KernelNotes(name, registers, stack[1], stack[2], stack[0], shared, constant)))
             name = ""
     found = found[:_MOST]
-    names = _readable([name for name, _ in found])
+    names = readable([name for name, _ in found])
     return [KernelNotes(**{**vars(notes), "name": names.get(name, name)}) for name, notes in found]
 
 
@@ -72,15 +70,3 @@ def lines(notes: Sequence[Mapping[str, Any]]) -> list[str]:
         if threads < _THREADS:
             told.append(f"  so many registers leave room for {threads} of {_THREADS} threads on a multiprocessor")
     return told
-
-
-def _readable(names: Sequence[str]) -> dict[str, str]:
-    """C++ names as they were written, without their parameters; as they are where there is no c++filt."""
-    tool = shutil.which("c++filt")
-    if tool is None or not names:
-        return {}
-    done = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, check=False)
-    shown = done.stdout.splitlines()
-    if len(shown) != len(names):
-        return {}
-    return {name: re.sub(r"\(.*\)$", "", text).removeprefix("mxnet::op::") for name, text in zip(names, shown)}

@@ -1,42 +1,48 @@
-"""Is one output right, and in which precision? Held against float64, scaled by the sum of |x||w|.
+"""Is one output right, and in which precision? It is compared with float64, element by element, on NumPy or CuPy.
 
-Two kinds of data. "real" is x uniform in [-1, 1] and w normal: it tells float32 from half precision. "whole" is
-small integers whose every partial sum float16 holds exactly, so that a file in half precision must get it as
-right as one in float32: a product left out shows there, however coarse the rounding. A third, "picture", is given:
-the test set, whose background is zero. There sums |x||w| vanish beside others that do not, and a convolution by Fourier
-or Winograd transforms, whose errors are small beside the largest of them alone, must not fail.
+Three kinds of data. "real" is x uniform in [-1, 1] and w normal: it tells float32 from half precision. "whole" is small
+integers of which float16 represents every partial sum, so half precision must be exact there too: a missing product
+shows, however coarse the rounding. "picture" is the test set, whose background is zero: there the sum of |x||w|
+vanishes next to large ones, and a convolution by Fourier or Winograd transforms, whose errors are small compared with
+the largest sum only, must not fail.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ece408_op.core import reference
-from ece408_op.core.check import Comparison, compare
 from ece408_op.core.kernel import float32_bound
-from ece408_op.kernels.cpu import loops
 from ece408_op.problem import ConvProblem
+
+from ._verdict import FLOAT32, HALF, WRONG, Outcome
 
 #: The kinds of data.
 WHOLE, REAL, PICTURE = "whole", "real", "picture"
-#: Verdicts on one output.
-FLOAT32, HALF, WRONG = "float32", "half", "wrong"
 
 EPS16 = 2.0**-11
 """Half a unit in the last place of 1.0 in float16."""
 
-#: What outputs hold before the run that looks for elements never written: no whole number.
-PATTERN = 4096.5
-NEAR = 0.25
-"""How far from an integer an element may be and count as that integer."""
+#: What a poisoned output holds before the call: no whole number.
+POISON = 4096.5
+#: How far from an integer an element may be and count as that integer.
+_NEAR = 0.25
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+class Part(NamedTuple):
+    """Some images of an output: ``y``, the exact sums, the sums of |x||w|, all (B, M, OH, OW), y float32."""
+
+    y: Any
+    exact: Any
+    size: Any
 
 
 def half_bound(problem: ConvProblem) -> float:
-    """The largest |y - exact| of a sum of n products in float16, as a share of sum |x||w|.
+    """The largest |y - exact| of a sum of n products in float16, as a share of the sum of |x||w|.
 
     Both factors are rounded, and each of n sums; the errors of the sums grow with the root of n (Higham and
     Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019), here with a factor of 2.
@@ -44,86 +50,83 @@ def half_bound(problem: ConvProblem) -> float:
     return 2 * EPS16 * (2 + math.sqrt(problem.products))
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One output: its class, and the comparison behind it."""
-
-    verdict: str
-    comparison: Comparison
-
-
-def judge(y: np.ndarray, x: np.ndarray, w: np.ndarray, kind: str) -> Judged:
-    """The class of y, (B, M, OH, OW), the output for x, (B, C, H, W), and w, (M, C, K, K)."""
-    # Of the kernel only its error bound is asked for: that of any float32 sum.
-    problem = ConvProblem.from_shapes(x.shape, w.shape)
-    return classify(compare(y, x, w, loops.KERNEL, least=least_error(problem, x, w, kind)), problem, kind)
-
-
 def least_error(problem: ConvProblem, x: Any, w: Any, kind: str) -> float:
-    """The error that passes wherever it is, beside the bound: of pictures float32's for the largest |x||w| there is."""
+    """The error that passes at any element: for pictures float32's for the largest |x||w|."""
+    least = problem.products * _SMALLEST
     if kind != PICTURE:
-        return 0.0
+        return least
     largest = problem.products * math.prod(max(float(one.max()), -float(one.min())) for one in (x, w))
-    return float32_bound(problem) * largest if math.isfinite(largest) else 0.0
+    return least + (float32_bound(problem) * largest if math.isfinite(largest) else 0.0)
 
 
-def classify(found: Comparison, problem: ConvProblem, kind: str) -> Judged:
-    """The class that a comparison with float32's bound means."""
-    if found.passed:
-        return Judged(FLOAT32, found)
-    if kind != WHOLE and math.isfinite(found.worst) and found.scaled <= half_bound(problem):
-        return Judged(HALF, found)
-    return Judged(WRONG, found)
+def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, least: float) -> Outcome:
+    """The class of an output that comes in parts of whole images; ``xp`` is numpy or cupy."""
+    bound = float32_bound(problem)
+    share, scaled, at, images = -1.0, 0.0, (0, 0.0, 0.0), 0
+    where = xp.zeros(problem.y_shape[2:], np.int64)
+    for part in parts:
+        error = xp.abs(part.y - part.exact)
+        finite = xp.isfinite(part.y)
+        shares = xp.where(finite, error / (bound * part.size + least), xp.inf)
+        # Where nothing is added up, no precision excuses an error.
+        alone = xp.where(error > least, xp.inf, 0.0)
+        ratios = xp.where(part.size > 0, error / xp.maximum(part.size, _SMALLEST**2), alone)
+        scaled = max(scaled, float(xp.where(finite, ratios, 0.0).max()))
+        where += (shares > 1).sum(axis=(0, 1))
+        worst = int(shares.argmax())
+        if float(shares.ravel()[worst]) > share:
+            share = float(shares.ravel()[worst])
+            at = (images * part.y[0].size + worst, float(part.y.ravel()[worst]), float(part.exact.ravel()[worst]))
+        images += len(part.y)
+    wrong = int(where.sum())
+    precision = FLOAT32 if wrong == 0 else WRONG
+    if wrong and kind != WHOLE and math.isfinite(share) and scaled <= half_bound(problem):
+        precision = HALF
+    return _outcome(problem, precision, share, scaled, at, where)
 
 
-def describe(judged: Judged, problem: ConvProblem) -> str:
-    """What differs where, in words."""
-    found = judged.comparison
-    text = (
-        f"{found.wrong} of {found.compared} elements differ ({100 * found.wrong / max(1, found.compared):.3g} %), "
-        f"worst y{list(found.index)}: got {found.got:.7g}, expected {found.expected:.7g}"
-    )
-    return f"{text} ({problem})"
+def judge_poisoned(xp: Any, parts: Iterable[Part], problem: ConvProblem) -> Outcome:
+    """The class of an output that held POISON; x and w are whole, so each sum is an integer.
 
-
-def draw(problem: ConvProblem, kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Fresh x and w, float32."""
-    if kind == REAL:
-        x = rng.random(problem.x_shape, np.float32) * 2 - 1
-        w = rng.standard_normal(problem.w_shape, np.float32)
-        return x, w
-    # Up to 1000 products of at most 2 stay below 2048, up to which float16 holds every integer.
-    values = np.array([-2, -1, 1, 2] if problem.products <= 1000 else [-1, 1], np.float32)
-    x = values[rng.integers(0, len(values), problem.x_shape, np.uint8)]
-    w = np.array([-1, 1], np.float32)[rng.integers(0, 2, problem.w_shape, np.uint8)]
-    return x, w
-
-
-@dataclass(frozen=True)
-class Traces:
-    """What became of the elements of an output that held PATTERN: counts.
-
-    ``skipped`` were left as they were though their sum is not zero, ``still`` are those whose sum is zero: writing
-    nothing and adding zero look alike there.
+    Each element must be the sum, or POISON plus the sum if the file adds to the output. Where the sum is zero, writing
+    nothing and adding zero look alike.
     """
+    unwritten = written = accumulated = images = 0
+    share, at = 0.0, (0, 0.0, 0.0)
+    where = xp.zeros(problem.y_shape[2:], np.int64)
+    for part in parts:
+        left = part.y == np.float32(POISON)
+        error = xp.abs(part.y - part.exact)
+        is_written = error < _NEAR
+        is_accumulated = ~left & (xp.abs(part.y - part.exact - POISON) < _NEAR)
+        skipped = left & (xp.abs(part.exact) >= _NEAR)
+        bad = skipped | ~(left | is_written | is_accumulated)
+        if bool(bad.any()) and not share:
+            worst = int(bad.argmax())
+            got, expected = float(part.y.ravel()[worst]), float(part.exact.ravel()[worst])
+            at, share = (images * part.y[0].size + worst, got, expected), math.inf
+        unwritten += int(skipped.sum())
+        written += int(is_written.sum())
+        accumulated += int(is_accumulated.sum())
+        where += bad.sum(axis=(0, 1))
+        images += len(part.y)
+    counts = {"unwritten": unwritten, "accumulates": accumulated > written}
+    return _outcome(problem, WRONG if share else FLOAT32, share, share, at, where, **counts)
 
-    written: int
-    accumulated: int
-    skipped: int
-    still: int
-    other: int
 
-
-def traces(y: np.ndarray, x: np.ndarray, w: np.ndarray) -> Traces:
-    """Look for elements never written; x and w are whole, so that each sum is an integer."""
-    counts = np.zeros(5, np.int64)
-    step = max(1, (32 << 20) // max(1, 8 * w[0].size * y[0, 0].size))
-    for first in range(0, len(y), step):
-        part = y[first : first + step]
-        expected = reference.convolve(x[first : first + step], w)
-        left, zero = part == np.float32(PATTERN), np.abs(expected) < NEAR
-        written = np.abs(part - expected) < NEAR
-        accumulated = ~left & (np.abs(part - expected - PATTERN) < NEAR)
-        kinds = (written, accumulated, left & ~zero, left & zero, ~(left | written | accumulated))
-        counts += [int(kind.sum()) for kind in kinds]
-    return Traces(*map(int, counts))
+def _outcome(
+    problem: ConvProblem,
+    precision: str,
+    share: float,
+    scaled: float,
+    at: tuple[int, float, float],
+    where: Any,
+    **more: Any,
+) -> Outcome:
+    """``at`` is the worst element's number, its value and the exact one; ``where`` counts wrong elements by place."""
+    index = tuple(int(i) for i in np.unravel_index(at[0], problem.y_shape))
+    counts, each = where.tolist(), problem.batch * problem.filters
+    wrong, compared = sum(map(sum, counts)), math.prod(problem.y_shape)
+    if wrong and precision == WRONG:
+        more["wrong_map"] = tuple("".join(str(-(-9 * n // each)) if n else "." for n in row) for row in counts)
+    return Outcome(precision, share, scaled, index, at[1], at[2], wrong, compared, **more)

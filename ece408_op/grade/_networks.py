@@ -8,6 +8,8 @@ from math import prod
 
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 
+from ._sources import without_comments
+
 #: channels, height, width, filters, kernel
 Layer = tuple[int, int, int, int, int]
 
@@ -36,6 +38,9 @@ LATER = (
     Net("2019fa", ((1, 70, 70, 12, 5), (12, 33, 33, 24, 5))),
 )
 KNOWN = NETS + LATER
+#: The course's terms.
+TERMS = {"2017": "2017 fall", "2018sp": "2018 spring", "2018fa": "2018 fall", "2019sp": "2019 spring"}
+TERMS["2019fa"] = "2019 fall"
 
 #: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
 _COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
@@ -45,17 +50,16 @@ _PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?: {0,4}\* {0,4}\d{1,9}){1,7}(?![\w.])
 #: A name and the number that it stands for. A block's width may be any size less a kernel's: it points nowhere.
 _NAMED = re.compile(r"\b([A-Za-z_]\w{0,80})[ \t]{0,8}=?[ \t]{0,8}\d{1,9}\b")
 _WIDTH = re.compile(r"TILE|BLOCK|BATCH|STREAM", re.IGNORECASE)
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def numbers(source: str) -> set[int]:
     """The whole numbers that a C++ file's code holds, comments left out."""
-    return {int(text) for text in _NUMBER.findall(_COMMENT.sub(" ", source))}
+    return {int(text) for text in _NUMBER.findall(without_comments(source))}
 
 
 def sizes_in(source: str) -> set[int]:
     """The numbers that may be sizes of a layer: without the widths of blocks, with products such as 24 * 12 * 7 * 7."""
-    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], _COMMENT.sub(" ", source))
+    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], without_comments(source))
     found = numbers(code)
     for chain in _PRODUCT.findall(code):
         factors = [int(factor) for factor in chain.split("*")]

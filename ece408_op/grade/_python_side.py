@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import site
 import sys
+import sysconfig
 from pathlib import Path
 
 from ece408_op import kernels
+from ece408_op.core import dispatch
 from ece408_op.kernels import KERNELS
 
 from ._worker import Program
 
-_WORKER = Path(__file__).with_name("python_worker.py")
-_PACKAGE = _WORKER.parents[1]
 #: What of a checkout belongs to the package.
 _PARTS = ("ece408_op", "kernels", "models", "data")
 
@@ -34,16 +35,18 @@ def device_of(text: str) -> str:
 
 
 def program(what: str, folder: Path | None = None) -> Program:
-    """The worker for a kernel's name, or for the file in ``folder``: it sees Python and this package."""
-    paths = [path for path in sys.path if path and Path(path).is_dir()]
-    root = _PACKAGE.parent
-    seen = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in paths if Path(path) != root)}
+    """The worker's program for a kernel's name, or for the file in ``folder``: it sees Python and this package."""
+    root = Path(__file__).resolve().parents[2]
+    # Of sys.path only Python's own folders: the caller's may hold a class and the grader's file.
+    own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    own |= set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) - {""}
+    paths = [str(root), *(path for path in sys.path if path in own or path.endswith("lib-dynload"))]
+    seen = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in paths[1:])}
     seen |= {root / part for part in _PARTS if (root / part).is_dir()}
-    if str(root) not in paths:
-        paths.insert(0, str(root))
-    command = (sys.executable, "-I", "-B", str(_WORKER), os.pathsep.join(paths), what)
     inner = () if folder is None else (folder,)
-    return Program(command, (*sorted(_outermost(seen)), *inner), hidden=False, folder=f"{folder}/" if folder else "")
+    arithmetic = "fp32" if folder else dispatch.find(what).arithmetic
+    shown = f"{folder}/" if folder else ""
+    return Program(what, (*sorted(_outermost(seen)), *inner), tuple(paths), shown, arithmetic)
 
 
 def _outermost(paths: set[Path]) -> set[Path]:

@@ -1,4 +1,4 @@
-"""What a grader's other tools read: JUnit XML, Gradescope's results.json, the leaderboard as CSV and as a page."""
+"""The reports on a class: pages and texts by Jinja2's templates, JUnit XML, Gradescope's results.json, CSV."""
 
 from __future__ import annotations
 
@@ -7,42 +7,192 @@ import hashlib
 import io
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from html import escape
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import output_folder_problem, replacing
+from ece408_op.runtime.install_hint import command
 
-from . import _plot, _student
+from . import _hints
+from ._errors import SpecError
+from ._networks import TERMS
 from ._ranking import Place, name_of, rank
 from ._spec import RankingSpec
 
 #: What XML 1.0 cannot hold, even escaped.
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+#: Status to its meaning, and what the author does next.
+MEANINGS = {
+    "passed": ("Every output of every run was right.", ""),
+    "wrong": (
+        "It ran, and its output is not the convolution.",
+        "Compute the worst element by hand for small sizes, and compare each product.",
+    ),
+    "compile_error": ("It does not compile.", "Correct the first error above; later ones often follow from it."),
+    "crashed": (
+        "It ended before its work was done.",
+        "Check array bounds and CUDA's return codes; run it under compute-sanitizer or -fsanitize=address.",
+    ),
+    "timed_out": ("It took longer than its limit.", "Look for a loop that does not end, or one over all images."),
+    "out_of_bounds": (
+        "It touched memory outside the arrays that it was given.",
+        "Compare each loop's end with H - K + 1 and W - K + 1, and guard the threads beyond them.",
+    ),
+    "unstable": (
+        "Some runs were right and others were not.",
+        "Look for a missing __syncthreads(), a data race, or memory that is read before it is written.",
+    ),
+    "tampered": ("It did what no convolution needs: see the reason.", "Write to y only, within forward."),
+    "unsupported": ("It cannot be graded here: see the reason.", ""),
+}
+
+
+def problem(folder: Path | None) -> str | None:
+    """Why reports could not be written into that folder; None where they could."""
+    if folder is not None:
+        _templates()
+    return output_folder_problem(folder)
 
 
 def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpec) -> None:
-    """Write every report into the folder: a page, a text and a results.json for each submission, and the class's."""
+    """Write every report into the folder: a page, a text and a results.json per submission, and the class's."""
     places = rank(records, rules)
-    best = {place.network: place.seconds for place in reversed(places) if place.place == 1}
+    pages = {}
     for record in records:
         # The same submission gets the same name in a later run, whoever came or went.
         mark = hashlib.blake2b(record["path"].encode(errors="surrogateescape"), digest_size=4).hexdigest()
         name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}-{mark}"
-        _put(folder / "students" / f"{name}.txt", _student.text(record, best))
-        _put(folder / "students" / f"{name}.html", _student.page(record, best))
+        pages[record["path"]] = f"students/{name}.html"
+        shown = student(record, records)
+        _put(folder / "students" / f"{name}.txt", render("student.txt", shown))
+        _put(folder / "students" / f"{name}.html", render("student.html", shown))
         _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, places), indent=1))
     _put(folder / "junit.xml", junit(records))
-    _put(folder / "leaderboard.csv", leaderboard_csv(places))
+    _put(folder / "leaderboard.csv", _csv([one.name for one in fields(Place)], [asdict(place) for place in places]))
     _put(folder / "duplicates.csv", duplicates_csv(records))
-    _put(folder / "leaderboard.html", leaderboard_page(places, records))
+    _put(folder / "leaderboard.html", render("leaderboard.html", leaderboard(places, records, pages)))
+
+
+def render(template: str, shown: Mapping[str, Any]) -> str:
+    """A template of this folder, filled in."""
+    return str(_templates().get_template(f"{template}.j2").render(shown))
+
+
+@cache
+def _templates() -> Any:
+    try:
+        jinja2 = import_module("jinja2")
+    except ImportError as error:
+        raise SpecError(f"--reports: expected Jinja2, got {error}; {command('report')}") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(ms=_ms, share=_share)
+    return environment
+
+
+def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """What a student's report shows; ``records`` are the class's, whose times are compared."""
+    meaning, next_step = MEANINGS[record["status"]]
+    networks = record.get("networks", [])
+    if record["status"] == "passed" and any(one["status"] != "passed" for one in networks):
+        meaning = "It is right where it has to be; what else was tried stands below."
+    shown = [_network(one, records) for one in networks]
+    maps = [layer["wrong_map"] for one in networks for layer in one["layers"] if layer.get("wrong_map")]
+    can_do = record.get("can_do") or {"images": {}}
+    return {
+        **{key: record[key] for key in ("path", "status", "reason", "precision")},
+        **{"meaning": meaning, "next_step": next_step, "networks": shown, "worst": _worst(record.get("worst"))},
+        "map": maps[0] if maps and record["status"] != "passed" else [],
+        "bars": any(layer["bar"] for one in shown for layer in one["layers"]),
+        "can_do": "; ".join(f"{net} {', '.join(map(str, done))}" for net, done in can_do["images"].items()),
+        "compiler": _hints.lines(record.get("compiler") or []),
+        "printed": record.get("printed", "")[:2000],
+    }
+
+
+def _worst(worst: Mapping[str, Any] | None) -> str:
+    if not worst:
+        return ""
+    text = f"y{worst['index']}: got {worst['got']}, expected {worst['expected']}"
+    if isinstance(worst["error_of_bound"], float):
+        text += f" ({worst['error_of_bound']:.3g} of the error that float32 may make)"
+    return f"{text}; {worst['wrong']} of {worst['compared']} elements of that run are wrong"
+
+
+def _network(network: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A network of a record, with its layers as the templates show them."""
+    others = [one for other in records for one in other.get("networks", []) if name_of(one) == name_of(network)]
+    others = [one for one in others if one["status"] == "passed" and "seconds" in one]
+    term = TERMS.get(network["network"], network["network"])
+    shown = dict(network, name=term, layers=[], summary="", accuracy=[])
+    for number, layer in enumerate(network["layers"]):
+        channels, height, width, filters, kernel = layer["layer"]
+        size = f"{channels} x {height} x {width}, {filters} filters of {kernel} x {kernel}"
+        name = f"{term}, layer {number + 1}: {size}"
+        medians = [one["layers"][number]["seconds"]["median"] for one in others]
+        shown["layers"].append(dict(layer, name=name, times=_times(layer), bar=_bar(layer, medians)))
+        shown["layers"][-1].setdefault("seconds", None)
+    if "seconds" in network:
+        texts = [f"Sum of the layers: {_ms(network['seconds'])} ms"]
+        if others:
+            best = min(one["seconds"] for one in others)
+            texts.append(f"{network['seconds'] / best:.2f} times the fastest of the class")
+        if network.get("roofline_seconds"):
+            texts.append(f"{network['seconds'] / network['roofline_seconds']:.2f} times the roofline of this device")
+        shown["summary"] = ", ".join(texts)
+    for one in network.get("accuracy", []):
+        shown["accuracy"].append(
+            f"{one['model']}: {100 * one['accuracy']:.2f} % of {one['images']} images right ({one['source']}), "
+            f"{100 * one['agreement']:.2f} % labelled as by exact convolutions"
+        )
+    return shown
+
+
+def _times(layer: Mapping[str, Any]) -> str:
+    if "seconds" not in layer:
+        return ""
+    seconds, disturbed = layer["seconds"], sum(run.get("disturbed", False) for run in layer["runs"])
+    return (
+        f"{_ms(seconds['median'])} ms "
+        f"({seconds['count']} runs, {_ms(seconds['fastest'])} to {_ms(seconds['slowest'])}; "
+        f"first call {_ms(layer['first_call_seconds'])}{f'; {disturbed} disturbed' if disturbed else ''})"
+    )
+
+
+def _bar(layer: Mapping[str, Any], medians: Sequence[float]) -> dict[str, Any]:
+    """A layer's time, the class's quartiles and the roofline, in percent of the bar's width."""
+    if "seconds" not in layer:
+        return {}
+    low, _, high = statistics.quantiles(medians, n=4, method="inclusive") if len(medians) > 1 else (0.0, 0.0, 0.0)
+    own, roofline = layer["seconds"]["median"], layer.get("roofline_seconds") or 0.0
+    full = max(own, high, roofline)
+    left = _share(low, full)
+    quartiles = (left, max(1.0, _share(high, full) - left)) if high else ()
+    return {"time": _share(own, full), "quartiles": quartiles, "roofline": _share(roofline, full) if roofline else 0}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f}"
+
+
+def _share(part: float, full: float) -> float:
+    """Percent."""
+    return round(100 * min(1.0, part / full), 1) if full > 0 else 0.0
 
 
 def junit(records: Sequence[Mapping[str, Any]]) -> str:
-    """JUnit's XML, a test case for each submission."""
+    """JUnit's XML, a test case per submission."""
     failed = sum(record["status"] not in ("passed", "unsupported") for record in records)
     skipped = sum(record["status"] == "unsupported" for record in records)
     counts = {"tests": str(len(records)), "failures": str(failed), "skipped": str(skipped)}
@@ -69,13 +219,13 @@ def gradescope(record: Mapping[str, Any], places: Sequence[Place]) -> dict[str, 
             "output": "\n".join(filter(None, (layer["reason"] for layer in network["layers"]))) or network["status"],
         }
         for network in record.get("networks", [])
-        # What a submission that passed need not do is told in the text.
+        # The text names the networks that a submission that passed need not do.
         if not passed or network["status"] == "passed"
     ]
     own = [place for place in places if place.path == record["path"]]
     return {
         "score": 100.0 if passed else 0.0,
-        "output": _student.text(record),
+        "output": render("student.txt", student(record)),
         "output_format": "text",
         "execution_time": record.get("seconds_in_all", 0.0),
         "tests": tests,
@@ -83,11 +233,6 @@ def gradescope(record: Mapping[str, Any], places: Sequence[Place]) -> dict[str, 
             {"name": f"{place.network} (ms)", "value": round(1e3 * place.seconds, 4), "order": "asc"} for place in own
         ],
     }
-
-
-def leaderboard_csv(places: Sequence[Place]) -> str:
-    """One line for each place."""
-    return _csv([one.name for one in fields(Place)], [asdict(place) for place in places])
 
 
 def duplicates_csv(records: Sequence[Mapping[str, Any]]) -> str:
@@ -107,53 +252,43 @@ def _code(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _csv(columns: list[str], rows: Sequence[dict[str, Any]]) -> str:
-    held = io.StringIO()
-    writer = csv.DictWriter(held, columns, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         # A spreadsheet takes a cell that begins so for a formula.
         path = row["path"]
         writer.writerow({**row, "path": f"'{path}" if path[:1] in "=+-@\t\r" else path})
-    return held.getvalue()
+    return text.getvalue()
 
 
-def leaderboard_page(places: Sequence[Place], records: Sequence[Mapping[str, Any]]) -> str:
-    """The places and a plot of the class on one HTML page that needs nothing beside it."""
-    counts = {status: sum(record["status"] == status for record in records) for status in _student.MEANINGS}
-    parts = ['<!doctype html><meta charset="utf-8"><title>Leaderboard</title>', "<h1>Leaderboard</h1>"]
-    parts.append(f"<p>{escape(', '.join(f'{count} {status}' for status, count in counts.items() if count))}</p>")
+def leaderboard(
+    places: Sequence[Place], records: Sequence[Mapping[str, Any]], pages: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the class's page shows: places, bars of their times, and everyone with a link to their page."""
+    counts = {status: sum(record["status"] == status for record in records) for status in MEANINGS}
     ranked = {place.path for place in places}
-    disturbed = sum(record["path"] in ranked and _disturbed(record) for record in records)
-    if disturbed:
-        parts.append(
-            f"<p>Other programs disturbed timed runs of {disturbed} of the {len(ranked)} ranked here: with fewer at a "
-            "time (--jobs 1) the times are steadier.</p>"
-        )
-    for network in dict.fromkeys(place.network for place in places):
-        own = [place for place in places if place.network == network]
-        picture = _plot.svg(own, _floor(network, records)) or "<p>The plot needs matplotlib: the extra report.</p>"
-        parts += [f"<h2>{escape(network)}</h2>", picture, "<table border='1'><tr><th>place</th><th>submission</th>"]
-        parts.append("<th>precision</th><th>ms</th><th>fastest to slowest</th><th>points</th><th>robust</th></tr>")
-        for place in own:
-            cells = (
-                *(place.place, place.path, place.precision, f"{1e3 * place.seconds:.3f}"),
-                f"{1e3 * place.fastest:.3f} to {1e3 * place.slowest:.3f}",
-                *(f"{place.points:.1f}", f"{place.robust_points:.1f}"),
-            )
-            parts.append("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
-        parts.append("</table>")
-    return "\n".join(parts) + "\n"
+    networks = []
+    for name in dict.fromkeys(place.network for place in places):
+        own = [place for place in places if place.network == name]
+        rooflines = [
+            one["roofline_seconds"]
+            for record in records
+            for one in record.get("networks", [])
+            if name_of(one) == name and one.get("roofline_seconds")
+        ]
+        slowest = max(place.seconds for place in own)
+        networks.append({"name": name, "places": own, "slowest": slowest, "roofline": min(rooflines, default=0)})
+    return {
+        "counts": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
+        "disturbed": sum(record["path"] in ranked and _disturbed(record) for record in records),
+        **{"ranked": len(ranked), "networks": networks, "records": records, "pages": pages},
+    }
 
 
 def _disturbed(record: Mapping[str, Any]) -> bool:
     layers = [layer for network in record.get("networks", []) for layer in network["layers"]]
     return record.get("context") != "gpu" and any(run.get("disturbed") for layer in layers for run in layer["runs"])
-
-
-def _floor(name: str, records: Sequence[Mapping[str, Any]]) -> float | None:
-    """The least seconds that a ranked network could take, where a record says it."""
-    networks = [network for record in records for network in record.get("networks", []) if name_of(network) == name]
-    return next((network["roofline_seconds"] for network in networks if network.get("roofline_seconds")), None)
 
 
 def _put(path: Path, text: str) -> None:

@@ -1,60 +1,51 @@
-"""Start a program under the supervisor (native/sandbox.cpp): with limits, and with little of this machine in sight."""
+"""Start a program in a sandbox: bubblewrap's namespaces, a supervisor (native/supervisor.cpp) as process 1, limits.
+
+With ``--unsafe`` there are no namespaces: the supervisor is an ordinary process, and the limits and the filter are all.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
-import platform
+import resource
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ._errors import HarnessError
+from . import _seccomp
+from ._errors import HarnessError, StoppedError
 
-NATIVE = Path(__file__).with_name("native")
-HEADERS = Path(__file__).with_name("headers")
-#: How submissions for the CPU are compiled: as MXNet was (assert() does nothing), and for C++11's successor, since
-#: many need it.
-CPU_OPTIONS = (
-    "-std=c++14",
-    "-O3",
-    "-DNDEBUG=1",
-    "-w",
-    "-fPIC",
-    "-fopenmp",
-    *(("-msse3",) if platform.machine() == "x86_64" else ()),
-)
-#: What every program needs to see: the system's libraries and compilers, and harmless devices.
-_SEEN = (
+#: What every program sees: the system's libraries and compilers, and harmless devices.
+_SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/opt", "/etc/ld.so.cache", "/etc/ld.so.conf"),
     *("/etc/ld.so.conf.d", "/etc/alternatives", "/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random"),
 )
-#: What a program on the GPU needs to see beside.
-_DRIVER = tuple(map(Path, [*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced"]))
-#: On a GPU a call may take less time than a sleeping process to wake up: the keeper stays awake between two commands.
+#: What a program on the GPU sees in addition.
+_DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
+#: A call on a GPU may take less time than a sleeping process to wake up: the supervisor polls between two commands.
 _SPIN_MILLISECONDS = 5
-#: What is left of a memory limit without a cgroup, on the CPU and on the GPU.
 _MEMORY = {False: "memory is limited by address space", True: "the worker's memory has no limit"}
-#: The user that submissions run as where the harness was started as root: one that nobody is.
-_UID = 64000
+#: Users that submissions run as where the harness runs as root; each program has one that no other process has.
+_FIRST_UID, _UIDS = 64000, 1000
+#: Bytes of a tool's output that are read, and characters per line.
+_MOST_OUTPUT, _LONGEST_LINE = 1 << 20, 4000
+_HELP = "; --unsafe grades without a sandbox"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes, seconds and numbers; 0 is no limit."""
+    """Bytes, seconds and counts; 0 is no limit. ``reserved`` is address space that holds no memory."""
 
     memory: int = 0
-    #: Address space that holds no memory.
     reserved: int = 0
     cpu_seconds: int = 0
     file_bytes: int = 64 << 20
@@ -63,24 +54,26 @@ class Limits:
 
 
 @dataclass
-class Inside:
-    """A started program. ``had`` and ``lacks`` say which means of containment this system gave."""
+class Process:
+    """A started program. ``had`` and ``lacks`` name the means of containment that this system gave, and did not."""
 
     process: subprocess.Popen
     control: socket.socket
     cgroup: Path | None
+    user: socket.socket | None
     had: list[str] = field(default_factory=list)
     lacks: list[str] = field(default_factory=list)
     #: "exit 0", "signal 11" and the like, once the program has ended.
     ended: str | None = None
-    #: Did it run on by itself while it was to stand still?
+    #: Did it run while it was stopped?
     woke: bool = False
-    #: Those that it is one of until it has ended.
-    running: Running | None = None
+    failed: str = ""
+    #: The processes that it is one of until it has ended.
+    running: Processes | None = None
     _rest: str = ""
 
     def wait_for(self, word: str, seconds: float) -> bool:
-        """Read the keeper's reports until that word or the end; False where neither came in time."""
+        """Read the supervisor's reports until that word or the end; False where neither came in time."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             while "\n" in self._rest:
@@ -99,6 +92,13 @@ class Inside:
             self._rest += data.decode(errors="replace")
         return word == "ended"
 
+    def begin(self) -> None:
+        """Let the supervisor start the program, in the cgroup if there is one."""
+        if self.wait_for("ready", 30.0) and self.cgroup is not None:
+            for pid in self._pids():
+                (self.cgroup / "cgroup.procs").write_text(str(pid))
+        self._send(b"b")
+
     def stop(self, seconds: float = 5.0) -> bool:
         """Stop every process inside; False where the program has ended."""
         self._send(b"s")
@@ -109,11 +109,11 @@ class Inside:
         self._send(b"g")
 
     def kill(self) -> None:
-        """Kill everything inside, and wait for nothing; any thread may."""
+        """Kill everything inside without waiting; any thread may call this."""
         self._send(b"k")
 
     def end(self, seconds: float = 10.0) -> str:
-        """Kill everything inside and say how the program had ended: "exit N", "signal N" or "lost"."""
+        """Kill everything inside and return how the program had ended: "exit N", "signal N" or "lost"."""
         self.kill()
         self.wait_for("ended", seconds)
         if self.running is not None:
@@ -126,19 +126,23 @@ class Inside:
             self.process.wait()
         if self.cgroup is not None:
             _remove(self.cgroup)
+        if self.user is not None:
+            self.user.close()
         return self.ended or "lost"
 
     def data_bytes(self) -> int:
-        """Bytes that the innermost process may write to and shares with none; 0 where the system does not tell."""
-        pid, pages = self.process.pid, 0
+        """Bytes that the program may write to and shares with no other; 0 where the system does not say."""
         with suppress(OSError, ValueError, IndexError):
-            while True:
-                children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-                if not children:
-                    break
-                pid = int(children[0])
-            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[5])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+            return int(Path(f"/proc/{self._pids()[-1]}/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def _pids(self) -> list[int]:
+        """bubblewrap, the supervisor and the program, as far as they run."""
+        pids = [self.process.pid]
+        with suppress(OSError):
+            while children := Path(f"/proc/{pids[-1]}/task/{pids[-1]}/children").read_text().split():
+                pids.append(int(children[0]))
+        return pids
 
     def _send(self, command: bytes) -> None:
         try:
@@ -148,188 +152,238 @@ class Inside:
 
     def _take(self, line: str) -> None:
         kind, _, rest = line.partition(" ")
-        if kind == "had":
-            self.had.append(rest)
-        elif kind == "lacks":
-            self.lacks.append(rest)
-        elif kind in ("exit", "signal"):
+        if kind in ("exit", "signal"):
             self.ended = line
+        elif kind == "failed":
+            self.failed = rest
         elif kind == "woke":
             self.woke = True
 
 
-class Running:
-    """The programs that run, so that whoever gives up can end them all; safe for threads."""
+class Processes:
+    """The programs that run, so that an interrupted harness can end them all; safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._those: list[Inside] = []
+        self._all: list[Process] = []
         self._closed = False
 
-    def add(self, inside: Inside) -> None:
-        """One more; killed at once where all have been ended."""
+    def add(self, process: Process) -> None:
+        """Add one; it is killed at once where all have been ended."""
         with self._lock:
-            inside.running = self
-            self._those.append(inside)
+            process.running = self
+            self._all.append(process)
             if self._closed:
-                inside.kill()
+                process.kill()
 
-    def remove(self, inside: Inside) -> None:
-        """One that has ended: its control socket may be closed now."""
+    def remove(self, process: Process) -> None:
+        """Remove one that has ended, before its control socket is closed."""
         with self._lock:
-            self._those = [one for one in self._those if one is not inside]
+            self._all = [one for one in self._all if one is not process]
 
     def require_open(self) -> None:
-        """Raise HarnessError where all have been ended."""
+        """Raise StoppedError where all have been ended; long computations of the harness call this too."""
         if self._closed:
-            raise HarnessError("expected to start a program, but the grading was interrupted")
+            raise StoppedError("the grading was interrupted")
 
     def close(self) -> None:
-        """End all of them, and let no other begin."""
+        """End all of them, and let no other start."""
         with self._lock:
             self._closed = True
-            for one in self._those:
+            for one in self._all:
                 one.kill()
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The compiled keeper and runners, in a folder that everyone may read, and what runs of them."""
+    """The compiled programs in ``folder``, which everyone may read.
+
+    ``hidden`` are folders that no program sees, ``unsafe`` gives up the sandbox, ``processes`` are those that run.
+    """
 
     folder: Path
-    jail: Path
-    runner: Path
-    gpu_runner: Path | None = None
-    running: Running = field(default_factory=Running, compare=False)
+    hidden: tuple[Path, ...] = ()
+    unsafe: bool = False
+    processes: Processes = field(default_factory=Processes, compare=False)
+
+    @property
+    def supervisor(self) -> Path:
+        """Process 1 of a sandbox."""
+        return self.folder / "supervisor"
 
     @property
     def headers(self) -> Path:
-        """The stand-ins for MXNet's headers, where submissions are compiled."""
+        """The replacements for MXNet's headers, where submissions are compiled."""
         return self.folder / "headers"
 
-
-def compiler(name: str) -> str:
-    """The path of a compiler; raises HarnessError where this machine lacks it."""
-    found = shutil.which(name)
-    if found is None and name == "nvcc" and Path("/usr/local/cuda/bin/nvcc").exists():
-        found = "/usr/local/cuda/bin/nvcc"
-    if found is None:
-        raise HarnessError(f"expected the compiler {name} on this machine, found none; install it or put it on PATH")
-    return found
-
-
-def build_tools(folder: Path, gpu: bool = False, many: bool = False) -> Tools:
-    """Compile the keeper and the runners into the folder; raises HarnessError where that fails.
-
-    For ``many`` submissions on the CPU, the headers that all of them get are compiled too, once for all.
-    """
-    folder.chmod(0o755)
-    shutil.copytree(HEADERS, folder / "headers")
-    gxx = [compiler("g++"), "-O1"]
-    commands = {"jail": [*gxx, str(NATIVE / "sandbox.cpp")], "runner": [*gxx, str(NATIVE / "runner.cpp"), "-ldl"]}
-    if many:
-        before = folder / "headers" / "ece408_grade" / "before.h"
-        commands["headers/ece408_grade/before.h.gch"] = [*gxx[:1], *CPU_OPTIONS, "-x", "c++-header", str(before)]
-    if gpu:
-        nvcc = [compiler("nvcc"), "-O1", "-cudart", "static", "-DECE408_GRADE_GPU"]
-        commands["gpu_runner"] = [*nvcc, "-x", "cu", str(NATIVE / "runner.cpp"), "-ldl"]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    started = {
-        name: subprocess.Popen(  # type: ignore[call-overload]
-            [*words, "-o", str(folder / name)], **pipes, start_new_session=True
-        )
-        for name, words in commands.items()
-    }
-    made = {}
-    try:
-        for name, process in started.items():
-            _, errors = process.communicate()
-            if process.returncode != 0:
-                compilers = commands[name][0]
-                raise HarnessError(f"expected {compilers} to build the harness's own {name}, got: {errors.strip()}")
-            made[name] = folder / name
-            made[name].chmod(0o755)
-    except BaseException:
-        for process in started.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return Tools(folder, made["jail"], made["runner"], made.get("gpu_runner"))
+    def worker(self, gpu: bool, python: bool = False) -> Path:
+        """The worker: a program for libraries, a library for kernels in Python."""
+        return self.folder / f"worker{'_gpu' if gpu else ''}{'.so' if python else ''}"
 
 
 def start(
     tools: Tools,
     command: Sequence[str],
     *,
-    root: Path,
     limits: Limits,
-    stdout: IO[bytes],
-    stderr: IO[bytes],
-    seen: Sequence[Path] = (),
-    written: Sequence[Path] = (),
+    output: IO[bytes],
+    seen: Iterable[Path] = (),
+    written: Iterable[Path] = (),
     descriptors: Sequence[int] = (),
-    cwd: str = "/tmp",
     filtered: bool = True,
-    user: bool = True,
     device: int | None = None,
-    slot: int = 0,
-    hidden: bool = True,
-) -> Inside:
-    """Start the command; ``root`` is an empty folder, ``seen`` and ``written`` the paths that it may read and write.
+    python: bool = False,
+) -> Process:
+    """Start the command, which may read the paths ``seen`` and write those ``written``.
 
-    ``device`` is the number of the GPU that it uses; without ``hidden`` Python's packages are seen.
-    Raises HarnessError where the keeper cannot be started, or all that ran was ended.
+    ``device`` is the number of the GPU that it uses. A ``python`` program sees Python's packages, and forbidden calls
+    fail there; elsewhere they are fatal. Raises HarnessError where the sandbox cannot be built, or all programs were
+    ended.
     """
-    tools.running.require_open()
+    tools.processes.require_open()
     gpu = device is not None
     ours, theirs = socket.socketpair()
-    words = [f"root={root}", f"control={theirs.fileno()}", f"cwd={cwd}", f"filter={int(filtered)}", f"gpu={int(gpu)}"]
-    words += [f"soft={int(gpu or not hidden)}", f"spin={_SPIN_MILLISECONDS if gpu else 0}"]
-    words += [f"fsize={limits.file_bytes}", f"tmp={limits.tmp_bytes}", f"cpu={limits.cpu_seconds}"]
-    cgroup = _cgroup(limits)
-    if cgroup is not None:
-        words.append(f"cgroup={cgroup}")
-    elif not gpu:  # an address space limit keeps CUDA from starting
-        words.append(f"as={limits.memory + limits.reserved}")
-    seen = (*seen, *(_DRIVER if gpu else ()))
-    if user and os.geteuid() == 0:
-        words += [f"uid={_UID + slot}", f"nproc={limits.processes}"]
-    words += [f"bind={path}" for path in (*_SEEN, *map(str, seen))] + [f"write={path}" for path in written]
-    words += [f"hide={path}" for path in (_hidden() if hidden else ())]
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_ALL": "C"}
-    for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH"):
-        if name in os.environ:
-            environment[name] = os.environ[name]
-    if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = _visible(device)
+    words = [str(tools.supervisor), f"control={theirs.fileno()}", f"spin={_SPIN_MILLISECONDS if gpu else 0}"]
+    inherited = [theirs.fileno(), *descriptors]
+    if filtered:
+        inherited.append(_seccomp.program(fatal=not (gpu or python)))
+        words.append(f"filter={inherited[-1]}")
+    if not tools.unsafe:
+        words += [f"mount=size={limits.tmp_bytes},mode=1777", "tmpfs=/tmp", *(["tmpfs=/dev/shm"] if gpu else [])]
+    cgroup, user = _cgroup(limits), None
+    numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.file_bytes}
+    if limits.cpu_seconds:
+        numbers[resource.RLIMIT_CPU] = limits.cpu_seconds
+    if cgroup is None and not gpu:  # an address space limit keeps CUDA from starting
+        numbers[resource.RLIMIT_AS] = limits.memory + limits.reserved
+    if os.geteuid() == 0:
+        uid, user = _free_user()
+        words.append(f"uid={uid}")
+        numbers[resource.RLIMIT_NPROC] = limits.processes
+    words += [f"limit={number}:{value}" for number, value in numbers.items()]
+    around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, [] if python else _packages(), tools, gpu)
     try:
         process = subprocess.Popen(
-            [str(tools.jail), *words, "--", *command],
+            [*around, *words, "--", *command],
+            cwd=tools.folder,
             stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(theirs.fileno(), *descriptors),
-            env=environment,
+            stdout=output,
+            stderr=output,
+            pass_fds=inherited,
+            env=_environment(device),
             start_new_session=True,
         )
     except OSError as error:
-        raise HarnessError(f"expected to start the harness's keeper, got {error}") from error
+        raise HarnessError(f"expected to start the harness's supervisor, got {error}") from error
     finally:
         theirs.close()
-    inside = Inside(process, ours, cgroup)
-    tools.running.add(inside)
-    if not inside.wait_for("started", 30.0):
-        inside.end()
-        raise HarnessError(f"expected the keeper to start {command[0]}, got: {'; '.join(inside.lacks) or inside.ended}")
-    if cgroup is None:
-        inside.lacks.append("cgroup: no writable cgroup v2 with memory and pids; " + _MEMORY[gpu])
-    return inside
+    one = Process(process, ours, cgroup, user)
+    tools.processes.add(one)
+    one.begin()
+    if not one.wait_for("started", 30.0):
+        one.end()
+        said = one.failed or Path(output.name).read_text(errors="replace").strip() or one.ended
+        raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else _HELP}")
+    _describe(one, tools.unsafe, filtered, gpu)
+    return one
 
 
-def _visible(device: int) -> str:
-    """What the GPU of that number here is called where it is to be the only one."""
-    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return names[device].strip() if device < len(names) else str(device)
+def run(
+    tools: Tools,
+    command: Sequence[str],
+    folder: Path,
+    limits: Limits,
+    seconds: float,
+    *,
+    seen: Iterable[Path] = (),
+    written: Iterable[Path] = (),
+) -> tuple[str, str]:
+    """Run a compiler or another tool on what a submission's author wrote: how it ended ("" after too long), its output.
+
+    The beginning of the output is kept in the folder. Its lines are cut, because some expressions that search it take
+    time in the square of a line's length.
+    """
+    log = folder / "output.txt"
+    with open(log, "wb") as file:
+        process = start(tools, command, limits=limits, output=file, seen=seen, written=written, filtered=False)
+        on_time = process.wait_for("ended", seconds)
+        ended = process.end()
+    with open(log, "rb") as file:
+        text = file.read(_MOST_OUTPUT).decode(errors="replace")
+    return ended if on_time else "", "\n".join(line[:_LONGEST_LINE] for line in text.splitlines())
+
+
+def require(unsafe: bool) -> None:
+    """Raise HarnessError where bubblewrap is missing and the sandbox has not been given up."""
+    if not unsafe and shutil.which("bwrap") is None:
+        what = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
+        raise HarnessError(what + _HELP)
+
+
+def _bubblewrap(
+    seen: Iterable[str], written: Iterable[Path], hidden: Sequence[str], tools: Tools, gpu: bool
+) -> list[str]:
+    """The command that builds the namespaces and the file system."""
+    words = ["bwrap", "--die-with-parent", "--as-pid-1", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    words += ["--unshare-cgroup-try", *([] if gpu else ["--unshare-ipc"])]
+    if os.geteuid() != 0:  # the supervisor limits the size of /tmp with this; the program loses it
+        words += ["--unshare-user", "--cap-add", "CAP_SYS_ADMIN"]
+    words += ["--perms", "1777", "--tmpfs", "/tmp", "--chdir", "/tmp", "--proc", "/proc"]
+    visible = [*_SYSTEM, *(_DRIVER if gpu else ()), str(tools.folder), *seen]
+    # bubblewrap would make the folders above them for its own user only.
+    above = {folder for path in visible for folder in Path(path).parents[:-1]}
+    for folder in sorted(above - {Path("/tmp")}):
+        if not any(folder.is_relative_to(root) for root in visible):
+            words += ["--dir", str(folder)]
+    for path in filter(os.path.lexists, visible):
+        if os.path.islink(path):
+            words += ["--symlink", os.readlink(path), path]
+        else:
+            words += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
+    for path in [*hidden, *map(str, tools.hidden)]:
+        if any(path.startswith(f"{root}/") for root in visible if os.path.isdir(root)) and os.path.isdir(path):
+            words += ["--tmpfs", path, "--remount-ro", path]
+    for folder in written:
+        words += ["--bind", str(folder), str(folder)]
+    if gpu:
+        words += ["--perms", "1777", "--tmpfs", "/dev/shm"]
+    return [*words, "--remount-ro", "/"]
+
+
+def _environment(device: int | None) -> dict[str, str]:
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_ALL": "C"}
+    environment.update(
+        {name: os.environ[name] for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH") if name in os.environ}
+    )
+    if device is not None:
+        # The GPU of that number here is to be the only one there.
+        names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        environment["CUDA_VISIBLE_DEVICES"] = names[device].strip() if device < len(names) else str(device)
+    return environment
+
+
+def _describe(one: Process, unsafe: bool, filtered: bool, gpu: bool) -> None:
+    """Fill in ``had`` and ``lacks``."""
+    means = {"files": not unsafe, "processes": not unsafe, "network": not unsafe, "filter": filtered}
+    means.update(user=one.user is not None, cgroup=one.cgroup is not None)
+    why = dict.fromkeys(means, "--unsafe was given")
+    why.update(user="the harness does not run as root", filter="compilers start processes")
+    why["cgroup"] = "no writable cgroup v2 with memory and pids; " + _MEMORY[gpu]
+    one.had = [name for name, there in means.items() if there]
+    one.lacks = [f"{name}: {why[name]}" for name, there in means.items() if not there]
+
+
+def _free_user() -> tuple[int, socket.socket]:
+    """A user that no other harness of this machine gives to a program, and the socket whose name reserves it."""
+    for uid in range(_FIRST_UID, _FIRST_UID + _UIDS):
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0ece408-grade-user-{uid}")
+        except OSError:
+            reservation.close()
+            continue
+        return uid, reservation
+    raise HarnessError(f"expected one of {_UIDS} users for a program, but all are taken")
 
 
 def _remove(cgroup: Path) -> None:
@@ -341,10 +395,9 @@ def _remove(cgroup: Path) -> None:
         time.sleep(0.01)
 
 
-def _hidden() -> list[str]:
-    """Folders within those seen where this package or Python's other packages lie."""
-    places = {str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)}
-    return sorted(path for path in places if path.startswith(("/usr/", "/opt/")) and Path(path).is_dir())
+def _packages() -> list[str]:
+    """The folders where this package and Python's other packages lie."""
+    return sorted({str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)})
 
 
 def _cgroup(limits: Limits) -> Path | None:

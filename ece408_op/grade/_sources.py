@@ -25,6 +25,8 @@ _ABSOLUTE = re.compile(
 )
 #: A loop that is to be unrolled so many times as a name says.
 _UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r\n]*", re.MULTILINE)
+#: Comments and literals. Each alternative matches wherever it begins, so that no text takes more than linear time.
+_TOKENS = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)
 #: The course's own file beside a student's, which is MXNet's for the greater part: a stand-in takes its place.
 OPERATOR = "new-inl.h"
 #: How far up such a path may begin.
@@ -63,6 +65,11 @@ def copy(source: Path, to: Path) -> None:
         waiting += _named(root, content) if source.suffix == ".py" else _within(root, path.parent, content)
 
 
+def without_comments(code: str) -> str:
+    """C++ code with a space for each comment."""
+    return _TOKENS.sub(lambda found: " " if found[0].startswith("/") else found[0], code)
+
+
 def text(folder: Path) -> str:
     """All that was copied, as one text."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -96,12 +103,12 @@ def _changed(folder: Path, change: Callable[[bytes], bytes]) -> bool:
     return found
 
 
-def lend(code: str, headers: Path, stubs: Path) -> None:
-    """Give an empty header for each that the code includes, MXNet's tree had and ``headers`` lacks."""
+def add_stubs(code: str, headers: Path, stubs: Path) -> None:
+    """Write an empty header for each that the code includes, MXNet's tree had and ``headers`` lacks."""
     for name in sorted({found for pair in _ANY_INCLUDE.findall(code) for found in pair if _OF_MXNET.match(found)}):
         rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
-        lent = any(os.path.exists(place / rest) for place in (headers, headers / "fallback"))
-        if lent or ".." in rest.parts or rest.is_absolute():
+        there = any(os.path.exists(folder / rest) for folder in (headers, headers / "fallback"))
+        if there or ".." in rest.parts or rest.is_absolute():
             continue
         with suppress(OSError):  # a name that no file can have is none
             (stubs / rest).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The parent's side of one worker: its clock, its commands, and what it makes of the worker's end."""
+"""The harness's side of one worker: its clock, its commands, and what the worker's end means."""
 
 from __future__ import annotations
 
@@ -8,66 +8,73 @@ import secrets
 import select
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-
-from ece408_op.problem import ConvProblem
 
 from . import _sandbox
-from ._buffers import GUARD
-from ._errors import HarnessError
+from ._buffers import Buffers
+from ._errors import EndedError, HarnessError
+from ._sandbox import Tools
 
-#: A GPU's first context in a process may take so long, in seconds, beside the limit for loading.
+#: A GPU's first context in a process may take this long, in seconds, in addition to the limit for loading.
 _BEGIN_SECONDS = 60.0
-#: Empty calls that wake the processes on the way, and tell what such a call takes; and on the CPU, where each of a few
-#: in a row may wait its turn behind other work, milliseconds long, how many tell it.
+#: Empty calls that wake the processes on the way and measure the overhead. On the CPU each of a few in a row may wait
+#: milliseconds for other work, so there are more.
 _PINGS, _CPU_PINGS = 5, 40
-#: A line of the runner's is shorter than so many bytes.
+#: A line of the worker's is shorter than this many bytes.
 _LONGEST = 1 << 14
-#: How long the parent waits for a GPU's reply without going to sleep.
+#: For this long the harness polls for a GPU's reply instead of sleeping.
 _SPIN_SECONDS = 0.1
-#: A printed text is kept up to so many bytes from its beginning.
+#: This many bytes of the printed text are kept.
 KEPT_BYTES = 1 << 16
-
-
-class EndedError(Exception):
-    """The worker is no more, or may not go on: the status that this means, and the reason in words."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True)
 class Call:
-    """Seconds of one call of forward: by the parent's clock, and as the worker has it; CUDA's error left unread.
+    """Seconds of one call of forward by the harness's clock and by the worker's; CUDA's error left unread.
 
-    ``late``: seconds for which a GPU was at the worker's work after the answer, where that is beyond doubt.
+    ``late_seconds``: those for which a GPU was at the worker's work after the answer, where that is beyond doubt.
     """
 
     seconds: float
-    claimed: float
+    worker_seconds: float
     note: str = ""
-    late: float = 0.0
+    late_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker is: a command, the folders that it sees, and whether Python's packages are hidden from it."""
+    """What a worker runs: a compiled library, or a kernel in Python with its sys.path; and the paths that it sees."""
 
-    command: tuple[str, ...]
-    seen: tuple[Path, ...]
-    hidden: bool = True
-    #: A folder of the harness's own that means nothing to the author of a submission.
+    what: str
+    seen: tuple[Path, ...] = ()
+    #: sys.path of a kernel in Python; empty for a library.
+    paths: tuple[str, ...] = ()
+    #: A folder of the harness's that means nothing to the author of a submission.
     folder: str = ""
+    #: The units that it computes with, a key of ``core.roofline.PRODUCTS``.
+    arithmetic: str = "fp32"
+
+    @property
+    def python(self) -> bool:
+        """Is it a kernel in Python?"""
+        return bool(self.paths)
 
     def shown(self, text: str) -> str:
         """A message without that folder."""
         return text.replace(self.folder, "") if self.folder else text
+
+    def command(self, tools: Tools, gpu: bool) -> list[str]:
+        """The command without the words that name pipes and buffers."""
+        worker = str(tools.worker(gpu, self.python))
+        if not self.python:
+            return [worker, self.what]
+        python = [sys.executable, "-I", "-B", str(Path(__file__).with_name("python_worker.py"))]
+        return [*python, worker, os.pathsep.join(self.paths), self.what]
 
 
 class Worker:
@@ -75,47 +82,37 @@ class Worker:
 
     def __init__(
         self,
-        tools: _sandbox.Tools,
+        tools: Tools,
         program: Program,
-        problems: Sequence[ConvProblem],
-        handles: Sequence[Sequence[str]],
+        buffers: Sequence[Buffers],
         folder: Path,
         limits: _sandbox.Limits,
-        *,
-        descriptors: Sequence[int] = (),
-        guard: int = GUARD,
-        slot: int = 0,
         device: int | None = None,
     ) -> None:
-        root = folder / "root"
-        root.mkdir(exist_ok=True)
         commands, self._commands = os.pipe()
         self._replies, replies = os.pipe()
         self._text, self._fault = b"", ""
         self._on_gpu = device is not None
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
-        self._spin = 0.0 if device is None else _SPIN_SECONDS
         self._most = limits.memory
         self._size = self._growth = 0
         self.printed = folder / "printed.txt"
-        command = [*program.command, str(commands), str(replies), str(guard)]
-        for p, places in zip(problems, handles):
-            command += map(str, (p.batch, p.channels, p.height, p.width, p.filters, p.kernel, *places))
+        command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
+        for one in buffers:
+            p = one.problem
+            command += map(str, (p.batch, p.channels, p.height, p.width, p.filters, p.kernel, *one.handles))
         try:
             with open(self.printed, "ab") as printed:
-                self.inside = _sandbox.start(
+                self.process = _sandbox.start(
                     tools,
                     command,
-                    root=root,
                     limits=limits,
-                    stdout=printed,
-                    stderr=printed,
+                    output=printed,
                     seen=program.seen,
-                    descriptors=(commands, replies, *descriptors),
-                    slot=slot,
+                    descriptors=[commands, replies, *(number for one in buffers for number in one.descriptors)],
                     device=device,
-                    hidden=program.hidden,
+                    python=program.python,
                 )
         finally:
             os.close(commands)
@@ -124,51 +121,41 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inside.end()
+    def __exit__(self, *error: object) -> None:
+        self.process.end()
         os.close(self._commands)
         os.close(self._replies)
 
     def begin(self) -> None:
-        """Wait until the buffers are mapped, and see what an empty call takes, before anything of the submission runs.
+        """Wait until the buffers are mapped, and measure an empty call, before anything of the submission runs.
 
-        Raises HarnessError where the runner cannot begin.
+        Raises HarnessError where the worker cannot begin.
         """
-        with self._sound():
+        with self._our_fault():
             line = self._line(time.monotonic() + _BEGIN_SECONDS, "beginning")
             if line != "open":
                 raise HarnessError(f"expected the worker to begin, got {line}")
             self.overhead = self.ping(_PINGS if self._on_gpu else _CPU_PINGS)
 
-    def touch(self, layer: int) -> None:
-        """Have the runner fill a GPU's output with zeros, which it has done when it answers; before load alone."""
-        with self._sound():
-            self.call(layer, _BEGIN_SECONDS, "touch")
+    def zero(self, layer: int) -> None:
+        """Have the worker fill a GPU's output with zeros, which it has done when it answers; before load only."""
+        with self._our_fault():
+            self.call(layer, _BEGIN_SECONDS, "zero")
 
     def load(self, seconds: float) -> None:
-        """Wait until the submission is loaded, its static constructors run, and stop the worker.
+        """Wait until the submission is loaded and its static constructors have run, and stop the worker.
 
-        Raises EndedError where that fails or takes longer than so many seconds.
+        Raises EndedError where that fails or takes longer than ``seconds``.
         """
-        with self._sound():
-            self.inside.go()
+        with self._our_fault():
+            self.process.go()
             os.write(self._commands, b"load\n")
         line = self._line(time.monotonic() + seconds, "loading it")
         if line.startswith("unloadable"):
             raise EndedError("compile_error", f"it cannot be loaded: {line.partition(' ')[2]}")
         if line != "ready":
-            raise EndedError("tampered", f"a message came that the runner does not send while loading: {line!r}")
+            raise _forged(line, " while loading")
         self._stop()
-
-    @contextmanager
-    def _sound(self) -> Iterator[None]:
-        """What goes wrong here is the harness's fault: nothing of the submission has run."""
-        try:
-            yield
-        except (EndedError, BrokenPipeError) as ended:
-            raise HarnessError(f"expected the worker to begin, but {ended}: {kept(self.printed)}") from None
 
     def call(self, layer: int, seconds: float, word: str = "run") -> Call:
         """Let the worker run for one call on that layer, and stop it; the word "empty" has it do nothing.
@@ -178,7 +165,7 @@ class Worker:
         self._nothing_waits()
         nonce = secrets.token_hex(8)
         start = time.perf_counter()
-        self.inside.go()
+        self.process.go()
         try:
             os.write(self._commands, f"{word} {nonce} {layer}\n".encode())
         except BrokenPipeError:
@@ -186,96 +173,98 @@ class Worker:
         line = self._line(time.monotonic() + seconds, "a call of forward")
         end = time.perf_counter()
         if not self._on_gpu:
-            # Threads that go on behind the answer are timed until they stand still.
+            # Threads that go on after the answer are timed until they are stopped.
             self._stop()
             end = time.perf_counter()
-        word, _, rest = line.partition(" ")
-        if word == "failed":
-            raise EndedError("crashed", f"forward threw: {rest}")
-        if word == "refused":
-            raise EndedError("unsupported", f"it says that it does not take this layer: {rest}")
-        if word == "cuda":
-            raise _cuda_ended(rest)
-        match = re.fullmatch(rf"done {nonce} (\d+)(?: (-|[A-Za-z]{{4,80}}))?", line)
+        kind, _, rest = line.partition(" ")
+        known = {
+            "failed": ("crashed", f"forward threw: {rest}"),
+            "refused": ("unsupported", f"it says that it does not take this layer: {rest}"),
+            "cuda": ("crashed", f"the GPU reported {rest} after forward"),
+        }
+        if kind in known:
+            raise EndedError(*known[kind])
+        match = re.fullmatch(rf"done {nonce} (\d+) (-|[A-Za-z]{{4,80}})", line)
         if match is None:
-            raise EndedError("tampered", f"a message came that the runner does not send: {line[:80]!r}")
+            raise _forged(line)
         if self._on_gpu:
             self._stop()
         self._nothing_waits()
-        note = (match.group(2) or "-").replace("-", "")
-        return Call(end - start, int(match.group(1)) / 1e9, note)
+        return Call(end - start, int(match.group(1)) / 1e9, match.group(2).replace("-", ""))
 
     def ping(self, count: int = _PINGS) -> float:
         """Seconds of a call that does nothing, when every process on the way has just run.
 
-        On the CPU, which others use too, the least: what is taken off must not be more than there was.
+        On the CPU, which others use too, the least: more than the overhead must not be subtracted.
         """
         seconds = [self.call(0, 10.0, "empty").seconds for _ in range(count)]
         return statistics.median(seconds) if self._on_gpu else min(seconds)
 
     def idle(self, pause: float, seconds: float) -> None:
-        """Let the worker run with nothing to do, so that work left behind comes to light; seconds bounds its answer."""
-        self.inside.go()
+        """Let the worker run with nothing to do, so that work left behind shows; ``seconds`` bounds its answer."""
+        self.process.go()
         time.sleep(pause)
         self.call(0, seconds, "empty")
 
     def note_size(self) -> None:
-        """Note how large it is, at its beginning and after each of its rounds; on a GPU others look after memory."""
-        size = 0 if self._on_gpu else self.inside.data_bytes()
+        """Note how large it is, at its beginning and after each round; a GPU's memory is watched elsewhere."""
+        size = 0 if self._on_gpu else self.process.data_bytes()
         self._growth, self._size = (size - self._size if self._size else 0), size
 
     @property
     def outgrown(self) -> bool:
-        """Would it, growing on as in its last round, have come to the end of its memory by now?"""
+        """Would it have reached its memory limit by now, had it grown as in its last round?"""
         return self._growth > 0 and self._size + 2 * self._growth > self._most
 
+    @contextmanager
+    def _our_fault(self) -> Iterator[None]:
+        """What goes wrong here is the harness's fault: nothing of the submission has run."""
+        try:
+            yield
+        except (EndedError, BrokenPipeError) as error:
+            raise HarnessError(f"expected the worker to begin, but {error}: {kept(self.printed)}") from None
+
     def _stop(self) -> None:
-        if not self.inside.stop():
+        if not self.process.stop():
             raise self._reason_of_end("after a call")
 
     def _nothing_waits(self) -> None:
-        if self._text or select.select([self._replies], [], [], 0)[0]:
-            data = self._text or os.read(self._replies, 200)
-            if data:
-                if data.startswith(b"fault"):
-                    self._fault = data.decode(errors="replace").strip()
-                    raise self._reason_of_end("outside of a call")
-                raise EndedError("tampered", f"a message came that nobody had asked for: {data[:80]!r}")
+        if not self._text and not select.select([self._replies], [], [], 0)[0]:
+            return
+        data = self._text or os.read(self._replies, 200)
+        if not data or data.startswith(b"fault"):
+            self._fault = data.decode(errors="replace").strip()
             raise self._reason_of_end("outside of a call")
+        raise _forged(data.decode(errors="replace"), " outside of a call")
 
     def _line(self, deadline: float, doing: str) -> str:
+        awake = time.monotonic() + _SPIN_SECONDS if self._on_gpu else 0.0
         while True:
             while b"\n" not in self._text:
-                left = deadline - time.monotonic()
-                if left <= 0 or not (self._here_soon() or select.select([self._replies], [], [], left)[0]):
+                now = time.monotonic()
+                if not select.select([self._replies], [], [], 0 if now < awake else max(0.0, deadline - now))[0]:
+                    if time.monotonic() < max(awake, deadline):
+                        continue
                     raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
                 data = os.read(self._replies, 4096)
                 if not data:
                     raise self._reason_of_end(doing)
                 self._text += data
                 if len(self._text) > _LONGEST:
-                    raise EndedError("tampered", f"a message came that the runner does not send: {data[:80]!r}")
+                    raise _forged(data.decode(errors="replace"))
             raw, _, self._text = self._text.partition(b"\n")
             line = raw.decode(errors="replace")
             if not line.startswith("fault"):
                 return line
             self._fault = line
 
-    def _here_soon(self) -> bool:
-        """Look for a reply without going to sleep, for as long as a call on a GPU may take."""
-        end = time.monotonic() + self._spin
-        while time.monotonic() < end:
-            if select.select([self._replies], [], [], 0)[0]:
-                return True
-        return False
-
     def _reason_of_end(self, doing: str) -> EndedError:
-        if not self.inside.wait_for("ended", 5.0):
-            self.inside.end()
-            return EndedError("tampered", f"the runner's pipe was closed during {doing}, though the process lived on")
-        if self.inside.woke:
+        if not self.process.wait_for("ended", 5.0):
+            self.process.end()
+            return EndedError("tampered", f"the worker's pipe was closed during {doing}, though the process lived on")
+        if self.process.woke:
             return EndedError("tampered", "its process ran on by itself while the harness had stopped it")
-        kind, _, number = (self.inside.ended or "lost").partition(" ")
+        kind, _, number = (self.process.ended or "lost").partition(" ")
         if kind == "signal" and re.fullmatch(rf"fault {number} stack 0 0", self._fault):
             return EndedError("crashed", f"{_STACK}, during {doing}")
         place = re.fullmatch(r"fault (\d+) ([xyw]) (-?\d+) (\d+)", self._fault)
@@ -284,7 +273,9 @@ class Worker:
         if kind == "exit":
             return EndedError("crashed", f"it ended its process itself (exit code {number}) during {doing}")
         if kind == "signal":
-            return _signal(int(number), doing)
+            status = "timed_out" if int(number) == signal.SIGXCPU else "crashed"
+            said = _SIGNALS.get(int(number), f"it was ended by signal {number}")
+            return EndedError(status, f"{said}, during {doing}")
         return EndedError("crashed", f"its process was lost during {doing}")
 
 
@@ -295,6 +286,10 @@ def kept(path: Path) -> str:
             return file.read(KEPT_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _forged(line: str, when: str = "") -> EndedError:
+    return EndedError("tampered", f"a message came that the worker does not send{when}: {line[:80]!r}")
 
 
 def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
@@ -310,23 +305,13 @@ def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
 
 _STACK = "its stack was too small: an array within a function is too large, or a function calls itself without end"
 _SIGNALS = {
-    signal.SIGSEGV: "it touched memory that it does not own (segmentation fault)",
-    signal.SIGBUS: "it touched memory that is not there (bus error)",
-    signal.SIGFPE: "it divided an integer by zero (SIGFPE)",
-    signal.SIGABRT: "it was aborted (a failed assert, an uncaught exception, or a broken heap)",
-    signal.SIGILL: "it ran an instruction that this processor lacks, or fell off a function's end (SIGILL)",
-    signal.SIGSYS: "it asked the system for what no submission may do, such as starting another process",
-    signal.SIGKILL: "it was killed, most likely for using more memory than its limit",
-    signal.SIGXCPU: "it used more processor time than its limit",
-    signal.SIGXFSZ: "it wrote a file larger than its limit",
+    int(signal.SIGSEGV): "it touched memory that it does not own (segmentation fault)",
+    int(signal.SIGBUS): "it touched memory that is not there (bus error)",
+    int(signal.SIGFPE): "it divided an integer by zero (SIGFPE)",
+    int(signal.SIGABRT): "it was aborted (a failed assert, an uncaught exception, or a broken heap)",
+    int(signal.SIGILL): "it ran an instruction that this processor lacks, or fell off a function's end (SIGILL)",
+    int(signal.SIGSYS): "it asked the system for what no submission may do, such as starting another process",
+    int(signal.SIGKILL): "it was killed, most likely for using more memory than its limit",
+    int(signal.SIGXCPU): "it used more processor time than its limit",
+    int(signal.SIGXFSZ): "it wrote a file larger than its limit",
 }
-
-
-def _signal(number: int, doing: str) -> EndedError:
-    known = {int(key): text for key, text in _SIGNALS.items()}
-    status = "timed_out" if number == signal.SIGXCPU else "crashed"
-    return EndedError(status, f"{known.get(number, f'it was ended by signal {number}')}, during {doing}")
-
-
-def _cuda_ended(text: str) -> EndedError:
-    return EndedError("crashed", f"the GPU reported {text} after forward")

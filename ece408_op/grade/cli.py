@@ -16,25 +16,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
+from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
-from . import _course_class, _graders, _reports, _sandbox, _scheduler, _spec, _submission
+from . import _class, _dask, _grading, _reports, _spec, _submission, _tools
+from ._class import Log, Record
 from ._errors import SpecError
-from ._log import Log, Record
+from ._sandbox import Tools
 
 VERSION = 1
-#: From so many on, what all submissions include is compiled once: that takes as long as three of them.
+#: From this many submissions on, precompiling the headers that all include pays: it takes as long as three of them.
 _MANY = 5
 _EPILOG = """\
 example:
   ece408-grade student/ece408_src/new-forward.h
   ece408-grade class --context gpu --spec rules.toml --json out.json --reports reports
 
-A class that was stopped goes on where it was when the same command, with the same --json, is given again.
+A class that was stopped continues when the same command, with the same --json, is given again.
 exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + the signal that ended it"""
-#: A shell's own exit code for a program that a signal ended is so much more than its number.
+#: A shell's exit code for a program that a signal ended is this plus the signal's number.
 _SIGNALLED = 128
 #: Submissions that are compiled while others run on the GPUs.
 _COMPILING = max(1, min(4, len(os.sched_getaffinity(0)) // 4))
@@ -45,10 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         rules = _spec.load(arguments.spec)
-        for option, problem in (
-            ("--json", folder_problem(arguments.json)),
-            ("--reports", output_folder_problem(arguments.reports)),
-        ):
+        problems = {"--json": folder_problem(arguments.json), "--reports": _reports.problem(arguments.reports)}
+        for option, problem in problems.items():
             if problem:
                 raise SpecError(f"{option}: {problem}")
         with _interrupted_when_terminated():
@@ -60,27 +59,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt as interrupt:
-        later = "; the same command goes on where it stopped" if arguments.json else ""
+        later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr)
         return _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
     for record in records:
         print(_printable(line(record), sys.stdout.encoding))
     if len(records) > 1:
         counts = Counter(record["status"] for record in records)
-        told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-        print(f"ece408-grade: {len(records)} submissions: {told}", file=sys.stderr)
+        summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        print(f"ece408-grade: {len(records)} submissions: {summary}", file=sys.stderr)
     return 0 if all(record["status"] == "passed" for record in records) else 1
 
 
 @contextmanager
 def _interrupted_when_terminated() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: programs that run are ended, folders for the time being removed."""
+    """Let SIGTERM end a run as Ctrl-C does: running programs are ended, temporary folders removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would cut the clearing up short
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
         raise KeyboardInterrupt(number)
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -97,42 +96,49 @@ def line(record: Record) -> str:
 
 
 def _printable(text: str, encoding: str | None) -> str:
-    """The text as a terminal of that encoding can show it, and without what would steer the terminal."""
+    """The text as a terminal of that encoding can show it, and without what would control the terminal."""
     encoding = encoding or "ascii"
     text = re.sub(r"[^\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", "?", text)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
-    found = _submission.find(arguments.path, arguments.context, gpu_here=_scheduler.gpu_here)
+    found = _submission.find(arguments.path, arguments.context, gpu_here=_dask.gpu_here)
     if {one.context for one in found} != {"gpu"}:
         found = _without_gpu(found)
-    contexts = {one.context for one in found if not one.why}
+    # Nothing is built where nothing will run.
+    kinds = {(one.context == "gpu", one.python or bool(one.kernel)) for one in found if not one.why}
+    gpu = any(gpu for gpu, _ in kinds)
     with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
-        # Nothing is built where nothing will run.
         many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
-        folder = Path(name)
-        tools = (
-            _sandbox.build_tools(folder, "gpu" in contexts, many)
-            if contexts
-            else _sandbox.Tools(folder, folder, folder)
-        )
-        those = dict.fromkeys(("cpu", "gpu"), _graders.for_cpu(tools, rules, min(arguments.jobs, len(found))))
-        if "gpu" in contexts:
-            those["gpu"] = _graders.for_gpus(tools, rules)
+        tools = Tools(Path(name))
+        if kinds:
+            tools = _tools.build(
+                Path(name), kinds, many=many, hidden=_private(arguments, found), unsafe=arguments.unsafe
+            )
+        graders = {"cpu": _grading.for_cpu(tools, rules, min(arguments.jobs, len(found)))}
+        graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
         # One submission has a GPU to itself; others are compiled meanwhile.
-        jobs = arguments.jobs if "gpu" not in contexts else those["gpu"].devices + _COMPILING
-        return _written(found, _course_class.here(those.__getitem__, jobs, tools.running.close), arguments, rules)
+        jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
+        return _written(found, _class.here(graders.__getitem__, jobs, tools.processes.close), arguments, rules)
+
+
+def _private(arguments: argparse.Namespace, found: list[_submission.Submission]) -> tuple[Path, ...]:
+    """The folders of the class and of the grader's files, which no submission may see."""
+    files = [path for path in (arguments.spec, arguments.json, arguments.reports) if path]
+    files += [one.source for one in found if one.source]
+    folders = [path for path in arguments.path if path.is_dir()]
+    return tuple(sorted({*(path.resolve().parent for path in files), *(path.resolve() for path in folders)}))
 
 
 def _on_workers(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
-    with _scheduler.connect(arguments.scheduler) as client:
-        found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _scheduler.gpu_there(client))
-        return _written(found, _scheduler.on_workers(client, rules), arguments, rules)
+    with _dask.connect(arguments.scheduler) as client:
+        found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _dask.gpu_there(client))
+        return _written(found, _dask.on_workers(client, rules), arguments, rules)
 
 
 def _written(
-    found: list[_submission.Submission], run: _course_class.Runner, arguments: argparse.Namespace, rules: _spec.Spec
+    found: list[_submission.Submission], run: _class.Runner, arguments: argparse.Namespace, rules: _spec.Spec
 ) -> list[Record]:
     """Grade all, and write what was asked for."""
     for path, why in _submission.passed_over(arguments.path, found):
@@ -141,7 +147,7 @@ def _written(
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    records = _course_class.grade_all(found, run, log)
+    records = _class.grade_all(found, run, log)
     if log:
         with replacing(arguments.json) as file:
             file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
@@ -178,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help="submissions at a time (default: the cores)"
     )
+    parser.add_argument("--unsafe", action="store_true", help="run submissions without a sandbox, with limits only")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Every fixture and every attack through the grader's own door, each with the verdict written in its first line."""
+"""Every fixture and every attack through the command, each with the verdict written in its first line."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_half_precision_is_told_from_float32(records: dict[str, dict[str, Any]])
     assert record_of(records, "textbook")["precision"] == "float32"
 
 
-def test_an_accumulating_file_is_known_as_one(records: dict[str, dict[str, Any]]) -> None:
+def test_a_file_that_adds_to_its_output_is_known_by_that(records: dict[str, dict[str, Any]]) -> None:
     layers = record_of(records, "accumulates")["networks"][0]["layers"]
     assert all(layer["accumulates"] for layer in layers)
     assert not any(layer["accumulates"] for layer in record_of(records, "textbook")["networks"][0]["layers"])
@@ -96,9 +96,9 @@ def test_an_array_too_large_for_the_stack_is_called_that(records: dict[str, dict
     assert "stack" not in record_of(records, "crashes")["reason"]
 
 
-def test_a_file_that_frees_nothing_is_begun_anew(records: dict[str, dict[str, Any]]) -> None:
+def test_a_file_that_frees_nothing_is_restarted(records: dict[str, dict[str, Any]]) -> None:
     record = record_of(records, "never_frees")
-    assert record["networks"][0]["leaks"] == ("does not free the memory" in record["reason"])
+    assert record["networks"][0]["leaks"] == ("does not free its memory" in record["reason"])
     if any("address space" in text for text in record["containment"]["lacks"]):  # a cgroup counts what is touched alone
         assert record["networks"][0]["leaks"]
 
@@ -110,7 +110,7 @@ def test_the_worst_element_is_named(records: dict[str, dict[str, Any]]) -> None:
     assert record["worst"]["got"] == 0
 
 
-def test_what_is_printed_is_kept_and_believed_by_nobody(records: dict[str, dict[str, Any]]) -> None:
+def test_printed_text_is_kept_and_not_parsed(records: dict[str, dict[str, Any]]) -> None:
     assert '"status": "passed"' in record_of(records, "forged_lines")["printed"]
     assert "Op Time: 0.000001" in record_of(records, "prints")["printed"]
 
@@ -134,7 +134,7 @@ def test_every_timed_run_is_in_the_record(records: dict[str, dict[str, Any]]) ->
     for layer in record_of(records, "textbook")["networks"][0]["layers"]:
         timed = [run for run in layer["runs"] if run["purpose"] == "timed"]
         assert len(timed) == 3
-        assert all(run["thermometer_seconds"] for run in timed)
+        assert all(run["reference_seconds"] for run in timed)
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 
 

@@ -26,7 +26,7 @@ VERDICTS = {
     "raises.py": ("crashed", "raises.py:9: ZeroDivisionError"),
     "two_kernels.py": ("compile_error", "2 kernels"),
     "writes_its_input.py": ("crashed", "read-only"),
-    "writes_through_a_pointer.py": ("crashed", "segmentation fault"),
+    "writes_through_a_pointer.py": ("tampered", "wrote into its input x"),
     "takes_even_numbers_of_filters.py": ("unsupported", "even"),
     "starts_a_program.py": ("crashed", "starts_a_program.py"),
 }

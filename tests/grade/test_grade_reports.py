@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
-from xml.etree import ElementTree
 
-import pytest
-
-from ece408_op.grade import _hints, _plot, _reports, _student
+from ece408_op.grade import _hints, _reports
 from ece408_op.grade._ranking import rank
 from ece408_op.grade._spec import RankingSpec
 
@@ -30,7 +27,7 @@ def record(path: str, milliseconds: float) -> dict[str, Any]:
     seconds = milliseconds / 1e3
     times = {"median": seconds, "fastest": 0.9 * seconds, "slowest": 1.1 * seconds, "count": 8}
     layer = {"layer": [1, 28, 28, 50, 5], "status": "passed", "reason": "", "seconds": times, "runs": []}
-    layer["first_call_seconds"] = 3 * seconds
+    layer.update(first_call_seconds=3 * seconds, roofline_seconds=0.001)
     accuracy = {"model": "ece408-high", "images": 100, "source": "sample", "accuracy": 0.93, "agreement": 1.0}
     network = {"network": "2017", "images": 100, "status": "passed", "layers": [layer], "seconds": seconds}
     network.update(roofline_seconds=0.001, accuracy=[accuracy])
@@ -54,25 +51,40 @@ def test_hints_name_what_is_in_the_way() -> None:
     assert "31 registers" in text
 
 
-def test_a_student_sees_the_distance_from_the_best_and_from_the_floor() -> None:
-    text = _student.text(record("a", 4), {"2017, 100 images": 0.002})
+def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> None:
+    records = [record("a", 4), record("b", 2)]
+    text = _reports.render("student.txt", _reports.student(records[0], records))
     assert "2.00 times the fastest of the class" in text
-    assert "4.00 times the least" in text
+    assert "4.00 times the roofline" in text
     assert "93.00 % of 100 images right (sample)" in text
     assert "first call 12.000" in text
+    assert "2017 fall, layer 1: 1 x 28 x 28, 50 filters of 5 x 5: passed, 4.000 ms" in text
+    layer = _reports.student(records[0], records)["networks"][0]["layers"][0]
+    assert layer["bar"] == {"time": 100.0, "quartiles": (62.5, 25.0), "roofline": 25.0}
 
 
-def test_the_page_has_the_class_in_a_picture() -> None:
-    pytest.importorskip("matplotlib")
-    records = [record("fast $x", 2), record("<slow>", 9)]
-    places = rank(records, RankingSpec())
-    svg = ElementTree.fromstring(_plot.svg(places, 0.001))
-    texts = [text for element in svg.iter("{http://www.w3.org/2000/svg}text") for text in element.itertext()]
-    assert "fast $x" in texts and "<slow>" in texts
-    assert any("least possible" in text for text in texts)
-    assert _plot.svg(places, 0.001) == _plot.svg(places, 0.001)
-    page = _reports.leaderboard_page(places, records)
-    assert "disturbed" not in page
+def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next() -> None:
+    one = record("a <b>", 4)
+    one.update(status="wrong", reason="2 elements differ & more", precision=None)
+    one["networks"][0].update(status="wrong")
+    one["networks"][0]["layers"][0].update(status="wrong", wrong_map=["..9", "..1"])
+    page = _reports.render("student.html", _reports.student(one))
+    assert "2 elements differ &amp; more" in page and "a &lt;b&gt;" in page
+    assert "..9\n..1" in page and "a 3 x 2 output" in page
+    assert page.index("Next step") < page.index("Where it is wrong") < page.index("2017 fall")
+
+
+def test_the_leaderboard_has_everyone() -> None:
+    records = [record("fast $x", 2), record("<slow>", 9), record("failed", 1)]
+    records[2].update(status="crashed", reason="why\nmore", precision=None)
+    pages = {one["path"]: f"students/{number}.html" for number, one in enumerate(records)}
+    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages)
+    page = _reports.render("leaderboard.html", shown)
+    assert "disturbed" not in page and "<slow>" not in page
+    for number, path in enumerate(("fast $x", "&lt;slow&gt;", "failed")):
+        assert f'<a href="students/{number}.html">{path}</a>' in page
+    assert "2 passed, 1 crashed" in page and ">why<" in page
+    assert "width: 22.2%" in page and "left: 11.1%" in page  # 2 and the roofline's 1 of 9 ms
     records[0]["networks"][0]["layers"][0]["runs"] = [{"disturbed": True}]
-    assert "runs of 1 of the 2 ranked here" in _reports.leaderboard_page(places, records)
-    assert "<svg" in page and "<slow>" not in page
+    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages)
+    assert "runs of 1 of the 2 ranked here" in " ".join(_reports.render("leaderboard.html", shown).split())

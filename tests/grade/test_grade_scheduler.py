@@ -115,6 +115,6 @@ def test_a_killed_worker_gives_its_submissions_back(
 
 
 def test_no_scheduler_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ece408_op.grade._scheduler._REACH_SECONDS", 0.5)
+    monkeypatch.setattr("ece408_op.grade._dask._REACH_SECONDS", 0.5)
     assert cli.main([str(HERE / "cpu" / "textbook.h"), "--scheduler", "tcp://127.0.0.1:1"]) == 3
     assert "expected a Dask scheduler" in capsys.readouterr().err

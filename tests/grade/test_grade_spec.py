@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from ece408_op.errors import DeviceError
-from ece408_op.grade import _build, _sandbox, _sources, _spec, _submission, cli
+from ece408_op.grade import _build, _grading, _sources, _spec, _submission, cli
 from ece408_op.grade._errors import SpecError
 from ece408_op.grade._networks import KNOWN, pointed_to
+from ece408_op.grade._sandbox import Tools
 from ece408_op.runtime import cuda
 
 HERE = Path(__file__).parents[1] / "submissions"
@@ -217,10 +218,28 @@ def test_files_that_are_no_submission_at_all(
     assert "ece408_grade" not in out
 
 
-@pytest.mark.parametrize("text", ["TILE" * 500 + "1" * 2000 + "x", "2*" * 5000 + "2", "TILE" + " " * 9000 + "x"])
-def test_sizes_are_found_in_no_time_whatever_a_file_holds(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("TILE" * 500 + "1" * 2000 + "x", "2*" * 5000 + "2", "TILE" + " " * 9000 + "x"),
+        *("/*" * 117_000, "//" * 117_000 + "*/", "'\"/*\\" * 50_000, "/" * 234_000, '#include "' * 23_000),
+        *("# include </" + "/include" * 30_000, "cublasA" * 30_000, "cudnnA " * 30_000, " \t" * 117_000 + "#pragma"),
+    ],
+    ids=range(12),
+)
+def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
+    (tmp_path / "new-forward.h").write_text(text)
     began = time.process_time()
-    pointed_to(text * 5)
+    pointed_to(text)
+    _grading.fingerprint(text)
+    _grading.arithmetic(text)
+    _build.not_supported(text, text[:4000])
+    _build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")
+    (tmp_path / "to").mkdir()
+    _sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    _sources.include_by_name(tmp_path / "to")
+    _sources.unroll_without_names(tmp_path / "to")
+    _sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
     assert time.process_time() - began < 5
 
 
@@ -268,10 +287,10 @@ def test_who_interrupts_is_told_how_to_go_on(
 
     monkeypatch.setattr(cli, "_here", interrupted)
     assert cli.main([str(tmp_path), "--json", str(tmp_path / "out.json")]) == 130
-    assert capsys.readouterr().err == "ece408-grade: interrupted; the same command goes on where it stopped\n"
+    assert capsys.readouterr().err == "ece408-grade: interrupted; the same command continues where it stopped\n"
 
 
-TOOLS = _sandbox.Tools(Path("/tools"), Path("/tools"), Path("/tools"))
+TOOLS = Tools(Path("/tools"))
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,29 @@
 """A class on many machines, through Dask's distributed scheduler: ``ece408-grade --scheduler ADDRESS``.
 
-Workers are started by ``dask worker ADDRESS --nthreads 1``, on machines that have this package, one for each GPU or
-for as many submissions at a time as a machine shall grade. Each submission is one task and carries its sources with
-it. Whoever dies gives its tasks back to the scheduler, which hands them to others.
+Start the workers with ``dask worker ADDRESS --nthreads 1`` on machines that have this package: one per GPU, or as many
+as submissions are to run at a time. Each submission is one task and carries its sources. The scheduler gives the tasks
+of a worker that dies to others.
 """
 
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
 
-from . import _graders, _sandbox, _sources
-from ._course_class import Runner
+from . import _sources, _tools
+from ._class import Record, Runner
 from ._errors import HarnessError
-from ._grading import Grader
-from ._log import Record
+from ._grading import Grader, for_cpu, for_gpus
 from ._spec import Spec
 from ._submission import Submission
 
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 
 #: Seconds to reach the scheduler, and to see a first worker.
 _REACH_SECONDS, _WORKER_SECONDS = 15.0, 60.0
-#: Users that submissions run as, of which each worker process takes one.
-_SLOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -119,18 +115,13 @@ def grade(task: Task, rules: Spec) -> Record:
 
 
 @cache
-def _tools(gpu: bool) -> _sandbox.Tools:
+def _machine(gpu: bool) -> Grader:
     folder = Path(tempfile.mkdtemp(prefix="ece408-tools-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return _sandbox.build_tools(folder, gpu=gpu)
-
-
-@cache
-def _machine(context: str) -> Any:
-    gpu = context == "gpu"
-    return (_graders.for_gpus if gpu else _graders.for_cpu)(_tools(gpu), Spec())
+    tools = _tools.build(folder, [(gpu, False), (gpu, True)])
+    return (for_gpus if gpu else for_cpu)(tools, Spec())
 
 
 def _grader(context: str, rules: Spec) -> Grader:
-    grader: Grader = _machine(context)
-    return replace(grader, bench=replace(grader.bench, spec=rules, slot=os.getpid() % _SLOTS))
+    grader = _machine(context == "gpu")
+    return replace(grader, bench=replace(grader.bench, spec=rules))

@@ -1,4 +1,4 @@
-"""Is the machine as it was? A fixed computation, timed again and again, and what the driver says of the chip."""
+"""Is the machine as fast as before? The reference workload's times, and what the driver says of the chip."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from importlib import import_module
 from typing import Any, Protocol
 
 
-class Side(Protocol):
-    """What can be measured: a device's name, how slow its computation may become, and the computation."""
+class Measured(Protocol):
+    """A device: its name, how much slower its reference workload may become, and that workload."""
 
     device_name: str
     most_drift: float
+    gpu: bool
 
-    def thermometer(self) -> float:
-        """Seconds of the fixed computation."""
+    def reference_seconds(self) -> float:
+        """Seconds of the reference workload."""
         ...
 
 
-#: Readings before a call while the chip comes up from a rest; beyond them it is as it is.
+#: Readings before a call while an idle chip raises its clocks.
 _WAKING = 40
 
 
-class Thermometer:
-    """Each reading is held against the best that the device has shown since the harness began."""
+class ClockCheck:
+    """Compares each reading with the best of that device since the harness began."""
 
     def __init__(self) -> None:
         self._best: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def read(self, side: Side) -> float:
+    def read(self, device: Measured) -> float:
         """One reading, in seconds."""
-        seconds = side.thermometer()
+        seconds = device.reference_seconds()
         with self._lock:
-            self._best[side.device_name] = min(seconds, self._best.get(side.device_name, seconds))
+            self._best[device.device_name] = min(seconds, self._best.get(device.device_name, seconds))
         return seconds
 
-    def steady(self, side: Side) -> float:
-        """Read until the device is as quick as ever, or for a while: a resting chip has low clocks."""
-        seconds = self.read(side)
-        for _ in range(_WAKING if side.device_name not in ("cpu",) else 0):
-            if not self.disturbed(side, seconds):
+    def steady(self, device: Measured) -> float:
+        """Read until a GPU is as fast as ever, or for a while: an idle chip has low clocks."""
+        seconds = self.read(device)
+        for _ in range(_WAKING if device.gpu else 0):
+            if not self.disturbed(device, seconds):
                 break
-            seconds = self.read(side)
+            seconds = self.read(device)
         return seconds
 
-    def disturbed(self, side: Side, *seconds: float) -> bool:
+    def disturbed(self, device: Measured, *seconds: float) -> bool:
         """Was one of the readings slower than the device should be?"""
-        return max(seconds) > side.most_drift * self._best[side.device_name]
+        return max(seconds) > device.most_drift * self._best[device.device_name]
 
 
 @cache

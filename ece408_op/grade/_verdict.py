@@ -1,0 +1,372 @@
+"""The rules of a verdict: the runs of a layer, a network or a submission come in, a status with its reason goes out.
+
+Nothing here runs a program or looks at an array. A new check is a fact that ``_rounds`` records in a Run, and a row of
+VIOLATIONS or a rule of RULES here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Callable, Optional
+
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import timing
+
+from ._networks import Net
+
+#: What a run is for.
+WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"
+#: Those whose inputs are whole numbers.
+WHOLE_NUMBERS = (WARM_UP, POISONED)
+
+PASSED = "passed"
+#: Nothing speaks against the layer, but the network's run ended at another layer.
+STOPPED = "stopped"
+
+#: Classes of an output.
+FLOAT32, HALF, WRONG = "float32", "half", "wrong"
+
+#: Facts about one call that end the submission: status and reason.
+VIOLATIONS = {
+    "changed late": ("tampered", "the output changed after forward had returned: work was left behind"),
+    "red zone": ("out_of_bounds", "it wrote beside its arrays, next to a first or last element"),
+    "inputs": ("tampered", "it changed its input, which is const"),
+    "replayed": ("tampered", "it gave the output of an earlier run again, though its inputs were others"),
+}
+#: These speak against a submission on whatever network they happen.
+FINAL = ("tampered", "unstable", "compile_error")
+
+#: The worker's clock may lag the harness's by this many seconds, and more than half of the run, by chance.
+_CLOCKS_APART = 0.25
+#: It may be ahead by this much, which two readings of one clock cannot be.
+_CLOCK_STEP = 1e-3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One output compared with float64.
+
+    ``share`` is the largest error as a share of float32's bound at that element, ``scaled`` as a share of the sum of
+    |x||w| there. ``index`` is the worst element, (b, m, i, j), ``got`` and ``expected`` its values. ``unwritten``
+    counts elements of a poisoned output that kept the poison; ``accumulates``: the output was added to it.
+    ``wrong_map`` has a line per output row and a character per column: "." is right, 1 to 9 the share that is wrong.
+    """
+
+    precision: str
+    share: float
+    scaled: float
+    index: tuple[int, ...]
+    got: float
+    expected: float
+    wrong: int
+    compared: int
+    unwritten: int = 0
+    accumulates: bool = False
+    wrong_map: tuple[str, ...] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        """The worst element, for the record."""
+        return {
+            "error_of_bound": _finite(self.share),
+            "index": list(self.index),
+            "got": _finite(self.got),
+            "expected": _finite(self.expected),
+            "wrong": self.wrong,
+            "compared": self.compared,
+        }
+
+    def __str__(self) -> str:
+        share = 100 * self.wrong / max(1, self.compared)
+        return (
+            f"{self.wrong} of {self.compared} elements differ ({share:.3g} %), "
+            f"worst y{list(self.index)}: got {self.got:.7g}, expected {self.expected:.7g}"
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of forward: its purpose, seconds by the harness's clock and by the worker's, and the output's class.
+
+    ``reference_seconds`` are those of the reference workload before and after, ``clocks`` what the driver says of the
+    chip. A disturbed run counts for the verdict and not for the times. ``note`` is the CUDA error that forward left
+    unread. In the last ``late_seconds`` of its seconds a GPU did the worker's work after the answer.
+    """
+
+    purpose: str
+    seconds: float
+    worker_seconds: float
+    outcome: Outcome
+    reference_seconds: tuple[float, ...] = ()
+    clocks: dict[str, int] | None = None
+    disturbed: bool = False
+    note: str = ""
+    late_seconds: float = 0.0
+
+    @property
+    def wrong(self) -> bool:
+        """Is the output wrong in every precision?"""
+        return self.outcome.precision == WRONG
+
+    @property
+    def clocks_disagree(self) -> bool:
+        """Is it impossible that the worker's clock saw what the harness's saw?"""
+        behind = self.seconds - self.worker_seconds
+        return behind > max(_CLOCKS_APART, self.seconds / 2) or behind < -_CLOCK_STEP
+
+    def as_data(self) -> dict[str, Any]:
+        """For the record."""
+        data = {"purpose": self.purpose, "seconds": self.seconds, "worker_seconds": self.worker_seconds}
+        data.update(verdict=self.outcome.precision, error=_finite(self.outcome.scaled))
+        if self.purpose == TIMED:
+            data.update(reference_seconds=list(self.reference_seconds), clocks=self.clocks)
+            data.update(disturbed=self.disturbed, late_seconds=self.late_seconds)
+        if self.note:
+            data["unread_cuda_error"] = self.note
+        return data
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A status with its reason; the precision where it passed."""
+
+    status: str
+    reason: str = ""
+    precision: str | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """The worker ended, or may not go on, at the layer of this index."""
+
+    layer: int
+    status: str
+    reason: str
+
+
+@dataclass
+class Layer:
+    """One layer of a network: its runs and the verdict on them.
+
+    ``overhead`` are the seconds of an empty call, ``roofline`` those of the layer's roofline where it is known.
+    """
+
+    problem: ConvProblem
+    runs: list[Run] = field(default_factory=list)
+    overhead: float = 0.0
+    roofline: float | None = None
+    verdict: Verdict = Verdict(STOPPED)
+
+    @property
+    def times(self) -> list[float]:
+        """Seconds of the timed runs, less an empty call's.
+
+        The undisturbed ones, unless there are fewer than two: one run alone has no interval.
+        """
+        timed = [run for run in self.runs if run.purpose == TIMED]
+        steady = [run for run in timed if not run.disturbed]
+        return [self._net(run) for run in (steady if len(steady) > 1 else timed)]
+
+    @property
+    def certainly_wrong(self) -> bool:
+        """Was it wrong on whole numbers and on others? Then no further run can change the verdict."""
+        return any(run.purpose == TIMED for run in self.runs) and all(run.wrong for run in self.runs)
+
+    def as_data(self) -> dict[str, Any]:
+        """For the record."""
+        p = self.problem
+        data: dict[str, Any] = {
+            "layer": [p.channels, p.height, p.width, p.filters, p.kernel],
+            "images": p.batch,
+            **asdict(self.verdict),
+            "accumulates": any(run.outcome.accumulates for run in self.runs),
+            "overhead_seconds": self.overhead,
+            "roofline_seconds": self.roofline,
+            "runs": [run.as_data() for run in self.runs],
+        }
+        if self.runs:
+            data["worst"] = worst(self.runs).as_data()
+            data["wrong_map"] = list(worst(self.runs).wrong_map)
+        if self.verdict.status == PASSED and self.times:
+            data["seconds"] = asdict(timing.summary(self.times))
+            # The course called forward once per process, cold.
+            data["first_call_seconds"] = self._net(self.runs[0])
+        return data
+
+    def _net(self, run: Run) -> float:
+        return max(0.0, run.seconds - self.overhead)
+
+
+def worst(runs: Sequence[Run]) -> Outcome:
+    """The outcome with the largest error; a poisoned output's only where no other is wrong."""
+    return max(runs, key=lambda run: (run.wrong, run.purpose != POISONED, run.outcome.share)).outcome
+
+
+def judge_network(layers: Sequence[Layer], end: End | None, half_passes: bool) -> None:
+    """Give each layer its verdict.
+
+    Where the worker ended, wrong outputs before that count first, unless the end is tampering.
+    """
+    for layer in layers:
+        layer.verdict = Verdict(STOPPED)
+        if end is None or any(run.wrong for run in layer.runs):
+            layer.verdict = judge_layer(layer.problem, layer.runs, half_passes)
+    if end is not None and (end.status == "tampered" or all(one.verdict.status == STOPPED for one in layers)):
+        layers[end.layer].verdict = Verdict(end.status, f"{end.reason} ({layers[end.layer].problem})")
+
+
+def judge_layer(problem: ConvProblem, runs: Sequence[Run], half_passes: bool) -> Verdict:
+    """The verdict on all runs of one layer: that of the first rule that applies."""
+    for rule in RULES:
+        found = rule(runs)
+        if found is not None:
+            reason = f"{found[1]} ({problem})" if found[0] in ("wrong", "unstable") else found[1]
+            return Verdict(found[0], reason)
+    precision = HALF if any(run.outcome.precision == HALF for run in runs) else FLOAT32
+    if precision == HALF and not half_passes:
+        return Verdict("wrong", "it is right in half precision only, which this grader's file forbids", precision)
+    return Verdict(PASSED, "", precision)
+
+
+def _some_wrong(runs: Sequence[Run]) -> tuple[str, str] | None:
+    wrong = [run for run in runs if run.wrong]
+    if not wrong:
+        return None
+    text = str(wrong[0].outcome)
+    if wrong[0].note:
+        text += f"; CUDA had reported {wrong[0].note}, which the file did not look at"
+    if _unstable(runs):
+        return "unstable", f"{len(wrong)} of {len(runs)} runs are wrong: {text}"
+    if runs[0].purpose == WARM_UP and not runs[0].wrong:
+        text += "; its first call, on whole numbers, was right"
+    return "wrong", text
+
+
+def _unstable(runs: Sequence[Run]) -> bool:
+    """Are runs on data of the same kind right and wrong?"""
+    if not runs[0].wrong and all(run.wrong for run in runs[1:]):
+        return False  # it keeps something from its first call
+    right = [run for run in runs if not run.wrong]
+    whole = [run for run in runs if run.purpose in WHOLE_NUMBERS]
+    others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
+    if any(run.wrong for run in whole) and all(run.outcome.precision == HALF for run in right):
+        return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
+    if any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others)):
+        return True
+    # Wrong on whole numbers alone: too coarse a precision, unless the others are float32's.
+    return not any(run.wrong for run in others) and any(run.outcome.precision == FLOAT32 for run in others)
+
+
+def _clock_replaced(runs: Sequence[Run]) -> tuple[str, str] | None:
+    timed = [run for run in runs if run.purpose == TIMED]
+    if not timed or not all(run.clocks_disagree for run in timed):
+        return None
+    text = f"its process's clock says {timed[0].worker_seconds:.3g} s where {timed[0].seconds:.3g} s went by"
+    return "tampered", text
+
+
+def _always_late(runs: Sequence[Run]) -> tuple[str, str] | None:
+    steady = [run for run in runs if run.purpose == TIMED and not run.disturbed]
+    # One late answer is no proof: the harness may have been held up itself.
+    if len(steady) < 2 or not all(run.late_seconds for run in steady):
+        return None
+    least = 1e3 * min(run.late_seconds for run in steady)
+    return "tampered", f"in every run its answer came {least:.3g} ms and more before the GPU had done its work"
+
+
+#: Status and reason from all runs; None where it does not apply.
+Rule = Callable[[Sequence[Run]], Optional[tuple[str, str]]]
+#: The first that applies decides.
+RULES: tuple[Rule, ...] = (_some_wrong, _clock_replaced, _always_late)
+
+
+@dataclass
+class NetworkResult:
+    """A network tried with a number of images: its layers, accuracies, what the worker printed, and its containment."""
+
+    net: Net
+    images: int
+    layers: list[Layer]
+    accuracy: list[Any] = field(default_factory=list)
+    printed: str = ""
+    had: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+    #: Did it keep memory from call to call until there was none?
+    leaks: bool = False
+
+    @property
+    def failed(self) -> Layer | None:
+        """The layer that speaks against it: one that was tampered with, else the first that is not right."""
+        bad = [one for one in self.layers if one.verdict.status not in (PASSED, STOPPED)]
+        return next((one for one in bad if one.verdict.status == "tampered"), bad[0] if bad else None)
+
+    @property
+    def status(self) -> str:
+        """Passed, or the failed layer's status."""
+        return PASSED if self.failed is None else self.failed.verdict.status
+
+    @property
+    def reason(self) -> str:
+        """The failed layer's reason."""
+        return "" if self.failed is None else self.failed.verdict.reason
+
+    def as_data(self) -> dict[str, Any]:
+        """For the record."""
+        layers = [one.as_data() for one in self.layers]
+        data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
+        data.update(layers=layers, leaks=self.leaks, accuracy=[asdict(one) for one in self.accuracy])
+        if self.status == PASSED and all("seconds" in layer for layer in layers):
+            data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
+            if all(layer["roofline_seconds"] is not None for layer in layers):
+                data["roofline_seconds"] = sum(layer["roofline_seconds"] for layer in layers)
+        return data
+
+
+def is_final(one: NetworkResult, pointed: Collection[Net]) -> bool:
+    """Does this speak against the file, whatever it does on other networks?
+
+    Where the file's constants point to networks, chance on another one says nothing of those.
+    """
+    elsewhere = bool(pointed) and one.net not in pointed
+    return one.status in FINAL and not (one.status == "unstable" and elsewhere)
+
+
+def judge_submission(
+    results: Sequence[NetworkResult], *, demanded: bool, pointed: Sequence[Net], meant: Collection[Net]
+) -> tuple[Verdict, NetworkResult]:
+    """The verdict on all networks tried, and the network that decides it.
+
+    ``demanded``: every network is required. ``pointed`` are the networks that the file's constants point to, ``meant``
+    those to which they point without doubt.
+    """
+    passed = [one for one in results if one.status == PASSED]
+    failed = next((one for one in results if is_final(one, pointed)), None)
+    if demanded:
+        failed = failed or next((one for one in results if one.status != PASSED), None)
+    elif failed is None and not (any(one.net in meant for one in passed) if meant else passed):
+        failed = results[0] if pointed else _typical(results)
+    if failed is not None:
+        return Verdict(failed.status, f"{failed.net.name}: {failed.reason}"), failed
+    halves = any(layer.verdict.precision == HALF for one in passed for layer in one.layers)
+    return Verdict(PASSED, _praise(results, passed), HALF if halves else FLOAT32), passed[0]
+
+
+def _typical(results: Sequence[NetworkResult]) -> NetworkResult:
+    """The first of those whose status is the most frequent."""
+    most = Counter(one.status for one in results).most_common(1)[0][0]
+    return next(one for one in results if one.status == most)
+
+
+def _praise(results: Sequence[NetworkResult], passed: Sequence[NetworkResult]) -> str:
+    text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
+    other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
+    if any(one.leaks for one in passed):
+        text += "; it does not free its memory, and was restarted when none was left"
+    return f"{text}; not on {'; '.join(other)}" if other else text
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no NaN or infinity."""
+    return float(value) if math.isfinite(value) else str(value)

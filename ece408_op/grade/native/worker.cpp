@@ -1,0 +1,283 @@
+// The worker: maps the harness's buffers, loads one submission, and calls its forward when told to.
+//
+//   worker LIBRARY IN OUT GUARD {B C H W M K X W Y}...
+//
+// Nine words per layer. X, W and Y are descriptors on the CPU, CUDA IPC handles in hexadecimal on the GPU; GUARD is the
+// number of bytes around each. python_worker.py loads this file as a library and calls ece408_serve with its own load and
+// forward.
+//
+// Commands and replies are lines over two pipes. "load" loads the submission. "run NONCE LAYER" calls forward and is
+// answered "done NONCE NANOSECONDS NOTE"; NOTE is the CUDA error that forward left unread, or "-". Other answers are
+// "failed TEXT" (forward threw), "refused TEXT" (it does not take the layer) and "cuda TEXT" (a CUDA error). "empty NONCE"
+// is answered at once, also before "load"; "zero NONCE LAYER", before "load" only, when y holds zeros. The harness
+// believes nothing of this, since a submission can write to any memory of this process: it has its own clock.
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <dlfcn.h>
+#include <exception>
+#include <fcntl.h>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <vector>
+
+#ifdef ECE408_GRADE_GPU
+#include <cuda_runtime.h>
+#endif
+
+struct ece408_grade_call {
+  float *y, *x, *w;
+  unsigned y_shape[4], x_shape[4], w_shape[4];
+  void* stream;
+  const char* note;
+};
+
+namespace {
+
+// Texts of load and forward are at most this long; an empty one means that all went well.
+constexpr size_t text_bytes = 1024;
+typedef void (*Load)(char* text);
+typedef void (*Forward)(ece408_grade_call* call, unsigned layer, char* text);
+
+int out = -1;
+char spare_stack[1 << 16];
+const char* stack_begin = nullptr;
+
+void reply(const std::string& line) {
+  std::string text = line + "\n";
+  const char* at = text.data();
+  for (size_t left = text.size(); left > 0;) {
+    ssize_t n = write(out, at, left);
+    if (n <= 0) _exit(3);
+    at += n;
+    left -= n;
+  }
+}
+
+[[noreturn]] void lost(const std::string& doing, const char* why) {
+  reply("lost " + doing + ": " + why);
+  _exit(4);
+}
+
+struct Region {
+  char name;
+  char* begin;
+  size_t bytes;
+};
+std::vector<Region> regions;  // the buffers in the host's memory
+
+#ifdef ECE408_GRADE_GPU
+float* open_buffer(char, const char* handle, size_t, size_t guard) {
+  cudaIpcMemHandle_t raw;
+  for (size_t i = 0; i < sizeof raw; ++i) {
+    unsigned value = 0;
+    sscanf(handle + 2 * i, "%2x", &value);
+    reinterpret_cast<unsigned char*>(&raw)[i] = (unsigned char)value;
+  }
+  void* base = nullptr;
+  cudaError_t error = cudaIpcOpenMemHandle(&base, raw, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) lost("opening the harness's buffer", cudaGetErrorString(error));
+  return reinterpret_cast<float*>(static_cast<char*>(base) + guard);
+}
+
+// The first error of a call, as a reply; empty without one.
+std::string cuda_error(const ece408_grade_call& call) {
+  cudaError_t error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) error = cudaGetLastError();
+  // A reset of the device takes the buffers away too.
+  cudaPointerAttributes mapped;
+  if (error == cudaSuccess && (cudaPointerGetAttributes(&mapped, call.y) != cudaSuccess ||
+                               mapped.type != cudaMemoryTypeDevice))
+    error = cudaErrorContextIsDestroyed;
+  if (error == cudaSuccess) return "";
+  return std::string("cuda ") + cudaGetErrorName(error) + " " + cudaGetErrorString(error);
+}
+#else
+// The pages around the data cannot be touched; the data ends where they begin, within 64 bytes.
+float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
+  int fd = atoi(handle);
+  struct stat info;
+  fstat(fd, &info);
+  size_t mapped = info.st_size;
+  char* base = static_cast<char*>(
+      mmap(nullptr, mapped + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  int access = name == 'y' ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (base == MAP_FAILED || mmap(base + guard, mapped, access, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+    lost("mapping the harness's buffer", strerror(errno));
+  close(fd);
+  regions.push_back({name, base + guard + mapped - (bytes + 63) / 64 * 64, bytes});
+  return reinterpret_cast<float*>(regions.back().begin);
+}
+
+std::string cuda_error(const ece408_grade_call&) { return ""; }
+#endif
+
+// Is it memory of the stack that is not there? All memory between the stack pointer and the stack's beginning is, as long
+// as the stack lasts; a function without room for its variables moves the pointer out of it.
+bool of_the_stack(const char* at, void* context) {
+  const char* pointer = at + (1 << 30);
+#if defined(__x86_64__)
+  pointer = reinterpret_cast<const char*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RSP]);
+#elif defined(__aarch64__)
+  pointer = reinterpret_cast<const char*>(static_cast<ucontext_t*>(context)->uc_mcontext.sp);
+#endif
+  const ptrdiff_t slack = 1 << 16;
+  // The stacks of other threads lie among other memory.
+  return at - pointer > -slack && (at - pointer < slack || (getpid() == gettid() && at < stack_begin));
+}
+
+// Reports where a fault lies, relative to a buffer that is near, and lets the signal end the process.
+void fault(int number, siginfo_t* info, void* context) {
+  const char* at = static_cast<const char*>(info->si_addr);
+  char text[128];
+  int n = snprintf(text, sizeof text, "fault %d %s 0 0\n", number, of_the_stack(at, context) ? "stack" : "elsewhere");
+  for (const Region& r : regions) {
+    const ptrdiff_t slack = 1 << 24;
+    ptrdiff_t offset = at - r.begin;
+    if (offset > -slack && offset < (ptrdiff_t)r.bytes + slack)
+      n = snprintf(text, sizeof text, "fault %d %c %td %zu\n", number, r.name, offset / 4, r.bytes / 4);
+  }
+  ssize_t done = write(out, text, n);
+  (void)done;
+  signal(number, SIG_DFL);
+}
+
+void catch_faults() {
+  stack_t stack = {};
+  stack.ss_sp = spare_stack;
+  stack.ss_size = sizeof spare_stack;
+  sigaltstack(&stack, nullptr);
+  struct sigaction action = {};
+  action.sa_sigaction = fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+long long nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+void answer_empty(const char* nonce) {
+#ifdef ECE408_GRADE_GPU
+  cudaDeviceSynchronize();
+#endif
+  reply(std::string("done ") + nonce + " 0 -");
+}
+
+void put(char* text, const std::string& line) {
+  size_t size = line.copy(text, text_bytes - 1);
+  text[size] = 0;
+  for (char* c = text; *c; ++c)
+    if (*c == '\n' || *c == '\r') *c = ' ';
+}
+
+const char* library_path = nullptr;
+void (*library_forward)(ece408_grade_call*) = nullptr;
+
+void load_library(char* text) {
+  void* library = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
+  if (!library) return put(text, dlerror());
+  library_forward = reinterpret_cast<void (*)(ece408_grade_call*)>(dlsym(library, "ece408_grade_forward"));
+  if (!library_forward) put(text, "it lacks ece408_grade_forward");
+}
+
+void call_library(ece408_grade_call* call, unsigned, char* text) {
+  try {
+    library_forward(call);
+  } catch (const std::exception& error) {
+    put(text, std::string("failed ") + error.what());
+  } catch (...) {
+    put(text, "failed an exception that is no std::exception");
+  }
+}
+
+}  // namespace
+
+// Serves the commands until their pipe ends; words are IN OUT GUARD and the layers.
+extern "C" int ece408_serve(char** words, Load load, Forward forward) {
+  constexpr int first = 3, per_layer = 9;
+  FILE* commands = fdopen(atoi(words[0]), "r");
+  out = atoi(words[1]);
+  size_t guard = strtoull(words[2], nullptr, 10);
+  signal(SIGXFSZ, SIG_IGN);  // output beyond the limit is lost, and that is all
+  setvbuf(stdout, nullptr, _IONBF, 0);  // what is printed outlives a crash
+  void* used = nullptr;
+#ifdef ECE408_GRADE_GPU
+  cudaStream_t stream;
+  cudaError_t error = cudaStreamCreate(&stream);
+  if (error != cudaSuccess) lost("starting the GPU", cudaGetErrorString(error));
+  used = stream;
+#endif
+  std::vector<ece408_grade_call> calls;
+  for (char** at = words + first; *at; at += per_layer) {
+    unsigned B = atoi(at[0]), C = atoi(at[1]), H = atoi(at[2]), W = atoi(at[3]), M = atoi(at[4]), K = atoi(at[5]);
+    unsigned OH = H - K + 1, OW = W - K + 1;
+    ece408_grade_call call = {nullptr, nullptr, nullptr, {B, M, OH, OW}, {B, C, H, W}, {M, C, K, K}, used, nullptr};
+    call.x = open_buffer('x', at[6], 4ull * B * C * H * W, guard);
+    call.w = open_buffer('w', at[7], 4ull * M * C * K * K, guard);
+    call.y = open_buffer('y', at[8], 4ull * B * M * OH * OW, guard);
+    calls.push_back(call);
+  }
+  catch_faults();
+  reply("open");
+
+  // The harness measures an empty call, and how soon its own work on a GPU follows an honest answer, before the
+  // submission can slow either down.
+  char line[80], nonce[40], text[text_bytes] = "";
+  unsigned layer = 0;
+  while (fgets(line, sizeof line, commands)) {
+    if (sscanf(line, "zero %39s %u", nonce, &layer) == 2 && layer < calls.size()) {
+#ifdef ECE408_GRADE_GPU
+      const unsigned* n = calls[layer].y_shape;
+      cudaMemset(calls[layer].y, 0, 4ull * n[0] * n[1] * n[2] * n[3]);
+#endif
+    } else if (sscanf(line, "empty %39s", nonce) != 1) {
+      break;
+    }
+    answer_empty(nonce);
+  }
+  load(text);
+  if (*text) {
+    reply(std::string("unloadable ") + text);
+    return 4;
+  }
+  reply("ready");
+
+  while (fgets(line, sizeof line, commands)) {
+    if (sscanf(line, "empty %39s", nonce) == 1) {
+      answer_empty(nonce);
+    } else if (sscanf(line, "run %39s %u", nonce, &layer) == 2 && layer < calls.size()) {
+      ece408_grade_call& call = calls[layer];
+      call.note = nullptr;
+      *text = 0;
+      long long start = nanoseconds();
+      forward(&call, layer, text);
+      std::string answer = *text ? text : cuda_error(call);
+      long long took = nanoseconds() - start;
+      if (answer.empty())
+        answer = std::string("done ") + nonce + " " + std::to_string(took) + " " + (call.note ? call.note : "-");
+      reply(answer);
+    } else {
+      break;
+    }
+  }
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  if (argc < 5) return 2;
+  stack_begin = reinterpret_cast<const char*>(argv);
+  library_path = argv[1];
+  // Nothing that a submission left for the exit runs.
+  _exit(ece408_serve(argv + 2, load_library, call_library));
+}

@@ -1,0 +1,207 @@
+"""A layer's buffers: what is drawn, what is noticed, and how an output is judged; the GPU's kernels as plain C++."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import nvrtc
+import pytest
+
+from ece408_op.core import reference
+from ece408_op.core.check import compare
+from ece408_op.grade import _buffers, _judge
+from ece408_op.grade._buffers import Buffers
+from ece408_op.grade._verdict import FLOAT32, HALF, WRONG
+from ece408_op.kernels.cpu import loops
+from ece408_op.problem import ConvProblem
+
+#: CUDA's words in C++: a grid of one thread.
+SHIM = """
+#include <cmath>
+using std::fabs;
+#define __global__
+struct { unsigned x; } blockIdx = {0}, threadIdx = {0}, blockDim = {1}, gridDim = {1};
+"""
+PROBLEM = ConvProblem(3, 4, 9, 8, 5, 3)
+
+
+@pytest.fixture
+def buffers() -> Iterator[Buffers]:
+    with Buffers(PROBLEM) as found:
+        yield found
+
+
+def sum_in_float32(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    y = np.zeros(PROBLEM.y_shape, np.float32)
+    for p in range(3):
+        for q in range(3):
+            y += np.einsum("bcij,mc->bmij", x[:, :, p : p + 7, q : q + 6], w[:, :, p, q])
+    return y
+
+
+def call(buffers: Buffers, kind: str, fill: float = 0.0) -> np.ndarray:
+    """A run by this process in the worker's place; the output."""
+    buffers.draw(kind, np.random.default_rng(5))
+    buffers.clear(fill)
+    buffers.present(flush=True)
+    y = buffers.y.array
+    y[...] = sum_in_float32(buffers.x.array, buffers.w.array)
+    return y
+
+
+def test_real_inputs_are_uniform_and_other_seeds_give_others() -> None:
+    problem = ConvProblem(30, 3, 40, 40, 2, 3)
+    with Buffers(problem) as one, Buffers(problem) as other:
+        one.draw(_judge.REAL, np.random.default_rng(7))
+        other.draw(_judge.REAL, np.random.default_rng(8))
+        for both in (one, other):
+            both.present(flush=False)
+        x = one.x.array.ravel()
+        assert (x >= -1).all() and (x < 1).all()
+        # The mean of n uniform numbers has a standard deviation of 1 / sqrt(3 n): six of them.
+        assert abs(x.mean()) < 6 / np.sqrt(3 * x.size)
+        assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 6 / np.sqrt(x.size)
+        assert (other.x.array.ravel() != x).mean() > 0.99
+
+
+@pytest.mark.parametrize(("channels", "values"), [(4, {-2, -1, 1, 2}), (200, {-1, 1})])
+def test_whole_numbers(channels: int, values: set[int]) -> None:
+    with Buffers(ConvProblem(2, channels, 9, 8, 5, 3)) as buffers:
+        buffers.draw(_judge.WHOLE, np.random.default_rng(3))
+        buffers.present(flush=False)
+        assert set(buffers.x.array.ravel()) == values
+        assert set(buffers.w.array.ravel()) == {-1, 1}
+
+
+def test_a_near_duplicate_changes_every_image_and_few_elements() -> None:
+    with Buffers(ConvProblem(64, 1, 28, 25, 2, 3)) as buffers:
+        buffers.draw(_judge.REAL, np.random.default_rng(1))
+        buffers.present(flush=False)
+        before = buffers.x.array.copy()
+        buffers.draw_near_duplicate(np.random.default_rng(2))
+        buffers.present(flush=False)
+        changed = (before != buffers.x.array).reshape(64, -1)
+        assert changed.any(axis=1).all()
+        assert changed.mean() < 0.01
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+@pytest.mark.parametrize("kind", [_judge.REAL, _judge.WHOLE])
+def test_an_output_is_compared_with_float64(buffers: Buffers, kind: str, spoilt: bool) -> None:
+    y = call(buffers, kind)
+    if spoilt:
+        y[2, 4, 6, 5] += 1
+        y[0, 1, 2, 3] = np.nan
+    buffers.take_output()
+    found = buffers.outcome(kind)
+    expected = compare(y, buffers.x.array, buffers.w.array, loops.KERNEL)
+    assert found.precision == (WRONG if spoilt else FLOAT32)
+    assert found.wrong == expected.wrong == 2 * spoilt
+    assert (found.share, found.index) == (pytest.approx(expected.worst), expected.index)
+    assert found.scaled == pytest.approx(expected.scaled)
+    assert len(found.wrong_map) == (7 if spoilt else 0)
+    if spoilt:
+        assert found.wrong_map[6] == ".....1" and found.wrong_map[2] == "...1.." and found.wrong_map[0] == "......"
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_elements_of_a_poisoned_output_that_were_not_written(buffers: Buffers, accumulates: bool) -> None:
+    y = call(buffers, _judge.WHOLE, _judge.POISON)
+    y += np.float32(_judge.POISON * accumulates)
+    buffers.take_output()
+    right = buffers.poisoned_outcome()
+    assert (right.precision, right.wrong, right.accumulates) == (FLOAT32, 0, accumulates)
+    y[1, 2, 3] = _judge.POISON
+    y[0, 0, 0, 0] = 0.3
+    buffers.take_output()
+    found = buffers.poisoned_outcome()
+    # The row of six, but for sums of zero.
+    exact = reference.convolve(buffers.x.array, buffers.w.array)[1, 2, 3]
+    assert found.unwritten == int((exact != 0).sum()) > 0
+    assert (found.precision, found.wrong, found.accumulates) == (WRONG, found.unwritten + 1, accumulates)
+    assert (found.index, found.got) == ((0, 0, 0, 0), pytest.approx(0.3))
+
+
+def test_half_precision_is_told_from_float32(buffers: Buffers) -> None:
+    y = call(buffers, _judge.REAL)
+    x, w = (one.array.astype(np.float16).astype(np.float32) for one in (buffers.x, buffers.w))
+    y[...] = sum_in_float32(x, w)
+    buffers.take_output()
+    assert buffers.outcome(_judge.REAL).precision == HALF
+
+
+def judged(y: np.ndarray, x: np.ndarray, w: np.ndarray, kind: str) -> str:
+    with Buffers(ConvProblem.from_shapes(x.shape, w.shape)) as buffers:
+        buffers.set_inputs(x, w)
+        buffers.y.array[...] = y
+        buffers.take_output()
+        return buffers.outcome(kind).precision
+
+
+def test_a_transforms_errors_on_an_empty_background_are_no_mistake() -> None:
+    rng = np.random.default_rng(5)
+    x = np.zeros((2, 1, 28, 28), np.float32)
+    x[:, :, :9, :9] = rng.integers(0, 256, (2, 1, 9, 9))
+    w = rng.standard_normal((4, 1, 5, 5)).astype(np.float32)
+    spectrum = np.fft.rfft2(x[:, :1], (28, 28)) * np.conj(np.fft.rfft2(w[:, 0], (28, 28)))
+    transformed = np.fft.irfft2(spectrum, (28, 28))[:, :, :24, :24].astype(np.float32)
+    assert (transformed[:, :, 12:, 12:] != 0).any()
+    assert judged(transformed, x, w, _judge.REAL) == WRONG
+    assert judged(transformed, x, w, _judge.PICTURE) == FLOAT32
+    garbage = reference.convolve(x, w).astype(np.float32)
+    garbage[1, 2, 20, 20] = 5  # where every pixel is zero
+    assert judged(garbage, x, w, _judge.REAL) == judged(garbage, x, w, _judge.PICTURE) == WRONG
+    one_less = w.copy()
+    one_less[2, 0, 4, 4] = 0
+    assert judged(reference.convolve(x, one_less).astype(np.float32), x, w, _judge.PICTURE) == WRONG
+
+
+def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
+    call(buffers, _judge.REAL)
+    buffers.take_output()
+    assert buffers.violations() == []
+    digest = buffers.digest()
+    buffers.y.array[2, 4, 6, 5] = np.nextafter(buffers.y.array[2, 4, 6, 5], np.float32(9))
+    assert buffers.violations() == ["changed late"]
+    buffers.take_output()
+    assert buffers.digest() != digest
+    buffers.y.zones[0][-1] = 0
+    buffers.w.array[0, 0, 0, 0] += 1
+    assert buffers.violations() == ["red zone", "inputs"]
+
+
+@pytest.mark.parametrize("architecture", [60, 90])
+def test_the_gpus_kernels_compile(architecture: int) -> None:
+    if nvrtc.missing():
+        pytest.skip(f"NVRTC of the test extra is missing: {nvrtc.missing()}")
+    kernels = nvrtc.compile_text(_buffers.KERNELS, architecture)
+    assert set(kernels) == {"sums", "reference_workload"}
+    assert all(report.spill_bytes == 0 for report in kernels.values())
+
+
+def test_the_gpus_kernels_compute(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    (tmp_path / "side.cpp").write_text(SHIM + _buffers.KERNELS)
+    command = ["g++", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "side.so"), str(tmp_path / "side.cpp")]
+    subprocess.run(command, check=True)
+    kernels = ctypes.CDLL(str(tmp_path / "side.so"))
+    rng = np.random.default_rng(4)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (PROBLEM.x_shape, PROBLEM.w_shape))
+    exact, size = np.full((2, *PROBLEM.y_shape), math.nan)
+
+    def at(array: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data)
+
+    kernels.sums(at(x), at(w), ctypes.c_ulonglong(exact.size), 4, 9, 8, 5, 3, at(exact), at(size))
+    np.testing.assert_allclose(exact, reference.convolve(x, w), atol=1e-12)
+    np.testing.assert_allclose(size, reference.magnitude(x, w))
+    to = np.zeros(1, np.float32)
+    kernels.reference_workload(at(to), 16384)
+    assert to[0] == 2

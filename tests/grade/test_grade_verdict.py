@@ -1,0 +1,128 @@
+"""The rules of a verdict, from runs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from ece408_op.grade._networks import KNOWN, NETS
+from ece408_op.grade._verdict import (
+    FLOAT32,
+    HALF,
+    POISONED,
+    TIMED,
+    WARM_UP,
+    WRONG,
+    End,
+    Layer,
+    NetworkResult,
+    Outcome,
+    Run,
+    Verdict,
+    judge_layer,
+    judge_network,
+    judge_submission,
+)  # fmt: skip
+from ece408_op.problem import ConvProblem
+
+PROBLEM = ConvProblem(3, 2, 7, 6, 3, 3)
+F, H, W = FLOAT32, HALF, WRONG
+
+
+def outcome(precision: str) -> Outcome:
+    return Outcome(precision, 0.5, 1e-8, (0, 0, 0, 0), 1.0, 1.0, int(precision == WRONG), 9)
+
+
+def runs(precisions: str) -> list[Run]:
+    """A letter per run: f, h or w; in capitals for whole numbers."""
+    classes = {"f": F, "h": H, "w": W}
+    purposes = [TIMED if letter.islower() else POISONED for letter in precisions]
+    purposes[0] = WARM_UP if precisions[0].isupper() else TIMED
+    return [Run(purpose, 1e-3, 1e-3, outcome(classes[one.lower()])) for purpose, one in zip(purposes, precisions)]
+
+
+@pytest.mark.parametrize(
+    ("precisions", "status", "precision"),
+    [
+        ("Fff", "passed", F),
+        ("FFff", "passed", F),
+        ("Fhh", "passed", H),
+        ("Www", "wrong", None),
+        ("Fwf", "unstable", None),
+        ("Fww", "wrong", None),
+        ("FWww", "wrong", None),  # what it kept from its first call
+        ("FWff", "unstable", None),  # garbage in a poisoned output alone
+        ("Wff", "unstable", None),
+        ("WWff", "unstable", None),
+        ("Whh", "wrong", None),  # coarser than half precision: wrong on whole numbers
+    ],
+)
+def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None) -> None:
+    found = judge_layer(PROBLEM, runs(precisions), half_passes=True)
+    assert (found.status, found.precision) == (status, precision)
+    later = precisions[0] == "F" and set(precisions[1:].lower()) == {"w"}
+    assert ("its first call, on whole numbers, was right" in found.reason) == later
+
+
+def test_half_precision_may_be_forbidden() -> None:
+    found = judge_layer(PROBLEM, runs("Fhh"), half_passes=False)
+    assert found.status == "wrong" and "half precision" in found.reason
+
+
+@pytest.mark.parametrize(("claimed", "status"), [(1.9, "passed"), (0.2, "tampered"), (2.1, "tampered")])
+def test_a_clock_that_cannot_be_right(claimed: float, status: str) -> None:
+    assert judge_layer(PROBLEM, [Run(TIMED, 2.0, claimed, outcome(F))], half_passes=True).status == status
+
+
+@pytest.mark.parametrize(
+    ("late", "status"),
+    [([0, 0, 0], "passed"), ([1.8, 0, 0], "passed"), ([1.8, 0.5, 1.8], "tampered"), ([1.8], "passed")],
+)
+def test_answers_before_the_gpus_work_is_done(late: list[float], status: str) -> None:
+    timed = [Run(TIMED, 3e-3, 3e-3, outcome(F), late_seconds=1e-3 * one) for one in late]
+    assert judge_layer(PROBLEM, timed, half_passes=True).status == status
+
+
+@pytest.mark.parametrize(
+    ("layers", "end", "statuses"),
+    [
+        (["Ff", "Ff"], None, ["passed", "passed"]),
+        (["Ff", "F"], End(1, "crashed", "why"), ["stopped", "crashed"]),
+        (["Ww", "F"], End(1, "crashed", "why"), ["wrong", "stopped"]),  # what came first counts
+        (["Ww", "F"], End(1, "tampered", "why"), ["wrong", "tampered"]),
+        (["F", "F"], End(0, "timed_out", "why"), ["timed_out", "stopped"]),
+    ],
+)
+def test_a_networks_layers(layers: list[str], end: End | None, statuses: list[str]) -> None:
+    those = [Layer(PROBLEM, runs(one)) for one in layers]
+    judge_network(those, end, half_passes=True)
+    assert [one.verdict.status for one in those] == statuses
+
+
+def network(number: int, status: str) -> NetworkResult:
+    layer = Layer(PROBLEM, verdict=Verdict(status, "why", F if status == "passed" else None))
+    return NetworkResult(KNOWN[number], 9, [layer])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "demanded", "pointed", "meant", "status", "decisive"),
+    [
+        (["passed", "passed"], True, [], [], "passed", 0),
+        (["passed", "wrong"], True, [], [], "wrong", 1),
+        (["passed", "wrong"], False, [], [], "passed", 0),
+        (["passed", "wrong"], False, [1], [1], "wrong", 0),  # results come in the order of what it points to
+        (["passed", "unstable"], False, [], [], "unstable", 1),
+        (["passed", "unstable"], False, [0], [0], "passed", 0),  # chance on a network that it is not for
+        (["passed", "tampered"], False, [0], [0], "tampered", 1),
+        (["crashed", "wrong", "wrong"], False, [], [], "wrong", 1),  # the most frequent
+        (["crashed", "wrong", "wrong"], False, [0], [], "crashed", 0),
+    ],
+)
+def test_a_submission(
+    statuses: list[str], demanded: bool, pointed: list[int], meant: list[int], status: str, decisive: int
+) -> None:
+    results = [network(number, one) for number, one in enumerate(statuses)]
+    nets = [[NETS[number] for number in those] for those in (pointed, meant)]
+    if pointed == [1]:
+        results = results[::-1]
+    verdict, found = judge_submission(results, demanded=demanded, pointed=nets[0], meant=nets[1])
+    assert (verdict.status, found) == (status, results[decisive])
