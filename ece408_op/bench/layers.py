@@ -105,7 +105,7 @@ def cpu_case(
     reference = timer.Reference(x, w, _CHECKED_ON_CPU)
     found = _on_cpu(problem, data, weight, (x, w), impls)
     rows = (row for one in found for row in ([one] if isinstance(one, Row) else _cpu_rows(one, reference, limits)))
-    return _case(name, problem, rows, ceilings, progress)
+    return case_of(name, problem, rows, ceilings, progress)
 
 
 def _on_cpu(
@@ -195,7 +195,7 @@ def gpu_case(
     rng = cupy.random.default_rng(seed)
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
     x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
-    case = _case(name, problem, gpu_rows(problem, x, w, impls, precision, limits, peers), ceilings, progress)
+    case = case_of(name, problem, gpu_rows(problem, x, w, impls, precision, limits, peers), ceilings, progress)
     del x, w
     cupy.get_default_memory_pool().free_all_blocks()
     return case
@@ -296,8 +296,10 @@ def _row(contestant: _Contestant, call: str, timing: timer.Timing) -> Row:
     return replace(row, seconds=(), status=FAILED, reason=reason, error=error if math.isfinite(error) else None)
 
 
-def _case(name: str, problem: ConvProblem, rows: Iterable[Row], ceilings: Ceilings, progress: Progress) -> Case:
-    """The case, with the roofline of the units that each row's kernel uses."""
+def case_of(
+    name: str, problem: ConvProblem, rows: Iterable[Row], ceilings: Ceilings, progress: Progress = lambda row: None
+) -> Case:
+    """The case of the rows, each with the roofline of the units that its kernel uses."""
     found = []
     for row in rows:
         progress(row)

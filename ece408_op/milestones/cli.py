@@ -2,7 +2,7 @@
 
     m1   the network as MXNet computes it
     m2   the operator on the CPU
-    m3   the operator on the GPU, with the first kernel that a course's student writes
+    m3   the operator on the GPU, with the first kernel that a student writes
     m4   the operator on the GPU, with the fastest kernel known
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 this machine can't.
@@ -39,37 +39,35 @@ DATA_SET = 10_000
 
 @dataclass(frozen=True)
 class Milestone:
-    """One script: what --help says, the network it runs, and where and by which kernel ``New`` computes it.
+    """What a script does: its title in --help, the network, and the device and implementation of ``New``.
 
-    device: "cpu" or "gpu"; None where MXNet's own Convolution computes. option: how a kernel is chosen.
+    device: "cpu" or "gpu"; empty where MXNet's own Convolution computes.
     """
 
-    script: str
-    summary: str
+    title: str
+    device: str = ""
+    impl: str = dispatch.AUTO
     model: str = "ece408-high"
-    device: str | None = None
-    option: str = "--impl"
-    kernel: str = dispatch.AUTO
 
 
 MILESTONES = {
-    "m1": Milestone("m1.py", "Milestone 1: inference with MXNet's own Convolution.", model="baseline"),
-    "m2": Milestone("m2.py", "Milestone 2: inference with the operator New on the CPU.", device="cpu", option="--impl"),
-    "m3": Milestone("m3.py", "Milestone 3: inference with a first kernel on the GPU.", device="gpu", kernel="naive"),
-    "m4": Milestone("m4.py", "Milestone 4: inference with the fastest kernel on the GPU.", device="gpu"),
+    "m1": Milestone("Milestone 1: inference with MXNet's own Convolution.", model="baseline"),
+    "m2": Milestone("Milestone 2: inference with the operator New on the CPU.", "cpu"),
+    "m3": Milestone("Milestone 3: inference with a first kernel on the GPU.", "gpu", "naive"),
+    "m4": Milestone("Milestone 4: inference with the fastest kernel on the GPU.", "gpu"),
 }
 
-#: The libraries that compute milestone 1 where MXNet's own GPU kernels cannot.
+#: gpu_network's implementation for milestone 1 where MXNet's own GPU kernels cannot run.
 CUDNN = "cudnn"
 
-#: What --impl takes to run them all.
+#: What --impl takes to run all GPU kernels.
 ALL = "all"
 
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the script of that name ("m1", ...) with the command line's arguments; returns its exit code."""
-    milestone = MILESTONES[name]
-    parser = _parser(milestone)
+    milestone, script = MILESTONES[name], f"{name}.py"
+    parser = _parser(milestone, script)
     options = parser.parse_intermixed_args(arguments)
     for option, problem in (
         ("--json", folder_problem(options.json)),
@@ -78,65 +76,45 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
         if problem:
             parser.error(f"{option}: {problem}")
     options.model, options.size = _positional(parser, milestone, options.positional)
-    if milestone.device is not None and options.fuse and options.kernel == ALL:
+    if options.fuse and options.impl == ALL:
         parser.error("--fuse: expected one kernel, got all: some of them have no tanh and maxima in the same pass")
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet tells of each fused graph otherwise
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet names each fused graph otherwise
     try:
-        return _run(milestone, options)
-    except DeviceError as error:
-        print(f"{milestone.script}: {error}", file=sys.stderr)
-        return CANNOT
+        return _run(milestone, script, options)
     except (Ece408Error, OSError) as error:
-        print(f"{milestone.script}: {error}", file=sys.stderr)
-        return FAILED
+        print(f"{script}: {error}", file=sys.stderr)
+        return CANNOT if isinstance(error, DeviceError) else FAILED
     finally:
         if options.time:
             print(process_usage.measure().as_text(), file=sys.stderr)
 
 
-def _parser(milestone: Milestone) -> argparse.ArgumentParser:
+def _parser(milestone: Milestone, script: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=milestone.script,
-        usage=f"{milestone.script} [MODEL] [SIZE] [options]",
-        description=milestone.summary,
-        epilog=f"example: python {milestone.script} ece408-low 100; models: {', '.join(files.list_names())}",
+        prog=script,
+        usage=f"{script} [MODEL] [SIZE] [options]",
+        description=milestone.title,
+        epilog=f"example: python {script} ece408-low 100; models: {', '.join(files.list_names())}",
     )
-    parser.add_argument(
-        "positional",
-        nargs="*",
-        metavar="MODEL SIZE",
-        help=f"network (default {milestone.model}), images (default {DATA_SET}); a number alone is the size",
-    )
-    if milestone.device is not None:
+    # Milestones without an option have its value all the same.
+    parser.set_defaults(impl=milestone.impl, verify=False, fuse=False, precision="float32", context="cpu")
+    positional = f"network (default {milestone.model}), images (default {DATA_SET}); a number alone is the size"
+    parser.add_argument("positional", nargs="*", metavar="MODEL SIZE", help=positional)
+    if milestone.device:
         known = [dispatch.AUTO, *dispatch.names(milestone.device), *([ALL] if milestone.device == "gpu" else [])]
-        parser.add_argument(
-            milestone.option,
-            dest="kernel",
-            choices=known,
-            default=milestone.kernel,
-            metavar="NAME",
-            help=f"the kernel, one of {', '.join(known)} (default: {milestone.kernel})",
-        )
-        parser.add_argument(
-            "--verify", action="store_true", help="compare every layer and prediction with MXNet's Convolution"
-        )
-        parser.add_argument(
-            "--fuse", action="store_true", help="compute a convolution, its tanh and 2 x 2 maxima of that in one"
-        )
+        impl = f"the implementation, one of {', '.join(known)} (default: {milestone.impl})"
+        parser.add_argument("--impl", choices=known, default=milestone.impl, metavar="NAME", help=impl)
+        verify = "compare every layer and prediction with MXNet's Convolution"
+        parser.add_argument("--verify", action="store_true", help=verify)
+        fuse = "compute a convolution, its tanh and the 2 x 2 max-pooling in one pass"
+        parser.add_argument("--fuse", action="store_true", help=fuse)
+    if milestone.device == "gpu":
+        precision = "the least precise products that auto may take (default: float32)"
+        parser.add_argument("--precision", choices=tuple(dispatch.SERVES), default="float32", help=precision)
     if milestone.device != "cpu":
-        if milestone.device is not None:
-            parser.add_argument(
-                "--precision",
-                choices=tuple(dispatch.SERVES),
-                default="float32",
-                help="the least that the auto kernel's products may have (default: float32)",
-            )
-        parser.add_argument(
-            "--context",
-            choices=["cpu", "gpu"],
-            default=None if milestone.device else "cpu",
-            help="where MXNet's arrays live" + (" (default: what this machine can)" if milestone.device else ""),
-        )
+        default, context = (None, "what this machine can") if milestone.device else ("cpu", "cpu")
+        context = f"where MXNet's arrays live (default: {context})"
+        parser.add_argument("--context", choices=["cpu", "gpu"], default=default, help=context)
     parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results to FILE as well")
     parser.add_argument("--time", action="store_true", help="print the program's time and memory to stderr at the end")
@@ -147,14 +125,12 @@ def _parser(milestone: Milestone) -> argparse.ArgumentParser:
 def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Sequence[str]) -> tuple[str, int]:
     """MODEL and SIZE; one argument that is a number is the size. Ends the program with usage where they are wrong."""
     model, size = milestone.model, str(DATA_SET)
+    if len(given) > 2:
+        parser.error(f"expected at most MODEL and SIZE, got {len(given)} arguments: {' '.join(given)}")
     if len(given) == 1 and given[0].lstrip("+-").isdecimal():
         size = given[0]
-    elif len(given) == 1:
-        model = given[0]
-    elif len(given) == 2:
-        model, size = given
-    elif given:
-        parser.error(f"expected at most MODEL and SIZE, got {len(given)} arguments: {' '.join(given)}")
+    else:
+        model, size = [*given, *(model, size)[len(given) :]]
     if model not in files.list_names():
         parser.error(f"MODEL: expected one of {', '.join(files.list_names())}; got {model!r}")
     if not size.lstrip("+-").isdecimal() or not 1 <= int(size) <= DATA_SET:
@@ -162,14 +138,12 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
     return model, int(size)
 
 
-def _run(milestone: Milestone, options: argparse.Namespace) -> int:
-    watched = session.start(options, on_gpu="gpu" in (milestone.device, getattr(options, "context", None)))
+def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
+    watched = session.start(options, on_gpu="gpu" in (milestone.device, options.context))
     mx = mxnet_import.load()
     from ece408_op.models import inference
 
-    from . import _kernel_table
-
-    context, whole = _context(mx, milestone, getattr(options, "context", "cpu"))
+    context, as_one_node = _context(mx, milestone, script, options.context)
     network = files.find(options.model)
     channels, rows, columns = shapes.info(network).image
     if channels != 1 or rows != columns:
@@ -183,51 +157,53 @@ def _run(milestone: Milestone, options: argparse.Namespace) -> int:
     images, labels, source = load_test(rows, options.size, found=found)
     print(" done")
     print("Loading model...", end="", flush=True)
-    plain = inference.built_in(network)
-    every = milestone.device is not None and options.kernel == ALL
-    loaded, precision = plain, getattr(options, "precision", "float32")
-    if milestone.device is not None:
-        impl = dispatch.AUTO if every else options.kernel
-        # Where the whole network is one node, that node has the precision, and sees itself to what it fuses.
-        given = ("float32", False) if whole else (precision, options.fuse)
-        loaded = inference.with_operator(network, impl, milestone.device, *given)
+    plain = loaded = running = inference.built_in(network)
+    if milestone.device:
+        impl = dispatch.AUTO if options.impl == ALL else options.impl
+        # gpu_network applies the precision to its node, and fuses by itself.
+        precision, fuse = ("float32", False) if as_one_node else (options.precision, options.fuse)
+        loaded = running = inference.with_operator(network, impl, milestone.device, precision, fuse)
     print(" done", flush=True)
-    if milestone.device is not None:
-        _check_replaced(milestone, network.name, loaded)
-    running = loaded
-    if whole:
-        running = inference.on_gpu(loaded, CUDNN if milestone.device is None else dispatch.AUTO, precision)
-
+    if milestone.device:
+        _check_replaced(script, network.name, loaded)
+    if as_one_node:
+        running = inference.on_gpu(loaded, dispatch.AUTO if milestone.device else CUDNN, options.precision)
     results: dict[str, Any] = {
         "version": 1,
-        "milestone": milestone.script[:-3],
+        "milestone": script[:-3],
         "model": network.name,
         "title": network.title,
         "size": options.size,
         "image": [channels, rows, columns],
         "source": source,
-        "context": "gpu_network" if whole else str(context),
+        "context": "gpu_network" if as_one_node else str(context),
     }
-    if every:
-        table = _kernel_table.measure(loaded, images, context)
-        print(_kernel_table.as_text(table))
-        results["kernels"] = [asdict(row) for row in table]
-        passed = all(row.right for row in table)
+    if options.impl == ALL:
+        from ece408_op.bench import results as results_format
+
+        from . import _all_kernels
+
+        cases = _all_kernels.measure(loaded, images)
+        print(_all_kernels.as_text(cases))
+        results["layers"] = [asdict(case) for case in cases]
+        passed = all(row.status != results_format.FAILED for case in cases for row in case.rows)
     else:
-        networks = (running, loaded, plain)
-        passed = _infer(milestone, options, networks, (images, labels), context, network.title, results)
-    results.update(time=asdict(process_usage.measure()), versions=_versions(mx), profile=session.finish(watched))
+        predictions = _infer(milestone, options.time, running, images, labels, context, results)
+        passed = not options.verify or _verify(script, loaded, plain, images, predictions, results)
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
+    results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
     if options.json is not None:
-        _write_json(options.json, results)
+        with replacing(options.json) as file:
+            file.write((json.dumps(results, indent=2) + "\n").encode())
     return OK if passed else FAILED
 
 
-def _check_replaced(milestone: Milestone, name: str, loaded: Any) -> None:
-    """Say which Convolutions ``New`` does not compute; raises Ece408Error where it computes none."""
+def _check_replaced(script: str, name: str, loaded: Any) -> None:
+    """Print which Convolutions ``New`` does not compute; raises Ece408Error where it computes none."""
     from ece408_op.models import inference
 
     for layer, reason in loaded.left.items():
-        print(f"{milestone.script}: {layer} stays MXNet's Convolution: {reason}", file=sys.stderr)
+        print(f"{script}: {layer} stays MXNet's Convolution: {reason}", file=sys.stderr)
     if not inference.layers(loaded.symbol):
         raise Ece408Error(
             f"{name}: expected a convolution that New can take the place of, got "
@@ -237,90 +213,79 @@ def _check_replaced(milestone: Milestone, name: str, loaded: Any) -> None:
 
 def _infer(
     milestone: Milestone,
-    options: argparse.Namespace,
-    networks: tuple[Any, Any, Any],
-    data: tuple[np.ndarray, np.ndarray],
+    whole_calls: bool,
+    network: Any,
+    images: np.ndarray,
+    labels: np.ndarray,
     context: Any,
-    title: str,
     results: dict[str, Any],
-) -> bool:
-    """Run the network, print the course's lines, and put the figures into results; whether nothing was wrong.
+) -> np.ndarray:
+    """Run the network, print the course's lines and keep the figures in results; returns the predictions (N,).
 
-    networks: the one to run, the one with ``New`` in it (they differ where the whole network runs on the GPU as one
-    node), and the one with MXNet's own Convolution.
+    whole_calls: print the time of each whole call to stderr as well.
     """
     from ece408_op.models import inference
 
-    (running, loaded, plain), (images, labels) = networks, data
     op_times.clear_op_times()
-    predictions = inference.predict(running, images, context)
+    predictions = inference.predict(network, images, context)
     calls = op_times.op_times()
     accuracy = agreement(predictions, labels).share
-    if milestone.device is None:
-        print(f"EvalMetric: {{'accuracy': {accuracy}}}")
-    else:
+    if milestone.device:
         for call in calls:
             print(f"Op Time: {call.seconds:f}")
-            if options.time:
+            if whole_calls:
                 print(f"{call.layer}: whole call {call.call_seconds:.6f}", file=sys.stderr)
-        print(f"Correctness: {accuracy} Model: {title}")
+        print(f"Correctness: {accuracy} Model: {results['title']}")
+    else:
+        print(f"EvalMetric: {{'accuracy': {accuracy}}}")
     results.update(op_times=[_call(call) for call in calls], accuracy=accuracy, verification=None)
-    if milestone.device is None or not options.verify:
-        return True
-    verification = inference.verify(loaded, plain, images, predictions)
-    print(f"Largest difference from MXNet's Convolution: {verification.largest_difference:.3g}")
-    if verification.worst is not None:
-        print(f"Largest error against float64: {verification.worst:.3g} of what the kernel is allowed")
-    print(f"Agreeing predictions: {verification.agreeing} of {verification.compared}")
-    results["verification"] = asdict(verification)
-    reduced = any(dispatch.find(call.implementation).precision != "float32" for call in calls)
-    passed = verification.right and (verification.agreeing == verification.compared or reduced)
+    return predictions
+
+
+def _verify(
+    script: str, network: Any, plain: Any, images: np.ndarray, predictions: np.ndarray, results: dict[str, Any]
+) -> bool:
+    """Compare the layers of the network with ``New`` and the predictions; print the result, return whether it is right.
+
+    plain: the network with MXNet's own Convolution.
+    """
+    from ece408_op.models import inference
+
+    found = inference.verify(network, plain, images, predictions)
+    print(f"Largest difference from MXNet's Convolution: {found.largest_difference:.3g}")
+    if found.worst is not None:
+        print(f"Largest error against float64: {found.worst:.3g} of what the kernel is allowed")
+    print(f"Agreeing predictions: {found.agreeing} of {found.compared}")
+    results["verification"] = asdict(found)
+    used = {call["implementation"] for call in results["op_times"]}
+    reduced = any(dispatch.find(name).precision != "float32" for name in used)
+    passed = found.right and (found.agreeing == found.compared or reduced)
     if not passed:
-        what = "other predictions" if verification.right else "an output that is NaN or errs by more than it may"
-        print("\n".join([f"{milestone.script}: verification FAILED: {what}", *verification.failures]), file=sys.stderr)
+        what = "other predictions" if found.right else "an output that is NaN or errs by more than it may"
+        print("\n".join([f"{script}: verification FAILED: {what}", *found.failures]), file=sys.stderr)
     return passed
 
 
-def _context(mx: Any, milestone: Milestone, asked: str | None) -> tuple[Any, bool]:
-    """The MXNet context to run in, and whether the whole network goes to the GPU from there as one node.
+def _context(mx: Any, milestone: Milestone, script: str, asked: str | None) -> tuple[Any, bool]:
+    """Return the MXNet context, and whether gpu_network runs the whole network as one node of mx.cpu().
 
-    That is where a GPU was asked for that MXNet's own kernels are not built for. Raises DeviceError, with what to do,
-    where this machine cannot.
+    It does where the GPU was asked for and MXNet's own kernels cannot run on it. Raises DeviceError, with what to do,
+    where this machine has no such GPU.
     """
-    if milestone.device != "gpu":
-        problem = bridge.gpu_problem("device") if asked == "gpu" else None
-    elif asked is None:
+    if asked is None:
         asked = "gpu" if bridge.gpu_problem("device") is None else "cpu"
-        problem = bridge.gpu_problem("host") if asked == "cpu" else None
-    else:
-        problem = bridge.gpu_problem("device" if asked == "gpu" else "host")
+    if asked == "cpu" and milestone.device != "gpu":
+        return mx.cpu(), False
+    problem = bridge.gpu_problem("device" if asked == "gpu" else "host")
     if problem is None:
         return mx.gpu() if asked == "gpu" else mx.cpu(), False
     if asked != "gpu" or bridge.gpu_problem("host") is not None:
         raise DeviceError(problem)
-    print(f"{milestone.script}: MXNet itself cannot use this GPU; ece408_op.gpu_network runs on it", file=sys.stderr)
+    print(f"{script}: MXNet itself cannot use this GPU; ece408_op.gpu_network runs on it", file=sys.stderr)
     return mx.cpu(), True
 
 
 def _call(call: op_times.OpTime) -> dict[str, Any]:
-    problem = call.problem
-    return {
-        "layer": call.layer,
-        "x": problem.x_shape,
-        "w": problem.w_shape,
-        "y": problem.y_shape,
-        "implementation": call.implementation,
-        "device": call.device,
-        "seconds": call.seconds,
-        "copy_seconds": call.copy_seconds,
-        "call_seconds": call.call_seconds,
-    }
-
-
-def _versions(mx: Any) -> dict[str, str]:
-    return {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
-
-
-def _write_json(path: Path, results: dict[str, Any]) -> None:
-    with replacing(path) as file:
-        file.write((json.dumps(results, indent=2) + "\n").encode())
+    shapes_of = {"x": call.problem.x_shape, "w": call.problem.w_shape, "y": call.problem.y_shape}
+    names = ("layer", "implementation", "device", "seconds", "copy_seconds", "call_seconds")
+    return {**shapes_of, **{name: getattr(call, name) for name in names}}
