@@ -12,7 +12,7 @@ from typing import Callable, Union
 
 import numpy as np
 
-from ece408_op.problem import ITEM_BYTES, ConvProblem, PooledProblem
+from ece408_op.problem import ConvProblem, PooledProblem
 
 #: CUDA's limits on a grid's x, and on its y and z.
 GRID_X = 2**31 - 1
@@ -183,42 +183,3 @@ def grid_reasons(blocks_per_image: int) -> list[str]:
     if blocks_per_image <= GRID_X:
         return []
     return [f"blocks for one image: at most {GRID_X}, got {blocks_per_image}"]
-
-
-def constant_reasons(problem: ConvProblem) -> list[str]:
-    """Why the filters do not fit constant memory; empty when they do."""
-    size = problem.filters * problem.products * ITEM_BYTES
-    if size <= CONSTANT_BYTES:
-        return []
-    return [f"filters: at most {CONSTANT_BYTES} bytes of constant memory, got {size}"]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A rectangle of output pixels whose input window, all channels of it, lies in shared memory."""
-
-    rows: int
-    columns: int
-    bytes: int
-
-
-def input_tile(problem: ConvProblem, pixels: int, other_bytes: int = 0) -> Tile | None:
-    """The tile of at most so many output pixels that re-reads the fewest input pixels.
-
-    Its input window and ``other_bytes`` fit the 48 KB that every block has; None where not even one pixel's do.
-    """
-    best, least = None, 0.0
-    halo = problem.kernel - 1
-    for rows in range(1, min(problem.output_height, pixels) + 1):
-        columns = min(problem.output_width, pixels // rows)
-        room = (SHARED_BYTES - other_bytes) // (ITEM_BYTES * problem.channels * (rows + halo))
-        columns = min(columns, room - halo)
-        if columns < 1:
-            continue
-        tiles = ceil_div(problem.output_height, rows) * ceil_div(problem.output_width, columns)
-        size = problem.channels * (rows + halo) * (columns + halo)
-        # Each tile costs its window, and its pixels: what it computes beyond the image's edge is lost.
-        cost = float(tiles * (size + rows * columns * problem.filters))
-        if best is None or cost < least:
-            best, least = Tile(rows, columns, ITEM_BYTES * size), cost
-    return best

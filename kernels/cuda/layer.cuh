@@ -1,8 +1,8 @@
 // The layer: the sizes and types that every CUDA source here finds in front of its text.
 //
-// Arrays: x (B, C, H, W), w (M, C, K, K), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x K taps. The
-// plan #defines these five, so each layer has a binary of its own; the batch B is an argument, so one binary serves all
-// batches. Two more #defines:
+// Arrays: x (B, C, H, W), w (M, C, K, K), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x K taps.
+// The plan #defines these five, so each layer has a binary of its own. The batch B is an argument, so one binary serves
+// all batches. The constants of a kernel's tile follow as `struct Config`. Two more #defines:
 //
 // WIDE   1: an image has more elements than an int can count
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
@@ -34,15 +34,13 @@ __device__ __forceinline__ T *image_of(T *tensor, long long b, index_t size) {
     return tensor + b * size;
 }
 
-#if POOL
 // Row and column of the convolution at corner 0 to 3 of element i, j of y. At an odd edge the last row or column stands
 // in for the missing one: counting an output twice does not change a maximum.
 __device__ __forceinline__ int corner_row(int i, int corner) { return min(2 * i + corner / 2, OH - 1); }
 __device__ __forceinline__ int corner_column(int j, int corner) { return min(2 * j + corner % 2, OW - 1); }
 
-// Return tanh of the maximum: tanh increases monotonically, so one tanh is enough. fmaxf ignores a NaN next to a number,
-// as max-pooling does. tanhf is within 2 units in the last place for all of float32 (CUDA C++ Programming Guide).
+// Return tanh of the maximum: tanh increases monotonically, so one tanh is enough. fmaxf ignores a NaN next to a
+// number, as max-pooling does. tanhf errs by at most 2 units in the last place (CUDA C++ Programming Guide).
 __device__ __forceinline__ float tanh_of_max(float a, float b, float c, float d) {
     return tanhf(fmaxf(fmaxf(a, b), fmaxf(c, d)));
 }
-#endif

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
+from ece408_op.kernels.cuda.ladder.shared import input_tile
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import (
     BLOCK_THREADS,
@@ -23,7 +24,6 @@ from ece408_op.runtime.launch import (
     Launch,
     Plan,
     images_per_launch,
-    input_tile,
 )
 
 KERNEL_IDS = pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)

@@ -1,28 +1,31 @@
-// constant: the image's tile in shared memory, all filters in constant memory.
+// constant: `shared` with all filters in constant memory.
 //
-//     w --> weights[M][C][K][K]                           64 KB at most, copied before the launch
-//     x --> window[C][TILE_H + K - 1][TILE_W + K - 1]     once a block
+// All threads of a warp need the same weight at a time. The constant cache broadcasts it to the warp, so shared memory
+// is left to the pixels, and there is no barrier after the first.
 //
-// Arithmetic: 2 C K K operations an output. Bytes: as `shared` from global memory, but all threads of a
-// warp read the same weight at a time, which constant memory's cache hands to the whole warp at once: one
-// shared-memory word for each multiply-add instead of two, and no barrier after the first. It pays only
-// while the filters fit that cache: on an H200, 12 channels of 7 x 7, a filter of 10,000 images took 2.1 ms
-// with 4.7 KB of filters, 3.5 with 14 KB and 5.4 with 56 KB, where `shared` took 2.2 with any.
+//     w  --> weights[M][C][K][K]                        copied before the launch, 64 KB at most
+//     x  --> window[C][window rows][window columns]     once per block
+//
+// Arithmetic intensity: as `shared` from global memory. Each multiply-add reads one word of shared memory and one of
+// the constant cache. While the filters fit that cache (a few KB), shared memory's bandwidth is the limit; beyond it,
+// the cache's misses are, and the kernel is slower than `shared`.
+// Source: Kirk and Hwu, Programming Massively Parallel Processors, chapter 7 (constant memory and caching).
+// Restrictions: as `shared`, and all filters fit 64 KB.
 
 __constant__ float weights[M * REDUCTION];
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::threads)
 constant_weights(const float *x, float *y, long long first) {
-    __shared__ float window[C * WINDOW];
-    const Place at(first);
-    load_window(window, x, at);
+    __shared__ float window[C * WINDOW_PIXELS];
+    const Tile tile(first);
+    load_window(window, x, tile);
     __syncthreads();
 
 #pragma unroll 1
     for (int m = 0; m < M; m++) {
 #pragma unroll
-        for (int u = 0; u < EACH; u++) {
-            const float *corner = window + window_of(u);
+        for (int n = 0; n < OUTPUTS_PER_THREAD; n++) {
+            const float *corner = window + window_offset(n);
             float sum = 0.0f;
 #pragma unroll 1
             for (int c = 0; c < C; c++)
@@ -30,8 +33,9 @@ constant_weights(const float *x, float *y, long long first) {
                 for (int p = 0; p < K; p++)
 #pragma unroll 1
                     for (int q = 0; q < K; q++)
-                        sum += corner[c * WINDOW + p * WINDOW_W + q] * weights[((m * C + c) * K + p) * K + q];
-            store(y, at, m, u, sum);
+                        sum += corner[c * WINDOW_PIXELS + p * WINDOW_COLUMNS + q] *
+                               weights[((m * C + c) * K + p) * K + q];
+            store_output(y, tile, m, n, sum);
         }
     }
 }

@@ -1,44 +1,54 @@
-// im2col_gemm: unroll the windows into a matrix in global memory, then multiply by the filters.
+// im2col_gemm: write every window of the images as a column of a matrix in global memory, then multiply by the filters.
 //
-//     columns[C K K][n images x OH OW]   row (c, p, q) holds the pixel that w[m][c][p][q] meets at each output
-//     y = w as [M][C K K]  times  columns
+//                                          columns  [C K K] x [images * OH * OW]
+//                                          +-------+------+------+
+//                                          |       |  ||  |      |    row (c, p, q): the pixel that
+//                                          |       |  \/  |      |    w[m][c][p][q] multiplies
+//       w  [M] x [C K K]                   +-------+------+------+
+//       +--------------------+             +-------+------+------+
+//       | ---> TILE x TILE   |             |       |block |      |    one block: TILE x TILE outputs of y
+//       +--------------------+             +-------+------+------+
 //
-// Arithmetic: 2 M C K K operations an output pixel, in the product. Bytes: each output pixel has C K K
-// floats written to columns and read back for every TILE filters: K K times the input, the price that
-// `implicit_gemm` does not pay. The product reads TILE x TILE tiles of both matrices into shared memory, so a
-// multiply-add reads two shared words, and each global word serves TILE of them.
+// Arithmetic intensity: 2 M C K K FLOP per output pixel. Memory: each output pixel's C K K floats are written once and
+// read once per `tile` filters, K K times the input; this traffic is what `implicit_gemm` avoids. In the product, a
+// multiply-add reads two words of shared memory, whose bandwidth limits it.
+// Source: K. Chellapilla, S. Puri, P. Simard, High Performance Convolutional Neural Networks for Document Processing,
+// 2006; the tiled matrix product of Kirk and Hwu, Programming Massively Parallel Processors, chapter 4.
+// Restriction: the columns of one image fit the scratch memory.
 
-extern "C" __global__ void __launch_bounds__(TILE *TILE)
+constexpr int TILE = Config::tile, THREADS = TILE * TILE;
+
+// One thread writes the K x K entries of one channel at one output pixel.
+extern "C" __global__ void __launch_bounds__(THREADS)
 unroll(const float *__restrict__ x, float *__restrict__ columns, long long first, int images) {
-    // One thread writes the K x K entries of one channel at one output pixel.
-    const long long wide = images * (long long)PIXELS;  // the row length; the host keeps columns below 2**31 elements
-    const long long task = blockIdx.x * (long long)(TILE * TILE) + threadIdx.x;
-    if (task >= wide * C) return;
-    const int n = task % wide, c = task / wide;
+    const long long row_length = images * (long long)PIXELS;  // the host keeps columns below 2**31 elements
+    const long long task = blockIdx.x * (long long)THREADS + threadIdx.x;
+    if (task >= row_length * C) return;
+    const int n = task % row_length, c = task / row_length;
     const int pixel = n % PIXELS, i = pixel / OW, j = pixel % OW;
     const float *window = image_of(x, first + n / PIXELS, IMAGE) + (index_t(c) * H + i) * W + j;
-    float *column = columns + c * K * K * wide + n;
+    float *column = columns + c * K * K * row_length + n;
     for (int p = 0; p < K; p++)
-        for (int q = 0; q < K; q++) column[(p * K + q) * wide] = window[index_t(p) * W + q];
+        for (int q = 0; q < K; q++) column[(p * K + q) * row_length] = window[index_t(p) * W + q];
 }
 
-extern "C" __global__ void __launch_bounds__(TILE *TILE)
+extern "C" __global__ void __launch_bounds__(THREADS)
 multiply(const float *__restrict__ w, const float *__restrict__ columns, float *__restrict__ y, long long first,
          int images) {
-    __shared__ float a[TILE][TILE], b[TILE][TILE];
-    constexpr int GROUPS = (M + TILE - 1) / TILE;
-    const int wide = images * (int)PIXELS;
+    __shared__ float weights[TILE][TILE], pixels[TILE][TILE];
+    constexpr int FILTER_GROUPS = (M + TILE - 1) / TILE;
+    const int row_length = images * (int)PIXELS;
     const int tx = threadIdx.x % TILE, ty = threadIdx.x / TILE;
-    // Neighbouring blocks share their part of columns.
-    const int m = blockIdx.x % GROUPS * TILE + ty, n = blockIdx.x / GROUPS * TILE + tx;
+    // Consecutive blocks differ in their filters, so they find their columns in L2.
+    const int m = blockIdx.x % FILTER_GROUPS * TILE + ty, n = blockIdx.x / FILTER_GROUPS * TILE + tx;
     float sum = 0.0f;
     for (int k0 = 0; k0 < REDUCTION; k0 += TILE) {
-        a[ty][tx] = m < M && k0 + tx < REDUCTION ? w[index_t(m) * REDUCTION + k0 + tx] : 0.0f;
-        b[ty][tx] = k0 + ty < REDUCTION && n < wide ? columns[(k0 + ty) * (long long)wide + n] : 0.0f;
+        weights[ty][tx] = m < M && k0 + tx < REDUCTION ? w[index_t(m) * REDUCTION + k0 + tx] : 0.0f;
+        pixels[ty][tx] = k0 + ty < REDUCTION && n < row_length ? columns[(k0 + ty) * (long long)row_length + n] : 0.0f;
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < TILE; k++) sum += a[ty][k] * b[k][tx];
+        for (int k = 0; k < TILE; k++) sum += weights[ty][k] * pixels[k][tx];
         __syncthreads();
     }
-    if (m < M && n < wide) image_of(y, first + n / (int)PIXELS, OUTPUTS)[m * PIXELS + n % (int)PIXELS] = sum;
+    if (m < M && n < row_length) image_of(y, first + n / (int)PIXELS, OUTPUTS)[m * PIXELS + n % (int)PIXELS] = sum;
 }

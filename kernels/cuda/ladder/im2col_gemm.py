@@ -1,4 +1,4 @@
-"""The explicit unroll and a tiled matrix product: one image a launch as the course's teams did it, and many."""
+"""im2col_gemm: im2col, then a tiled matrix product; one image per launch as the course's teams did it, and many."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _THREADS = _TILE * _TILE
 
 
 def _columns_bytes(problem: ConvProblem) -> int:
+    """Bytes of the columns of one image."""
     return ITEM_BYTES * problem.products * problem.output_height * problem.output_width
 
 
-def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     size = _columns_bytes(problem)
     return [] if size <= SCRATCH_BYTES else [f"columns of one image: at most {SCRATCH_BYTES} bytes, got {size}"]
 
@@ -25,13 +26,13 @@ def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 def _kernel(name: str, summary: str, most_images: int | None) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         pixels = problem.output_height * problem.output_width
-        groups = ceil_div(problem.filters, _TILE)
-        blocks = max(ceil_div(problem.channels * pixels, _THREADS), ceil_div(pixels, _TILE) * groups)
+        filter_groups = ceil_div(problem.filters, _TILE)
+        blocks = max(ceil_div(problem.channels * pixels, _THREADS), ceil_div(pixels, _TILE) * filter_groups)
         images = most_images or images_per_launch(problem.batch, blocks, _columns_bytes(problem))
 
         def steps(images: int) -> tuple[Launch, ...]:
             unroll = ceil_div(problem.channels * pixels * images, _THREADS)
-            multiply = ceil_div(pixels * images, _TILE) * groups
+            multiply = ceil_div(pixels * images, _TILE) * filter_groups
             block = (_THREADS, 1, 1)
             return (
                 Launch("unroll", (unroll, 1, 1), block, ("x", "columns", "first", "images")),
@@ -39,11 +40,10 @@ def _kernel(name: str, summary: str, most_images: int | None) -> CudaKernel:
             )
 
         scratch = {"columns": images * _columns_bytes(problem)}
-        return Plan({**layer_defines(problem), "TILE": _TILE}, images, steps, scratch=scratch)
+        return Plan(layer_defines(problem), images, steps, scratch=scratch, config={"tile": _TILE})
 
-    sources = (_FOLDER / "../layer.cuh", _FOLDER / "im2col_gemm.cu")
-    return CudaKernel(name, summary, sources, plan, _reasons)
+    return CudaKernel(name, summary, (_FOLDER / "../layer.cuh", _FOLDER / "im2col_gemm.cu"), plan, _limits)
 
 
-MANY = _kernel("im2col_gemm", "unroll into global memory, then a tiled product; many images a launch", None)
-ONE = _kernel("im2col_gemm_one", "im2col_gemm, one image a launch", 1)
+MANY = _kernel("im2col_gemm", "im2col into global memory, then a tiled product; many images per launch", None)
+ONE = _kernel("im2col_gemm_one", "im2col_gemm, one image per launch", 1)

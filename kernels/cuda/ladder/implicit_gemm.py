@@ -1,4 +1,4 @@
-"""The unroll inside the matrix product: no columns in global memory."""
+"""implicit_gemm: the matrix product of im2col_gemm without columns in global memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _blocks(problem: ConvProblem, images: int) -> int:
     return ceil_div(pixels, _TILE) * ceil_div(problem.filters, _TILE)
 
 
-def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return grid_reasons(_blocks(problem, 1))
 
 
@@ -26,13 +26,14 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         grid = (_blocks(problem, images), 1, 1)
         return (Launch("implicit_gemm", grid, (_TILE * _TILE, 1, 1), ("x", "w", "y", "first", "images")),)
 
-    return Plan({**layer_defines(problem), "TILE": _TILE}, images_per_launch(problem.batch, _blocks(problem, 1)), steps)
+    images = images_per_launch(problem.batch, _blocks(problem, 1))
+    return Plan(layer_defines(problem), images, steps, config={"tile": _TILE})
 
 
 KERNEL = CudaKernel(
     "implicit_gemm",
-    "im2col_gemm with the unroll inside the product",
+    "im2col_gemm without columns in global memory",
     (_FOLDER / "../layer.cuh", _FOLDER / "implicit_gemm.cu"),
     _plan,
-    _reasons,
+    _limits,
 )

@@ -1,4 +1,4 @@
-"""The direct convolution, one thread an output, and what the course's teams first changed about it."""
+"""naive: the direct convolution, one thread per output, and the first changes that the course's teams made to it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,45 @@ _FOLDER = Path(__file__).parent
 
 
 def _kernel(
-    name: str, summary: str, block: tuple[int, int], one_block_an_image: bool, sum_in_global: bool
+    name: str,
+    summary: str,
+    block: tuple[int, int] = (32, 32),
+    all_filters_in_block: bool = False,
+    sum_in_global: bool = False,
 ) -> CudaKernel:
-    in_row = block[1] == 1
+    pixels_in_row = block[1] == 1
 
     def blocks(problem: ConvProblem) -> int:
         rows, columns = problem.y_shape[2:]
-        tiles = ceil_div(rows * columns, block[0]) if in_row else ceil_div(columns, block[0]) * ceil_div(rows, block[1])
-        return tiles if one_block_an_image else tiles * problem.filters
+        tiles = ceil_div(columns, block[0]) * ceil_div(rows, block[1])
+        if pixels_in_row:
+            tiles = ceil_div(rows * columns, block[0])
+        return tiles if all_filters_in_block else tiles * problem.filters
 
-    def reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    def limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         return grid_reasons(blocks(problem))
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         def steps(images: int) -> tuple[Launch, ...]:
             return (Launch("naive", (blocks(problem) * images, 1, 1), (*block, 1), ("x", "w", "y", "first")),)
 
-        defines = {
-            **layer_defines(problem),
-            "BLOCK_X": block[0],
-            "BLOCK_Y": block[1],
-            "PIXELS_IN_ROW": int(in_row),
-            "FILTERS": problem.filters if one_block_an_image else 1,
-            "SUM_IN_GLOBAL": int(sum_in_global),
+        config = {
+            "block_columns": block[0],
+            "block_rows": block[1],
+            "pixels_in_row": pixels_in_row,
+            "filters_per_block": problem.filters if all_filters_in_block else 1,
+            "sum_in_global": sum_in_global,
         }
-        return Plan(defines, images_per_launch(problem.batch, blocks(problem)), steps)
+        images = images_per_launch(problem.batch, blocks(problem))
+        return Plan(layer_defines(problem), images, steps, config=config)
 
     sources = (_FOLDER / "../layer.cuh", _FOLDER / "naive.cu")
-    return CudaKernel(name, summary, sources, plan, reasons, fuses_pooling=not sum_in_global)
+    return CudaKernel(name, summary, sources, plan, limits, fuses_pooling=not sum_in_global)
 
 
-NAIVE = _kernel(
-    "naive", "one thread an output, 32 x 32 threads a block, a block an image and filter", (32, 32), False, False
-)
-GLOBAL_SUM = _kernel("naive_global_sum", "naive, its sum kept in global memory", (32, 32), False, True)
-BLOCK1024 = _kernel("naive_block1024", "naive, 1024 x 1 threads a block along the pixels", (1024, 1), False, False)
+NAIVE = _kernel("naive", "one thread per output, 32 x 32 threads per block, a block per image and filter")
+GLOBAL_SUM = _kernel("naive_global_sum", "naive with its running sum in global memory", sum_in_global=True)
+BLOCK1024 = _kernel("naive_block1024", "naive, 1024 x 1 threads per block along the pixels", (1024, 1))
 IMAGE_BLOCK = _kernel(
-    "naive_image_block", "naive_block1024, one block an image for all filters", (1024, 1), True, False
+    "naive_image_block", "naive_block1024, one block per image for all filters", (1024, 1), all_filters_in_block=True
 )

@@ -1,181 +1,186 @@
-// register_tiled: `implicit_gemm` with each thread's outputs in a register tile.
+// register_tiled: `implicit_gemm` in which each thread accumulates a tile of outputs in registers.
 //
-//     a block  BLOCK_M filters x BLOCK_N output pixels (of all images in a row), 32 WARPS_M WARPS_N threads
-//     a warp   8 filters at most x 256 pixels;  a thread  FILTERS filters x 8 pixels in registers
+// A value read from shared memory serves a whole row or column of the thread's tile instead of one multiply-add.
 //
-// A step reads DEPTH rows of both matrices into one half of shared memory while the other half is multiplied:
-// into registers before the multiply-adds, from there into shared memory after them, so that global memory's
-// latency passes behind the arithmetic. Each row costs a thread 8 pixels, which
-// lie 32 apart so that a warp reads 32 neighbouring words at a time, and two 16-byte reads of weights,
-// which are the same for the whole warp, for 8 FILTERS multiply-adds: ten reads for 64, where `implicit_gemm`
-// does two reads for one.
+//     thread    filters_per_thread (at most 8) x 8 outputs in registers
+//     warp      the same filters x 256 pixels: 8 pixels per lane, 32 apart, so that a warp reads 32 neighbouring words
+//     block     warps_along_filters x warps_along_pixels warps; its pixels run on through the images
 //
-// Arithmetic: 2 M C K K operations an output pixel, plus the filters that round M up to BLOCK_M. Bytes:
-// x once for every BLOCK_M filters, with its K K-fold reuse in the caches and shared memory; y once.
+//               global memory --> registers --> shared memory [2 buffers][k_per_step][block pixels] --> registers
+//                step s + 1        step s + 1                     step s                              multiply-add
 //
-// With POOL the pixels stand in another order, 32 first corners of maxima before their 32 second ones and so on, so
-// that the four corners of a maximum are in one thread; the maxima go out side by side.
+// Double buffering: a step loads the next one's values into registers before its multiply-adds and stores them to the
+// other buffer after them, so arithmetic hides the latency of global memory (prefetch distance: one step).
 //
-// The index arithmetic of a window element is a sum of two tables: where the pixel's window starts, kept
-// in registers, and where product k lies in a window, computed once a step by DEPTH threads.
+// Arithmetic intensity: 2 M C K K FLOP per output pixel; x is read once per block of filters, y written once. A thread
+// reads shared memory ten times per 64 multiply-adds, where `implicit_gemm` needs 128 reads. The float32 lanes limit it;
+// some of their work is lost on the filters that round M up to a block's.
+// Source: V. Volkov and J. Demmel, Benchmarking GPUs to Tune Dense Linear Algebra, 2008; CUTLASS, efficient GEMM.
+// Restriction: the blocks of one image fit a grid.
 //
-// `half` puts other definitions of stored_t and its functions in front of this text, `fp16x3_mma_sync` those of denormals.cuh.
+// With POOL a warp's pixels are in another order, 32 first corners of 2 x 2 squares, then their 32 second corners and
+// so on, so that one thread has the four corners of a maximum.
+//
+// `half` puts its own stored_t in front of this text; the split-precision kernels put denormals.cuh there.
 
 #ifndef MULTIPLY_ADD
 #define MULTIPLY_ADD fmaf
 #endif
 
-#ifndef STORED
-#define STORED
-typedef float stored_t;
+#ifndef HAS_STORED_TYPE
+typedef float stored_t;  // of the tiles in shared memory
 
 __device__ __forceinline__ stored_t to_stored(float value) { return value; }
 
-// The place in the warp's 256 pixels of a thread's u-th pixel, and the reads that go with it.
-__device__ __forceinline__ int place_of(int lane, int u) { return lane + 32 * u; }
+// Return the number, among the warp's 256 pixels, of a thread's pixel u.
+__device__ __forceinline__ int pixel_in_warp(int lane, int u) { return lane + 32 * u; }
 
-__device__ __forceinline__ void read_pixels(float (&value)[8], const stored_t *row, int lane) {
+__device__ __forceinline__ void read_pixels(float (&values)[8], const stored_t *row, int lane) {
 #pragma unroll
-    for (int u = 0; u < 8; u++) value[u] = row[lane + 32 * u];
+    for (int u = 0; u < 8; u++) values[u] = row[lane + 32 * u];
 }
 
-__device__ __forceinline__ void read_filters(float (&value)[8], const stored_t *row) {
+__device__ __forceinline__ void read_weights(float (&values)[8], const stored_t *row) {
     const float4 low = *reinterpret_cast<const float4 *>(row), high = *reinterpret_cast<const float4 *>(row + 4);
-    value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
-    value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
+    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
 }
 #endif
 
-constexpr int BLOCK_THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int BLOCK_M = FILTERS * WARPS_M, BLOCK_N = 256 * WARPS_N;
-constexpr int LOADS = BLOCK_N / BLOCK_THREADS;  // pixels of a row that one thread reads from global memory
-constexpr int WEIGHTS = DEPTH * BLOCK_M, WEIGHT_LOADS = (WEIGHTS + BLOCK_THREADS - 1) / BLOCK_THREADS;
-constexpr int CORNERS = POOL ? 4 : 1;           // pixels that become one element of y
-constexpr int BLOCK_ELEMENTS = BLOCK_N / CORNERS;
-constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
+constexpr int THREAD_FILTERS = Config::filters_per_thread, K_PER_STEP = Config::k_per_step;
+constexpr int BLOCK_THREADS = 32 * Config::warps_along_filters * Config::warps_along_pixels;
+constexpr int BLOCK_FILTERS = THREAD_FILTERS * Config::warps_along_filters;
+constexpr int BLOCK_PIXELS = 256 * Config::warps_along_pixels;
+constexpr int FILTER_GROUPS = (M + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
+constexpr int PIXEL_LOADS = BLOCK_PIXELS / BLOCK_THREADS;  // per thread and row of a step
+constexpr int WEIGHTS = K_PER_STEP * BLOCK_FILTERS, WEIGHT_LOADS = (WEIGHTS + BLOCK_THREADS - 1) / BLOCK_THREADS;
+constexpr int CORNERS = POOL ? 4 : 1;  // pixels that become one element of y
+constexpr int BLOCK_ELEMENTS = BLOCK_PIXELS / CORNERS;
 
-// Which of the block's elements of y its pixel n belongs to, and where that pixel's window starts, in an image of x.
+// Return which of the block's elements of y its pixel n belongs to.
 __device__ __forceinline__ int element_of(int n) { return POOL ? n / 128 * 32 + n % 32 : n; }
 
-__device__ __forceinline__ index_t window_at(index_t element, int n) {
-#if POOL
+// Return where the window of the block's pixel n, which belongs to this element of a map of y, begins in an image of x.
+__device__ __forceinline__ index_t window_offset(index_t element, int n) {
+    if (!POOL) return element / YW * W + element % YW;
     const int corner = n / 32 % 4;
     return index_t(corner_row(element / YW, corner)) * W + corner_column(element % YW, corner);
-#else
-    return element / YW * W + element % YW;
-#endif
 }
 
-// Block number `block` of the product for so many images.
+// Compute block number `block` of the product for `images` images. The block's threads call it together.
 __device__ __forceinline__ void register_tile(const float *__restrict__ x, const float *__restrict__ w,
                                               float *__restrict__ y, long long first, int images, unsigned block) {
-    __shared__ __align__(16) stored_t pixels[2][DEPTH][BLOCK_N];
-    __shared__ __align__(16) stored_t filters[2][DEPTH][8 * WARPS_M];  // 8 a warp, the last 8 - FILTERS unused
-    __shared__ index_t offset[2][DEPTH];                               // of product k in a window; -1 beyond the last
+    __shared__ __align__(16) stored_t pixels[2][K_PER_STEP][BLOCK_PIXELS];
+    __shared__ __align__(16) stored_t weights[2][K_PER_STEP][8 * Config::warps_along_filters];  // padded to 8 per warp
+    __shared__ index_t offset[2][K_PER_STEP];  // of product k in a window; -1 beyond the last
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
-    const int m0 = block % GROUPS * BLOCK_M;
+    const int filter_warp = warp % Config::warps_along_filters, pixel_warp = warp / Config::warps_along_filters;
+    const int first_filter = block % FILTER_GROUPS * BLOCK_FILTERS;
 
     // The block's first element of y: element r0 of image b0. From there on indices fit index_t.
-    const long long n0 = block / GROUPS * (long long)BLOCK_ELEMENTS;
+    const long long n0 = block / FILTER_GROUPS * (long long)BLOCK_ELEMENTS;
     const long long b0 = n0 / PIXELS;
     const index_t r0 = n0 % PIXELS;
     const long long left = images * (long long)PIXELS - n0;
-    const int inside = left < BLOCK_ELEMENTS ? (int)left : BLOCK_ELEMENTS;
+    const int elements = left < BLOCK_ELEMENTS ? (int)left : BLOCK_ELEMENTS;
     const float *block_x = image_of(x, first + b0, IMAGE);
     float *block_y = image_of(y, first + b0, OUTPUTS);
 
-    // What this thread reads from global memory at each step: LOADS windows, and some weights (-1: none).
-    index_t window[LOADS], weight[WEIGHT_LOADS];
+    // The address of a window's element is the sum of two tables: where the pixel's window begins, in registers, and
+    // the offset of product k in a window, in shared memory, computed once per step by K_PER_STEP threads.
+    index_t window[PIXEL_LOADS], weight[WEIGHT_LOADS];  // weight: -1 where the thread loads none
 #pragma unroll
-    for (int s = 0; s < LOADS; s++) {
+    for (int s = 0; s < PIXEL_LOADS; s++) {
         const int n = threadIdx.x + s * BLOCK_THREADS;
-        const index_t r = r0 + min(element_of(n), inside - 1);  // any will do beyond the last
-        window[s] = r / PIXELS * IMAGE + window_at(r % PIXELS, n);
+        const index_t r = r0 + min(element_of(n), elements - 1);  // beyond the last, any window will do
+        window[s] = r / PIXELS * IMAGE + window_offset(r % PIXELS, n);
     }
 #pragma unroll
     for (int s = 0; s < WEIGHT_LOADS; s++) {
-        const int t = threadIdx.x + s * BLOCK_THREADS, m = m0 + t / DEPTH;
-        weight[s] = t < WEIGHTS && m < M ? index_t(m) * REDUCTION + t % DEPTH : index_t(-1);
+        const int t = threadIdx.x + s * BLOCK_THREADS, m = first_filter + t / K_PER_STEP;
+        weight[s] = t < WEIGHTS && m < M ? index_t(m) * REDUCTION + t % K_PER_STEP : index_t(-1);
     }
 
     auto fill_offsets = [&](int step) {
-        if (threadIdx.x < DEPTH) {
-            const int k = step * DEPTH + threadIdx.x;
+        if (threadIdx.x < K_PER_STEP) {
+            const int k = step * K_PER_STEP + threadIdx.x;
             offset[step % 2][threadIdx.x] =
                 k < REDUCTION ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
         }
     };
-    float next_pixels[DEPTH][LOADS], next_weights[WEIGHT_LOADS];
-    auto read_global = [&](int step) {
+    float next_pixels[K_PER_STEP][PIXEL_LOADS], next_weights[WEIGHT_LOADS];
+    auto load_global = [&](int step) {
 #pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
-            const index_t at = offset[step % 2][k];
+        for (int k = 0; k < K_PER_STEP; k++) {
+            const index_t in_window = offset[step % 2][k];
 #pragma unroll
-            for (int s = 0; s < LOADS; s++) next_pixels[k][s] = at < 0 ? 0.0f : block_x[window[s] + at];
+            for (int s = 0; s < PIXEL_LOADS; s++)
+                next_pixels[k][s] = in_window < 0 ? 0.0f : block_x[window[s] + in_window];
         }
 #pragma unroll
         for (int s = 0; s < WEIGHT_LOADS; s++) {
-            const bool real = weight[s] >= 0 && step * DEPTH + int(threadIdx.x + s * BLOCK_THREADS) % DEPTH < REDUCTION;
-            next_weights[s] = real ? w[weight[s] + step * DEPTH] : 0.0f;
+            const bool exists = weight[s] >= 0 &&
+                                step * K_PER_STEP + int(threadIdx.x + s * BLOCK_THREADS) % K_PER_STEP < REDUCTION;
+            next_weights[s] = exists ? w[weight[s] + step * K_PER_STEP] : 0.0f;
         }
     };
-    auto write_shared = [&](int step) {
+    auto store_shared = [&](int step) {
 #pragma unroll
-        for (int k = 0; k < DEPTH; k++)
+        for (int k = 0; k < K_PER_STEP; k++)
 #pragma unroll
-            for (int s = 0; s < LOADS; s++)
+            for (int s = 0; s < PIXEL_LOADS; s++)
                 pixels[step % 2][k][threadIdx.x + s * BLOCK_THREADS] = to_stored(next_pixels[k][s]);
 #pragma unroll
         for (int s = 0; s < WEIGHT_LOADS; s++) {
-            const int t = threadIdx.x + s * BLOCK_THREADS, f = t / DEPTH;
-            if (t < WEIGHTS) filters[step % 2][t % DEPTH][f / FILTERS * 8 + f % FILTERS] = to_stored(next_weights[s]);
+            const int t = threadIdx.x + s * BLOCK_THREADS, f = t / K_PER_STEP;
+            if (t < WEIGHTS)
+                weights[step % 2][t % K_PER_STEP][f / THREAD_FILTERS * 8 + f % THREAD_FILTERS] =
+                    to_stored(next_weights[s]);
         }
     };
 
-    constexpr int STEPS = (REDUCTION + DEPTH - 1) / DEPTH;
+    constexpr int STEPS = (REDUCTION + K_PER_STEP - 1) / K_PER_STEP;
     fill_offsets(0);
     fill_offsets(1);
     __syncthreads();
-    read_global(0);
-    write_shared(0);
+    load_global(0);
+    store_shared(0);
     __syncthreads();
 
-    float sum[FILTERS][8] = {};
+    float sum[THREAD_FILTERS][8] = {};
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
-        if (step + 1 < STEPS) read_global(step + 1);
+        if (step + 1 < STEPS) load_global(step + 1);
 #pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
+        for (int k = 0; k < K_PER_STEP; k++) {
             float a[8], b[8];
-            read_filters(a, &filters[step % 2][k][8 * warp_m]);
-            read_pixels(b, &pixels[step % 2][k][256 * warp_n], lane);
+            read_weights(a, &weights[step % 2][k][8 * filter_warp]);
+            read_pixels(b, &pixels[step % 2][k][256 * pixel_warp], lane);
 #pragma unroll
-            for (int f = 0; f < FILTERS; f++)
+            for (int f = 0; f < THREAD_FILTERS; f++)
 #pragma unroll
                 for (int u = 0; u < 8; u++) sum[f][u] = MULTIPLY_ADD(a[f], b[u], sum[f][u]);
         }
-        if (step + 1 < STEPS) write_shared(step + 1);
-        fill_offsets(step + 2);  // over those of this step, which were read a barrier ago
+        if (step + 1 < STEPS) store_shared(step + 1);
+        fill_offsets(step + 2);  // over this step's, which the threads read before the previous barrier
         __syncthreads();
     }
 
 #pragma unroll
     for (int u = 0; u < 8; u += CORNERS) {
-        const int n = element_of(256 * warp_n + place_of(lane, u));
-        if (n >= inside) continue;
+        const int n = element_of(256 * pixel_warp + pixel_in_warp(lane, u));
+        if (n >= elements) continue;
         const index_t r = r0 + n;
         float *out = image_of(block_y, r / PIXELS, OUTPUTS) + r % PIXELS;
 #pragma unroll
-        for (int f = 0; f < FILTERS; f++) {
-            const int m = m0 + warp_m * FILTERS + f;
+        for (int f = 0; f < THREAD_FILTERS; f++) {
+            const int m = first_filter + filter_warp * THREAD_FILTERS + f;
             if (m >= M) continue;
-#if POOL
-            out[m * PIXELS] = tanh_of_max(sum[f][u], sum[f][u + 1], sum[f][u + 2], sum[f][u + 3]);
-#else
-            out[m * PIXELS] = sum[f][u];
-#endif
+            if constexpr (POOL)
+                out[m * PIXELS] = tanh_of_max(sum[f][u], sum[f][u + 1], sum[f][u + 2], sum[f][u + 3]);
+            else
+                out[m * PIXELS] = sum[f][u];
         }
     }
 }

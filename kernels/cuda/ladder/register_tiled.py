@@ -1,8 +1,8 @@
-"""The fused product with register tiles: in float32, with its batch split over streams, and on 16-bit storage."""
+"""register_tiled: the implicit GEMM with register tiles; also with its batch split over streams, and in fp16 (half)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 
@@ -11,77 +11,69 @@ from ece408_op.problem import ConvProblem, PooledProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
-#: Pixels of a warp: eight for each lane.
+#: Pixels of a warp: eight per lane.
 _WARP_PIXELS = 256
-#: Warps across the pixels, and rows of a step, for so many warps across the filters: two steps' tiles fit 48 KB,
-#: and a thread holds 16 or 32 words on their way from global to shared memory.
-_WARPS_N = {1: 4, 2: 2, 4: 2, 8: 1}
-_DEPTH = {1: 4, 2: 4, 4: 8, 8: 8}
-#: Relative rounding of a 16-bit float.
+#: Warps along the filters: (warps along the pixels, k per step). Both buffers fit 48 KB, and a thread holds 16 or 32
+#: words between its loads from global memory and its stores to shared memory.
+_SHAPES = {1: (4, 4), 2: (2, 4), 4: (2, 8), 8: (1, 8)}
+#: Relative rounding of fp16.
 _EPS16 = 2.0**-11
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """A block's warps across filters and pixels, and the filters of one thread."""
+class _BlockShape:
+    """The Config of register_tiled.cu."""
 
-    warps_m: int
-    warps_n: int
-    filters: int
+    warps_along_filters: int
+    warps_along_pixels: int
+    filters_per_thread: int
+    k_per_step: int
 
     @classmethod
-    def of(cls, problem: ConvProblem) -> _Shape:
-        # The filters in groups of at most 64, one group a block, as equal as can be; then 8 or fewer a warp.
-        group = ceil_div(problem.filters, ceil_div(problem.filters, 64))
-        warps = next(n for n in _WARPS_N if 8 * n >= group)
-        return cls(warps, _WARPS_N[warps], ceil_div(group, warps))
-
-    @property
-    def pixels(self) -> int:
-        return _WARP_PIXELS * self.warps_n
+    def of(cls, problem: ConvProblem) -> _BlockShape:
+        """Divide the filters evenly: into blocks of at most 64, then into warps of at most 8."""
+        block_filters = ceil_div(problem.filters, ceil_div(problem.filters, 64))
+        warps = next(n for n in _SHAPES if 8 * n >= block_filters)
+        return cls(warps, _SHAPES[warps][0], ceil_div(block_filters, warps), _SHAPES[warps][1])
 
     def elements(self, problem: ConvProblem) -> int:
-        """Elements of y that a block's pixels become."""
-        return self.pixels // 4 if isinstance(problem, PooledProblem) else self.pixels
+        """Return the elements of y that a block computes per filter."""
+        pixels = _WARP_PIXELS * self.warps_along_pixels
+        return pixels // 4 if isinstance(problem, PooledProblem) else pixels
 
     def blocks(self, problem: ConvProblem, images: int) -> int:
+        """Return the blocks of a launch."""
+        block_filters = self.warps_along_filters * self.filters_per_thread
         elements = images * prod(problem.y_shape[2:])
-        return ceil_div(elements, self.elements(problem)) * ceil_div(problem.filters, self.warps_m * self.filters)
+        return ceil_div(elements, self.elements(problem)) * ceil_div(problem.filters, block_filters)
 
 
-def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    return grid_reasons(_Shape.of(problem).blocks(problem, 1))
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    return grid_reasons(_BlockShape.of(problem).blocks(problem, 1))
 
 
 def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-        shape = _Shape.of(problem)
+        shape = _BlockShape.of(problem)
 
         def steps(images: int) -> tuple[Launch, ...]:
             grid = (shape.blocks(problem, images), 1, 1)
-            block = (32 * shape.warps_m * shape.warps_n, 1, 1)
+            block = (32 * shape.warps_along_filters * shape.warps_along_pixels, 1, 1)
             return (Launch("register_tiled", grid, block, ("x", "w", "y", "first", "images")),)
 
-        # A block's pixels may come from so many images.
-        span = ceil_div(shape.elements(problem), prod(problem.y_shape[2:])) + 1
-        defines = {
-            **layer_defines(problem, span),
-            "WARPS_M": shape.warps_m,
-            "WARPS_N": shape.warps_n,
-            "FILTERS": shape.filters,
-            "DEPTH": _DEPTH[shape.warps_m],
-        }
-        images = images_per_launch(problem.batch, shape.blocks(problem, 1))
-        return Plan(defines, min(images, max(1, ceil_div(problem.batch, streams))), steps, streams=streams)
+        images_per_block = ceil_div(shape.elements(problem), prod(problem.y_shape[2:])) + 1
+        images = min(images_per_launch(problem.batch, shape.blocks(problem, 1)), ceil_div(problem.batch, streams))
+        defines = layer_defines(problem, images_per_block)
+        return Plan(defines, max(1, images), steps, streams=streams, config=asdict(shape))
 
     files = ["../layer.cuh", *(["half.cu"] if half else []), "register_tiled.cu"]
     bound = reduced_precision_bound(_EPS16) if half else float32_bound
     precision = "fp16" if half else "float32"
-    sources = tuple(_FOLDER / f for f in files)
-    # A thread's pixels lie elsewhere on 16-bit storage: the corners of a maximum would be in several threads.
-    return CudaKernel(name, summary, sources, plan, _reasons, bound, precision=precision, fuses_pooling=not half)
+    sources = tuple(_FOLDER / file for file in files)
+    # With half's order of pixels, the four corners of a maximum would be in several threads.
+    return CudaKernel(name, summary, sources, plan, _limits, bound, precision=precision, fuses_pooling=not half)
 
 
-REGISTER_TILED = _kernel("register_tiled", "implicit_gemm, eight pixels by eight filters a thread in registers")
-STREAMS = _kernel("streams", "register_tiled, the batch split over four streams", streams=4)
-HALF = _kernel("half", "register_tiled on 16-bit floats in shared memory, summed in float32", half=True)
+REGISTER_TILED = _kernel("register_tiled", "implicit_gemm with eight pixels by eight filters per thread in registers")
+STREAMS = _kernel("streams", "register_tiled with the batch split over four streams", streams=4)
+HALF = _kernel("half", "register_tiled on fp16 values in shared memory, summed in float32", half=True)

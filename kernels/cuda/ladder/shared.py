@@ -1,47 +1,82 @@
-"""Tiles in shared memory, then weights in constant memory, then unrolled loops: three rungs of the course."""
+"""shared, constant and unrolled: tiles in shared memory, then weights in constant memory, then unrolled loops."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import (
+    CONSTANT_BYTES,
+    SHARED_BYTES,
     Chip,
     CopyToConstant,
     Launch,
     Plan,
-    Tile,
     ceil_div,
-    constant_reasons,
     grid_reasons,
     images_per_launch,
-    input_tile,
     layer_defines,
 )
 
 _FOLDER = Path(__file__).parent
 _THREADS = 256
-#: Output pixels of a tile: four for each thread.
+#: Output pixels of a tile, at most: four per thread.
 _PIXELS = 4 * _THREADS
-#: Shared memory for the filter of `shared`, in bytes, where it does not fit as a whole.
+#: Shared memory for the filter of `shared`, in bytes; of a larger filter, some channels at a time.
 _FILTER_BYTES = 8192
 
 
-def _filter_channels(problem: ConvProblem) -> int:
-    return max(1, min(problem.channels, _FILTER_BYTES // (ITEM_BYTES * problem.kernel**2)))
+@dataclass(frozen=True)
+class InputTile:
+    """A rectangle of output pixels; ``bytes`` of shared memory hold its input window, all channels of it."""
+
+    rows: int
+    columns: int
+    bytes: int
+
+
+def input_tile(problem: ConvProblem, pixels: int, other_bytes: int = 0) -> InputTile | None:
+    """Return the tile of at most ``pixels`` output pixels that reads the fewest input pixels more than once.
+
+    Its window and ``other_bytes`` fit the 48 KB that every block has. None if not even one pixel's window does.
+    """
+    best, least_cost = None, 0
+    halo = problem.kernel - 1
+    for rows in range(1, min(problem.output_height, pixels) + 1):
+        columns = min(problem.output_width, pixels // rows)
+        columns_that_fit = (SHARED_BYTES - other_bytes) // (ITEM_BYTES * problem.channels * (rows + halo)) - halo
+        columns = min(columns, columns_that_fit)
+        if columns < 1:
+            continue
+        tiles = ceil_div(problem.output_height, rows) * ceil_div(problem.output_width, columns)
+        size = problem.channels * (rows + halo) * (columns + halo)
+        # A tile costs its window, and all its pixels, those beyond the image's edge too.
+        cost = tiles * (size + rows * columns * problem.filters)
+        if best is None or cost < least_cost:
+            best, least_cost = InputTile(rows, columns, ITEM_BYTES * size), cost
+    return best
 
 
 def _kernel(name: str, summary: str, entry: str, weights_in_constant: bool) -> CudaKernel:
-    def tile_of(problem: ConvProblem) -> Tile | None:
-        filter_bytes = 0 if weights_in_constant else ITEM_BYTES * _filter_channels(problem) * problem.kernel**2
+    def filter_channels(problem: ConvProblem) -> int:
+        return max(1, min(problem.channels, _FILTER_BYTES // (ITEM_BYTES * problem.kernel**2)))
+
+    def tile_of(problem: ConvProblem) -> InputTile | None:
+        filter_bytes = 0 if weights_in_constant else ITEM_BYTES * filter_channels(problem) * problem.kernel**2
         return input_tile(problem, _PIXELS, filter_bytes)
 
-    def blocks(problem: ConvProblem, tile: Tile) -> int:
+    def blocks(problem: ConvProblem, tile: InputTile) -> int:
         return ceil_div(problem.output_height, tile.rows) * ceil_div(problem.output_width, tile.columns)
 
-    def reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-        found = constant_reasons(problem) if weights_in_constant else []
+    def weight_bytes(problem: ConvProblem) -> int:
+        return ITEM_BYTES * problem.filters * problem.products
+
+    def limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+        found, size = [], weight_bytes(problem)
+        if weights_in_constant and size > CONSTANT_BYTES:
+            found.append(f"filters: at most {CONSTANT_BYTES} bytes of constant memory, got {size}")
         tile = tile_of(problem)
         if tile is None:
             window = ITEM_BYTES * problem.products
@@ -50,25 +85,25 @@ def _kernel(name: str, summary: str, entry: str, weights_in_constant: bool) -> C
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         tile = tile_of(problem)
-        assert tile is not None, "a problem without a tile is not supported"
-        defines = {**layer_defines(problem), "THREADS": _THREADS, "TILE_H": tile.rows, "TILE_W": tile.columns}
+        assert tile is not None, "limits() refuses a problem without a tile"
+        config = {"threads": _THREADS, "tile_rows": tile.rows, "tile_columns": tile.columns}
+        setup: tuple[CopyToConstant, ...] = ()
         arguments: tuple[str, ...] = ("x", "w", "y", "first")
-        before: tuple[CopyToConstant, ...] = ()
         if weights_in_constant:
-            arguments = ("x", "y", "first")
-            before = (CopyToConstant("weights", "w", ITEM_BYTES * problem.filters * problem.products),)
+            setup, arguments = (CopyToConstant("weights", "w", weight_bytes(problem)),), ("x", "y", "first")
         else:
-            defines["FILTER_C"] = _filter_channels(problem)
+            config["filter_channels"] = filter_channels(problem)
 
         def steps(images: int) -> tuple[Launch, ...]:
             return (Launch(entry, (blocks(problem, tile) * images, 1, 1), (_THREADS, 1, 1), arguments),)
 
-        return Plan(defines, images_per_launch(problem.batch, blocks(problem, tile)), steps, before)
+        images = images_per_launch(problem.batch, blocks(problem, tile))
+        return Plan(layer_defines(problem), images, steps, setup, config=config)
 
     sources = tuple(_FOLDER / file for file in ("../layer.cuh", "tile.cuh", f"{name}.cu"))
-    return CudaKernel(name, summary, sources, plan, reasons)
+    return CudaKernel(name, summary, sources, plan, limits)
 
 
-SHARED = _kernel("shared", "the image's tile and one filter at a time in shared memory", "shared_tile", False)
-CONSTANT = _kernel("constant", "the tile in shared memory, the filters in constant memory", "constant_weights", True)
+SHARED = _kernel("shared", "the tile's input window and one filter at a time in shared memory", "shared_tile", False)
+CONSTANT = _kernel("constant", "shared with all filters in constant memory", "constant_weights", True)
 UNROLLED = _kernel("unrolled", "constant with its inner loops unrolled", "unrolled", True)

@@ -1,38 +1,43 @@
-// tensor_core: the fused product on the matrix units (mma.sync), sums in float32.
+// tensor_core: the implicit GEMM on tensor cores (mma.sync), inputs rounded to fp16 or tf32, sums in float32.
 //
-//     y^T = columns^T [images x OH OW][C K K]  times  w^T [C K K][M]
+//     y^T [images * OH * OW] x [M]  =  columns^T [images * OH * OW] x [C K K]  times  w^T [C K K] x [M]
 //
-//     a block  128 output pixels (of all images in a row) x BLOCK_M filters, four warps
-//     a warp   32 pixels x BLOCK_M filters: 2 x BLOCK_M / 8 instructions of 16 pixels x 8 filters
+//     block   128 output pixels, which run on through the images, x block_filters filters; four warps
+//     warp    32 pixels x block_filters filters: 2 x block_filters / 8 mma.sync of 16 pixels x 8 filters per 8 words
 //
-// Both matrices lie in shared memory as 32-bit words: two 16-bit floats of neighbouring products
-// (PER_WORD 2, m16n8k16) or one tf32 (PER_WORD 1, m16n8k8). Seen in words the two instructions have the
-// same fragments, so one text serves both. Of lane (g, t), g = lane / 4, t = lane % 4:
+//     global memory --> registers --> shared memory [2 buffers] --> fragments --> mma.sync --> shared memory --> y
+//     (prefetch distance: one step)   rounded, values_per_word                  float32 sums   (epilogue)
+//
+// In shared memory both matrices consist of 32-bit words: two fp16 values of neighbouring k (m16n8k16) or one tf32
+// value (m16n8k8). In words the two instructions have the same fragments, so one text serves both. For lane 4 g + t:
 //
 //     a: (pixel g, word t) (g + 8, t) (g, t + 4) (g + 8, t + 4)        b: (word t, filter g) (t + 4, g)
 //     d: (pixel g, filter 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 //
-// Rows of words are 8 or 24 modulo 32 words apart, so that a fragment's 32 reads fall on 32 banks. The
-// result goes through shared memory, so that a warp stores 32 neighbouring pixels at a time.
+// Shared-memory layout: rows of words are 8 or 24 modulo 32 words apart, so the 32 reads of a fragment hit 32 banks.
 //
-// Arithmetic: 2 M C K K operations an output pixel, C K K rounded up to WORDS PER_WORD and M to BLOCK_M.
-// Bytes: x once for every BLOCK_M filters, y once. Inputs are rounded to 11 bits; 16-bit floats beyond
-// 65504 become infinite and below 2**-14 keep fewer bits, tf32 has the range of float32.
+// Arithmetic intensity: 2 M C K K FLOP per output pixel, with C K K and M rounded up to a step and a block. x is read
+// once per block_filters filters, y written once. With few filters, the load units limit it: a thread loads
+// and converts C K K pixels one by one for products that the tensor cores do 16 x 8 x 8 at a time.
+// Source: PTX ISA, warp-level matrix instructions (mma.sync, fragment layouts).
+// Restrictions: compute capability 8.0. Inputs are rounded to 11 bits. As fp16, values beyond 65504 become infinite,
+// and below 2**-14 they keep fewer bits; tf32 has float32's range.
 
-constexpr int BLOCK_THREADS = 128;
-constexpr int BLOCK_N = BLOCK_THREADS;                              // pixels: one a thread to load and to store
-constexpr int ROW_N = BLOCK_N + 8;                                  // words between rows of pixels
-constexpr int ROW_M = BLOCK_M / 8 % 2 ? BLOCK_M : BLOCK_M + 8;      // words between rows of filters
-constexpr int ROW_OUT = BLOCK_N + 4;                                // floats between the result's rows
-constexpr int STEP = WORDS * PER_WORD;                              // products a step
-constexpr int FRAGMENTS = BLOCK_M / 8;
-constexpr int GROUPS = (M + BLOCK_M - 1) / BLOCK_M;
-constexpr int TILE_WORDS = WORDS * (ROW_N + ROW_M), OUT_WORDS = BLOCK_M * ROW_OUT;
-constexpr int WEIGHT_ROWS = BLOCK_THREADS / WORDS;                  // filters that the block reads at a time
-constexpr int WEIGHT_LOADS = (BLOCK_M + WEIGHT_ROWS - 1) / WEIGHT_ROWS;
+constexpr int BLOCK_FILTERS = Config::block_filters, BLOCK_THREADS = 128;
+constexpr int BLOCK_PIXELS = BLOCK_THREADS;  // one per thread to load and to store
+constexpr int WORDS = Config::words_per_step, PER_WORD = Config::values_per_word;
+constexpr int K_PER_STEP = WORDS * PER_WORD;
+constexpr int FRAGMENTS = BLOCK_FILTERS / 8;
+constexpr int FILTER_GROUPS = (M + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
+constexpr int PIXEL_PITCH = BLOCK_PIXELS + 8;                                            // words from row to row
+constexpr int FILTER_PITCH = BLOCK_FILTERS / 8 % 2 ? BLOCK_FILTERS : BLOCK_FILTERS + 8;  // the same
+constexpr int OUTPUT_PITCH = BLOCK_PIXELS + 4;                                           // floats from row to row
+constexpr int BUFFER_WORDS = WORDS * (PIXEL_PITCH + FILTER_PITCH), OUTPUT_WORDS = BLOCK_FILTERS * OUTPUT_PITCH;
+constexpr int FILTERS_PER_LOAD = BLOCK_THREADS / WORDS;
+constexpr int WEIGHT_LOADS = (BLOCK_FILTERS + FILTERS_PER_LOAD - 1) / FILTERS_PER_LOAD;
 
-// Two 16-bit floats in a word, the first product in its lower half.
-__device__ __forceinline__ unsigned to_half_pair(float low, float high) {
+// Return two fp16 values in a word, the first one in its lower half.
+__device__ __forceinline__ unsigned to_fp16_pair(float low, float high) {
     unsigned word;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
@@ -44,122 +49,126 @@ __device__ __forceinline__ unsigned to_tf32(float value) {
     return word;
 }
 
+// Add the product of a fragment of 16 pixels x 8 words and one of 8 words x 8 filters to d.
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-#if PER_WORD == 2
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
+    if constexpr (PER_WORD == 2)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// The word of PER_WORD neighbouring values.
+// Return the word of PER_WORD neighbouring values.
 __device__ __forceinline__ unsigned to_word(const float *values) {
-#if PER_WORD == 2
-    return to_half_pair(values[0], values[1]);
-#else
-    return to_tf32(values[0]);
-#endif
+    if constexpr (PER_WORD == 2)
+        return to_fp16_pair(values[0], values[1]);
+    else
+        return to_tf32(values[0]);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 tensor_core(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
             int images) {
-    __shared__ unsigned shared[2 * TILE_WORDS > OUT_WORDS ? 2 * TILE_WORDS : OUT_WORDS];
-    __shared__ __align__(16) index_t offset[2][STEP];  // of product k in a window; -1 beyond the last
+    __shared__ unsigned shared[2 * BUFFER_WORDS > OUTPUT_WORDS ? 2 * BUFFER_WORDS : OUTPUT_WORDS];
+    __shared__ __align__(16) index_t offset[2][K_PER_STEP];  // of product k in a window; -1 beyond the last
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int m0 = blockIdx.x % GROUPS * BLOCK_M;
-    const long long n = blockIdx.x / GROUPS * (long long)BLOCK_N + threadIdx.x;
+    const int first_filter = blockIdx.x % FILTER_GROUPS * BLOCK_FILTERS;
+    const long long n = blockIdx.x / FILTER_GROUPS * (long long)BLOCK_PIXELS + threadIdx.x;
     const bool inside = n < images * (long long)PIXELS;
-    const long long image = first + (inside ? n / PIXELS : 0);  // any window will do beyond the last
+    const long long image = first + (inside ? n / PIXELS : 0);  // beyond the last, any window will do
     const index_t pixel = inside ? n % PIXELS : 0;
     const float *window = image_of(x, image, IMAGE) + pixel / OW * W + pixel % OW;
 
     auto fill_offsets = [&](int step) {
-        if (threadIdx.x < STEP) {
-            const int k = step * STEP + threadIdx.x;
+        if (threadIdx.x < K_PER_STEP) {
+            const int k = step * K_PER_STEP + threadIdx.x;
             offset[step % 2][threadIdx.x] =
                 k < REDUCTION ? (index_t(k / (K * K)) * H + k / K % K) * W + k % K : index_t(-1);
         }
     };
-    // A step's values go into registers before the products of the step before, into shared memory after them.
-    float next_pixels[STEP], next_weights[WEIGHT_LOADS][PER_WORD];
-    const int weight_k = threadIdx.x % WORDS, weight_f = threadIdx.x / WORDS;
-    auto read_global = [&](int step) {
+    // Double buffering: the next step's values go into registers before this step's products, and into shared memory
+    // after them.
+    float next_pixels[K_PER_STEP], next_weights[WEIGHT_LOADS][PER_WORD];
+    const int weight_word = threadIdx.x % WORDS, weight_filter = threadIdx.x / WORDS;
+    auto load_global = [&](int step) {
 #pragma unroll
-        for (int i = 0; i < STEP; i++) {
-            const index_t at = offset[step % 2][i];
-            next_pixels[i] = at < 0 ? 0.0f : window[at];
+        for (int i = 0; i < K_PER_STEP; i++) {
+            const index_t in_window = offset[step % 2][i];
+            next_pixels[i] = in_window < 0 ? 0.0f : window[in_window];
         }
 #pragma unroll
         for (int s = 0; s < WEIGHT_LOADS; s++)
 #pragma unroll
             for (int i = 0; i < PER_WORD; i++) {
-                const int m = m0 + weight_f + s * WEIGHT_ROWS, k = step * STEP + weight_k * PER_WORD + i;
+                const int m = first_filter + weight_filter + s * FILTERS_PER_LOAD;
+                const int k = step * K_PER_STEP + weight_word * PER_WORD + i;
                 next_weights[s][i] = m < M && k < REDUCTION ? w[index_t(m) * REDUCTION + k] : 0.0f;
             }
     };
-    auto write_shared = [&](int step) {
-        unsigned *pixels = shared + step % 2 * TILE_WORDS, *filters = pixels + WORDS * ROW_N;
+    auto store_shared = [&](int step) {
+        unsigned *pixels = shared + step % 2 * BUFFER_WORDS, *filters = pixels + WORDS * PIXEL_PITCH;
 #pragma unroll
-        for (int k = 0; k < WORDS; k++) pixels[k * ROW_N + threadIdx.x] = to_word(next_pixels + k * PER_WORD);
+        for (int k = 0; k < WORDS; k++) pixels[k * PIXEL_PITCH + threadIdx.x] = to_word(next_pixels + k * PER_WORD);
 #pragma unroll
         for (int s = 0; s < WEIGHT_LOADS; s++) {
-            const int f = weight_f + s * WEIGHT_ROWS;
-            if (f < BLOCK_M) filters[weight_k * ROW_M + f] = to_word(next_weights[s]);
+            const int f = weight_filter + s * FILTERS_PER_LOAD;
+            if (f < BLOCK_FILTERS) filters[weight_word * FILTER_PITCH + f] = to_word(next_weights[s]);
         }
     };
 
-    constexpr int STEPS = (REDUCTION + STEP - 1) / STEP;
+    constexpr int STEPS = (REDUCTION + K_PER_STEP - 1) / K_PER_STEP;
     fill_offsets(0);
     fill_offsets(1);
     __syncthreads();
-    read_global(0);
-    write_shared(0);
+    load_global(0);
+    store_shared(0);
     __syncthreads();
 
     float sum[2][FRAGMENTS][4] = {};
 #pragma unroll 1
     for (int step = 0; step < STEPS; step++) {
-        if (step + 1 < STEPS) read_global(step + 1);
-        const unsigned *pixels = shared + step % 2 * TILE_WORDS, *filters = pixels + WORDS * ROW_N;
+        if (step + 1 < STEPS) load_global(step + 1);
+        const unsigned *pixels = shared + step % 2 * BUFFER_WORDS, *filters = pixels + WORDS * PIXEL_PITCH;
 #pragma unroll
         for (int k = 0; k < WORDS; k += 8) {
             unsigned a[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const unsigned *corner = pixels + (k + t) * ROW_N + 32 * warp + 16 * i + g;
-                a[i][0] = corner[0], a[i][1] = corner[8], a[i][2] = corner[4 * ROW_N], a[i][3] = corner[4 * ROW_N + 8];
+                const unsigned *corner = pixels + (k + t) * PIXEL_PITCH + 32 * warp + 16 * i + g;
+                a[i][0] = corner[0], a[i][1] = corner[8];
+                a[i][2] = corner[4 * PIXEL_PITCH], a[i][3] = corner[4 * PIXEL_PITCH + 8];
             }
 #pragma unroll
             for (int j = 0; j < FRAGMENTS; j++) {
-                const unsigned *corner = filters + (k + t) * ROW_M + 8 * j + g;
-                const unsigned b[2] = {corner[0], corner[4 * ROW_M]};
+                const unsigned *corner = filters + (k + t) * FILTER_PITCH + 8 * j + g;
+                const unsigned b[2] = {corner[0], corner[4 * FILTER_PITCH]};
                 mma(sum[0][j], a[0], b);
                 mma(sum[1][j], a[1], b);
             }
         }
-        if (step + 1 < STEPS) write_shared(step + 1);
-        fill_offsets(step + 2);  // over those of this step, which were read a barrier ago
+        if (step + 1 < STEPS) store_shared(step + 1);
+        fill_offsets(step + 2);  // over this step's, which the threads read before the previous barrier
         __syncthreads();
     }
 
-    float *result = reinterpret_cast<float *>(shared);  // [BLOCK_M][ROW_OUT]
+    // Epilogue: through shared memory, so that a warp stores 32 neighbouring pixels at a time.
+    float *result = reinterpret_cast<float *>(shared);  // [BLOCK_FILTERS][OUTPUT_PITCH]
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < FRAGMENTS; j++)
 #pragma unroll
             for (int v = 0; v < 4; v++)
-                result[(8 * j + 2 * t + v % 2) * ROW_OUT + 32 * warp + 16 * i + g + v / 2 * 8] = sum[i][j][v];
+                result[(8 * j + 2 * t + v % 2) * OUTPUT_PITCH + 32 * warp + 16 * i + g + v / 2 * 8] = sum[i][j][v];
     __syncthreads();
     if (!inside) return;
     float *out = image_of(y, image, OUTPUTS) + pixel;
-    for (int f = 0; f < min(BLOCK_M, M - m0); f++) out[(m0 + f) * PIXELS] = result[f * ROW_OUT + threadIdx.x];
+    for (int f = 0; f < min(BLOCK_FILTERS, M - first_filter); f++)
+        out[(first_filter + f) * PIXELS] = result[f * OUTPUT_PITCH + threadIdx.x];
 }

@@ -1,4 +1,4 @@
-"""The fused product on tensor cores, its inputs rounded to 16-bit floats or to tf32."""
+"""tensor_core: the implicit GEMM on tensor cores, its inputs rounded to fp16 or to tf32."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from ece408_op.runtime.launch import (
 
 _FOLDER = Path(__file__).parent
 _THREADS = 128
-#: Relative rounding of a 16-bit float, and of tf32: both keep 11 bits.
+#: Relative rounding of fp16, and of tf32: both keep 11 bits.
 _EPS = 2.0**-11
-#: Matrix units cut the terms of a sum off at the largest one's last bit rather than round them, 17 terms at a time
-#: (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): twice a rounding
-#: for each product and for each partial sum, at most four roundings a product.
+#: Tensor cores truncate the terms of a sum at the largest one's last bit instead of rounding them, 17 terms at a time
+#: (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, 2021). That is twice a
+#: rounding per product and per partial sum: at most four roundings per product.
 _EPS_SUM = 2.0**-22
 
 
 def _block_filters(problem: ConvProblem) -> int:
-    groups = ceil_div(problem.filters, 64)
-    return round_up(ceil_div(problem.filters, groups), 8)
+    return round_up(ceil_div(problem.filters, ceil_div(problem.filters, 64)), 8)
 
 
 def _blocks(problem: ConvProblem, images: int) -> int:
@@ -37,32 +36,31 @@ def _blocks(problem: ConvProblem, images: int) -> int:
     return ceil_div(pixels, _THREADS) * ceil_div(problem.filters, _block_filters(problem))
 
 
-def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return grid_reasons(_blocks(problem, 1))
 
 
-def _kernel(name: str, precision: str, products_a_word: int) -> CudaKernel:
+def _kernel(name: str, precision: str, values_per_word: int) -> CudaKernel:
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         def steps(images: int) -> tuple[Launch, ...]:
             grid = (_blocks(problem, images), 1, 1)
             return (Launch("tensor_core", grid, (_THREADS, 1, 1), ("x", "w", "y", "first", "images")),)
 
-        # Few products need few words: a step is not to be mostly zeros.
-        words = 8 if problem.products <= 8 * products_a_word else 16
-        defines = {
-            **layer_defines(problem),
-            "BLOCK_M": _block_filters(problem),
-            "WORDS": words,
-            "PER_WORD": products_a_word,
+        config = {
+            "block_filters": _block_filters(problem),
+            # A short reduction gets short steps, or most of a step would be zeros.
+            "words_per_step": 8 if problem.products <= 8 * values_per_word else 16,
+            "values_per_word": values_per_word,
         }
-        return Plan(defines, images_per_launch(problem.batch, _blocks(problem, 1)), steps)
+        images = images_per_launch(problem.batch, _blocks(problem, 1))
+        return Plan(layer_defines(problem), images, steps, config=config)
 
     return CudaKernel(
         name,
-        f"the fused product on tensor cores, its inputs rounded to {precision}",
+        f"the implicit GEMM on tensor cores, its inputs rounded to {precision}",
         (_FOLDER / "../layer.cuh", _FOLDER / "tensor_core.cu"),
         plan,
-        _reasons,
+        _limits,
         reduced_precision_bound(_EPS, _EPS_SUM),
         capability=(8, 0),
         precision=precision,

@@ -1,42 +1,56 @@
-// A block's tile: TILE_H x TILE_W output pixels of one image, its input window with all channels in
-// shared memory. One block an image and tile; the tile shape is chosen on the host to fit 48 KB.
+// What shared, constant and unrolled have in common: one block computes a tile of output pixels, for all filters, from
+// the tile's input window, which lies in shared memory with all its channels.
+//
+//     window of one channel: window_rows x window_columns        tile: tile_rows x tile_columns
+//     +-----------------+
+//     | +-----------+   |    the tile's outputs, each at the upper left corner of its own K x K window;
+//     | |   tile    |   |    the other K - 1 rows and columns are the halo
+//     | +-----------+   |
+//     |      halo       |
+//     +-----------------+
+//
+// Config: tile_rows, tile_columns and `threads` per block. The host chooses the tile so that the window fits 48 KB.
 
-constexpr int TILE = TILE_H * TILE_W;                // output pixels
-constexpr int EACH = (TILE + THREADS - 1) / THREADS; // output pixels of one thread
-constexpr int WINDOW_H = TILE_H + K - 1, WINDOW_W = TILE_W + K - 1;
-constexpr int WINDOW = WINDOW_H * WINDOW_W;          // input pixels of one channel
+constexpr int TILE_PIXELS = Config::tile_rows * Config::tile_columns;
+constexpr int OUTPUTS_PER_THREAD = (TILE_PIXELS + Config::threads - 1) / Config::threads;  // for one filter
+constexpr int WINDOW_ROWS = Config::tile_rows + K - 1, WINDOW_COLUMNS = Config::tile_columns + K - 1;
+constexpr int WINDOW_PIXELS = WINDOW_ROWS * WINDOW_COLUMNS;
 
-struct Place {
-    long long b;  // image
-    int i0, j0;   // the tile's first output row and column
+// The block's image, and the first output row and column of its tile.
+struct Tile {
+    long long image;
+    int row, column;
 
-    __device__ explicit Place(long long first) {
-        constexpr unsigned across = (OW + TILE_W - 1) / TILE_W, down = (OH + TILE_H - 1) / TILE_H;
-        const unsigned tile = blockIdx.x % (across * down);
-        b = first + blockIdx.x / (across * down);
-        i0 = tile / across * TILE_H;
-        j0 = tile % across * TILE_W;
+    __device__ explicit Tile(long long first) {
+        constexpr unsigned in_row = (OW + Config::tile_columns - 1) / Config::tile_columns;
+        constexpr unsigned in_image = in_row * ((OH + Config::tile_rows - 1) / Config::tile_rows);
+        const unsigned tile = blockIdx.x % in_image;
+        image = first + blockIdx.x / in_image;
+        row = tile / in_row * Config::tile_rows;
+        column = tile % in_row * Config::tile_columns;
     }
 };
 
-// Fill the window, zeros beyond the image's edge. The caller synchronises.
-__device__ __forceinline__ void load_window(float *window, const float *x, const Place &at) {
-    const float *image = image_of(x, at.b, IMAGE);
-    for (int t = threadIdx.x; t < C * WINDOW; t += THREADS) {
-        const int c = t / WINDOW, row = at.i0 + t / WINDOW_W % WINDOW_H, column = at.j0 + t % WINDOW_W;
+// Fill the window, with zeros beyond the image's edge. The caller synchronises.
+__device__ __forceinline__ void load_window(float *window, const float *x, const Tile &tile) {
+    const float *image = image_of(x, tile.image, IMAGE);
+    for (int t = threadIdx.x; t < C * WINDOW_PIXELS; t += Config::threads) {
+        const int c = t / WINDOW_PIXELS;
+        const int row = tile.row + t / WINDOW_COLUMNS % WINDOW_ROWS, column = tile.column + t % WINDOW_COLUMNS;
         window[t] = row < H && column < W ? image[(index_t(c) * H + row) * W + column] : 0.0f;
     }
 }
 
-// The thread's u-th output pixel: where its window starts in shared memory (that of pixel 0 for the
-// threads left over, which compute and do not store).
-__device__ __forceinline__ int window_of(int u) {
-    const int t = threadIdx.x + u * THREADS;
-    return t < TILE ? t / TILE_W * WINDOW_W + t % TILE_W : 0;
+// Return where the window of the thread's n-th output begins in shared memory. Threads beyond the tile get output 0:
+// they compute and do not store.
+__device__ __forceinline__ int window_offset(int n) {
+    const int pixel = threadIdx.x + n * Config::threads;
+    return pixel < TILE_PIXELS ? pixel / Config::tile_columns * WINDOW_COLUMNS + pixel % Config::tile_columns : 0;
 }
 
-__device__ __forceinline__ void store(float *y, const Place &at, int m, int u, float sum) {
-    const int t = threadIdx.x + u * THREADS;
-    const int i = at.i0 + t / TILE_W, j = at.j0 + t % TILE_W;
-    if (t < TILE && i < OH && j < OW) image_of(y, at.b, OUTPUTS)[m * PIXELS + index_t(i) * OW + j] = sum;
+__device__ __forceinline__ void store_output(float *y, const Tile &tile, int m, int n, float sum) {
+    const int pixel = threadIdx.x + n * Config::threads;
+    const int i = tile.row + pixel / Config::tile_columns, j = tile.column + pixel % Config::tile_columns;
+    if (pixel < TILE_PIXELS && i < OH && j < OW)
+        image_of(y, tile.image, OUTPUTS)[m * PIXELS + index_t(i) * OW + j] = sum;
 }

@@ -1,29 +1,32 @@
-// unrolled: `constant` with its inner loops unrolled and its pointers restricted.
+// unrolled: `constant` with its inner loops unrolled and its pointers declared __restrict__.
 //
-// The K x K products of a channel are written out by the compiler, all offsets in shared memory becoming
-// immediate operands, and a weight is read once for the EACH output pixels of a thread rather than once
-// for each. What is left of an inner step is a shared-memory read and a multiply-add.
+// The compiler writes out the K x K products of a channel. All shared-memory offsets become immediate operands, and a
+// weight is read once for all outputs of a thread.
 //
-// Arithmetic: 2 C K K operations an output. Bytes: as `constant` from global memory; one shared-memory
-// word for each multiply-add, which is what bounds it (a multiprocessor reads 32 words a clock and could
-// do 128 multiply-adds).
+//     for each filter and channel:   K K x outputs per thread times   load pixel, multiply-add
+//     instead of                     the same with loop counters, address arithmetic and a load of the weight
+//
+// Arithmetic intensity: as `constant` from global memory. Each multiply-add reads one word of shared memory, which is
+// the limit: a multiprocessor reads 32 words per cycle and could do 128 multiply-adds.
+// Source: CUDA C++ Programming Guide, sections on #pragma unroll and __restrict__.
+// Restrictions: as `constant`.
 
 __constant__ float weights[M * REDUCTION];
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::threads)
 unrolled(const float *__restrict__ x, float *__restrict__ y, long long first) {
-    __shared__ float window[C * WINDOW];
-    const Place at(first);
-    load_window(window, x, at);
+    __shared__ float window[C * WINDOW_PIXELS];
+    const Tile tile(first);
+    load_window(window, x, tile);
     __syncthreads();
 
-    int corner[EACH];
+    int corner[OUTPUTS_PER_THREAD];
 #pragma unroll
-    for (int u = 0; u < EACH; u++) corner[u] = window_of(u);
+    for (int n = 0; n < OUTPUTS_PER_THREAD; n++) corner[n] = window_offset(n);
 
 #pragma unroll 1
     for (int m = 0; m < M; m++) {
-        float sum[EACH] = {};
+        float sum[OUTPUTS_PER_THREAD] = {};
 #pragma unroll 1
         for (int c = 0; c < C; c++) {
             const float *filter = weights + (m * C + c) * K * K;
@@ -32,10 +35,10 @@ unrolled(const float *__restrict__ x, float *__restrict__ y, long long first) {
 #pragma unroll
                 for (int q = 0; q < K; q++)
 #pragma unroll
-                    for (int u = 0; u < EACH; u++)
-                        sum[u] += window[c * WINDOW + corner[u] + p * WINDOW_W + q] * filter[p * K + q];
+                    for (int n = 0; n < OUTPUTS_PER_THREAD; n++)
+                        sum[n] += window[c * WINDOW_PIXELS + corner[n] + p * WINDOW_COLUMNS + q] * filter[p * K + q];
         }
 #pragma unroll
-        for (int u = 0; u < EACH; u++) store(y, at, m, u, sum[u]);
+        for (int n = 0; n < OUTPUTS_PER_THREAD; n++) store_output(y, tile, m, n, sum[n]);
     }
 }

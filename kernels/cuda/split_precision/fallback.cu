@@ -8,7 +8,7 @@ split_repair(const float *__restrict__ x, const float *__restrict__ w, float *__
     bool all = false;
     for (int n = 0; n < NTILES; n++) all = all || columns[8 * NTILES + n];
     const unsigned listed = all ? images : marks[0];
-    constexpr unsigned BLOCKS_AN_IMAGE = (PIXELS + BLOCK_N - 1) / BLOCK_N * GROUPS;
+    constexpr unsigned BLOCKS_AN_IMAGE = (PIXELS + BLOCK_PIXELS - 1) / BLOCK_PIXELS * FILTER_GROUPS;
     for (unsigned long long i = blockIdx.x; i < (unsigned long long)listed * BLOCKS_AN_IMAGE; i += gridDim.x) {
         const unsigned number = i / BLOCKS_AN_IMAGE;
         register_tile(x, w, y, first + (all ? number : marks[1 + number]), 1, i % BLOCKS_AN_IMAGE);

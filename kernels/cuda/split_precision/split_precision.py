@@ -154,7 +154,7 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     scratch = {"filters": tile.filter_bytes(problem), "columns": 4 * 9 * columns, "marks": marks}
     wide = max(layer_defines(problem, tile.images + 1)["WIDE"], repair.defines["WIDE"])
     defines = {**repair.defines, **_defines(tile, problem), "WIDE": wide}
-    return Plan(defines, images, steps, scratch=scratch)
+    return Plan(defines, images, steps, scratch=scratch, config=repair.config)
 
 
 def _defines(tile: Tile, problem: ConvProblem) -> dict[str, int | str]:
