@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ece408_op.core import dispatch
 from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
@@ -72,19 +73,26 @@ def _file_name(name: str) -> str:
 
 
 def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> str:
-    """The rate of every row of some layers, under the memory roofline and the FP32 roofline.
+    """The rate of every row of some layers, under the memory roofline and the rooflines of the units that are used.
 
     baseline: the contestant that is marked like the peers.
     """
-    memory, arithmetic = ceilings.bytes_per_second, ceilings.flops_per_second
     problems = {case.name: case.problem for case in cases if case.problem}
     intensities = {name: problem.flops / problem.bytes for name, problem in problems.items()}
-    ridge = arithmetic / memory
-    low, high = min(*intensities.values(), ridge) / 2, max(*intensities.values(), ridge) * 2
+    memory, one = ceilings.bytes_per_second / 1e12, next(iter(problems.values()))
+    used = ["fp32", *(dispatch.find(row.kernel).arithmetic for case in cases for row in case.rows if row.kernel)]
+    roofs: dict[float, list[str]] = {}
+    for units in dict.fromkeys(used):
+        roofs.setdefault(one.flops / ceilings.arithmetic_seconds(one, units) / 1e12, []).append(units)
+    ridges = [roof / memory for roof in roofs]
+    low, high = min(*intensities.values(), *ridges) / 2, max(*intensities.values(), *ridges) * 2
 
     def plot(plt: Any) -> Any:
         figure, axes = plt.subplots(figsize=(_WIDTH, 4.4))
-        axes.plot([low, ridge, high], [low * memory / 1e12, arithmetic / 1e12, arithmetic / 1e12], color=INK, lw=1.2)
+        axes.plot([low, max(ridges)], [low * memory, max(roofs)], color=INK, lw=1.2)
+        for (roof, names), ridge in zip(roofs.items(), ridges):
+            axes.plot([ridge, high], [roof, roof], color=INK, lw=1.2)
+            axes.annotate(", ".join(names), (high, roof), (0, 2), textcoords="offset points", ha="right", fontsize=7)
         seen = {}
         for case in cases:
             for row in case.rows:
@@ -95,7 +103,8 @@ def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> s
                     axes.plot(intensities[case.name], rate, marker, color=color, ms=5, zorder=order, clip_on=False)
         axes.set(xscale="log", yscale="log", xlim=(low, high))
         axes.set(xlabel="operations per byte that has to be moved", ylabel="TFLOP/s")
-        bottom = axes.get_ylim()[0]
+        bottom = axes.get_ylim()[0] / 20  # room for the names below the marks
+        axes.set_ylim(bottom)
         for name, value in intensities.items():
             axes.annotate(
                 name, (value, bottom), (0, 4), textcoords="offset points", ha="center", fontsize=7, rotation=90
@@ -109,7 +118,7 @@ def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> s
 
 
 def bars(case: Case, baseline: str = "") -> str:
-    """The median of every row of a case with times, on a logarithmic scale; dashed: the FP32 roofline."""
+    """The median of every row of a case with times, on a logarithmic scale; a line marks each row's own roofline."""
     rows = [(row, row.median) for row in case.rows if row.median]
     several = len({row.call for row, _ in rows}) > 1
     labels = [f"{row.contestant}, {row.call}" if several else row.contestant for row, _ in rows]
@@ -121,9 +130,11 @@ def bars(case: Case, baseline: str = "") -> str:
         for height, value in zip(heights, times):
             axes.annotate(f" {value:.3g}", (value, height), va="center", fontsize=7.5, annotation_clip=False)
         left = min(times)
-        if case.roofline_seconds:
-            axes.axvline(1e3 * case.roofline_seconds, color=INK, lw=1, ls="--")
-            left = min(left, 1e3 * case.roofline_seconds)
+        for height, (row, _) in zip(heights, rows):
+            if row.roofline_seconds:
+                least = 1e3 * row.roofline_seconds
+                axes.plot([least, least], [height - 0.45, height + 0.45], color=INK, lw=1.5)
+                left = min(left, least)
         axes.set(xscale="log", xlim=(left / 1.6, max(times) * 3.2), ylim=(0.3, len(rows) + 0.7), xlabel="milliseconds")
         axes.set_yticks(list(heights), labels, fontsize=8)
         _plain_ticks(axes.xaxis)
