@@ -1,6 +1,7 @@
 """``--profile`` of m1 to m4 and ``python -m ece408_op.profile``: where the time of a program goes.
 
-Public names: ``session`` (options, start and finish of a profile) and ``text`` (the words of the tables).
+Public names: ``session`` (options, start and finish of a profile), ``text`` (the words of the tables) and ``counters``
+(bytes and warps of GPU kernels, through Nsight Compute).
 
 _activity.py         an activity, a GPU's limits and its occupancy, a profile
 _tables.py           nvprof's tables

@@ -1,59 +1,58 @@
-"""ece408-report: run the milestones that this machine can, and write the report."""
+"""ece408-report: run the milestones and benchmarks that this machine can run, and write the page."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from ece408_op import commands
-from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK
 from ece408_op.core import dispatch
-from ece408_op.data.atomic import output_folder_problem
+from ece408_op.data.atomic import output_folder_problem, replacing
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
+from ece408_op.profile import text
+from ece408_op.runtime.install_hint import command
 
-from . import _jobs, _render, _runner
+from ._charts import cpu_charts, gpu_charts
+from ._commands import MACHINE, MILESTONES, Asked, all_commands
+from ._runs import Runs, run_all
+from ._tables import BASELINE, Tables
+
+PAGE = "index.html"
 
 _DESCRIPTION = """\
-Run the milestones that this machine can, keep each run's JSON in FOLDER/runs, and write FOLDER/index.html and
-FOLDER/report.md. A report that was stopped goes on where it was when the same command is given again; runs that
-failed are tried again. What could not be run is listed with the reason."""
+Run the milestones and benchmarks that this machine can run, keep the JSON of each in FOLDER/runs, and write
+FOLDER/index.html. After Ctrl-C the same command continues, and it runs again what failed. The page lists every
+command without a result, with the reason."""
 
 _EPILOG = """\
 example:
   ece408-report --networks ece408-high --sizes 1000 100 --out report
   ece408-report --render --out report
 
-Needs the extra report; a GPU's profiles need profile13 or profile12, its counters NVIDIA's ncu on PATH.
+Needs the extra report; profiles of a GPU need profile13 or profile12, its counters NVIDIA's ncu on PATH.
 exit codes: 0 done, whatever could not run; 1 nothing could be written; 2 usage; 3 this machine can't;
 130 interrupted"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    asked = _jobs.Asked(
-        networks=_known(parser, "--networks", options.networks, files.list_names()),
-        sizes=sorted(set(options.sizes), reverse=True),
-        milestones=[name for name in _jobs.MILESTONES if name in options.milestones],
-        cpu_kernels=[name for name in dispatch.names("cpu") if options.kernels is None or name in options.kernels],
-        gpu_kernels=[name for name in dispatch.names("gpu") if options.kernels is None or name in options.kernels],
-        data=options.data,
-    )
-    problem = output_folder_problem(options.out)
-    if problem:
-        parser.error(f"--out: {problem}")
+    """Run the command; returns its exit code."""
+    options = _options(arguments)
+    asked = Asked(options.networks, options.sizes, options.milestones, options.impl, options.data)
     runs = options.out / "runs"
     try:
-        plan = _jobs.plan(asked)
+        _check_packages()
+        commands = all_commands(asked)
         if not options.render:
-            _render.check()
-            _runner.make(plan, runs, options.limit)
-        for path in _render.write(plan, asked, runs, options.out):
-            print(path)
+            run_all(commands, runs, options.limit)
+        page = as_page(asked, Runs(commands, runs))
+        options.out.mkdir(parents=True, exist_ok=True)
+        with replacing(options.out / PAGE) as file:
+            file.write(page.encode())
     except DeviceError as error:
         print(f"ece408-report: {error}", file=sys.stderr)
         return CANNOT
@@ -61,41 +60,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ece408-report: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("ece408-report: interrupted; the same command goes on from here", file=sys.stderr)
-        return commands.INTERRUPTED
+        print("ece408-report: interrupted; the same command continues", file=sys.stderr)
+        return INTERRUPTED
+    print(options.out / PAGE)
     return OK
 
 
-def _parser() -> argparse.ArgumentParser:
+def as_page(asked: Asked, runs: Runs) -> str:
+    """The page in one file of HTML, in which all text is escaped; it fetches nothing."""
+    jinja2 = import_module("jinja2")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.filters["anchor"] = lambda title: re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    facts = runs.result(MACHINE)
+    return str(
+        environment.get_template("page.html.j2").render(
+            t=Tables(runs, asked),
+            asked=asked,
+            baseline=BASELINE,
+            cpu_charts=cpu_charts,
+            gpu_charts=gpu_charts,
+            explanations=text.EXPLANATIONS,
+            gate=text.GATE_SENTENCE,
+            # The advice on what to use instead is in the machine's table and at the end of the page.
+            gpu_problem=(facts["cannot"]["gpu"] or "").split(": use ")[0].rstrip(".") if facts else "",
+        )
+    )
+
+
+def _check_packages() -> None:
+    """Raise DeviceError, with what to install, where the page could not be written."""
+    try:
+        import_module("jinja2")
+        import_module("matplotlib")
+    except ImportError as error:
+        raise DeviceError(f"expected jinja2 and matplotlib to import, got {error}; {command('report')}") from None
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ece408-report",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kernels = dispatch.names()
-    parser.add_argument("--out", type=Path, default=Path("report"), metavar="FOLDER", help="(default: report)")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="(default: all of models/)")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=_images,
-        default=[10_000, 100, 10],
-        metavar="N",
-        help="images (default: 10000 100 10)",
+    networks, impls = files.list_names(), dispatch.names()
+    option = parser.add_argument
+    option("--out", type=Path, default=Path("report"), metavar="FOLDER", help="(default: report)")
+    option(
+        "--networks", nargs="+", choices=networks, default=networks, metavar="NAME", help="(default: all of models/)"
     )
-    parser.add_argument(
-        "--milestones", nargs="+", choices=_jobs.MILESTONES, default=list(_jobs.MILESTONES), help="(default: all)"
-    )
-    parser.add_argument(
-        "--kernels", nargs="+", choices=kernels, metavar="NAME", help=f"of CPU and GPU, of {', '.join(kernels)} (all)"
-    )
-    parser.add_argument("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
-    parser.add_argument(
-        "--limit", type=float, default=600.0, metavar="SECONDS", help="end a run that takes longer (default: 600)"
-    )
-    parser.add_argument("--render", action="store_true", help="run nothing, write the pages from the kept runs")
-    return parser
+    option("--sizes", nargs="+", type=_images, default=[10_000, 100, 10], metavar="N", help="images (10000 100 10)")
+    option("--milestones", nargs="+", choices=MILESTONES, default=MILESTONES, help="(default: all)")
+    names = ", ".join(impls)
+    option("--impl", nargs="+", choices=impls, default=impls, metavar="NAME", help=f"some of {names} (default: all)")
+    option("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
+    option("--limit", type=float, default=600.0, metavar="SECONDS", help="end a command that takes longer (600)")
+    option("--render", action="store_true", help="run nothing, write the page from the kept results")
+    options = parser.parse_args(arguments)
+    problem = output_folder_problem(options.out)
+    if problem:
+        parser.error(f"--out: {problem}")
+    options.sizes = sorted(set(options.sizes), reverse=True)
+    options.networks = list(dict.fromkeys(options.networks))
+    options.milestones = [name for name in MILESTONES if name in options.milestones]
+    return options
 
 
 def _images(word: str) -> int:
@@ -103,13 +138,6 @@ def _images(word: str) -> int:
     if not 1 <= number <= 10_000:
         raise argparse.ArgumentTypeError(f"expected 1 to 10000 images, got {number}")
     return number
-
-
-def _known(parser: argparse.ArgumentParser, option: str, given: list[str] | None, known: list[str]) -> list[str]:
-    for name in given or []:
-        if name not in known:
-            parser.error(f"{option}: expected some of {', '.join(known)}; got {name!r}")
-    return list(dict.fromkeys(given)) if given else known
 
 
 if __name__ == "__main__":

@@ -1,107 +1,167 @@
-"""The kept runs of a report, to look figures up in: a figure that no run gave is None."""
+"""Runs the commands of a report, one after the other, and keeps the result of each in a file of its own."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import _runner
-from ._jobs import MACHINE, Job, Layer, layer_word, layers
-from ._published import FASTEST
+from tqdm import tqdm
+
+from ece408_op.bench import results
+from ece408_op.commands import CANNOT as EXIT_CANNOT
+from ece408_op.commands import FAILED as EXIT_FAILED
+from ece408_op.commands import OK
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DataError, DeviceError
+
+from ._commands import MACHINE, Command
+
+VERSION = 2
+DONE, FAILED, CANNOT = "done", "failed", "cannot"
+
+#: Characters that are kept of what a failed command wrote to stderr.
+_LAST = 500
+
+Run = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A run that there is none of, and why."""
+def run_all(commands: Sequence[Command], folder: Path, limit: float) -> None:
+    """Run every command that has no result in the folder yet; end a command after ``limit`` seconds.
 
-    command: str
-    reason: str
+    Commands that failed, or that the machine could not run, run again. A progress bar goes to stderr where that is a
+    terminal. Raises DataError where the folder's results are of another machine, DeviceError where the machine cannot
+    be described, OSError where the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # SIGTERM ends the running command too.
+    signal.signal(signal.SIGTERM, _interrupt)
+    cannot = _run_machine(next(one for one in commands if one.name == MACHINE), folder, limit)["cannot"]
+    with tqdm([one for one in commands if one.name != MACHINE], unit="run", disable=None) as bar:
+        for command in bar:
+            bar.set_description(command.name)
+            kept = read(folder, command.name)
+            if kept is not None and kept["status"] == DONE and kept["command"] == command.line:
+                continue
+            reason = cannot.get(command.needs)
+            write(folder, command, _run(command, limit) if reason is None else _record(CANNOT, reason))
+
+
+def read(folder: Path, name: str) -> Run | None:
+    """A kept run; None where there is none. Raises DataError, which names the file, for anything else."""
+    path = folder / f"{name}.json"
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if run["version"] != VERSION or run["status"] not in (DONE, FAILED, CANNOT):
+            raise ValueError(f"version {run['version']}, status {run['status']!r}")
+        return dict(run)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: expected a run of ece408-report, got {error!r}; remove the file") from error
+
+
+def write(folder: Path, command: Command, run: Run) -> None:
+    """Keep a run: its status, the reason where it has no result, and the result."""
+    with replacing(folder / f"{command.name}.json") as file:
+        file.write((json.dumps({"version": VERSION, "command": command.line, **run}, indent=1) + "\n").encode())
+
+
+def _record(status: str, reason: str = "", result: Any = None) -> Run:
+    return {"status": status, "reason": reason, "result": result}
+
+
+def _run(command: Command, limit: float) -> Run:
+    """Run a command in a process of its own; every failure becomes the status and reason of the run."""
+    with tempfile.TemporaryDirectory(prefix="ece408-report-") as scratch:
+        path = Path(scratch) / "result.json"
+        # In a session of its own, so that the processes that it starts end with it.
+        process = subprocess.Popen(
+            [sys.executable, *command.arguments, "--json", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            _, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return _record(FAILED, f"stopped after {limit:g} s")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        reason = errors.strip()[-_LAST:] or f"exit code {process.returncode}"
+        if process.returncode == EXIT_CANNOT:
+            return _record(CANNOT, reason.splitlines()[-1])
+        result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"complete": False}
+        # ece408-bench exits with 1 where an output was wrong; its results are complete nevertheless.
+        if process.returncode not in (OK, EXIT_FAILED) or not result.get("complete", True):
+            return _record(FAILED, reason)
+        return _record(DONE, "", result)
+
+
+def _run_machine(command: Command, folder: Path, limit: float) -> dict[str, Any]:
+    """Describe the machine, which must be the one of the folder's results."""
+    kept, run = read(folder, command.name), _run(command, limit)
+    if run["status"] != DONE:
+        raise DeviceError(f"the report: expected {command.line} to run, got: {run['reason']}")
+    names = [_name(one["result"]) for one in (kept, run) if one is not None]
+    if names[0] != names[-1]:
+        raise DataError(
+            f"{folder}: expected results of this machine ({names[-1]}), got results of {names[0]}; "
+            "choose another --out, or write the page with --render"
+        )
+    write(folder, command, run)
+    return dict(run["result"])
+
+
+def _name(facts: dict[str, Any]) -> str:
+    machine = facts["machine"]
+    gpu = machine["gpu"]["name"] if machine["gpu"] else "no GPU"
+    return f"{machine['cpu']}, {machine['cores']} cores, {gpu}"
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 class Runs:
-    """The runs of a plan in a folder; others that lie there are not looked at."""
+    """The kept results of commands; a figure that no run gave is None."""
 
-    def __init__(self, plan: Sequence[Job], folder: Path) -> None:
-        self._runs = {job.name: _runner.read(folder / f"{job.name}.json") for job in plan}
-        self._plan = plan
+    def __init__(self, commands: Sequence[Command], folder: Path) -> None:
+        self._runs = {command: read(folder, command.name) for command in commands}
+        self._results = {
+            command.name: run["result"] for command, run in self._runs.items() if run and run["status"] == DONE
+        }
 
-    def result(self, name: str) -> dict[str, Any] | None:
-        """What the run of that name found; None where it was not made or failed."""
-        run = self._runs.get(name)
-        return run["result"] if run is not None and run["status"] == _runner.DONE else None
+    def result(self, *name: Any) -> Any:
+        """The result of the command whose name has these parts; None where it was not run or failed."""
+        return self._results.get("-".join(map(str, filter(None, name))))
 
-    @property
-    def machine(self) -> dict[str, Any] | None:
-        """The machine's facts."""
-        return self.result(MACHINE)
-
-    def missing(self) -> list[Missing]:
-        """Every run of the plan that there is no result of."""
-        found = []
-        for job in self._plan:
-            run = self._runs[job.name]
-            if run is None:
-                found.append(Missing(job.shown, "not run: the report was stopped before, or written without running"))
-            elif run["status"] != _runner.DONE:
-                found.append(Missing(job.shown, " ".join(run["reason"].split())))
+    def missing(self) -> dict[str, list[str]]:
+        """The command lines without a result, by the reason."""
+        found: dict[str, list[str]] = {}
+        for command, run in self._runs.items():
+            if run is None or run["status"] != DONE:
+                reason = " ".join(run["reason"].split()) if run else "not run: stopped before, or only rendered"
+                found.setdefault(reason, []).append(command.line)
         return found
 
-    def milestone(self, script: str, network: str, size: int, suffix: str = "") -> dict[str, Any] | None:
-        """The result of m1 to m4; suffix is "profile", "gpu", or AUTO or the CPU kernel of m2."""
-        return self.result("-".join(filter(None, (script, network, str(size), suffix))))
+    def op_times(self, *name: Any) -> list[dict[str, Any]]:
+        """The calls of a milestone's run, with ``seconds`` and ``implementation``; none without a run."""
+        run = self.result(*name)
+        return list(run["op_times"]) if run else []
 
-    def op_times(self, script: str, network: str, size: int, suffix: str = "") -> list[float]:
-        """The Op Time of each convolution; none where there is no run."""
-        result = self.milestone(script, network, size, suffix)
-        return [call["seconds"] for call in result["op_times"]] if result else []
-
-    def fastest_on_cpu(self, network: str, size: int, layer: int, impls: Sequence[str]) -> tuple[str, float] | None:
-        """The kernel with the least Op Time on one convolution in the m2 runs with these ``impls``, and that time.
-
-        A run of AUTO counts for the kernel that it took.
-        """
-        results = [self.milestone("m2", network, size, impl) for impl in impls]
-        calls = [found["op_times"][layer] for found in results if found and layer < len(found["op_times"])]
-        known = [(call["implementation"], call["seconds"]) for call in calls]
-        return min(known, key=lambda pair: pair[1], default=None)
-
-    def gpu_rows(self, layer: Layer, size: int) -> list[dict[str, Any]]:
-        """Every GPU kernel on a layer; none where there is no run."""
-        found = self.gpu_layer(layer, size)
-        return found["rows"] if found else []
-
-    def gpu_layer(self, layer: Layer, size: int) -> dict[str, Any] | None:
-        """What the kernels' run found of a layer."""
-        for job in self._plan:
-            if job.name.startswith("kernels-") and job.name.endswith(f"-{size}"):
-                result = self.result(job.name)
-                for found in result["layers"] if result else []:
-                    problem = found["problem"]
-                    shape = tuple(problem[key] for key in ("channels", "height", "width", "filters", "kernel"))
-                    if shape == layer:
-                        return dict(found)
-        return None
-
-    def gpu_seconds(self, kernel: str, network: str, size: int, layer: int) -> float | None:
-        """A GPU kernel's time on one convolution of a network; FASTEST stands for the fastest right one in float32."""
-        shapes = layers(network)
-        rows = self.gpu_rows(shapes[layer], size) if layer < len(shapes) else []
-        if kernel == FASTEST:
-            times = [row["seconds"] for row in rows if "seconds" in row and row["precision"] == "float32"]
-            return min(times, default=None)
-        return next((row.get("seconds") for row in rows if row["kernel"] == kernel), None)
-
-    def counters(self, layer: Layer, images: int) -> dict[str, dict[str, Any]]:
-        """What the hardware counted, by kernel."""
-        result = self.result(f"counters-{layer_word(layer)}-{images}")
-        return {row["kernel"]: row for row in result["rows"]} if result else {}
-
-    def bench(self, layer: Layer, images: int) -> dict[str, Any] | None:
-        """The operator on the CPU beside MXNet's Convolution."""
-        result = self.result(f"bench-{layer_word(layer)}-{images}")
-        found: dict[str, Any] = {}
-        for row in result["cases"][0]["rows"] if result else ():
-            found.setdefault(row["contestant"], {})[row["call"]] = row
-        return found or None
+    def case(self, context: str, layer: str, size: int) -> results.Case | None:
+        """What ece408-bench measured of a layer, as CxHxWxMxK."""
+        found = self.result("layers", context, layer, size)
+        return results.from_data(found).cases[0] if found else None

@@ -22,19 +22,6 @@ def profile() -> Profile:
     return Profile(**{**data, "activities": [Activity(**activity) for activity in data["activities"]]})
 
 
-@pytest.mark.parametrize("name", ["gpu", "calls", "operators"])
-def test_each_table_adds_up(profile, name) -> None:
-    rows = _tables.tables(profile)[name]
-    assert rows
-    assert sum(row.percent for row in rows) == pytest.approx(100)
-    for row in rows:
-        assert row.least <= row.average <= row.most
-        assert row.total == pytest.approx(row.average * row.calls)
-    assert rows == sorted(rows, key=lambda row: -row.total)
-    most = _tables.most(rows)
-    assert sum(row.percent for row in most) > 90 >= sum(row.percent for row in most[:-1])
-
-
 def test_the_gpus_table_is_that_of_the_raw_record(profile) -> None:
     """Summed up again from the file itself."""
     raw = json.loads((RECORDED / "profile-m4-2018sp-100.json").read_text())["activities"]

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from test_report_page import asked, keep, keep_some, milestone
 
-from ece408_op.report import _jobs, _render
+from ece408_op.report.__main__ import as_page
+from ece408_op.report._commands import all_commands
+from ece408_op.report._runs import Runs
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 PHONE, DESK = 360, 1280
-#: With ECE408_SCREENSHOTS set to a folder, pictures of what was tested are left there.
+#: With ECE408_SCREENSHOTS set to a folder, the tests leave pictures of the page there.
 SCREENSHOTS = os.environ.get("ECE408_SCREENSHOTS")
 
 
@@ -41,9 +43,10 @@ def page(tmp_path_factory) -> Path:
     kept = keep_some(folder / "runs")
     name = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm_256x128::Params)"
     entry = {"name": name, "percent": 95.0, "total": 3e6, "calls": 7, "average": 4e5, "least": 2e5, "most": 9e5}
-    profile = {"tables": {"gpu": [entry], "calls": [], "operators": []}, "most": {"gpu": [name]}, "shapes": []}
+    tables, most = ({"gpu": [one], "calls": [], "operators": []} for one in (entry, name))
+    profile = {"tables": tables, "most": most, "shapes": []}
     keep(kept, "m3-ece408-high-10000-profile", milestone([0.0068], "naive", profile=profile))
-    _render.write(_jobs.plan(asked()), asked(), kept, folder)
+    (folder / "index.html").write_text(as_page(asked(), Runs(all_commands(asked()), kept)), encoding="utf-8")
     return folder / "index.html"
 
 
@@ -62,7 +65,7 @@ def test_nothing_overflows_and_nothing_is_fetched(browser, page, width, scheme) 
     view.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
     assert requests == [page.as_uri()]
     assert view.evaluate("document.documentElement.scrollWidth") == width
-    # What is wider than the page scrolls in a box of its own.
+    # A table that is wider than the page scrolls in a box of its own.
     wide = """[...document.body.querySelectorAll('*')]
         .filter(element => !element.closest('.wide') && element.getBoundingClientRect().right > innerWidth + 1)
         .map(element => element.outerHTML.slice(0, 80))"""
@@ -76,8 +79,8 @@ def test_nothing_overflows_and_nothing_is_fetched(browser, page, width, scheme) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_words_and_figures_stand_out_from_the_page(browser, page, scheme) -> None:
-    """The contrast of WCAG 2, of text, links and the figures' text alike."""
+def test_words_and_charts_stand_out_from_the_page(browser, page, scheme) -> None:
+    """The contrast of WCAG 2, of text, links and the charts' text."""
     view, _ = opened(browser, page, DESK, scheme)
     colours = view.evaluate(
         """['p', 'a', 'td', 'th', 'svg text'].map(name => {
@@ -95,17 +98,17 @@ def test_words_and_figures_stand_out_from_the_page(browser, page, scheme) -> Non
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_figures_fit_and_their_words_can_be_read(browser, page, width) -> None:
+def test_charts_fit_and_their_words_can_be_read(browser, page, width) -> None:
     view, _ = opened(browser, page, width, "light")
-    figures = view.evaluate(
+    charts = view.evaluate(
         """[...document.querySelectorAll('figure svg')].map(svg => {
             const box = svg.getBoundingClientRect(), words = [...svg.querySelectorAll('text')];
             return [box.width, Math.min(...words.map(word => word.getBoundingClientRect().height)),
                     words.filter(word => word.getBoundingClientRect().right > box.right + 2).length];
         })"""
     )
-    assert len(figures) == 3  # the CPU, the GPU, and the roofline
-    for shown, least, cut in figures:
+    assert len(charts) == 3  # the CPU, the GPU, and the roofline
+    for shown, least, cut in charts:
         assert 300 <= shown <= width
         assert least >= 7
         assert cut == 0

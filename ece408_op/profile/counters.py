@@ -1,0 +1,138 @@
+"""Bytes that GPU kernels move and warps that they keep active, by hardware counters: --help has an example.
+
+NVIDIA's Nsight Compute (ncu) runs this module again with --launch: it launches every kernel once on one layer, each
+after an empty kernel that names it, and ncu writes one line of CSV per launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.core import dispatch
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.data.atomic import replacing
+from ece408_op.errors import DataError, DeviceError
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+
+PROFILER = "ncu"
+MISSING = f"expected {PROFILER}, NVIDIA's Nsight Compute, on PATH, found none"
+
+#: Bytes read from and written to the GPU's memory, bytes through L2, and active warps in percent of the most.
+METRICS = {
+    "read": "dram__bytes_read.sum",
+    "written": "dram__bytes_write.sum",
+    "l2": "lts__t_bytes.sum",
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+
+_MARK = "next_is_"
+#: A kernel that repeats its launches more often than this is left out: ncu takes some 100 times as long as a launch.
+_MOST_REPEATS = 16
+#: Four of these bytes are 0.0115 in float32.
+_BYTE = 0x3C
+
+
+def parse(lines: Iterable[str]) -> dict[str, dict[str, float]]:
+    """ncu's counters by kernel, summed over its launches; raises DataError where it could not read them.
+
+    occupancy is a share from 0 to 1, the mean of all launches, short and long.
+    """
+    found: dict[str, list[list[float]]] = {}
+    rows: list[list[float]] = []
+    for line in csv.DictReader(line for line in lines if line.startswith('"')):
+        name = line["Kernel Name"].split("(")[0]
+        if name.startswith(_MARK):
+            rows = found.setdefault(name[len(_MARK) :], [])
+        elif line["ID"]:  # the line after the head has the units, and no ID
+            rows.append([_number(line[metric]) for metric in METRICS.values()])
+    sums = {name: dict(zip(METRICS, map(sum, zip(*rows)))) for name, rows in found.items() if rows}
+    return {name: {**row, "occupancy": row["occupancy"] / len(found[name]) / 100} for name, row in sums.items()}
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word.replace(",", ""))
+    except ValueError:
+        raise DataError(f"{PROFILER}: expected a number, got {word!r}; may this user read the counters?") from None
+
+
+def launch(problem: ConvProblem, names: Sequence[str]) -> None:
+    """Launch each kernel once; those that do not support the layer are left out. Raises DeviceError without a GPU."""
+    cupy, chip = cuda.cupy(), cuda.chip()
+    x, w, y = (cupy.empty(shape, "f") for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+    for array in (x, w, y):
+        array.data.memset(_BYTE, array.nbytes)  # a memset is no kernel, so ncu does not list it
+    aligned = cuda.alignment(x.data.ptr, w.data.ptr, y.data.ptr)
+    for name in names:
+        kernel = dispatch.find(name)
+        if not isinstance(kernel, CudaKernel) or kernel.not_supported_reasons(problem, chip):
+            continue
+        if len(kernel.plan(problem, chip, aligned).launch_ranges(problem.batch)) <= _MOST_REPEATS:
+            cupy.RawKernel(f'extern "C" __global__ void {_MARK}{name}() {{}}', f"{_MARK}{name}")((1,), (1,), ())
+            kernel.run(problem, x, w, y)
+            cuda.wait(name, cupy.cuda.get_current_stream())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0 done, 1 failed, 2 usage, 3 no GPU or no ncu."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ece408_op.profile.counters",
+        description="Write the bytes that GPU kernels move and the warps that they keep active on one layer.",
+        epilog="example: python -m ece408_op.profile.counters 1x28x28x50x5 --images 1000 --json counters.json",
+    )
+    parser.add_argument("layer", help="CxHxWxMxK")
+    parser.add_argument("--images", type=int, default=10_000, metavar="N", help="(default: 10000)")
+    known = dispatch.names("gpu")
+    parser.add_argument("--impl", nargs="+", metavar="NAME", choices=known, default=known, help="(default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write there instead of printing")
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    try:
+        if options.launch:
+            launch(ConvProblem(options.images, *map(int, options.layer.split("x"))), options.impl)
+            return OK
+        if shutil.which(PROFILER) is None:
+            raise DeviceError(MISSING)
+        found = _profiled([options.layer, "--images", str(options.images), "--impl", *options.impl, "--launch"])
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        return CANNOT
+    except DataError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    text = json.dumps(found, indent=1)
+    if options.json is None:
+        print(text)
+    else:
+        with replacing(options.json) as file:
+            file.write(f"{text}\n".encode())
+    return OK
+
+
+def _profiled(arguments: list[str]) -> dict[str, Any]:
+    """Run this module with the arguments under ncu, which leaves the clocks alone."""
+    with tempfile.TemporaryDirectory(prefix="ece408-counters-") as scratch:
+        log = Path(scratch) / "log.csv"
+        command = [PROFILER, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
+        command += ["--log-file", str(log), "--metrics", ",".join(METRICS.values())]
+        command += [sys.executable, "-m", "ece408_op.profile.counters", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = log.read_text(encoding="utf-8") if log.is_file() else ""
+        if done.returncode:
+            raise DataError(f"{PROFILER}: {(done.stderr or done.stdout or lines).strip()[-500:]}")
+        return parse(lines.splitlines())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Nsight Compute's counters, summed for each kernel; a stand-in for ncu runs the command that it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+
+import pytest
+
+from ece408_op.errors import DataError
+from ece408_op.profile import counters
+
+METRICS = ",".join(f'"{name}"' for name in counters.METRICS.values())
+LINES = [
+    "==PROF== Connected to process 1",
+    f'"ID","Kernel Name",{METRICS}',
+    '"","","byte","byte","byte","%"',
+    '"0","next_is_im2col_gemm","1","1","1","1"',
+    '"1","unroll(float const*)","1,000","20","300","50.0"',
+    '"2","multiply","1","2","3","100"',
+    '"3","next_is_streams()","1","1","1","1"',
+    '"4","next_is_naive","1","1","1","1"',
+    '"5","naive","7","8","9","25"',
+    "==PROF== Disconnected",
+]
+
+
+def test_lines_are_summed_up_for_each_kernel() -> None:
+    assert counters.parse(LINES) == {
+        "im2col_gemm": {"read": 1001, "written": 22, "l2": 303, "occupancy": 0.75},
+        "naive": {"read": 7, "written": 8, "l2": 9, "occupancy": 0.25},
+    }
+
+
+def test_counters_that_may_not_be_read_are_an_error() -> None:
+    with pytest.raises(DataError, match="expected a number, got 'n/a'"):
+        counters.parse([*LINES[:6], '"3","multiply","n/a","8","9","25"'])
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """Puts a program of that name on PATH, which runs this Python code."""
+
+    def install(code: str) -> None:
+        program = tmp_path / "bin" / "ncu"
+        program.parent.mkdir()
+        program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return install
+
+
+def test_the_command_leaves_the_clocks_alone_and_writes_the_counters(ncu, tmp_path) -> None:
+    log = "open(sys.argv[sys.argv.index('--log-file') + 1], 'w').write"
+    ncu(f"{log}({os.linesep.join(LINES)!r}); open({str(tmp_path / 'words')!r}, 'w').write(' '.join(sys.argv))")
+    arguments = ["1x28x28x50x5", "--images", "100", "--impl", "naive", "--json", str(tmp_path / "out.json")]
+    assert counters.main(arguments) == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == counters.parse(LINES)
+    words = (tmp_path / "words").read_text()
+    assert " --clock-control none " in words
+    assert words.endswith(" -m ece408_op.profile.counters 1x28x28x50x5 --images 100 --impl naive --launch")
+
+
+def test_a_profiler_that_fails_is_an_error_in_its_own_words(ncu, capsys) -> None:
+    ncu("sys.exit('ERR_NVGPUCTRPERM')")
+    assert counters.main(["1x28x28x50x5"]) == 1
+    assert capsys.readouterr() == ("", "ncu: ERR_NVGPUCTRPERM\n")
+
+
+def test_without_the_profiler_the_machine_cannot(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert counters.main(["1x28x28x50x5"]) == 3
+    assert capsys.readouterr() == ("", f"{counters.MISSING}\n")
