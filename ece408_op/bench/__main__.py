@@ -18,9 +18,11 @@ from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.core.roofline import Ceilings
 from ece408_op.data.atomic import folder_problem, output_folder_problem
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
+from ece408_op.models import files
+from ece408_op.plugin import bridge, mxnet_import
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 
-from . import _layer_names, _networks, _sweep, _tables, plots, results
+from . import _calls, _layer_names, _networks, _sweep, _tables, plots, results
 from .results import Case, Results, Row
 
 _DESCRIPTION = """\
@@ -153,34 +155,25 @@ def _layers(options: argparse.Namespace) -> _Plan:
     impls = layers.known_impls(options.impl, options.context)
     if options.context == "gpu":
         limits = layers.Limits(options.repeats or 20)
-        return _gpu_plan(problems, impls, options, limits, peers=True)
-    from ece408_op.plugin import mxnet_import
-
+        return _on_gpu(problems, impls, options.precision, True, options.seed, limits)
     from . import _cpu_roofline
 
     mxnet_import.load()
     # Without --repeats, three calls, and no further one after 5 seconds.
     limits = layers.Limits(options.repeats) if options.repeats else layers.Limits(3, budget=5.0)
-
-    def measured(problem: ConvProblem, name: str, ceilings: Ceilings, progress: Callable[[Row], Any]) -> Case:
-        return layers.cpu_case(name, problem, impls, options.seed, limits, ceilings, progress)
-
-    cases = {name: partial(measured, problem, name) for name, problem in problems.items()}
+    cases = {
+        name: partial(layers.cpu_case, name, problem, impls, options.seed, limits) for name, problem in problems.items()
+    }
     return _Plan(cases, False, partial(_cpu_roofline.measure, options.threads))
 
 
-def _gpu_plan(
-    problems: dict[str, ConvProblem], impls: list[str], options: argparse.Namespace, limits: Any, peers: bool
-) -> _Plan:
+def _on_gpu(problems: dict[str, ConvProblem], *arguments: Any) -> _Plan:
+    """Layers on a GPU; the arguments are gpu_case's after the problem."""
     from ece408_op.core import roofline
 
     from . import layers
 
-    def measured(problem: ConvProblem, name: str, ceilings: Ceilings, progress: Callable[[Row], Any]) -> Case:
-        precision = getattr(options, "precision", "float32")
-        return layers.gpu_case(name, problem, impls, precision, options.seed, limits, ceilings, progress, peers)
-
-    cases = {name: partial(measured, problem, name) for name, problem in problems.items()}
+    cases = {name: partial(layers.gpu_case, name, problem, *arguments) for name, problem in problems.items()}
     return _Plan(cases, True, roofline.measure)
 
 
@@ -190,49 +183,36 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
     problems = _sweep.layers(options.images, options.random or 0, options.seed, options.ranges)
     impls = layers.known_impls(options.impl, "gpu")
     limits = layers.Limits(options.repeats or 10, budget=0.3, fewest=3)
-    plan = _gpu_plan(problems, impls, options, limits, peers=False)
+    plan = _on_gpu(problems, impls, "float32", False, options.seed, limits)
     return replace(plan, finish=lambda done: _sweep.record(done) if options.record and done.passed else None)
 
 
 def _networks_plan(options: argparse.Namespace) -> _Plan:
-    from ece408_op.models import files
-    from ece408_op.plugin import mxnet_import
-
     known = [*files.list_names(), _networks.RESNET]
     for name in options.network:
         if name not in known:
             raise ValueError(f"--network: expected {', '.join(known)}; got {name!r}")
-
     mxnet_import.load()
-
-    def measured(name: str, ceilings: None, progress: Callable[[Row], Any]) -> Case:
-        images = min(options.images, 256) if name == _networks.RESNET else options.images
-        return _networks.case(name, images, options.context, options.repeats or 5, options.seed, progress)
-
-    return _Plan({name: partial(measured, name) for name in options.network}, options.context == "gpu")
+    given = (options.images, options.context, options.repeats or 5, options.seed)
+    return _Plan({name: partial(_networks.case, name, *given) for name in options.network}, options.context == "gpu")
 
 
 def _one_image_plan(options: argparse.Namespace) -> _Plan:
-    from ece408_op.plugin import bridge, mxnet_import
-
-    from . import _calls
-
     mxnet_import.load()
     if options.context == "gpu":
         bridge.require_mxnet_gpu()
-    calls = options.repeats or 2000
-    return _Plan({"2017": lambda ceilings, row: _calls.one_image(options.context, calls)}, options.context == "gpu")
+    return _Plan(
+        {"2017": partial(_calls.one_image, options.context, options.repeats or 2000)}, options.context == "gpu"
+    )
 
 
 def _transfers_plan(options: argparse.Namespace) -> _Plan:
-    from ece408_op.plugin import mxnet_import
-
-    from . import _calls, layers
+    from . import layers
 
     (impl,) = layers.known_impls([options.impl], "gpu")
     mxnet_import.load()
-    repeats = options.repeats or 3
-    return _Plan({"2017": lambda ceilings, row: _calls.transfers(impl, options.images, options.fuse, repeats)}, True)
+    given = (impl, options.images, options.fuse, options.repeats or 3)
+    return _Plan({"2017": partial(_calls.transfers, *given)}, True)
 
 
 _PLANS = {
@@ -279,10 +259,10 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--network": {
             **several,
             "default": list(_networks.COURSE),
-            "help": f"of models/, or {_networks.RESNET} with 256 images at most",
+            "help": f"of models/, or {_networks.RESNET} with {_networks.RESNET_IMAGES} images at most",
         },
         "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
-        "--ranges": {**several, "default": ranges, "help": "what random layers come from, in turn"},
+        "--ranges": {**several, "default": list(ranges), "help": "what random layers come from, in turn"},
         "--images": {**number, "default": images, "help": "images of each case"},
         "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
         "--record": {"action": "store_true", "help": "write the times into the tuning table"},

@@ -48,7 +48,7 @@ assert (y.asnumpy() == 25).all()
 """
 
 
-def one_image(device: str, calls: int) -> Case:
+def one_image(device: str, calls: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
     """Calls of nd.Custom on one image in the context of "cpu" or "gpu", each waited for, and a process's first call.
 
     What ``New`` takes longer than the Custom that does nothing is the operator's own cost, the computation included.
@@ -112,7 +112,7 @@ def _first_call(device: str) -> float:
     return float(done.stdout)
 
 
-def transfers(impl: str, images: int, fuse: bool, repeats: int) -> Case:
+def transfers(impl: str, images: int, fuse: bool, repeats: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
     """The operator on mx.cpu() arrays with device="gpu", and its output alone copied by the same staging buffers.
 
     Both write into memory that was never touched (FRESH), and into memory that was (REUSED). fuse: with tanh and

@@ -7,7 +7,7 @@ kernel is timed on arrays that are there. An implementation that does not suppor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 from ._launches import launches
-from .results import FAILED, FRESH, KERNEL, REUSED, SKIPPED, Case, Row
+from .results import FAILED, FRESH, KERNEL, PASSED, REUSED, SKIPPED, Case, Row
 
 #: The peers' names on the CPU; cuDNN's begin with "cuDNN".
 BUILT_IN = "MXNet Convolution"
@@ -38,6 +38,8 @@ _CUDNN_BOUND = 0.01
 
 
 Progress = Callable[[Row], Any]
+#: By kind of call: the call, which returns its output, and what is done before each one, or None.
+Calls = Mapping[str, tuple[Callable[[], Any], Any]]
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Contestant:
-    """A contestant that holds its input.
+    """A contestant that has its input; ``values`` turns an output into an array of NumPy or CuPy.
 
-    ``fresh()`` returns its output when that is computed; ``reused(output)`` writes into one, and is None where the
-    contestant can't. ``values(output)`` is the output as an array of NumPy or CuPy. A peer has no impl and no kernel.
+    A peer has no impl and no kernel.
     """
 
     name: str
-    fresh: Callable[[], Any]
+    calls: Calls
     values: Callable[[Any], Any]
     bound: float
-    reused: Callable[[Any], Any] | None = None
     impl: str = ""
     kernel: Kernel | None = None
 
@@ -102,170 +102,58 @@ def cpu_case(
     for image in x:
         image[...] = random.random_sample(image.shape)
     w[...] = random.standard_normal(problem.w_shape)
+    bound, shape = float32_bound(problem), {"kernel": (problem.kernel,) * 2, "num_filter": problem.filters}
+
+    def through_mxnet(name: str, call: Callable[..., Any], impl: str = "", kernel: Kernel | None = None) -> _Contestant:
+        return _Contestant(name, _fresh_and_reused(call), bridge.cpu_view, bound, impl, kernel)
+
+    def contestants() -> Iterator[_Contestant | Row]:
+        # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
+        yield through_mxnet(BUILT_IN, partial(mx.nd.Convolution, data, weight.copy(), no_bias=True, **shape))
+        for impl in impls:
+            try:
+                kernel = dispatch.select(problem, "cpu", impl)
+            except UnsupportedError as error:
+                yield Row(f"New {impl}", FRESH, status=SKIPPED, reason=str(error), impl=impl)
+                continue
+            new = partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape)
+            yield through_mxnet(f"New {impl}", new, impl, kernel)
+        for peer, channels_last in PYTORCH.items() if find_spec("torch") else ():
+            call = _pytorch(x, w, "float32", channels_last)
+            yield _Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
+
     reference = timer.Reference(x, w, _CHECKED_ON_CPU)
-    found = _on_cpu(problem, data, weight, (x, w), impls)
-    rows = (row for one in found for row in ([one] if isinstance(one, Row) else _cpu_rows(one, reference, limits)))
+    rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, limits)
     return case_of(name, problem, rows, ceilings, progress)
 
 
-def _on_cpu(
-    problem: ConvProblem, data: Any, weight: Any, views: tuple[Any, Any], impls: Iterable[str]
-) -> Iterator[_Contestant | Row]:
-    import mxnet as mx
-
+def _fresh_and_reused(call: Callable[..., Any]) -> Calls:
+    """Both kinds of call of an MXNet operator, waited for; an output that is reused is filled with NaN before."""
     from ece408_op.plugin import bridge
 
-    bound = float32_bound(problem)
-    shape = {"kernel": (problem.kernel,) * 2, "num_filter": problem.filters}
+    kept: list[Any] = []
 
-    def through_mxnet(name: str, call: Callable[..., Any], impl: str = "", kernel: Kernel | None = None) -> _Contestant:
-        def waited(**out: Any) -> Any:
-            output = call(**out)
-            output.wait_to_read()
-            return output
+    def fresh(**out: Any) -> Any:
+        output = call(**out)
+        output.wait_to_read()
+        return output
 
-        return _Contestant(name, waited, bridge.cpu_view, bound, lambda output: waited(out=output), impl, kernel)
+    def reused() -> Any:
+        return fresh(out=kept[0])
 
-    # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
-    own = weight.copy()
-    yield through_mxnet(BUILT_IN, lambda **out: mx.nd.Convolution(data, own, no_bias=True, **shape, **out))
-    for impl in impls:
-        name = f"New {impl}"
-        try:
-            kernel = dispatch.select(problem, "cpu", impl)
-        except UnsupportedError as error:
-            yield Row(name, FRESH, status=SKIPPED, reason=str(error), impl=impl)
-            continue
-        new = partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape)
-        yield through_mxnet(name, new, impl, kernel)
-    if find_spec("torch"):
-        for name, channels_last in PYTORCH.items():
-            yield _Contestant(name, _pytorch(views, channels_last), lambda output: output.numpy(), bound)
+    def poison() -> None:
+        if not kept:
+            kept.append(fresh())
+        bridge.cpu_view(kept[0]).fill(np.nan)
+
+    return {FRESH: (fresh, None), REUSED: (reused, poison)}
 
 
-def _pytorch(views: tuple[Any, Any], channels_last: bool) -> Callable[[], Any]:
-    import torch
+def _pytorch(x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], Any]:
+    """PyTorch's convolution of arrays of NumPy or CuPy, with its search for cuDNN's fastest algorithm.
 
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    arrays = [torch.from_numpy(array).contiguous(memory_format=layout) for array in views]
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return torch.nn.functional.conv2d(*arrays)
-
-    return call
-
-
-def _cpu_rows(contestant: _Contestant, reference: timer.Reference, limits: Limits) -> Iterator[Row]:
-    """The rows of fresh and of reused outputs; those are filled with NaN before each call."""
-
-    def check(output: Any) -> timer.Check:
-        return reference.check(contestant.values(output))
-
-    timing = timer.measure(contestant.fresh, timer.cpu_clock, check=check, **asdict(limits))
-    yield _row(contestant, FRESH, timing)
-    if contestant.reused is not None:
-        output, write = contestant.fresh(), contestant.reused
-
-        def reuse() -> Any:
-            write(output)
-            return output
-
-        poison = contestant.values(output)
-        timing = timer.measure(reuse, timer.cpu_clock, lambda: poison.fill(np.nan), check, **asdict(limits))
-        yield _row(contestant, REUSED, timing)
-
-
-def gpu_case(
-    name: str,
-    problem: ConvProblem,
-    impls: Iterable[str],
-    precision: str,
-    seed: int,
-    limits: Limits,
-    ceilings: Ceilings,
-    progress: Progress = lambda row: None,
-    peers: bool = True,
-) -> Case:
-    """All contestants on one layer of random data on the GPU; the peers are cuDNN's layouts, where PyTorch has CUDA.
-
-    precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN.
+    The conversion to the memory format and to the precision is not timed.
     """
-    cupy = cuda.cupy()
-    rng = cupy.random.default_rng(seed)
-    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
-    x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
-    case = case_of(name, problem, gpu_rows(problem, x, w, impls, precision, limits, peers), ceilings, progress)
-    del x, w
-    cupy.get_default_memory_pool().free_all_blocks()
-    return case
-
-
-def gpu_rows(
-    problem: ConvProblem, x: Any, w: Any, impls: Iterable[str], precision: str, limits: Limits, peers: bool = True
-) -> Iterator[Row]:
-    """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU."""
-    out = cuda.cupy().empty(problem.y_shape, np.float32)
-    reference, evict = timer.Reference(x, w, _CHECKED_ON_GPU), timer.Eviction(out)
-    for one in _on_gpu(problem, x, w, out, impls, precision, peers):
-        if isinstance(one, Row):
-            yield one
-            continue
-        try:
-            yield _gpu_row(one, problem, (x, w, out), reference, evict, limits)
-        except DeviceError as error:
-            yield Row(one.name, KERNEL, status=FAILED, reason=str(error), impl=one.impl)
-
-
-def _gpu_row(
-    contestant: _Contestant,
-    problem: ConvProblem,
-    arrays: tuple[Any, Any, Any],
-    reference: timer.Reference,
-    evict: timer.Eviction,
-    limits: Limits,
-) -> Row:
-    def check(output: Any) -> timer.Check:
-        return reference.check(contestant.values(output))
-
-    timing = timer.measure(contestant.fresh, timer.GpuClock(contestant.name), evict, check, **asdict(limits))
-    row = _row(contestant, KERNEL, timing)
-    if isinstance(contestant.kernel, CudaKernel):
-        row = replace(row, details={"launches": launches(contestant.kernel, problem, *arrays)})
-    return row
-
-
-def _on_gpu(
-    problem: ConvProblem, x: Any, w: Any, out: Any, impls: Iterable[str], precision: str, peers: bool
-) -> Iterator[_Contestant | Row]:
-    def run(kernel: Any) -> Any:
-        kernel.run(problem, x, w, out)
-        return out
-
-    for impl in impls:
-        try:
-            kernel = dispatch.select(problem, "gpu", impl, precision, cuda.chip())
-        except UnsupportedError as error:
-            yield Row(impl, KERNEL, status=SKIPPED, reason=str(error), impl=impl)
-            continue
-        bound = kernel.error_bound(problem)
-        yield _Contestant(impl, partial(run, kernel), lambda y: y, bound, impl=impl, kernel=kernel)
-    for name, channels_last in _cudnn_layouts(precision).items() if peers else ():
-        yield _Contestant(name, _cudnn(x, w, precision, channels_last), _as_float32, _CUDNN_BOUND)
-
-
-def _cudnn_layouts(precision: str) -> dict[str, bool]:
-    if not find_spec("torch"):
-        return {}
-    import torch
-
-    if not torch.cuda.is_available():
-        return {}
-    return {f"cuDNN {precision} NCHW": False, f"cuDNN {precision} NHWC": True}
-
-
-def _cudnn(x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], Any]:
-    """PyTorch's convolution with its search for cuDNN's fastest algorithm; the conversion of inputs is not timed."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -281,19 +169,113 @@ def _cudnn(x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], 
     return call
 
 
+def gpu_case(
+    name: str,
+    problem: ConvProblem,
+    impls: Iterable[str],
+    precision: str,
+    peers: bool,
+    seed: int,
+    limits: Limits,
+    ceilings: Ceilings,
+    progress: Progress = lambda row: None,
+) -> Case:
+    """The implementations, and cuDNN if PyTorch is installed with CUDA, on one layer of random data on the GPU.
+
+    precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN.
+    """
+    cupy = cuda.cupy()
+    rng = cupy.random.default_rng(seed)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
+    case = case_of(name, problem, gpu_rows(problem, x, w, impls, limits, precision, peers), ceilings, progress)
+    del x, w
+    cupy.get_default_memory_pool().free_all_blocks()
+    return case
+
+
+def gpu_rows(
+    problem: ConvProblem,
+    x: Any,
+    w: Any,
+    impls: Iterable[str],
+    limits: Limits,
+    precision: str = "float32",
+    peers: bool = False,
+) -> Iterator[Row]:
+    """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU."""
+    out = cuda.cupy().empty(problem.y_shape, np.float32)
+    evict = timer.Eviction(out)
+
+    def run(kernel: Any) -> Any:
+        kernel.run(problem, x, w, out)
+        return out
+
+    def contestants() -> Iterator[_Contestant | Row]:
+        for impl in impls:
+            try:
+                kernel = dispatch.select(problem, "gpu", impl, precision, cuda.chip())
+            except UnsupportedError as error:
+                yield Row(impl, KERNEL, status=SKIPPED, reason=str(error), impl=impl)
+                continue
+            calls: Calls = {KERNEL: (partial(run, kernel), evict)}
+            yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
+        for layout, channels_last in {"NCHW": False, "NHWC": True}.items() if peers and _pytorch_has_cuda() else ():
+            calls = {KERNEL: (_pytorch(x, w, precision, channels_last), evict)}
+            yield _Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
+
+    for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU), limits):
+        kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
+        if isinstance(kernel, CudaKernel):
+            row = replace(row, details={"launches": launches(kernel, problem, x, w, out)})  # noqa: PLW2901
+        yield row
+
+
+def _pytorch_has_cuda() -> bool:
+    if not find_spec("torch"):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
 def _as_float32(output: Any) -> Any:
     return cuda.cupy().asarray(output, np.float32)
 
 
-def _row(contestant: _Contestant, call: str, timing: timer.Timing) -> Row:
-    error, kernel = timing.check.error, contestant.kernel
-    row = Row(contestant.name, call, timing.seconds, impl=contestant.impl, bound=contestant.bound)
-    if kernel is not None:
-        row = replace(row, kernel=kernel.name, precision=kernel.precision)
-    if error <= contestant.bound:
-        return replace(row, error=error)
-    reason = f"{timing.check.worst}; error {error:.3g} of the sum of |x||w|, allowed {contestant.bound:.3g}"
-    return replace(row, seconds=(), status=FAILED, reason=reason, error=error if math.isfinite(error) else None)
+def _rows(
+    contestants: Iterable[_Contestant | Row],
+    clock: Callable[[str], timer.Clock],
+    reference: timer.Reference,
+    limits: Limits,
+) -> Iterator[Row]:
+    """Time and check each contestant; ``clock`` makes the clock for a contestant's name."""
+
+    def check(values: Callable[[Any], Any], output: Any) -> timer.Check:
+        return reference.check(values(output))
+
+    for one in contestants:
+        if isinstance(one, Row):
+            yield one
+            continue
+        row = Row(one.name, "", impl=one.impl, bound=one.bound)
+        if one.kernel is not None:
+            row = replace(row, kernel=one.kernel.name, precision=one.kernel.precision)
+        for kind, (call, before) in one.calls.items():
+            try:
+                timing = timer.measure(call, clock(one.name), before, partial(check, one.values), **asdict(limits))
+            except DeviceError as failure:
+                yield replace(row, call=kind, status=FAILED, reason=str(failure))
+                continue
+            error, passed = timing.check.error, timing.check.error <= one.bound
+            yield replace(
+                row,
+                call=kind,
+                seconds=timing.seconds if passed else (),
+                status=PASSED if passed else FAILED,
+                reason="" if passed else f"{timing.check.worst}; error {error:.3g}, allowed {one.bound:.3g}",
+                error=error if math.isfinite(error) else None,
+            )
 
 
 def case_of(

@@ -1,4 +1,4 @@
-"""Plots of results, drawn by matplotlib as SVG: a roofline, bars of times, and bars of the speed against peers.
+"""Plots of results, drawn by matplotlib as SVG: a roofline of layers, and bars of times.
 
 The same results give the same file. Nothing but INK is meant to contrast with the page, so that a page may replace it.
 """
@@ -6,6 +6,7 @@ The same results give the same file. Nothing but INK is meant to contrast with t
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ INK = "#010203"
 
 #: Colour and marker by what a row is; the colours can be told from white and from black.
 _MARKS = {
-    "baseline": ("#d1702b", "s"),
+    "baseline or peer": ("#d1702b", "s"),
     "fastest in float32": ("#2f9e62", "D"),
     "float32": ("#3b82c4", "o"),
     "reduced precision": ("#9b6bcf", "^"),
@@ -53,9 +54,7 @@ def check() -> None:
 def draw(results: Results, folder: Path) -> list[Path]:
     """Write the plots that the results allow into the folder, which is made; returns their paths."""
     cases = [case for case in results.cases if any(row.seconds for row in case.rows)]
-    plots = {f"bars-{_file_name(case.name)}": bars(case) for case in cases}
-    if any(case.ratio(row) for case in cases for row in case.rows if not row.peer):
-        plots["peers"] = ratios(cases)
+    plots = {f"bars-{re.sub('[^a-z0-9]+', '-', case.name.lower())}": bars(case) for case in cases}
     layers = [case for case in cases if case.problem]
     if layers and results.ceilings:
         plots["roofline"] = roofline(layers, Ceilings(**results.ceilings))
@@ -66,10 +65,6 @@ def draw(results: Results, folder: Path) -> list[Path]:
         with replacing(paths[-1]) as file:
             file.write(svg.encode())
     return paths
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
 
 
 def roofline(cases: Sequence[Case], ceilings: Ceilings, baseline: str = "") -> str:
@@ -143,35 +138,9 @@ def bars(case: Case, baseline: str = "") -> str:
     return _svg(f"bars-{case.name}", plot)
 
 
-def ratios(cases: Sequence[Case]) -> str:
-    """How many times as fast as the fastest peer each implementation is, on every case."""
-    groups: dict[str, dict[str, float]] = {}
-    for case in cases:
-        for row in case.rows:
-            ratio = None if row.peer else case.ratio(row)
-            if ratio:
-                groups.setdefault(f"{row.contestant}, {row.call}", {})[case.name] = ratio
-    names = [case.name for case in cases]
-    width = 0.8 / max(1, len(groups))
-
-    def plot(plt: Any) -> Any:
-        figure, axes = plt.subplots(figsize=(2 * _WIDTH, 4.4))
-        for number, (label, found) in enumerate(groups.items()):
-            places = [names.index(name) + number * width for name in found]
-            axes.bar_label(axes.bar(places, list(found.values()), width, label=label), fmt="%.2g", fontsize=6)
-        axes.axhline(1, color=INK, lw=0.8)
-        middle = 0.4 - width / 2
-        axes.set_xticks([place + middle for place in range(len(names))], names, rotation=45, ha="right", fontsize=8)
-        axes.set(ylabel="times as fast as the fastest peer")
-        axes.legend(fontsize=8)
-        return figure
-
-    return _svg("peers", plot)
-
-
 def _kind(row: Row, case: Case, baseline: str) -> str:
     if row.peer or row.contestant == baseline:
-        return "baseline"
+        return "baseline or peer"
     if row.precision not in ("", "float32"):
         return "reduced precision"
     same = [

@@ -11,9 +11,8 @@ A file is JSON with these keys; times are in seconds everywhere:
     ceilings      bytes_per_second and flops_per_second, as core.roofline.Ceilings; null where nothing refers to them
     cases         a list of Case: a layer or a network, with a list of Row, one per contestant and kind of call
 
-A row without times says why: its status is "failed" (a wrong output) or "skipped" (the contestant does not support the
-case, or this machine cannot run it), and its reason is one sentence. The writer adds what readers without this module
-need: ``median`` to a row, ``flops`` and ``bytes`` to a case.
+A row without times has a reason: an output was wrong, or the contestant does not support the case. The writer adds what
+readers without this module need: ``median`` to a row, ``flops`` and ``bytes`` to a case.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -251,22 +251,18 @@ def resumed(path: Path, run: Results) -> Results:
         return run  # an interrupted run leaves results, since its file is replaced as a whole
     if begun.complete:
         return run
-    for name in ("command", "options", "machine"):
-        theirs, ours = (json.loads(json.dumps(asdict(one)[name])) for one in (begun, run))
-        if theirs != ours:
+    theirs, ours = ({"command": one.command, **one.options, **_flat(one.machine)} for one in (begun, run))
+    for key in {**theirs, **ours}:
+        if theirs.get(key) != ours.get(key):
             raise ValueError(
-                f"--json: {path} has an interrupted run with another {name} ({_difference(theirs, ours)}); choose "
-                "another file, or delete this one"
+                f"--json: {path} has an interrupted run with another {key} ({theirs.get(key)}, this run: "
+                f"{ours.get(key)}); choose another file, or delete this one"
             )
     return replace(run, cases=begun.cases, ceilings=begun.ceilings)
 
 
-def _difference(theirs: Any, ours: Any) -> str:
-    """The first difference of two of JSON's values, in words."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        name = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
-        return f"{name}: {_difference(theirs.get(name), ours.get(name))}"
-    return f"{theirs}, this run: {ours}"
+def _flat(machine: Machine) -> dict[str, Any]:
+    return {**vars(machine), **machine.versions, "versions": None}
 
 
 def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
@@ -274,40 +270,24 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
 
     Raises DeviceError where there is no GPU.
     """
-    from ece408_op.runtime.llvm import cpu  # late: readers of results need no LLVM
+    from ece408_op.runtime import cuda, llvm  # late: readers of results need neither
 
     cores = len(os.sched_getaffinity(0))
-    name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    versions = {"python": platform.python_version(), **dict(_versions())}
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     found = None
     if gpu:
-        found = _gpu()
-        versions["cupy"] = _cupy().__version__
-    return Machine(name, cores, threads or cores, cpu().level, found, versions)
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for package in _PACKAGES:
-        try:
-            yield package, version(package)
-        except PackageNotFoundError:
-            continue
-
-
-def _cupy() -> Any:
-    from ece408_op.runtime import cuda
-
-    return cuda.cupy()
-
-
-def _gpu() -> Gpu:
-    from ece408_op.runtime import cuda
-
-    chip, runtime = cuda.chip(), _cupy().cuda.runtime
-    driver, own = (f"{n // 1000}.{n % 1000 // 10}" for n in (runtime.driverGetVersion(), runtime.runtimeGetVersion()))
-    nvrtc = ".".join(map(str, _cupy().cuda.nvrtc.getVersion()))
-    memory = int(runtime.memGetInfo()[1])
-    return Gpu(chip.name, chip.capability, chip.multiprocessors, driver, own, nvrtc, memory)
+        chip, cupy = cuda.chip(), cuda.cupy()
+        runtime = cupy.cuda.runtime
+        driver, own = (
+            f"{n // 1000}.{n % 1000 // 10}" for n in (runtime.driverGetVersion(), runtime.runtimeGetVersion())
+        )
+        nvrtc, memory = ".".join(map(str, chip.compiler)), int(runtime.memGetInfo()[1])
+        found = Gpu(chip.name, chip.capability, chip.multiprocessors, driver, own, nvrtc, memory)
+        versions["cupy"] = cupy.__version__
+    return Machine(next(names, platform.machine()), cores, threads or cores, llvm.cpu().level, found, versions)

@@ -31,7 +31,7 @@ def measure(network: inference.Loaded, images: np.ndarray) -> list[Case]:
         problem = ConvProblem.from_shapes(given[0].shape, given[1].shape)
         x, w = (_on_gpu(array) for array in given)
         names = tqdm(dispatch.names("gpu"), desc=layer.name, unit="kernel", disable=None, leave=False)
-        rows = layers.gpu_rows(problem, x, w, names, "float32", _LIMITS, peers=False)
+        rows = layers.gpu_rows(problem, x, w, names, _LIMITS)
         cases.append(layers.case_of(layer.name, problem, rows, ceilings))
     return cases
 

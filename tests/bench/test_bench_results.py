@@ -85,8 +85,11 @@ def test_an_interrupted_run_is_continued_if_nothing_changed(tmp_path):
     assert results.resumed(path, header) == header  # a complete run is measured again
     results.write(path, begun)
     for other, words in (
-        (replace(header, options={"seed": 1}), r"another options \(seed: 0, this run: 1\)"),
-        (replace(header, machine=replace(MACHINE, versions={"numpy": "1.26.4"})), r"versions: numpy: 2.5.2, this run"),
+        (replace(header, options={"seed": 1}), r"another seed \(0, this run: 1\)"),
+        (
+            replace(header, machine=replace(MACHINE, versions={"numpy": "1.26.4"})),
+            r"another numpy \(2.5.2, this run: 1.26.4\)",
+        ),
         (replace(header, command="sweep"), r"another command \(layers, this run: sweep\)"),
     ):
         with pytest.raises(ValueError, match=words):
