@@ -101,15 +101,12 @@ class Tables:
                     run, profiled = (self.runs.result(script, network, size, variant, s) for s in ("", "profile"))
                     if run:
                         chosen = " + ".join(call["implementation"] for call in run["op_times"])
-                        library = (
-                            "cuDNN in gpu_network" if run["context"] == "gpu_network" else f"MXNet, {run['context']}"
-                        )
-                        kernel = {"m1": library, "m2": variant or f"auto ({chosen})"}.get(script, chosen)
+                        context = run["context"].replace("gpu_network", "cuDNN in gpu_network")
+                        kernel = {"m1": context, "m2": variant or f"auto ({chosen})"}.get(script, chosen)
                         cells = [script, network, str(size), kernel, f"{run['accuracy']:.4f}"]
                         cells += [_op_times(run), *(f"{run['time'][key]:.2f}" for key in ("user", "system", "real"))]
-                        rows.append(
-                            [*cells, f"{profiled['time']['real']:.2f}" if profiled else NONE, _op_times(profiled)]
-                        )
+                        cells.append(f"{profiled['time']['real']:.2f}" if profiled else NONE)
+                        rows.append([*cells, _op_times(profiled)])
         head = ["script", "network", "images", "convolutions by", "accuracy", "Op Time of each layer", "user, s"]
         head += ["system, s", "elapsed, s", "elapsed under the profiler, s", "Op Time under the profiler"]
         return table(f"{' and '.join(scripts)} as whole programs", head, rows)
@@ -153,18 +150,11 @@ class Tables:
 
     def _kernels(self, size: int) -> Table:
         cases = {layer: case for layer in self.asked.layers for case in [self.runs.case("gpu", layer, size)] if case}
-        rows: dict[str, list[str]] = {}
-        for case in cases.values():
-            base = case.row(BASELINE, results.KERNEL)
-            for row in case.rows:
-                cells = rows.setdefault(row.contestant, [row.contestant, row.precision or NONE])
-                if row.median is None:
-                    cells.append("wrong" if row.status == results.FAILED else "not supported")
-                else:
-                    over = f" ({ratio(base.median, row.median)})" if base and base.median else ""
-                    cells.append(seconds(row.median) + over)
-        head = ["kernel", "precision", *map(layer_text, cases)]
-        return table(f"Time of each kernel, {size} images", head, list(rows.values()))
+        names: dict[str, str] = {}
+        for row in (row for case in cases.values() for row in case.rows):
+            names[row.contestant] = names.get(row.contestant) or row.precision
+        rows = [[name, names[name] or NONE, *(_kernel_time(case, name) for case in cases.values())] for name in names]
+        return table(f"Time of each kernel, {size} images", ["kernel", "precision", *map(layer_text, cases)], rows)
 
     def without_time(self) -> list[str]:
         """Every GPU kernel without a time on a layer, with the reason."""
@@ -276,6 +266,14 @@ class Tables:
         return next((row.median for row in rows if row.kernel == kernel), None)
 
 
+def _kernel_time(case: results.Case, name: str) -> str:
+    """The time, and in brackets how many times as fast as BASELINE; or the reason for none."""
+    row, base = case.row(name, results.KERNEL), case.row(BASELINE, results.KERNEL)
+    if row is None or row.median is None:
+        return NONE if row is None else "wrong" if row.status == results.FAILED else "not supported"
+    return seconds(row.median) + (f" ({ratio(base.median, row.median)})" if base and base.median else "")
+
+
 def _change(row: results.Row, counters: dict[str, float]) -> list[str]:
     launches = row.details["launches"]
     functions = {launch["entry"]: launch for launch in launches}.values()
@@ -301,9 +299,9 @@ def _change(row: results.Row, counters: dict[str, float]) -> list[str]:
 def _most(title: str, profile: dict[str, Any]) -> list[list[str]]:
     found = []
     for key, (kind, *_) in text.EXPLANATIONS.items():
-        table = profile["tables"][key][: len(profile["most"][key])]
-        if table:
-            found.append([title, kind, ", ".join(f"{row['name']} {row['percent']:.1f}" for row in table)])
+        most = profile["tables"][key][: len(profile["most"][key])]
+        if most:
+            found.append([title, kind, ", ".join(f"{row['name']} {row['percent']:.1f}" for row in most)])
     return found
 
 
@@ -327,4 +325,4 @@ def _profile_tables(title: str, profile: dict[str, Any]) -> list[Table]:
         for shape in profile["shapes"]
     ]
     head = ["Name", "Launches", "Grid", "Block", "Registers", "Shared, bytes", "Occupancy"]
-    return [table for table in (*tables, table(f"{title}: kernel launches", head, rows, True)) if table.rows]
+    return [one for one in (*tables, table(f"{title}: kernel launches", head, rows, True)) if one.rows]

@@ -120,13 +120,10 @@ def test_a_failure_is_kept_with_its_reason_and_tried_again(tmp_path) -> None:
     assert status(tmp_path, "broken") == status(tmp_path, "needy") == ("done", "")
 
 
-def test_results_of_another_machine_are_refused(tmp_path) -> None:
+def test_another_machine_and_one_that_cannot_be_described_are_refused(tmp_path) -> None:
     _runs.run_all([machine()], tmp_path, 60)
     with pytest.raises(DataError, match="expected results of this machine .another CPU, .*, got results of a CPU, "):
         _runs.run_all([machine(cpu="another CPU")], tmp_path, 60)
-
-
-def test_a_machine_that_cannot_be_described(tmp_path) -> None:
     with pytest.raises(DeviceError, match="the reason"):
         _runs.run_all([python("machine", "sys.exit('the reason')")], tmp_path, 60)
 
