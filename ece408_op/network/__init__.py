@@ -1,13 +1,11 @@
-"""Whole inference graphs on a GPU, whatever MXNet knows of it: one Custom node on ``mx.cpu()`` arrays.
+"""Whole inference graphs as one Custom node that computes on a GPU, for arrays in ``mx.cpu()``.
 
-api.py         gpu_network: a symbol and its parameters in, the one node out
-operator.py    the node as MXNet sees it
-engine.py      the network on one GPU: parameters, rounds of images, plans
-graph.py       a symbol's JSON as typed nodes, or a refusal with every node that is not known
-_operators.py  the table of operators, one record each; _op_attributes.py reads their attributes
-_fuse.py       activations joined to what feeds them, and moved behind a maximum
-_plan.py       shapes, and where each value lies in memory
-_run.py        the plan at work on arrays of any library
-_gpu.py        what computes a node on the GPU: our kernels (_passes.py, _split_precision.py), cuBLAS (_dense.py),
-               cuDNN (_cudnn.py)
+api.py       gpu_network: from a symbol and its parameters to the node
+operator.py  the node as MXNet sees it
+engine.py    the network on one GPU: parameters, chunks of images, memory
+
+Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_pooling``,
+``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
+``_memory_plan`` places its values, ``_schedule`` computes it with a library of arrays. ``_gpu`` chooses what computes a
+node on the GPU: our kernels (``_passes``, ``_split_precision``), cuBLAS (``_dense``) or cuDNN (``_cudnn``).
 """

@@ -1,26 +1,27 @@
-"""Convolution by cuDNN, through NVIDIA's own Python package nvidia-cudnn-frontend.
+"""Convolution by cuDNN, through NVIDIA's Python package nvidia-cudnn-frontend.
 
-float32 throughout: engines that use tensor cores would round the factors to TF32, and are left out.
+It computes in float32: engines that use tensor cores would round the factors to TF32, and are excluded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from math import prod
 from typing import Any
 
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
 
+from ._definition import Shape
 from ._layers import Convolution
-from ._op_definition import Shape, size
+from ._schedule import Call
 
 
 @cache
 def library() -> Any:
-    """The package cudnn; raises DeviceError where it, or cuDNN itself, is missing."""
+    """Return the package cudnn; raises DeviceError if it, or cuDNN itself, is missing."""
     try:
         package = import_module("cudnn")
         package.backend_version()
@@ -33,7 +34,7 @@ def library() -> Any:
 
 
 def is_there() -> bool:
-    """Whether cuDNN can be used here."""
+    """Return whether cuDNN can be used here."""
     try:
         library()
     except DeviceError:
@@ -48,9 +49,9 @@ def _handle(device: int) -> int:
 
 
 class CudnnConvolution:
-    """One Convolution, its bias left out, planned by cuDNN's heuristics for one batch size."""
+    """One Convolution without its bias, planned by cuDNN's heuristics for one batch size."""
 
-    def __init__(self, settings: Convolution, x: Shape, w: Shape, y: Shape, device: int) -> None:
+    def __init__(self, operator: Convolution, x: Shape, w: Shape, y: Shape, device: int) -> None:
         package = library()
         self._handle = _handle(device)
         single = package.data_type.FLOAT
@@ -64,9 +65,9 @@ class CudnnConvolution:
         self._y = graph.conv_fprop(
             image=self._x,
             weight=self._w,
-            padding=list(settings.pad),
-            stride=list(settings.stride),
-            dilation=list(settings.dilate),
+            padding=list(operator.pad),
+            stride=list(operator.stride),
+            dilation=list(operator.dilate),
         )
         self._y.set_output(True).set_data_type(single).set_dim(list(y)).set_stride(_strides(y))
         try:
@@ -77,22 +78,22 @@ class CudnnConvolution:
             graph.check_support()
             graph.build_plans(package.build_plan_policy.HEURISTICS_CHOICE)
         except Exception as error:
-            raise DeviceError(f"cuDNN: expected a plan for {settings} on data {x}, got {error}") from error
+            raise DeviceError(f"cuDNN: expected a plan for {operator} on data {x}, got {error}") from error
         self._graph = graph
         self.scratch: int = graph.get_workspace_size()
 
-    def bind(self, x: Any, w: Any, out: Any, scratch: Any) -> Callable[[], None]:
-        """What puts the convolution on the current stream."""
+    def bind(self, x: Any, w: Any, out: Any, scratch: Any) -> Call:
+        """Return the call that launches the convolution on the current stream."""
         package, current = library(), cuda.cupy().cuda.get_current_stream
         pointers = {self._x: x.data.ptr, self._w: w.data.ptr, self._y: out.data.ptr}
-        beside = 0 if scratch is None else scratch.data.ptr
+        workspace = 0 if scratch is None else scratch.data.ptr
 
-        def fill() -> None:
+        def call() -> None:
             package.set_stream(handle=self._handle, stream=current().ptr)
-            self._graph.execute(pointers, beside, handle=self._handle)
+            self._graph.execute(pointers, workspace, handle=self._handle)
 
-        return fill
+        return call
 
 
 def _strides(shape: Shape) -> list[int]:
-    return [size(shape[axis + 1 :]) for axis in range(len(shape))]
+    return [prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -1,11 +1,18 @@
-"""The table of operators that a network may have; graphs, tests and errors read it."""
+"""The table of operators that a network may have, by their names in MXNet's graphs."""
 
 from __future__ import annotations
 
-from ._elementwise import ELEMENTWISE
-from ._layers import LAYERS
-from ._op_definition import by_name
-from ._pooling import POOLING
-from ._shaping import SHAPING
+from collections.abc import Mapping
 
-OPERATORS = by_name((*LAYERS, POOLING, *ELEMENTWISE, *SHAPING))
+from ._definition import Operator
+from ._elementwise import Activation, Arithmetic, Clip, Function, LeakyReLU, Sum, WithScalar
+from ._layers import BatchNorm, Convolution, FullyConnected, New
+from ._pooling import Pooling
+from ._shaping import Concat, Dropout, Flatten, Identity, Mean, Reshape, Softmax, SoftmaxOutput, Transpose
+
+_CLASSES: tuple[type[Operator], ...] = (
+    *(Convolution, New, FullyConnected, BatchNorm, Pooling),
+    *(Activation, LeakyReLU, Clip, Function, WithScalar, Arithmetic, Sum),
+    *(Identity, Flatten, Dropout, Reshape, Transpose, Concat, Mean, Softmax, SoftmaxOutput),
+)
+OPERATORS: Mapping[str, type[Operator]] = {name: kind for kind in _CLASSES for name in kind.names}

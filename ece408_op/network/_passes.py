@@ -1,8 +1,9 @@
-"""The launches of ``passes.cu``: what is defined in front of the text, and how many blocks."""
+"""The launches of ``passes.cu``: the definitions in front of the text, and the number of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,16 @@ import numpy as np
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Launch, Plan, ceil_div
 
-from ._op_definition import Shape, size
-from ._pooling import MAXIMUM, MEAN, Pooling
+from ._definition import Shape
+from ._pooling import Pooling
+from ._schedule import Call
 
 _FOLDER = Path(__file__).parent
 _THREADS = 256
-#: Blocks in a grid at most: threads take further elements by turns.
+#: The largest grid; each thread computes further elements in turn.
 _BLOCKS = 1 << 20
 
-#: Activations in CUDA C++, for a float v. A NaN stays one.
+#: The activations in CUDA C++, for a float v. A NaN stays a NaN.
 ACTIVATIONS = {
     "relu": "((v) < 0.f ? 0.f : (v))",
     "sigmoid": "(1.f / (1.f + expf(-(v))))",
@@ -29,13 +31,24 @@ ACTIVATIONS = {
 }
 
 
-def text_of(file: str, defines: dict[str, int | str], activation: str | None) -> str:
-    """The file's text behind its definitions."""
+def program(
+    file: str,
+    launch: Launch,
+    defines: Mapping[str, int | str],
+    activation: str | None = None,
+    options: tuple[str, ...] = (),
+    config: Mapping[str, int] | None = None,
+) -> cuda.Program:
+    """Return the program of one launch: the file's text behind its definitions and the constants of struct Config."""
     if activation:
-        defines = {**defines, "ACT(v)": ACTIVATIONS[activation]}
-    return "".join(f"#define {name} {value}\n" for name, value in defines.items()) + (
-        f'#line 1 "{file}"\n{(_FOLDER / file).read_text(encoding="utf-8")}'
-    )
+        defines = {**defines, "ACTIVATION(v)": ACTIVATIONS[activation]}
+    text = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    if config:
+        constants = "".join(f"    static constexpr int {name} = {value};\n" for name, value in config.items())
+        text += f"struct Config {{\n{constants}}};\n"
+    text += f'#line 1 "{file}"\n{(_FOLDER / file).read_text(encoding="utf-8")}'
+    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
+    return cuda.Program(launch.entry, text, options, plan)
 
 
 class Pass:
@@ -48,38 +61,35 @@ class Pass:
         defines: dict[str, int | str],
         elements: int,
         activation: str | None = None,
-        threads_each: int = 1,
+        threads_per_element: int = 1,
     ) -> None:
-        wide = elements * threads_each >= 1 << 31
-        defines = {"INDEX": "unsigned long long" if wide else "unsigned int", **defines}
-        blocks = max(1, min(_BLOCKS, ceil_div(elements * threads_each, _THREADS)))
+        threads = elements * threads_per_element
+        defines = {"INDEX": "unsigned long long" if threads >= 1 << 31 else "unsigned int", **defines}
+        blocks = max(1, min(_BLOCKS, ceil_div(threads, _THREADS)))
         launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), (*arguments, np.int64(elements)))
-        plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
-        self.program = cuda.Program(entry, text_of("passes.cu", defines, activation), (), plan)
+        self.program = program("passes.cu", launch, defines, activation)
 
-    def bind(self, **arrays: Any) -> Callable[[], None]:
-        """What puts the launch on the current stream."""
+    def bind(self, **arrays: Any) -> Call:
+        """Return the call that launches the pass on the current stream."""
         return cuda.prepared_launch(self.program, 1, arrays)
 
 
-def pool(settings: Pooling, x: Shape, y: Shape, activation: str | None) -> Pass:
+def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> Pass:
     """Pooling of x (B, C, H, W) into y; arrays x, y."""
-    settings = settings.fitted(x)
+    fitted = operator.fitted(x)
     # Whether a last window reaches over the lower or right edge.
-    cut = any(
-        (outputs - 1) * stride - pad + kernel > length
-        for outputs, stride, pad, kernel, length in zip(y[2:], settings.stride, settings.pad, settings.kernel, x[2:])
-    )
-    names = ("KH", "KW"), ("SH", "SW"), ("PH", "PW"), ("H", "W"), ("OH", "OW")
-    values = settings.kernel, settings.stride, settings.pad, x[2:], y[2:]
-    defines: dict[str, int | str] = {n: v for pair, numbers in zip(names, values) for n, v in zip(pair, numbers)}
+    edges = zip(y[2:], fitted.stride, fitted.pad, fitted.kernel, x[2:])
+    reaches_over = any((out - 1) * stride - pad + kernel > length for out, stride, pad, kernel, length in edges)
+    names = ("WINDOW_ROWS", "WINDOW_COLUMNS", "STRIDE_ROWS", "STRIDE_COLUMNS", "PAD_ROWS", "PAD_COLUMNS")
+    numbers = (*fitted.kernel, *fitted.stride, *fitted.pad, *x[2:], *y[2:])
+    defines: dict[str, int | str] = dict(zip((*names, "H", "W", "OH", "OW"), numbers))
     defines.update(
-        CUT=int(cut),
-        MAXIMUM=int(settings.kind == MAXIMUM),
-        MEAN=int(settings.kind == MEAN),
-        COUNT_PAD=int(settings.count_pad),
+        REACHES_OVER=int(reaches_over),
+        MAXIMUM=int(operator.is_maximum),
+        MEAN=int(operator.pool_type == "avg"),
+        COUNT_PAD=int(operator.count_include_pad),
     )
-    return Pass("pool", ("x", "y"), defines, size(y), activation)
+    return Pass("pool", ("x", "y"), defines, prod(y), activation)
 
 
 def affine(channels: int, inner: int, elements: int, scaled: bool, activation: str | None) -> Pass:
@@ -89,12 +99,30 @@ def affine(channels: int, inner: int, elements: int, scaled: bool, activation: s
 
 
 def border(pad: tuple[int, int], x: Shape) -> Pass:
-    """x (B, C, H, W) with zeros around each map; arrays x, y."""
-    defines: dict[str, int | str] = {"BORDER": 1, "H": x[2], "W": x[3], "PH": pad[0], "PW": pad[1]}
+    """x (B, C, H, W) with zeros around each image of each channel; arrays x, y."""
+    defines: dict[str, int | str] = {"BORDER": 1, "H": x[2], "W": x[3], "PAD_ROWS": pad[0], "PAD_COLUMNS": pad[1]}
     return Pass("border", ("x", "y"), defines, x[0] * x[1] * (x[2] + 2 * pad[0]) * (x[3] + 2 * pad[1]))
 
 
 def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> Pass:
-    """Softmax of each row of so many elements; arrays x, y."""
+    """Softmax of each row of ``length`` elements; arrays x, y."""
     defines: dict[str, int | str] = {"N": length, "LOGARITHM": int(logarithm)}
-    return Pass("softmax", ("x", "y", np.float32(temperature)), defines, rows, threads_each=32)
+    return Pass("softmax", ("x", "y", np.float32(temperature)), defines, rows, threads_per_element=32)
+
+
+class BiasAndActivation:
+    """The bias, for each channel, and the activation of a layer in one pass over its output, or nothing."""
+
+    def __init__(self, biased: bool, activation: str | None, channels: int, inner: int, elements: int) -> None:
+        self._biased, self._channels = biased, channels
+        self._pass = affine(channels, inner, elements, False, activation) if biased or activation else None
+        self._zeros: Any = None
+
+    def bind(self, inputs: Sequence[Any], out: Any) -> Call | None:
+        """Return the call for an output in place; the bias is the third input."""
+        if self._pass is None:
+            return None
+        if self._zeros is None and not self._biased:
+            self._zeros = cuda.cupy().zeros(self._channels, np.float32)
+        shift = inputs[2] if self._biased else self._zeros
+        return self._pass.bind(x=out, scale=shift, shift=shift, y=out)

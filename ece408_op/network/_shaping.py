@@ -1,49 +1,76 @@
-"""Operators that move, join or sum what is there: Flatten, Reshape, transpose, Concat, Dropout, mean, softmax."""
+"""Operators that move, join or reduce values: Flatten, Reshape, transpose, Concat, Dropout, mean, softmax."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from ._op_attributes import Refused, Settings
-from ._op_definition import Arrays, Kind, Shape, axis_of, nothing, same, size
+from ._definition import Arrays, Operator, Shape, Unsupported, axis_of, choice, flag, integer, number, sizes
 
 
-def _copy(arrays: Arrays, settings: Any, inputs: Sequence[Any], out: Any) -> None:
-    out[...] = inputs[0].reshape(out.shape)
+class _View(Operator):
+    """The same values, in the same memory."""
+
+    view = True
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        out[...] = inputs[0].reshape(out.shape)
 
 
-def _flat(settings: None, shapes: Sequence[Shape]) -> Shape:
-    return shapes[0][0], size(shapes[0][1:])
+class Identity(_View):
+    """The same array."""
+
+    names = ("_copy", "BlockGrad")
+
+
+class Flatten(_View):
+    """All axes but the first as one."""
+
+    names = ("Flatten",)
+
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        return shapes[0][0], prod(shapes[0][1:])
 
 
 @dataclass(frozen=True)
-class Reshape:
-    """Settings of Reshape: MXNet's codes, read from the back where ``reverse``."""
+class Dropout(_View):
+    """Dropout, which does nothing at inference unless its mode is always."""
 
-    codes: tuple[int, ...]
-    reverse: bool
-
-
-def _read_reshape(settings: Settings) -> Reshape:
-    codes = settings.shape("shape")
-    settings.only("target_shape", "()")
-    settings.only("keep_highest", "False")
-    if not codes:
-        raise Refused(f"shape: expected a shape, got {codes}")
-    return Reshape(codes, settings.flag("reverse", False))
+    names = ("Dropout",)
+    accepted = ("p", "axes")
+    mode: str = choice("training")
 
 
-def reshaped(codes: Sequence[int], source: Shape, reverse: bool) -> Shape:
-    """The shape that MXNet's codes make of another.
+@dataclass(frozen=True)
+class Reshape(_View):
+    """Another shape, by MXNet's codes, which ``reverse`` reads from the back."""
 
-    n > 0: that length; 0: the source's; -1: what is left; -2: all further ones; -3: two of the source's in one;
-    -4 a b: one of the source's as a x b, of which one may be -1. (MXNet, src/operator/tensor/matrix_op-inl.h.)
+    names = ("Reshape",)
+    shape: tuple[int, ...] = sizes()
+    reverse: bool = flag(False)
+    target_shape: str = choice("()")
+    keep_highest: str = choice("False")
+
+    def check(self) -> None:
+        if not self.shape:
+            raise Unsupported("shape: expected a shape, got none")
+
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        return _reshaped(self.shape, shapes[0], self.reverse)
+
+
+def _reshaped(codes: Sequence[int], source: Shape, reverse: bool) -> Shape:
+    """Return the shape that MXNet's codes make of another.
+
+    n > 0: that length; 0: the source's length; -1: the length that is left over; -2: all further lengths; -3: the
+    product of two lengths of the source; -4 a b: one length of the source as a x b, of which one may be -1. (MXNet,
+    src/operator/tensor/matrix_op-inl.h.)
     """
-    # MXNet reads all codes from the back, so that the two lengths of a -4 stand before it there.
+    # With ``reverse`` MXNet reads all codes from the back, so that the two lengths of a -4 stand before it.
     units = _units(codes[::-1] if reverse else codes)
     left = source[::-1] if reverse else source
     target: list[int] = []
@@ -52,19 +79,19 @@ def reshaped(codes: Sequence[int], source: Shape, reverse: bool) -> Shape:
         target += lengths
         left = left[taken:]
     if target.count(-1) > 1:
-        raise Refused(f"shape: expected at most one -1, got {tuple(codes)}")
+        raise Unsupported(f"shape: expected at most one -1, got {tuple(codes)}")
     if -1 in target:
-        others = -size(target)
-        if not others or size(source) % others:
-            raise Refused(f"shape: expected {tuple(codes)} to divide the {size(source)} elements of {source}")
-        target[target.index(-1)] = size(source) // others
-    if size(target) != size(source):
-        raise Refused(f"shape: expected {size(source)} elements, as {source} has, got {tuple(target)}")
+        others = -prod(target)
+        if not others or prod(source) % others:
+            raise Unsupported(f"shape: expected {tuple(codes)} to divide the {prod(source)} elements of {source}")
+        target[target.index(-1)] = prod(source) // others
+    if prod(target) != prod(source):
+        raise Unsupported(f"shape: expected {prod(source)} elements, as {source} has, got {tuple(target)}")
     return tuple(target[::-1] if reverse else target)
 
 
 def _units(codes: Sequence[int]) -> list[list[int]]:
-    """The codes one by one, a -4 together with its two lengths."""
+    """Return the codes one by one, a -4 with its two lengths."""
     units: list[list[int]] = []
     position = 0
     while position < len(codes):
@@ -75,14 +102,14 @@ def _units(codes: Sequence[int]) -> list[list[int]]:
 
 
 def _lengths(code: int, factors: list[int], source: Shape) -> tuple[list[int], int]:
-    """What one code makes of what is left of the source: lengths, -1 standing for what is left, and those taken."""
+    """Return the lengths that one code makes of the rest of the source, and how many of the source's it uses."""
     if code > 0 or code == -1:
         return [code], 1
     if code == -2:
         return list(source), len(source)
     needed = 2 if code == -3 else 1
     if len(source) < needed or code not in (0, -3, -4) or len(factors) != (2 if code == -4 else 0):
-        raise Refused(f"shape: expected MXNet's codes and dimensions for them, got {code} where {source} are left")
+        raise Unsupported(f"shape: expected MXNet's codes and dimensions for them, got {code} for the rest {source}")
     if code == 0:
         return [source[0]], 1
     if code == -3:
@@ -91,184 +118,151 @@ def _lengths(code: int, factors: list[int], source: Shape) -> tuple[list[int], i
     first = source[0] // second if first == -1 else first
     second = source[0] // first if second == -1 else second
     if first * second != source[0]:
-        raise Refused(f"shape: expected two factors of {source[0]}, got {tuple(factors)}")
+        raise Unsupported(f"shape: expected two factors of {source[0]}, got {tuple(factors)}")
     return [first, second], 1
 
 
-def _axes(settings: tuple[int, ...], dimensions: int) -> tuple[int, ...]:
-    axes = tuple(axis_of(axis, dimensions) for axis in settings) or tuple(reversed(range(dimensions)))
-    if sorted(axes) != list(range(dimensions)):
-        raise Refused(f"axes: expected each of {dimensions} dimensions once, got {settings}")
-    return axes
+@dataclass(frozen=True)
+class Transpose(Operator):
+    """The axes in another order, by default the opposite one."""
 
+    names = ("transpose",)
+    axes: tuple[int, ...] = sizes()
 
-def _transposed(settings: tuple[int, ...], shapes: Sequence[Shape]) -> Shape:
-    return tuple(shapes[0][axis] for axis in _axes(settings, len(shapes[0])))
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        return tuple(shapes[0][axis] for axis in self._order(len(shapes[0])))
 
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        out[...] = inputs[0].transpose(self._order(out.ndim))
 
-def _transpose(arrays: Arrays, settings: tuple[int, ...], inputs: Sequence[Any], out: Any) -> None:
-    out[...] = inputs[0].transpose(_axes(settings, inputs[0].ndim))
-
-
-def _joined(settings: int, shapes: Sequence[Shape]) -> Shape:
-    axis = axis_of(settings, len(shapes[0]))
-    for shape in shapes[1:]:
-        if len(shape) != len(shapes[0]) or any(shape[i] != length for i, length in enumerate(shapes[0]) if i != axis):
-            raise Refused(f"data: expected shapes that differ in axis {axis} alone, got {shapes[0]} and {shape}")
-    return tuple(sum(s[axis] for s in shapes) if i == axis else n for i, n in enumerate(shapes[0]))
-
-
-def _join(arrays: Arrays, settings: int, inputs: Sequence[Any], out: Any) -> None:
-    axis, first = settings % out.ndim, 0
-    for part in inputs:
-        where = (slice(None),) * axis + (slice(first, first + part.shape[axis]),)
-        out[where] = part
-        first += part.shape[axis]
-
-
-def _read_dropout(settings: Settings) -> None:
-    settings.number("p", 0.5)
-    settings.shape("axes")
-    if settings.text("mode", "training") != "training":
-        raise Refused("mode: expected training, which does nothing at inference, got always")
+    def _order(self, dimensions: int) -> tuple[int, ...]:
+        axes = tuple(axis_of(axis, dimensions) for axis in self.axes) or tuple(reversed(range(dimensions)))
+        if sorted(axes) != list(range(dimensions)):
+            raise Unsupported(f"axes: expected each of {dimensions} dimensions once, got {self.axes}")
+        return axes
 
 
 @dataclass(frozen=True)
-class Mean:
-    """Settings of mean: the axes that are averaged, all where there are none, or all others."""
+class Concat(Operator):
+    """Arrays joined along an axis."""
 
-    axes: tuple[int, ...]
-    exclude: bool
-    keep: bool
+    names = ("Concat",)
+    variadic = True
+    dim: int = integer(1)
 
-    def of(self, dimensions: int) -> tuple[int, ...]:
-        """The axes, counted from the front."""
-        named = {axis_of(axis, dimensions) for axis in self.axes}
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        first = shapes[0]
+        axis = axis_of(self.dim, len(first))
+        for other in shapes[1:]:
+            if (*other[:axis], *other[axis + 1 :]) != (*first[:axis], *first[axis + 1 :]) or len(other) != len(first):
+                raise Unsupported(f"data: expected shapes that differ in axis {axis} alone, got {first} and {other}")
+        return (*first[:axis], sum(one[axis] for one in shapes), *first[axis + 1 :])
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        start = 0
+        for part in inputs:
+            stop = start + part.shape[self.dim]
+            out.swapaxes(0, self.dim)[start:stop] = part.swapaxes(0, self.dim)
+            start = stop
+
+
+@dataclass(frozen=True)
+class Mean(Operator):
+    """The mean over some axes, over all if none are named, or over the axes that are not named."""
+
+    names = ("mean",)
+    axis: tuple[int, ...] = sizes()
+    exclude: bool = flag(False)
+    keepdims: bool = flag(False)
+
+    def _axes(self, dimensions: int) -> tuple[int, ...]:
+        named = {axis_of(axis, dimensions) for axis in self.axis}
         if self.exclude:
             return tuple(axis for axis in range(dimensions) if axis not in named)
         return tuple(sorted(named)) or tuple(range(dimensions))
 
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        axes = self._axes(len(shapes[0]))
+        if self.keepdims:
+            return tuple(1 if i in axes else n for i, n in enumerate(shapes[0]))
+        return tuple(n for i, n in enumerate(shapes[0]) if i not in axes) or (1,)
 
-def _read_mean(settings: Settings) -> Mean:
-    return Mean(settings.shape("axis") or (), settings.flag("exclude", False), settings.flag("keepdims", False))
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        x = inputs[0]
+        out[...] = arrays.xp.mean(x, axis=self._axes(x.ndim), dtype=np.float32).reshape(out.shape)
 
-
-def _averaged(settings: Mean, shapes: Sequence[Shape]) -> Shape:
-    axes = settings.of(len(shapes[0]))
-    if settings.keep:
-        return tuple(1 if i in axes else n for i, n in enumerate(shapes[0]))
-    return tuple(n for i, n in enumerate(shapes[0]) if i not in axes) or (1,)
-
-
-def _average(arrays: Arrays, settings: Mean, inputs: Sequence[Any], out: Any) -> None:
-    x = inputs[0]
-    out[...] = arrays.xp.mean(x, axis=settings.of(x.ndim), dtype=np.float32).reshape(out.shape)
+    def mixes_images(self, dimensions: int) -> bool:
+        return 0 in self._axes(dimensions)
 
 
 @dataclass(frozen=True)
-class Softmax:
-    """Settings of softmax and log_softmax along an axis."""
+class Softmax(Operator):
+    """softmax along an axis, or its logarithm."""
 
-    axis: int
-    temperature: float
-    logarithm: bool
+    names = ("softmax", "log_softmax")
+    axis: int = integer(-1)
+    temperature: float = number(1.0)
+    dtype: str = choice("float32")
+    use_length: str = choice("False")
 
+    @property
+    def logarithm(self) -> bool:
+        return self.op == "log_softmax"
 
-def _read_softmax(settings: Settings, logarithm: bool) -> Softmax:
-    settings.only("dtype", "float32")
-    settings.only("use_length", "False")
-    return Softmax(settings.integer("axis", -1), settings.number("temperature", 1.0), logarithm)
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        axis_of(self.axis, len(shapes[0]))
+        return shapes[0]
 
+    def row_length(self, x: Shape) -> int | None:
+        """Return the elements that are summed, if they lie one after another in memory."""
+        return x[-1] if self.axis % len(x) == len(x) - 1 else None
 
-def _on_axis(settings: Softmax, shapes: Sequence[Shape]) -> Shape:
-    axis_of(settings.axis, len(shapes[0]))
-    return shapes[0]
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        x, xp, axis = inputs[0], arrays.xp, self.axis
+        xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
+        if self.temperature != 1:
+            xp.divide(out, np.float32(self.temperature), out=out)
+        if self.logarithm:
+            xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)
+        else:
+            xp.exp(out, out=out)
+            xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
-
-def _softmax(arrays: Arrays, settings: Softmax, inputs: Sequence[Any], out: Any) -> None:
-    x, xp, axis = inputs[0], arrays.xp, settings.axis
-    xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
-    if settings.temperature != 1:
-        xp.divide(out, np.float32(settings.temperature), out=out)
-    if settings.logarithm:
-        xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)
-    else:
-        xp.exp(out, out=out)
-        xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
-
-
-def _read_output(settings: Settings) -> str:
-    """Over what SoftmaxOutput sums: "channels", "last" axis, or all but the "batch"."""
-    for name, default in (("grad_scale", 1.0), ("ignore_label", -1.0), ("smooth_alpha", 0.0)):
-        settings.number(name, default)
-    settings.flag("use_ignore", False)
-    settings.flag("out_grad", False)
-    settings.text("normalization", "null")
-    channels, last = settings.flag("multi_output", False), settings.flag("preserve_shape", False)
-    return "channels" if channels else "last" if last else "batch"
+    def mixes_images(self, dimensions: int) -> bool:
+        return self.axis % dimensions == 0
 
 
-def _infer_output(settings: str, shapes: Sequence[Shape]) -> Shape:
-    if settings == "batch" and len(shapes[0]) != 2:
-        raise Refused(
-            f"data: expected two dimensions, got shape {shapes[0]}: for others MXNet's builds disagree; flatten it, or "
-            "use multi_output or preserve_shape"
-        )
-    return shapes[0]
+@dataclass(frozen=True)
+class SoftmaxOutput(Operator):
+    """softmax over all but the first axis, over the channels (multi_output) or over the last axis (preserve_shape)."""
 
+    names = ("SoftmaxOutput",)
+    inputs = ("data", "label")
+    ignored = ("label",)
+    accepted = ("grad_scale", "ignore_label", "smooth_alpha", "use_ignore", "out_grad", "normalization")
+    multi_output: bool = flag(False)
+    preserve_shape: bool = flag(False)
+    temperature, logarithm = 1.0, False
 
-def _output(arrays: Arrays, settings: str, inputs: Sequence[Any], out: Any) -> None:
-    x = inputs[0]
-    shape = (len(x), -1) if settings == "batch" else x.shape
-    _softmax(arrays, Softmax(1 if settings == "channels" else -1, 1.0, False), [x.reshape(shape)], out.reshape(shape))
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        if not (self.multi_output or self.preserve_shape) and len(shapes[0]) != 2:
+            raise Unsupported(
+                f"data: expected two dimensions, got shape {shapes[0]}, for which MXNet's builds disagree; flatten it, "
+                "or use multi_output or preserve_shape"
+            )
+        return shapes[0]
 
+    def label_shape(self, data: Shape) -> Shape:
+        if self.multi_output:
+            return (data[0], *data[2:])
+        return data[:-1] if self.preserve_shape else data[:1]
 
-def _label(settings: str, shape: Shape) -> Shape:
-    if settings == "channels":
-        return (shape[0], *shape[2:])
-    return shape[:-1] if settings == "last" else shape[:1]
+    def mixes_images(self, dimensions: int) -> bool:
+        return dimensions == 1
 
+    def row_length(self, x: Shape) -> int | None:
+        """Return the elements that are summed, if they lie one after another in memory."""
+        return None if self.multi_output and len(x) > 2 else x[-1]
 
-def _softmax_kind(name: str, logarithm: bool) -> Kind:
-    return Kind(
-        (name,),
-        ("data",),
-        lambda settings: _read_softmax(settings, logarithm),
-        _on_axis,
-        _softmax,
-        mixes=lambda settings, dimensions: settings.axis % dimensions == 0,
-    )
-
-
-SOFTMAX = _softmax_kind("softmax", logarithm=False)
-LOG_SOFTMAX = _softmax_kind("log_softmax", logarithm=True)
-SOFTMAX_OUTPUT = Kind(
-    ("SoftmaxOutput",), ("data", "label"), _read_output, _infer_output, _output, ignored=("label",), label=_label
-)
-
-SHAPING = (
-    Kind(("Flatten",), ("data",), nothing, _flat, _copy, view=True),
-    Kind(
-        ("Reshape",),
-        ("data",),
-        _read_reshape,
-        lambda settings, shapes: reshaped(settings.codes, shapes[0], settings.reverse),
-        _copy,
-        view=True,
-    ),
-    Kind(("transpose",), ("data",), lambda settings: settings.shape("axes") or (), _transposed, _transpose),
-    Kind(("Concat",), ("data*",), lambda settings: settings.integer("dim", 1), _joined, _join),
-    Kind(("Dropout",), ("data",), _read_dropout, same, _copy, view=True),
-    Kind(("_copy", "BlockGrad"), ("data",), nothing, same, _copy, view=True),
-    Kind(
-        ("mean",),
-        ("data",),
-        _read_mean,
-        _averaged,
-        _average,
-        mixes=lambda settings, dimensions: 0 in settings.of(dimensions),
-    ),
-    SOFTMAX,
-    LOG_SOFTMAX,
-    SOFTMAX_OUTPUT,
-)
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        Softmax("softmax", 1 if self.multi_output else -1).compute(arrays, inputs, out)

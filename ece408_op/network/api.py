@@ -7,13 +7,13 @@ from typing import Any
 
 import mxnet as mx
 
-from ece408_op.errors import ProblemError
+from ece408_op.errors import GraphError, ProblemError
 from ece408_op.graph.api import graph_of
 from ece408_op.graph.node_conversion import check_arrays
 from ece408_op.graph.symbol_graph import VARIABLE, Graph, is_mxnets_own
 from ece408_op.plugin.attributes import PRECISIONS
 
-from .graph import SHAPE, parse
+from ._network import SHAPE, parse
 from .operator import IMPLS, OP_TYPE
 
 
@@ -38,7 +38,7 @@ def gpu_network(
         arg_params: its parameters by name.
         aux_params: its auxiliary states by name.
         impl: "auto" for the fastest implementation known for each layer, or "cudnn" for cuDNN and cuBLAS in all
-            convolutions and fully connected layers.
+            convolutions and fully connected layers. A ``New`` node that names an implementation is computed by that.
         precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
         device_id: the GPU's number.
 
@@ -47,9 +47,11 @@ def gpu_network(
             names.
 
     Raises:
-        GraphError: the graph has unsupported nodes; the message has the name and operator of each.
+        GraphError: the graph has unsupported nodes; the message has the name, operator and attribute of each. A
+            ``New`` for the CPU, by its device or its impl, is one.
         ProblemError: an option is unknown.
         DeviceError: there is no such GPU; raised when the network is bound.
+        UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
     graph = graph_of(symbol)
     for name, value, known in (("impl", impl, IMPLS), ("precision", precision, PRECISIONS)):
@@ -62,9 +64,11 @@ def gpu_network(
     states = dict(aux_params or {})
     text = _text(graph, {**arg_params, **states})
     network = parse(text)
-    used = {v.name for v in network.parameters}
-    variables = [mx.sym.Variable(name) for name in network.arguments]
-    variables += [mx.sym.Variable(v.name) for v in network.parameters if v.auxiliary]
+    if network.states & {*network.data}:
+        missing = ", ".join(name for name in network.names(network.data) if name not in network.arguments)
+        raise GraphError(f"aux_params: expected arrays for {missing}, got none")
+    used = set(network.names(network.parameters))
+    variables = [mx.sym.Variable(name) for name in (*network.arguments, *network.state_names)]
     (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]
     node = mx.sym.Custom(
         *variables,
@@ -82,7 +86,7 @@ def gpu_network(
 
 
 def _text(graph: Graph, parameters: Mapping[str, Any]) -> str:
-    """The graph as the node keeps it: without what inference does not need, and with the parameters' shapes."""
+    """Return the graph for the node's attribute: without MXNet's own attributes, with the parameters' shapes."""
     for node in graph.nodes:
         if node.op != VARIABLE:
             node.attrs = {k: v for k, v in node.attrs.items() if not is_mxnets_own(k)}

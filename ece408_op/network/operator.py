@@ -1,4 +1,4 @@
-"""The node that stands for a whole network, as MXNet sees it: ``Custom`` of the type ``ece408_network``."""
+"""A whole network as MXNet's operator: ``Custom`` of the type ``ece408_network``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from ece408_op.errors import DeviceError, GraphError, ProblemError
 from ece408_op.plugin import bridge, default_layout, mxnet_errors
 
 from ._gpu import CUDNN
-from ._op_definition import Shape
-from ._plan import infer
+from ._network import Network, parse
 from .engine import Engine, engine
-from .graph import Network, parse
 
 OP_TYPE = default_layout.NETWORK
 IMPLS = (dispatch.AUTO, CUDNN)
 
-#: What computes otherwise in training.
+#: The operators that compute something else in training.
 _TRAINED = ("BatchNorm", "Dropout")
 
 
@@ -43,71 +41,74 @@ class NetworkProp(mx.operator.CustomOpProp):
         return self._network
 
     def list_arguments(self) -> list[str]:
-        """All arguments of the network, in its order."""
-        return list(self._network.arguments) if self._network else ["data"]
+        """Return the names of all arguments of the network, in its order."""
+        return self._network.arguments if self._network else ["data"]
 
     def list_auxiliary_states(self) -> list[str]:
-        """Its states."""
-        return [v.name for v in self._network.parameters if v.auxiliary] if self._network else []
+        """Return the names of its states."""
+        return self._network.state_names if self._network else []
 
     def list_outputs(self) -> list[str]:
-        """Its outputs."""
-        return [name for name, _ in self._network.outputs] if self._network else ["output"]
+        """Return the names of its outputs."""
+        count = len(self._network.outputs) if self._network else 1
+        return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
 
     @mxnet_errors.keeps_reason(asynchronous=False)
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Shapes of arguments, outputs and states; outputs are unknown as long as some data is."""
+        """Return the shapes of arguments, outputs and states; outputs are unknown while some data is."""
         network = self._parsed()
         if self._given.get("__subgraph_name__"):
             raise ProblemError(
                 f"gpu_network: expected no control flow around it, got {self._given['__subgraph_name__']!r}"
             )
-        given = dict(zip(network.arguments, (list(shape) for shape in in_shape)))
-        for variable in network.parameters:
-            if variable.auxiliary or variable.shape is None:
+        shapes = dict(zip(network.arguments, (list(shape) for shape in in_shape)))
+        states = []
+        for number, name in zip(network.parameters, network.names(network.parameters)):
+            expected = network.shape(number)
+            if number in network.states:
+                states.append(list(expected))
                 continue
-            known = given[variable.name]
-            if known and not _fits(known, variable.shape):
+            got = shapes[name]
+            if got and (len(got) != len(expected) or any(a not in (-1, b) for a, b in zip(got, expected))):
                 raise ProblemError(
-                    f"{variable.name}: expected shape {variable.shape}, which the network was made with, got "
-                    f"{tuple(known)}"
+                    f"{name}: expected shape {expected}, with which gpu_network was called, got {tuple(got)}"
                 )
-            given[variable.name] = list(variable.shape)
-        states = [list(v.shape or ()) for v in network.parameters if v.auxiliary]
-        data = {v.name: given[v.name] for v in network.data}
+            shapes[name] = list(expected)
+        data = {name: tuple(shapes[name]) for name in network.names(network.data)}
         if any(not shape or min(shape) < 0 for shape in data.values()):
-            return [given[name] for name in network.arguments], [[] for _ in network.outputs], states
-        shapes = infer(network, {name: tuple(shape) for name, shape in data.items()})
-        for label in network.labels:
-            node = network.nodes[label.node]
-            if node.kind.label is not None and not given[label.name]:
-                given[label.name] = list(node.kind.label(node.settings, shapes[node.inputs[0]]))
-        outputs = [list(shapes[value]) for _, value in network.outputs]
-        return [given[name] for name in network.arguments], outputs, states
+            return [shapes[name] for name in network.arguments], [[] for _ in network.outputs], states
+        values = network.infer(data)
+        for _, node in network.operators:
+            label = node.operator.label_shape(values[node.inputs[0].node])
+            name = network.graph.nodes[node.inputs[-1].node].name
+            if label is not None and not shapes.get(name, True):
+                shapes[name] = list(label)
+        outputs = [list(values[value]) for value in network.outputs]
+        return [shapes[name] for name in network.arguments], outputs, states
 
     @mxnet_errors.keeps_reason(asynchronous=False)
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """float32 for everything; labels, which nobody looks at, may have any type."""
+        """Return float32 for everything but labels, which may have any type."""
         network = self._parsed()
-        labels = {label.name for label in network.labels}
+        labels = network.names(network.labels)
         types = []
         for name, dtype in zip(network.arguments, in_type):
             if name not in labels and dtype is not None and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
             types.append(np.float32 if dtype is None else dtype)
-        states = [np.float32 for v in network.parameters if v.auxiliary]
+        states = [np.float32] * len(network.states)
         return types, [np.float32] * len(network.outputs), states
 
     @mxnet_errors.keeps_reason(asynchronous=False)
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """Dense arrays for everything."""
+        """Return dense arrays for everything; raises ProblemError for others."""
         for name, stype in zip(self._parsed().arguments, in_stype):
             bridge.check_dense(stype, name)
         return super().infer_storage_type(in_stype)
 
     @mxnet_errors.keeps_reason(asynchronous=False)
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NetworkOp:
-        """The operator for arrays of one shape; raises DeviceError where there is no such GPU."""
+        """Return the operator for arrays of one shape; raises DeviceError if there is no such GPU."""
         network = self._parsed()
         if ctx.device_type == "gpu":
             raise DeviceError("gpu_network: expected arrays in mx.cpu(), got them in mx.gpu(); bind it in mx.cpu()")
@@ -117,7 +118,7 @@ class NetworkProp(mx.operator.CustomOpProp):
 
 
 class NetworkOp(mx.operator.CustomOp):
-    """The network at work; MXNet calls forward from its worker threads, several at a time."""
+    """The operator for arrays of one shape; MXNet calls forward from its worker threads, several at a time."""
 
     def __init__(self, network: Network, found: Engine) -> None:
         super().__init__()
@@ -127,26 +128,25 @@ class NetworkOp(mx.operator.CustomOp):
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
         """Compute the outputs as ``req`` asks: null, write, inplace or add."""
         network = self._network
-        if is_train and any(node.kind.names[0] in _TRAINED for node in network.nodes):
+        if is_train and any(node.op in _TRAINED for _, node in network.operators):
             raise DeviceError("gpu_network: expected inference, got is_train=True; pass is_train=False")
         if all(request == "null" for request in req):
             return
-        states = [v.name for v in network.parameters if v.auxiliary]
-        arrays = {**dict(zip(network.arguments, in_data)), **dict(zip(states, aux))}
-        data = [bridge.cpu_view(arrays[v.name]) for v in network.data]
-        parameters = [bridge.cpu_view(arrays[v.name]) for v in network.parameters]
+        arrays = {**dict(zip(network.arguments, in_data)), **dict(zip(network.state_names, aux))}
+        data = [bridge.cpu_view(arrays[name]) for name in network.names(network.data)]
+        parameters = [bridge.cpu_view(arrays[name]) for name in network.names(network.parameters)]
         outputs = [bridge.cpu_view(array) for array in out_data]
         if any(not array.size for array in data):
             return
-        # What is not simply written goes through an array aside; outputs may be the memory of data.
-        aside = [
+        # An output that is added, or that shares memory with data, is computed into a temporary array.
+        targets = [
             np.empty_like(output)
             if request in ("null", "add") or any(np.may_share_memory(output, array) for array in (*data, *parameters))
             else output
             for output, request in zip(outputs, req)
         ]
-        self._engine.run(data, parameters, aside)
-        for output, target, request in zip(outputs, aside, req):
+        self._engine.run(data, parameters, targets)
+        for output, target, request in zip(outputs, targets, req):
             if request == "add":
                 np.add(output, target, out=output)
             elif request != "null" and target is not output:
@@ -162,12 +162,8 @@ class NetworkOp(mx.operator.CustomOp):
 
 
 def register() -> None:
-    """Make the operator known to MXNet; once a process."""
+    """Register the operator with MXNet, once per process."""
     mx.operator.register(OP_TYPE)(NetworkProp)
-
-
-def _fits(got: Sequence[int], expected: Shape) -> bool:
-    return len(got) == len(expected) and all(a in (-1, b) for a, b in zip(got, expected))
 
 
 __all__ = ("IMPLS", "OP_TYPE", "NetworkOp", "NetworkProp", "register")

@@ -1,71 +1,81 @@
-// One pass over memory each: pooling, a factor and a number for each channel, a border, softmax. Each thread makes
-// one output (softmax: a warp one row), so that neighbours read and write neighbours. They are bound by memory:
-// arithmetic between a load and a store is free, so an activation ACT(v) is done in the same pass.
+// Passes over memory: pooling, a factor and a number per channel, a border of zeros, softmax.
 //
-//     COUNT    outputs: an argument; INDEX: the type that counts them, 32 bits where they fit
-//     pool     H W OH OW  KH KW SH SW PH PW  MAXIMUM MEAN COUNT_PAD
-//     affine   CHANNELS INNER SCALED: y = x scale[c] + shift[c], channel c = (i / INNER) % CHANNELS
-//     border   H W PH PW
-//     softmax  N (a row's elements) LOGARITHM
+// A thread computes one output element, and neighbouring threads read and write neighbouring addresses; for softmax a
+// warp computes one row. Memory bandwidth limits all of them (below one FLOP per byte), so that arithmetic between a
+// load and a store costs nothing, and the activation ACTIVATION(v) is part of the same pass.
+//
+// Restrictions: float32, NCHW, C-contiguous. A pooling window is unrolled. Constants, defined in front of this text:
+//     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
+//     pool     H W OH OW; WINDOW_, STRIDE_ and PAD_ROWS and _COLUMNS; REACHES_OVER: a window crosses the lower or right
+//              edge; MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
+//     affine   CHANNELS; INNER: elements of one channel of one image; SCALED: there is a factor
+//     border   H W PAD_ROWS PAD_COLUMNS
+//     softmax  N: elements of a row; LOGARITHM: its logarithm
 
-#ifndef ACT
-#define ACT(v) (v)
+#ifndef ACTIVATION
+#define ACTIVATION(v) (v)
 #endif
 
-__device__ __forceinline__ INDEX first() { return (INDEX)blockIdx.x * blockDim.x + threadIdx.x; }
-__device__ __forceinline__ INDEX step() { return (INDEX)gridDim.x * blockDim.x; }
+__device__ __forceinline__ INDEX first_element() { return (INDEX)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ INDEX grid_stride() { return (INDEX)gridDim.x * blockDim.x; }
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
-#ifdef KH
-// A NaN stays: as the maximum so far, and as what comes.
-__device__ __forceinline__ float larger(float most, float v) { return !(v <= most) && most == most ? v : most; }
+#ifdef WINDOW_ROWS
+// The maximum, which is NaN if either is NaN.
+__device__ __forceinline__ float larger(float maximum, float v) {
+    return !(v <= maximum) && maximum == maximum ? v : maximum;
+}
 
+// y (B, C, OH, OW) = maximum, mean or sum of the windows of x (B, C, H, W).
 extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__ y, long long count) {
-    for (INDEX i = first(); i < (INDEX)count; i += step()) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int column = (int)(i % OW), row = (int)(i / OW % OH);
-        const float *map = x + (size_t)(i / (OW * OH)) * (H * W);
-        const int top = row * SH - PH, left = column * SW - PW;
-        float sum = MAXIMUM ? __int_as_float(0xff800000) : 0.f;
+        const float *image = x + (size_t)(i / (OW * OH)) * (H * W);
+        const int top = row * STRIDE_ROWS - PAD_ROWS, left = column * STRIDE_COLUMNS - PAD_COLUMNS;
+        float result = MAXIMUM ? minus_infinity() : 0.f;
 #pragma unroll
-        for (int p = 0; p < KH; p++) {
+        for (int p = 0; p < WINDOW_ROWS; p++) {
             const int h = top + p;
-            if (PH + CUT && (h < 0 || h >= H)) continue;
-#if KW == 2 && SW == 2 && PW == 0 && !CUT && W % 2 == 0 && H * W % 2 == 0
-            const float2 pair = *(const float2 *)(map + h * W + left);
+            if (PAD_ROWS + REACHES_OVER && (h < 0 || h >= H)) continue;
+#if WINDOW_COLUMNS == 2 && STRIDE_COLUMNS == 2 && PAD_COLUMNS == 0 && !REACHES_OVER && W % 2 == 0 && H * W % 2 == 0
+            const float2 pair = *(const float2 *)(image + h * W + left);
             if (MAXIMUM) {
-                sum = larger(sum, pair.x);
-                sum = larger(sum, pair.y);
+                result = larger(result, pair.x);
+                result = larger(result, pair.y);
             } else {
-                sum += pair.x + pair.y;
+                result += pair.x + pair.y;
             }
 #else
 #pragma unroll
-            for (int q = 0; q < KW; q++) {
+            for (int q = 0; q < WINDOW_COLUMNS; q++) {
                 const int w = left + q;
-                if (PW + CUT && (w < 0 || w >= W)) continue;
-                const float v = map[h * W + w];
-                if (MAXIMUM) sum = larger(sum, v);
-                else sum += v;
+                if (PAD_COLUMNS + REACHES_OVER && (w < 0 || w >= W)) continue;
+                const float v = image[h * W + w];
+                if (MAXIMUM) result = larger(result, v);
+                else result += v;
             }
 #endif
         }
         if (MEAN) {
-            int rows = min(top + KH, H + PH) - top, columns = min(left + KW, W + PW) - left;
+            int rows = min(top + WINDOW_ROWS, H + PAD_ROWS) - top;
+            int columns = min(left + WINDOW_COLUMNS, W + PAD_COLUMNS) - left;
             if (!COUNT_PAD) {
-                rows = min(top + KH, H) - max(top, 0);
-                columns = min(left + KW, W) - max(left, 0);
+                rows = min(top + WINDOW_ROWS, H) - max(top, 0);
+                columns = min(left + WINDOW_COLUMNS, W) - max(left, 0);
             }
-            sum /= (float)(rows * columns);
+            result /= (float)(rows * columns);
         }
-        y[i] = ACT(sum);
+        y[i] = ACTIVATION(result);
     }
 }
 #endif
 
 #ifdef CHANNELS
+// y = ACTIVATION(x scale[c] + shift[c]) for x (images, CHANNELS, INNER). y may be x.
 extern "C" __global__ void affine(const float *x, const float *__restrict__ scale, const float *__restrict__ shift,
                                   float *y, long long count) {
 #if INNER % 4 == 0
-    for (INDEX i = first(); i < (INDEX)(count / 4); i += step()) {
+    for (INDEX i = first_element(); i < (INDEX)(count / 4); i += grid_stride()) {
         const int c = (int)(i / (INNER / 4) % CHANNELS);
         const float b = shift[c], a = SCALED ? scale[c] : 1.f;
         float4 v = ((const float4 *)x)[i];
@@ -73,42 +83,46 @@ extern "C" __global__ void affine(const float *x, const float *__restrict__ scal
         v.y = SCALED ? fmaf(v.y, a, b) : v.y + b;
         v.z = SCALED ? fmaf(v.z, a, b) : v.z + b;
         v.w = SCALED ? fmaf(v.w, a, b) : v.w + b;
-        ((float4 *)y)[i] = make_float4(ACT(v.x), ACT(v.y), ACT(v.z), ACT(v.w));
+        ((float4 *)y)[i] = make_float4(ACTIVATION(v.x), ACTIVATION(v.y), ACTIVATION(v.z), ACTIVATION(v.w));
     }
 #else
-    for (INDEX i = first(); i < (INDEX)count; i += step()) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int c = (int)(i / INNER % CHANNELS);
         const float v = SCALED ? fmaf(x[i], scale[c], shift[c]) : x[i] + shift[c];
-        y[i] = ACT(v);
+        y[i] = ACTIVATION(v);
     }
 #endif
 }
 #endif
 
 #ifdef BORDER
+// y = x (B, C, H, W) with PAD_ROWS and PAD_COLUMNS zeros on each side.
 extern "C" __global__ void border(const float *__restrict__ x, float *__restrict__ y, long long count) {
-    for (INDEX i = first(); i < (INDEX)count; i += step()) {
-        const int w = (int)(i % (W + 2 * PW)) - PW, h = (int)(i / (W + 2 * PW) % (H + 2 * PH)) - PH;
-        const size_t map = (size_t)(i / ((W + 2 * PW) * (H + 2 * PH)));
-        y[i] = w >= 0 && w < W && h >= 0 && h < H ? x[map * (H * W) + h * W + w] : 0.f;
+    constexpr int ROWS = H + 2 * PAD_ROWS, COLUMNS = W + 2 * PAD_COLUMNS;
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        const int w = (int)(i % COLUMNS) - PAD_COLUMNS, h = (int)(i / COLUMNS % ROWS) - PAD_ROWS;
+        const size_t image = (size_t)(i / (COLUMNS * ROWS));
+        y[i] = w >= 0 && w < W && h >= 0 && h < H ? x[image * (H * W) + h * W + w] : 0.f;
     }
 }
 #endif
 
 #ifdef LOGARITHM
-extern "C" __global__ void softmax(const float *__restrict__ x, float *__restrict__ y, float heat, long long count) {
+// y = softmax(x / temperature) of each row; a warp computes a row.
+extern "C" __global__ void softmax(const float *__restrict__ x, float *__restrict__ y, float temperature,
+                                   long long count) {
     const int lane = threadIdx.x % 32;
-    for (INDEX row = first() / 32; row < (INDEX)count; row += step() / 32) {
+    for (INDEX row = first_element() / 32; row < (INDEX)count; row += grid_stride() / 32) {
         const float *from = x + (size_t)row * N;
         float *to = y + (size_t)row * N;
-        float most = __int_as_float(0xff800000), sum = 0.f;
-        for (int i = lane; i < N; i += 32) most = fmaxf(most, from[i]);
-        for (int other = 16; other; other /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, other));
-        for (int i = lane; i < N; i += 32) sum += expf((from[i] - most) / heat);
+        float maximum = minus_infinity(), sum = 0.f;
+        for (int i = lane; i < N; i += 32) maximum = fmaxf(maximum, from[i]);
+        for (int other = 16; other; other /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, other));
+        for (int i = lane; i < N; i += 32) sum += expf((from[i] - maximum) / temperature);
         for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
         const float log_sum = logf(sum);
         for (int i = lane; i < N; i += 32) {
-            const float v = (from[i] - most) / heat;
+            const float v = (from[i] - maximum) / temperature;
             to[i] = LOGARITHM ? v - log_sum : expf(v) / sum;
         }
     }

@@ -1,47 +1,46 @@
-"""What the tests of whole networks share: MXNet's CPU operators as the reference, and the ways to compute beside it."""
+"""What the tests of whole networks share: MXNet's CPU operators as the reference, and gpu_network."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import network_fake
 import numpy as np
 import pytest
 from gpu_case import require_gpu
 
 import ece408_op
-from ece408_op.network import _cudnn, _plan, _run
-from ece408_op.network._fuse import fused
-from ece408_op.network.graph import parse
 from ece408_op.plugin import mxnet_import
-from ece408_op.runtime import cuda
 
 try:
     mx = mxnet_import.load()
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-#: The ways that a network is computed in tests: NumPy by the same plan, and on a GPU.
-WAYS = [
-    "numpy",
-    pytest.param("auto", marks=pytest.mark.gpu),
-    pytest.param("cudnn", marks=pytest.mark.gpu),
-]
+#: The ways that tests compute a network: on NumPy in place of CuPy, and on a GPU by either implementation.
+WAYS = ["numpy", pytest.param("auto", marks=pytest.mark.gpu), pytest.param("cudnn", marks=pytest.mark.gpu)]
 
 
 def require(way):
-    """Skip the test where this machine cannot go that way."""
+    """Skip the test if this machine cannot compute that way."""
     if way != "numpy":
         require_gpu()
-    if way == "cudnn" and not _cudnn.is_there():
-        pytest.skip("cuDNN or nvidia-cudnn-frontend is not installed")
+    if way == "cudnn":
+        pytest.importorskip("cudnn", exc_type=ImportError)
 
 
 def text_of(symbol):
-    """The graph that the node of a gpu_network keeps."""
+    """Return the graph in the node of a gpu_network."""
     (node,) = (attrs for attrs in symbol.attr_dict().values() if attrs.get("op_type") == "ece408_network")
     return node["graph"]
 
 
+def ndarrays(arrays):
+    return {name: mx.nd.array(array) for name, array in arrays.items()}
+
+
 def values(symbol, shapes, seed=0):
-    """Uniform data and parameters by name, and states of which variances are positive."""
+    """Return uniform data and parameters by name, and states; variances are positive."""
     stream = np.random.RandomState(seed)
     arguments, _, states = symbol.infer_shape(**shapes)
     args = {n: stream.uniform(-1, 1, s).astype("f") for n, s in zip(symbol.list_arguments(), arguments)}
@@ -50,29 +49,17 @@ def values(symbol, shapes, seed=0):
 
 
 def mxnets(symbol, args, aux):
-    """The outputs by MXNet's own operators on the CPU."""
-    arrays = ({n: mx.nd.array(a) for n, a in some.items()} for some in (args, aux))
-    given, states = arrays
-    executor = symbol.bind(mx.cpu(), given, aux_states=states, grad_req="null")
+    """Return the outputs of MXNet's own operators on the CPU."""
+    executor = symbol.bind(mx.cpu(), ndarrays(args), aux_states=ndarrays(aux), grad_req="null")
     return [output.asnumpy() for output in executor.forward(is_train=False)]
 
 
-def ours(symbol, args, aux, data, way="numpy"):
-    """The outputs by gpu_network: ``data`` names the arguments that are no parameters."""
-    params = {n: mx.nd.array(a) for n, a in args.items() if n not in data}
-    states = {n: mx.nd.array(a) for n, a in aux.items()}
-    impl = "auto" if way == "numpy" else way
-    symbol, params, states = ece408_op.gpu_network(symbol, params, states, impl=impl)
-    given = {n: mx.nd.array(a) for n, a in args.items() if n in symbol.list_arguments()}
-    if way != "numpy":
-        executor = symbol.bind(mx.cpu(), given, aux_states=states, grad_req="null")
+def ours(symbol, args, aux, data=("data",), way="numpy"):
+    """Return the outputs of gpu_network; ``data`` names the arguments that are no parameters."""
+    with network_fake.installed() if way == "numpy" else nullcontext():
+        params = ndarrays({n: a for n, a in args.items() if n not in data})
+        impl = "auto" if way == "numpy" else way
+        node, params, states = ece408_op.gpu_network(symbol, params, ndarrays(aux), impl=impl)
+        given = ndarrays({n: a for n, a in args.items() if n in node.list_arguments()})
+        executor = node.bind(mx.cpu(), given, aux_states=states, grad_req="null")
         return [output.asnumpy() for output in executor.forward(is_train=False)]
-    network = fused(parse(text_of(symbol)))
-    shapes = _plan.infer(network, {v.name: args[v.name].shape for v in network.data})
-    return _run.compute(network, shapes, {v.value: {**args, **aux}[v.name] for v in network.variables})
-
-
-def gpu_memory():
-    """Free bytes of the GPU, once CuPy has given back what it keeps."""
-    cuda.cupy().get_default_memory_pool().free_all_blocks()
-    return cuda.cupy().cuda.runtime.memGetInfo()[0]

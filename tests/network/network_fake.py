@@ -1,17 +1,23 @@
-"""A GPU that is none: NumPy in CuPy's place, so that all of a network but its kernels is tested on any machine."""
+"""A GPU of NumPy arrays: all of a network but its kernels runs on any machine.
+
+In CuPy's place stands NumPy, and memory starts as NaN. The package chooses the implementations as for an H100; what
+they compute is computed by NumPy.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 
 from ece408_op.network import engine
-from ece408_op.network._run import NumpyArrays, Plain
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda
@@ -19,6 +25,7 @@ from ece408_op.runtime.copy_pipeline import StagingBuffer
 from ece408_op.runtime.launch import Chip
 
 MEMORY = 1 << 30
+CHIP = Chip("none", (9, 0), 132, 227 * 1024)
 
 
 class Pointer:
@@ -36,7 +43,7 @@ class Pointer:
 
 
 class Array(np.ndarray):
-    """An array whose ``data`` is a pointer, as CuPy's."""
+    """An array whose ``data`` is a pointer, like CuPy's."""
 
     @property
     def data(self):
@@ -57,7 +64,9 @@ class OutOfMemoryError(Exception):
 
 
 class Stream(nullcontext):
-    """One that has done its work as soon as it is given."""
+    """A stream whose work is done when it is queued."""
+
+    ptr = 0
 
     def record(self, event=None):
         return event
@@ -80,7 +89,7 @@ def _copy(target, source, count, direction, stream):
 
 
 def fake_cupy():
-    runtime = SimpleNamespace(memGetInfo=lambda: (MEMORY, MEMORY), memcpyAsync=_copy, CUDARuntimeError=Error)
+    runtime = SimpleNamespace(memGetInfo=lambda: (Gpu.free, MEMORY), memcpyAsync=_copy, CUDARuntimeError=Error)
     namespace = SimpleNamespace(
         alloc=_alloc,
         runtime=runtime,
@@ -92,7 +101,7 @@ def fake_cupy():
         cuda=namespace,
         ndarray=_on_block,
         zeros=lambda *args: np.zeros(*args).view(Array),
-        empty=lambda *args: np.empty(*args).view(Array),
+        empty=lambda *args: np.full(*args[:1], np.nan, *args[1:]).view(Array),
         asarray=lambda array: np.array(array).view(Array),
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
     )
@@ -105,43 +114,88 @@ class Gate:
 
 
 class Gpu:
-    """What host_context keeps for a GPU."""
+    """What host_context has for a GPU."""
 
-    #: The largest piece of memory that there is.
-    largest = MEMORY
+    #: The largest piece of memory that there is, and what is free.
+    largest = free = MEMORY
 
     def __init__(self, threads=4):
         self.cuda, self.device, self.stream = fake_cupy().cuda, nullcontext(), Stream()
         self.lock, self.threads, self.gate, self.staging = threading.Lock(), threads, Gate(), SimpleQueue()
         for _ in range(threads):
-            buffer = StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32))
-            buffer.stream = SimpleNamespace(ptr=0, synchronize=lambda: None, wait_event=lambda event: None)
-            self.staging.put(buffer)
+            self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
     def wait(self):
         assert self.staging.qsize() == self.threads
 
 
-class Chooser:
-    """Every step by NumPy, and a count of those made."""
+class NumpyArrays:
+    """NumPy as the operators' own methods ask for it."""
 
-    made = 0
+    xp = np
 
-    def __init__(self, impl, precision, device, chip):
-        self._arrays, self.hold = NumpyArrays(), None
+    def matmul(self, a, b, out):
+        np.matmul(a, b, out=out)
 
-    def step(self, node, inputs, output):
-        Chooser.made += 1
-        return Plain(self._arrays, node)
+    def erf(self, x, out):
+        out[...] = np.frompyfunc(math.erf, 1, 1)(x).astype(np.float32)
 
 
-def install(monkeypatch):
-    """Put the GPU that is none in its place; returns it."""
-    gpu = Gpu()
-    module = fake_cupy()
-    monkeypatch.setattr(cuda, "cupy", lambda: module)
-    monkeypatch.setattr(cuda, "chip", lambda number=0: Chip("none", (9, 0), 1))
-    monkeypatch.setattr(host_context, "gpu", lambda number=0: gpu)
-    monkeypatch.setattr(engine, "Chooser", Chooser)
-    engine._engines.clear()
-    return gpu
+EPILOGUES = {
+    None: lambda v: v,
+    "relu": lambda v: np.maximum(v, 0),
+    "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
+    "tanh": np.tanh,
+    "softrelu": lambda v: np.logaddexp(v, 0),
+    "softsign": lambda v: v / (1 + abs(v)),
+}
+
+
+class Computation:
+    """A node by its operator's own method and its epilogue; parameters arrive before it is bound."""
+
+    scratch = 64
+
+    def __init__(self, node):
+        self.node, self.prepared = node, False
+
+    def prepare(self, inputs):
+        self.prepared = True
+
+    def bind(self, inputs, out, scratch):
+        assert self.prepared
+
+        def call():
+            scratch.fill(np.nan)
+            with np.errstate(all="ignore"):
+                self.node.operator.compute(NumpyArrays(), inputs, out)
+                out[...] = EPILOGUES[self.node.epilogue](out)
+
+        return call
+
+
+class Chooser(engine.Chooser):
+    """The package's choices, by node in ``chosen``, and NumPy's computations."""
+
+    chosen: dict = {}
+
+    def choose(self, node, inputs, output):
+        # With cuDNN installed, the package's choice for a Convolution would build a plan on the GPU.
+        if find_spec("cudnn") is None or node.op != "Convolution":
+            Chooser.chosen[node.name] = super().choose(node, inputs, output)
+        return Computation(node)
+
+
+@contextmanager
+def installed():
+    """Have the package use this GPU; yields it. Networks do not stay."""
+    gpu, module = Gpu(), fake_cupy()
+    engine.clear()
+    Chooser.chosen = {}
+    with (
+        mock.patch.multiple(cuda, cupy=lambda: module, chip=lambda number=0: CHIP),
+        mock.patch.object(host_context, "gpu", lambda number=0: gpu),
+        mock.patch.object(engine, "Chooser", Chooser),
+    ):
+        yield gpu
+    engine.clear()

@@ -1,4 +1,4 @@
-"""Whole networks through MXNet's doors, on a GPU and on one that is none: Module, executors, SymbolBlock, threads."""
+"""gpu_network through MXNet's entry points, on NumPy and on a GPU: Module, executors, SymbolBlock, threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import network_fake
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import mx, mxnets, ours, text_of, values
+from network_case import mx, mxnets, ndarrays, ours, text_of, values
 
 import ece408_op
-from ece408_op.errors import DeviceError
+from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
 from ece408_op.plugin import bridge
@@ -21,14 +21,15 @@ data = S.Variable("data")
 
 
 @pytest.fixture(autouse=True, params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])
-def gpu(request, monkeypatch):
-    """The GPU, or the one that is none."""
-    if request.param == "gpu":
-        require_gpu()
+def gpu(request):
+    """Run the test on NumPy in place of CuPy, or on the GPU."""
+    if request.param == "none":
+        with network_fake.installed():
+            yield request.param
     else:
-        network_fake.install(monkeypatch)
-    yield request.param
-    engine._engines.clear()
+        require_gpu()
+        yield request.param
+        engine.clear()
 
 
 def course(filters=8, side=20):
@@ -43,7 +44,7 @@ def bound_module(batch, seed=0, symbol=None):
     symbol = symbol or course()
     args, aux = values(symbol, {"data": (batch, 1, 20, 20)}, seed)
     (expected,) = mxnets(symbol, args, aux)
-    params = {n: mx.nd.array(a) for n, a in args.items() if n not in ("data", "softmax_label")}
+    params = ndarrays({n: a for n, a in args.items() if n not in ("data", "softmax_label")})
     node, params, states = ece408_op.gpu_network(symbol, params)
     module = mx.mod.Module(node, label_names=["softmax_label"])
     module.bind([("data", (batch, 1, 20, 20))], [("softmax_label", (batch,))], for_training=False)
@@ -160,37 +161,72 @@ def test_eight_threads_at_once():
     assert failures == []
 
 
-def test_a_batch_too_large_is_split(monkeypatch):
+def images_per_chunk():
+    (found,) = engine.engines()
+    return [batch.images for batch in found.batches.values()]
+
+
+def test_a_batch_too_large_for_memory_is_split(monkeypatch):
     module, args, expected = bound_module(1001)
-    (found,) = engine._engines.values()
-    monkeypatch.setattr(engine, "_SHARE", 40_000 / found.gpu.cuda.runtime.memGetInfo()[0])
-    engine._engines.clear()
-    module.bind([("data", (1001, 1, 20, 20))], [("softmax_label", (1001,))], for_training=False, force_rebind=True)
+    free = engine.engines()[0].gpu.cuda.runtime.memGetInfo()[0]
+    monkeypatch.setattr(engine, "MEMORY_SHARE", 40_000 / free)
     assert np.abs(forward(module, args) - expected).max() < 1e-5
-    (found,) = engine._engines.values()
-    ((images, _),) = found._plans.values()
-    assert images < 1001 / engine.MOST_CHUNKS
+    assert images_per_chunk()[0] < 1001 / engine.MOST_CHUNKS
 
 
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)  # a real GPU's memory is not to be filled by a test
-def test_where_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)  # no test fills a real GPU's memory
+def test_if_memory_runs_out_fewer_images_are_tried(gpu, monkeypatch):
     monkeypatch.setattr(network_fake.Gpu, "largest", 100_000)
     module, args, expected = bound_module(301)
     assert np.abs(forward(module, args) - expected).max() < 1e-5
-    ((images, _),) = next(iter(engine._engines.values()))._plans.values()
-    assert 1 < images < 30
+    assert 1 < images_per_chunk()[0] < 30
     monkeypatch.setattr(network_fake.Gpu, "largest", 100)
     other = bound_module(5)
     with pytest.raises(DeviceError, match="expected room for 1 image of the network"):
         forward(*other[:2])
 
 
-def test_a_batch_that_cannot_be_split_is_computed_whole():
+def test_a_batch_whose_images_are_mixed_is_computed_whole(gpu):
     symbol = S.softmax(S.transpose(data), axis=0)
     x = np.random.RandomState(0).uniform(-1, 1, (40, 30)).astype("f")
-    assert np.allclose(
-        ours(symbol, {"data": x}, {}, ("data",), "auto")[0], mxnets(symbol, {"data": x}, {})[0], atol=1e-6
-    )
+    way = "auto" if gpu == "gpu" else "numpy"
+    assert np.allclose(ours(symbol, {"data": x}, {}, way=way)[0], mxnets(symbol, {"data": x}, {})[0], atol=1e-6)
+
+
+def new(filters=8, **attributes):
+    return S.Custom(data, op_type="New", kernel=(5, 5), num_filter=filters, name="new0", **attributes)
+
+
+def outputs_of_new(channels=1, filters=8, impl="auto", named="auto"):
+    """Return the output of one New by gpu_network, and MXNet's."""
+    args, _ = values(new(filters), {"data": (3, channels, 20, 20)})
+    weight = ndarrays({"new0_weight": args["new0_weight"]})
+    node, params, _ = ece408_op.gpu_network(new(filters, impl=named), weight, impl=impl)
+    executor = node.bind(mx.cpu(), {"data": mx.nd.array(args["data"]), **params})
+    return executor.forward(is_train=False)[0].asnumpy(), mxnets(new(filters), args, {})[0]
+
+
+@pytest.mark.parametrize("attributes", [{"device": "cpu"}, {"impl": "direct"}, {"impl": "loops", "device": "gpu"}])
+def test_a_new_for_the_cpu_is_refused_by_name(attributes):
+    name, value = next(iter(attributes.items()))
+    with pytest.raises(GraphError, match=rf"'new0' \(New\): {name}: expected the GPU, got {value}; .*device='gpu'"):
+        ece408_op.gpu_network(new(**attributes), {})
+
+
+@pytest.mark.parametrize("impl", ["auto", "cudnn"])
+@pytest.mark.parametrize("named", ["naive", "register_blocked"])
+def test_a_new_is_computed_by_the_implementation_that_it_names(gpu, named, impl):
+    if impl == "cudnn":
+        pytest.importorskip("cudnn", exc_type=ImportError)
+    got, expected = outputs_of_new(impl=impl, named=named)
+    assert np.abs(got - expected).max() < 1e-5
+    used = network_fake.Chooser.chosen["new0"].name if gpu == "none" else ece408_op.op_times()[-1].implementation
+    assert used == named
+
+
+def test_a_named_implementation_that_cannot_compute_its_layer_raises():
+    with pytest.raises(UnsupportedError, match=r"'new0' \(New\): impl: .*unrolled: filters: at most 65536 bytes"):
+        outputs_of_new(200, 200, named="unrolled")
 
 
 def test_training_is_refused():

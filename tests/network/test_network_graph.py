@@ -1,23 +1,21 @@
-"""A graph is parsed, refused with all reasons, fused, planned, and stands in MXNet as one node; no GPU needed."""
+"""gpu_network's graphs: checked, with all reasons in one error, fused, placed in memory; no GPU needed."""
 
 from __future__ import annotations
 
 import json
+from math import prod
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_case import mx, mxnets, ours, text_of, values
+from network_case import mx, mxnets, ndarrays, ours, text_of, values
 
 import ece408_op
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import GraphError, ProblemError
-from ece408_op.network import _plan
-from ece408_op.network._fuse import fused
-from ece408_op.network._op_definition import size
-from ece408_op.network._plan import Block
-from ece408_op.network.graph import parse
+from ece408_op.network._memory_plan import plan, splits
+from ece408_op.network._network import parse, read_values
 
 S = mx.sym
 data = S.Variable("data")
@@ -37,8 +35,14 @@ def classifier():
 
 def one_node(symbol, shapes):
     args, aux = values(symbol, shapes)
-    params = {n: mx.nd.array(a) for n, a in args.items() if n not in (*shapes, "softmax_label")}
-    return ece408_op.gpu_network(symbol, params, {n: mx.nd.array(a) for n, a in aux.items()}), args, aux
+    params = ndarrays({n: a for n, a in args.items() if n not in (*shapes, "softmax_label")})
+    return ece408_op.gpu_network(symbol, params, ndarrays(aux)), args, aux
+
+
+def fused(symbol, shapes):
+    """Return the network that the GPU computes."""
+    (node, *_), _, _ = one_node(symbol, shapes)
+    return parse(text_of(node)).fused()
 
 
 def test_the_node_has_the_networks_arguments_states_and_outputs():
@@ -95,23 +99,53 @@ def test_shapes_that_do_not_fit(given_, message):
         node.infer_shape(**given_)
 
 
-def test_every_unknown_node_is_named():
+def test_everything_unsupported_is_named():
+    """By node, operator and attribute, all in one error that says what to do."""
     x = S.Deconvolution(data, kernel=(2, 2), num_filter=2, name="up")
-    x = S.LRN(x, nsize=3, name="local")
     x = S.Pooling(x, kernel=(2, 2), pool_type="lp", p_value=2, name="norms")
     x = S.Convolution(x, kernel=(1, 1, 1), num_filter=2, name="deep")
+    x = S.Convolution(x, kernel=(1, 1), num_filter=2, layout="NHWC", name="last")
+    x = S.softmax(S.Dropout(x, mode="always", name="drop"), dtype="float16", name="half")
     with pytest.raises(GraphError) as caught:
-        ece408_op.gpu_network(x, {})
-    text = str(caught.value)
-    assert "got 4 nodes that it cannot take" in text
-    for words in ("'up' (Deconvolution)", "'local' (LRN)", "'norms' (Pooling)", "'deep' (Convolution)"):
-        assert words in text
+        ece408_op.gpu_network(S.dot(S.Custom(x, op_type="New", kernel=(2, 2), name="new"), data, name="dot"), {})
+    assert str(caught.value) == (
+        "network: expected nodes that gpu_network supports, got 8 that it does not: "
+        "'up' (Deconvolution): unsupported operator; "
+        "'norms' (Pooling): pool_type: expected one of max, avg, sum, got lp; "
+        "'deep' (Convolution): kernel: expected rows and columns, two whole numbers, got (1, 1, 1); "
+        "'last' (Convolution): layout: expected NCHW, got NHWC; "
+        "'drop' (Dropout): mode: expected training, got always; "
+        "'half' (softmax): dtype: expected float32, got float16; "
+        "'new' (New): num_filter: expected a value, got none; New needs kernel=(K, K) and num_filter=M; "
+        "'dot' (dot): unsupported operator. Change them, or run the network with MXNet"
+    )
 
 
-def test_outputs_beyond_the_first_are_refused():
+def test_attributes_and_inputs_are_checked():
+    def error(op, inputs=1, **attrs):
+        nodes = [{"op": "null", "name": f"x{n}", "inputs": []} for n in range(inputs)]
+        nodes.append({"op": op, "name": "node", "attrs": attrs, "inputs": [[n, 0, 0] for n in range(inputs)]})
+        with pytest.raises(GraphError) as caught:
+            parse(json.dumps({"nodes": nodes, "arg_nodes": [], "heads": [[inputs, 0, 0]]}))
+        return str(caught.value).partition("'node' ")[2].partition(". Change")[0]
+
+    assert error("relu", slope="1", deep="2") == "(relu): deep, slope: unsupported attribute"
+    assert error("relu", inputs=2) == "(relu): expected 1 inputs, data; got 2"
+    assert (
+        error("FullyConnected", 2, num_hidden="3") == "(FullyConnected): expected 3 inputs, data, weight, bias; got 2"
+    )
+    assert error("clip", a_min="0") == "(clip): a_max: expected a number, got none"
+    assert error("Concat", 2, dim="1.5") == "(Concat): dim: expected a whole number, got 1.5"
+    assert error("mean", keepdims="maybe") == "(mean): keepdims: expected True or False, got maybe"
+    assert error("Reshape", shape="(a,)") == "(Reshape): shape: expected whole numbers, got (a,)"
+    assert "(Pooling): pad: expected less than" in error("Pooling", kernel="(2, 2)", pad="(2, 2)")
+    assert "expected positive sizes" in error("Convolution", 3, kernel="(0, 1)", num_filter="1")
+
+
+def test_outputs_beyond_the_first_are_unsupported():
     graph = json.loads(S.BatchNorm(data, name="norm").tojson())
     graph["heads"] = [[len(graph["nodes"]) - 1, 1, 0]]
-    with pytest.raises(GraphError, match=r"'norm' \(BatchNorm\): the network uses its output 1"):
+    with pytest.raises(GraphError, match=r"'norm' \(BatchNorm\): the network uses its output 1, only output 0"):
         parse(json.dumps(graph))
 
 
@@ -140,6 +174,8 @@ def test_parameters_that_are_no_dense_arrays(capfd):
         ece408_op.gpu_network(data * 2, None)
     with pytest.raises(GraphError, match="aux_params: expected arrays by name, got int for 'mean'"):
         ece408_op.gpu_network(data * 2, {}, {"mean": 3})
+    with pytest.raises(GraphError, match="aux_params: expected arrays for norm_moving_mean, norm_moving_var, got none"):
+        ece408_op.gpu_network(S.BatchNorm(data, name="norm"), {})
     weight = mx.nd.ones((3, 4)).tostype("row_sparse")
     layer = mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name="layer")
     node, params, _ = ece408_op.gpu_network(layer, {"layer_weight": weight})
@@ -154,11 +190,9 @@ def test_a_broken_graph_is_an_error_and_not_the_end():
         node.infer_shape(data=(1,))
 
 
-def test_activations_join_what_feeds_them_and_go_behind_a_maximum():
-    (node, *_), _, _ = one_node(classifier(), {"data": (2, 3, 8, 8)})
-    nodes = fused(parse(text_of(node))).nodes
-    kinds = [(n.kind.names[0], n.activation) for n in nodes]
-    assert kinds == [
+def test_activations_become_epilogues_and_go_behind_a_maximum():
+    nodes = [node for _, node in fused(classifier(), {"data": (2, 3, 8, 8)}).operators]
+    assert [(node.op, node.epilogue) for node in nodes] == [
         ("Convolution", None),
         ("BatchNorm", "relu"),
         ("Convolution", None),
@@ -187,7 +221,7 @@ MAKERS = (
 @given(st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
 def test_no_two_living_values_share_memory(seed):
-    """In random graphs; and NumPy, in the planned memory, agrees with MXNet."""
+    """In random graphs; and the planned memory, which starts as NaN, gives what MXNet gives."""
     stream = np.random.RandomState(seed)
     live = [data]
     for _ in range(stream.randint(1, 12)):
@@ -195,19 +229,18 @@ def test_no_two_living_values_share_memory(seed):
         live.append(MAKERS[stream.randint(len(MAKERS))](x, y))
     symbol = S.Group([live[-1], live[stream.randint(len(live))] * 1])
     args = {"data": stream.uniform(-1, 1, (2, 3)).astype("f")}
-    (node, *_), _, _ = one_node(symbol, {"data": (2, 3)})
-    network = fused(parse(text_of(node)))
-    planned = _plan.plan(network, _plan.infer(network, {"data": (2, 3)}))
-    for step, node_ in enumerate(network.nodes):
-        written = planned.places[node_.output]
-        later = {v for n in network.nodes[step + 1 :] for v in n.inputs} | {v for _, v in network.outputs}
-        made = {n.output for n in network.nodes[: step + 1]} - {node_.output}
-        for value in (later & made) if not node_.kind.view else ():
-            other = planned.places[value]
-            if isinstance(written, Block) and isinstance(other, Block):
-                ends = [p.offset + 4 * size(planned.shapes[v]) for p, v in ((written, node_.output), (other, value))]
-                assert ends[0] <= other.offset or ends[1] <= written.offset
-    for got, expected in zip(ours(symbol, args, {}, ("data",)), mxnets(symbol, args, {})):
+    network = fused(symbol, {"data": (2, 3)})
+    planned = plan(network, network.infer({"data": (2, 3)}))
+    ends = {value: planned.offsets[value] + 4 * prod(planned.shapes[value]) for value in planned.offsets}
+    computed = []
+    for number, node in network.operators:
+        later = {v for n, other in network.operators if n > number for v in read_values(other)} | {*network.outputs}
+        for value in computed if not node.operator.view else ():
+            if value in later and {value, number} <= ends.keys():
+                apart = ends[number] <= planned.offsets[value] or ends[value] <= planned.offsets[number]
+                assert apart, (number, value)
+        computed.append(number)
+    for got, expected in zip(ours(symbol, args, {}), mxnets(symbol, args, {})):
         assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -215,13 +248,12 @@ def test_memory_is_used_again():
     x = data
     for _ in range(20):
         x = S.LeakyReLU(x)
-    (node, *_), _, _ = one_node(x, {"data": (4, 1000)})
-    network = fused(parse(text_of(node)))
-    assert _plan.plan(network, _plan.infer(network, {"data": (4, 1000)})).bytes <= 2 * 16128
+    network = fused(x, {"data": (4, 1000)})
+    assert plan(network, network.infer({"data": (4, 1000)})).bytes <= 2 * 16128
 
 
 @pytest.mark.parametrize(
-    ("symbol", "shape", "splits"),
+    ("symbol", "shape", "expected"),
     [
         (S.tanh(data), (4, 3), True),
         (S.reshape(data, shape=(-1, 3)), (4, 3), True),
@@ -237,47 +269,40 @@ def test_memory_is_used_again():
         (S.softmax(data), (4, 3), True),
         (S.concat(data, data, dim=0), (4, 3), False),
         (S.concat(data, data, dim=1), (4, 3), True),
+        (S.SoftmaxOutput(data, preserve_shape=True, name="softmax"), (4, 3, 2), True),
+        (S.SoftmaxOutput(data, preserve_shape=True, name="softmax"), (4,), False),
         (S.broadcast_add(data, S.mean(data, axis=0, keepdims=True)), (4, 3), False),
     ],
 )
-def test_a_batch_is_split_only_where_images_stay_apart(symbol, shape, splits):
-    (node, *_), _, _ = one_node(symbol, {"data": shape})
-    network = fused(parse(text_of(node)))
-    assert _plan.splits(network, {"data": shape}) is splits
+def test_a_batch_is_split_only_if_images_are_independent(symbol, shape, expected):
+    assert splits(fused(symbol, {"data": shape}), {"data": shape}) is expected
 
 
 def test_a_parameter_with_the_batch_size_keeps_it_whole():
     symbol = S.elemwise_add(data, S.Variable("table"))
     node, *_ = ece408_op.gpu_network(symbol, {"table": mx.nd.ones((4, 3))})
-    assert not _plan.splits(fused(parse(text_of(node))), {"data": (4, 3)})
+    assert not splits(parse(text_of(node)), {"data": (4, 3)})
 
 
-ZOO = {
-    "resnet18_v1": (1, 3, 224, 224),
-    "vgg11": (1, 3, 224, 224),
-    "squeezenet1.0": (1, 3, 224, 224),
-    "mobilenet1.0": (1, 3, 224, 224),
-    "densenet121": (1, 3, 224, 224),
-}
+IMAGES = (1, 3, 224, 224)
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_gluons_networks_are_taken_and_planned(name):
+@pytest.mark.parametrize("name", ["resnet18_v1", "vgg11", "squeezenet1.0", "mobilenet1.0", "densenet121"])
+def test_gluons_networks_are_supported_and_planned(name):
     symbol = mx.gluon.model_zoo.vision.get_model(name)(data)
-    arguments, outputs, states = symbol.infer_shape(data=ZOO[name])
+    arguments, outputs, states = symbol.infer_shape(data=IMAGES)
     params = {n: mx.nd.empty(s) for n, s in zip(symbol.list_arguments(), arguments) if n != "data"}
     aux = {n: mx.nd.empty(s) for n, s in zip(symbol.list_auxiliary_states(), states)}
     node, *_ = ece408_op.gpu_network(symbol, params, aux)
-    assert node.infer_shape(data=ZOO[name])[1] == outputs
-    network = fused(parse(text_of(node)))
-    shapes = _plan.infer(network, {"data": ZOO[name]})
-    planned = _plan.plan(network, shapes)
-    # A value is never held longer than it is read: far less than all of them together.
-    assert planned.bytes < sum(4 * size(shapes[n.output]) for n in network.nodes) / 2
-    assert _plan.splits(network, {"data": ZOO[name]})
+    assert node.infer_shape(data=IMAGES)[1] == outputs
+    network = parse(text_of(node)).fused()
+    shapes = network.infer({"data": IMAGES})
+    # A value lives no longer than it is read: far less memory than all of them together.
+    assert plan(network, shapes).bytes < sum(4 * prod(shapes[number]) for number, _ in network.operators) / 2
+    assert splits(network, {"data": IMAGES})
 
 
-def test_a_gluon_network_by_the_plan_agrees_with_mxnet():
+def test_a_gluon_network_agrees_with_mxnet():
     mx.random.seed(7)
     network = mx.gluon.model_zoo.vision.resnet18_v1(classes=10, thumbnail=True)
     network.initialize(mx.init.Xavier())
@@ -287,7 +312,7 @@ def test_a_gluon_network_by_the_plan_agrees_with_mxnet():
     x = np.random.RandomState(0).uniform(-1, 1, (2, 3, 32, 32)).astype("f")
     args = {**{n: params[n] for n in symbol.list_arguments() if n != "data"}, "data": x}
     aux = {n: params[n] for n in symbol.list_auxiliary_states()}
-    (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux, ("data",))
-    # Each layer errs by at most n u for sums of n products, and hands the errors before it on.
+    (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux)
+    # Each layer adds at most n u to the error, for sums of n products.
     products = sum(int(np.prod(a.shape[1:])) for n, a in args.items() if n.endswith("weight"))
     assert np.abs(got - expected).max() <= products * EPS32 * np.abs(expected).max()

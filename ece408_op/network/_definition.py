@@ -1,0 +1,194 @@
+"""What an operator is to a network: a class with its attributes, the shape of its output, and its computation.
+
+To add an attribute, add a field. To add an operator, add a class and list it in ``_operators``. To add a property that
+operators have, such as a gradient, add a method to ``Operator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Protocol
+
+from ece408_op.graph.symbol_graph import integers, is_mxnets_own
+
+Shape = tuple[int, ...]
+
+#: Attributes that change how MXNet computes, not the result.
+_HINTS = {"workspace", "cudnn_tune", "cudnn_off", "min_calib_range", "max_calib_range", "num_args"}
+_FLAGS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
+
+
+class Unsupported(Exception):  # noqa: N818 - a reason; the caller adds the node's name and raises GraphError
+    """Why a network cannot contain a node: what was expected, and what came."""
+
+
+class Arrays(Protocol):
+    """A library of arrays: NumPy, or CuPy on the current device and stream."""
+
+    @property
+    def xp(self) -> Any:
+        """The module, as far as NumPy and CuPy agree."""
+
+    def matmul(self, a: Any, b: Any, out: Any) -> None:
+        """Multiply two stacks of matrices, float32 and C-contiguous; a stack of one is used for all."""
+
+    def erf(self, x: Any, out: Any) -> None:
+        """Compute the error function of each element."""
+
+
+def _attribute(expected: str, convert: Callable[[str], Any], *default: Any) -> Any:
+    """Return the dataclass field of an attribute; it is required if it has no default.
+
+    ``convert`` makes the value of a text, or raises ValueError or KeyError; None stands for the default.
+    """
+    return field(default=default[0] if default else MISSING, metadata={"expected": expected, "convert": convert})
+
+
+def choice(*words: str) -> Any:
+    """Return the field of an attribute that is one of these words, the first by default."""
+    expected = f"one of {', '.join(words)}" if len(words) > 1 else words[0]
+    return _attribute(expected, dict(zip(words, words)).__getitem__, words[0])
+
+
+def flag(default: bool) -> Any:
+    """Return the field of a truth value."""
+    return _attribute("True or False", _FLAGS.__getitem__, default)
+
+
+def number(*default: float) -> Any:
+    """Return the field of a number."""
+    return _attribute("a number", float, *default)
+
+
+def integer(*default: int) -> Any:
+    """Return the field of a whole number."""
+    return _attribute("a whole number", int, *default)
+
+
+def sizes() -> Any:
+    """Return the field of any number of whole numbers, none by default."""
+    return _attribute("whole numbers", lambda text: tuple(_integers(text)), ())
+
+
+def pair(*default: int) -> Any:
+    """Return the field of two whole numbers, for rows and columns; the default is for both."""
+
+    def convert(text: str) -> tuple[int, int] | None:
+        numbers = _integers(text)
+        if default and not numbers:
+            return None
+        rows, columns = numbers
+        return rows, columns
+
+    return _attribute("rows and columns, two whole numbers", convert, *((n, n) for n in default))
+
+
+def _integers(text: str) -> list[int]:
+    numbers = integers(text)
+    if numbers is None:
+        raise ValueError
+    return numbers
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator at inference, with its attributes: ``op`` is its name in the graph.
+
+    The fields that the functions above make are attributes of the node. The class variables are:
+
+    names: the ops that the class computes. inputs: the names of its inputs; variadic: it has any number of the first.
+    auxiliary: inputs that MXNet counts as states. ignored: inputs that inference does not read. accepted: attributes
+    that have no effect at inference. view: the output is the first input's memory. inplace: the output may overwrite
+    the first input, if both have one size. monotonic: each element of the output grows with its element of the only
+    input. takes_epilogue: on the GPU, the operator can apply an activation to its output.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    inputs: ClassVar[tuple[str, ...]] = ("data",)
+    variadic: ClassVar[bool] = False
+    auxiliary: ClassVar[tuple[str, ...]] = ()
+    ignored: ClassVar[tuple[str, ...]] = ()
+    accepted: ClassVar[tuple[str, ...]] = ()
+    view: ClassVar[bool] = False
+    inplace: ClassVar[bool] = False
+    monotonic: ClassVar[bool] = False
+    takes_epilogue: ClassVar[bool] = False
+
+    op: str
+
+    @classmethod
+    def read(cls, op: str, attrs: Mapping[str, str]) -> Operator:
+        """Return the operator with a node's attributes; raises Unsupported, which names the attribute."""
+        known = {one.name: one for one in fields(cls) if one.metadata}
+        given = {name: text for name, text in attrs.items() if name not in _HINTS and not is_mxnets_own(name)}
+        unknown = sorted(given.keys() - known.keys() - set(cls.accepted))
+        if unknown:
+            raise Unsupported(f"{', '.join(unknown)}: unsupported attribute")
+        values = {}
+        for name, one in known.items():
+            text = given.get(name, "None")
+            try:
+                value = None if text == "None" else one.metadata["convert"](text)
+            except (ValueError, KeyError):
+                raise Unsupported(f"{name}: expected {one.metadata['expected']}, got {text}") from None
+            if value is not None:
+                values[name] = value
+            elif one.default is MISSING:
+                raise Unsupported(f"{name}: expected {one.metadata['expected']}, got none")
+        found = cls(op, **values)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise Unsupported if attributes have values that the operator does not compute."""
+
+    def infer(self, shapes: Sequence[Shape]) -> Shape:
+        """Return the output's shape from those of the inputs, () for an ignored one; raises Unsupported."""
+        return shapes[0]
+
+    def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
+        """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None."""
+        raise NotImplementedError
+
+    def used_inputs(self) -> tuple[str, ...]:
+        """Return the names of the inputs that these attributes ask for."""
+        return self.inputs
+
+    def input_names(self, count: int) -> tuple[str, ...]:
+        """Return the name of each of a node's inputs; raises Unsupported if ``count`` is not their number."""
+        names = self.inputs * count if self.variadic else self.used_inputs()
+        if len(names) != count:
+            raise Unsupported(f"expected {len(names)} inputs, {', '.join(names)}; got {count}")
+        return names
+
+    def mixes_images(self, dimensions: int) -> bool:
+        """Return whether one image of the output depends on several of the input, which has so many dimensions."""
+        return False
+
+    def label_shape(self, data: Shape) -> Shape | None:
+        """Return the shape that MXNet infers for an ignored input from that of the data."""
+        return None
+
+    @property
+    def activation(self) -> str | None:
+        """The type of activation that this operator is, if it is one."""
+        return None
+
+    @property
+    def is_maximum(self) -> bool:
+        """Whether each element of the output is a maximum of elements of the input."""
+        return False
+
+
+def check_shape(name: str, expected: Sequence[int], got: Sequence[int]) -> None:
+    """Raise Unsupported for an input of another shape."""
+    if tuple(expected) != tuple(got):
+        raise Unsupported(f"{name}: expected shape {tuple(expected)}, got {tuple(got)}")
+
+
+def axis_of(axis: int, dimensions: int) -> int:
+    """Return the axis counted from the front; raises Unsupported if it does not exist."""
+    if not -dimensions <= axis < dimensions:
+        raise Unsupported(f"axis: expected one of {dimensions} dimensions, got {axis}")
+    return axis % dimensions

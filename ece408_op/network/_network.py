@@ -1,0 +1,144 @@
+"""A network: a graph with operators, and the part that each of its variables plays.
+
+A value has the number of the node that computes it, or of its variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ece408_op.errors import GraphError
+from ece408_op.graph import fusion
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node, integers
+
+from ._definition import Shape, Unsupported
+from ._operators import OPERATORS
+
+#: The attribute that stores a parameter's shape in the graph of a network's node.
+SHAPE = "__shape__"
+_WHERE = "network"
+#: How many parsed graphs stay in memory: MXNet infers shapes many times.
+_KEPT = 32
+
+
+@dataclass(frozen=True)
+class Network:
+    """A graph in the order of its computation; each operator's node has ``operator``.
+
+    data: variables without a shape; parameters: variables with one, states among them; labels: variables that inference
+    does not read. All are numbers of nodes, in MXNet's order.
+    """
+
+    graph: Graph
+    data: tuple[int, ...]
+    parameters: tuple[int, ...]
+    labels: tuple[int, ...]
+    states: frozenset[int]
+
+    @property
+    def operators(self) -> list[tuple[int, Node]]:
+        """The nodes that compute, with their numbers, in order."""
+        return [(number, node) for number, node in enumerate(self.graph.nodes) if node.op != VARIABLE]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the variables, without states: data, parameters and labels."""
+        return [n.name for i, n in enumerate(self.graph.nodes) if n.op == VARIABLE and i not in self.states]
+
+    @property
+    def state_names(self) -> list[str]:
+        """The names of the variables that MXNet counts as auxiliary states."""
+        return [self.graph.nodes[number].name for number in sorted(self.states)]
+
+    @property
+    def outputs(self) -> list[int]:
+        """The values that are the network's outputs."""
+        return [head.node for head in self.graph.heads]
+
+    def names(self, values: tuple[int, ...]) -> list[str]:
+        """Return the names of variables."""
+        return [self.graph.nodes[value].name for value in values]
+
+    def shape(self, parameter: int) -> Shape:
+        """Return the shape of a parameter."""
+        return tuple(integers(self.graph.nodes[parameter].attrs[SHAPE]) or ())
+
+    def infer(self, data: Mapping[str, Shape]) -> dict[int, Shape]:
+        """Return the shape of every value; raises GraphError, which names the node, if the data do not fit."""
+        shapes = {value: self.shape(value) for value in self.parameters}
+        shapes.update({value: tuple(data[self.graph.nodes[value].name]) for value in self.data})
+        for number, node in self.operators:
+            try:
+                shapes[number] = node.operator.infer([shapes.get(entry.node, ()) for entry in node.inputs])
+            except Unsupported as error:
+                raise GraphError(f"{_WHERE}: {described(node)}: {error}") from None
+        return shapes
+
+    def fused(self) -> Network:
+        """Return the network with activations computed by the nodes before them."""
+        return _of(fusion.fuse_epilogues(self.graph))
+
+
+def described(node: Node) -> str:
+    """Return the node's name and op, for error messages."""
+    return f"{node.name!r} ({node.type})"
+
+
+def read_values(node: Node) -> list[int]:
+    """Return the values that a node reads."""
+    names = node.operator.input_names(len(node.inputs))
+    return [entry.node for entry, name in zip(node.inputs, names) if name not in node.operator.ignored]
+
+
+@lru_cache(maxsize=_KEPT)
+def parse(text: str) -> Network:
+    """Return the network in a graph's JSON; raises GraphError, which says what is unsupported in which node."""
+    graph = Graph.parse(text, _WHERE).ordered()
+    problems = []
+    for node in graph.nodes:
+        if node.op == VARIABLE:
+            continue
+        try:
+            if node.type not in OPERATORS:
+                raise Unsupported("unsupported operator")
+            node.operator = OPERATORS[node.type].read(node.type, node.attrs)
+            node.operator.input_names(len(node.inputs))
+        except Unsupported as error:
+            problems.append(f"{described(node)}: {error}")
+    readers = [(node.name, node.inputs) for node in graph.nodes]
+    for reader, entries in [*readers, ("the network", graph.heads)]:
+        for entry in entries:
+            if entry.output and graph.nodes[entry.node].op != VARIABLE:
+                made = described(graph.nodes[entry.node])
+                problems.append(f"{made}: {reader} uses its output {entry.output}, only output 0 is supported")
+    if problems:
+        raise GraphError(
+            f"{_WHERE}: expected nodes that gpu_network supports, got {len(problems)} that it does not: "
+            f"{'; '.join(problems)}. Change them, or run the network with MXNet"
+        )
+    names = [node.name for node in graph.nodes if node.op == VARIABLE]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise GraphError(f"{_WHERE}: expected variables of different names, got several called {', '.join(twice)}")
+    return _of(graph)
+
+
+def _of(graph: Graph) -> Network:
+    read = {head.node for head in graph.heads}
+    states: set[int] = set()
+    for node in graph.nodes:
+        if node.op != VARIABLE:
+            read.update(read_values(node))
+            names = node.operator.input_names(len(node.inputs))
+            states.update(e.node for e, name in zip(node.inputs, names) if name in node.operator.auxiliary)
+    variables = [number for number, node in enumerate(graph.nodes) if node.op == VARIABLE]
+    with_shape = {number for number in variables if SHAPE in graph.nodes[number].attrs}
+    return Network(
+        graph,
+        data=tuple(n for n in variables if n in read and n not in with_shape),
+        parameters=tuple(n for n in variables if n in read and n in with_shape),
+        labels=tuple(n for n in variables if n not in read),
+        states=frozenset(states),
+    )

@@ -1,0 +1,109 @@
+"""A network for one batch size: what computes each node, where the values lie, and the calls that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ece408_op.graph.symbol_graph import Node
+from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime.launch import ceil_div
+
+from ._definition import Arrays, Shape
+from ._elementwise import ACTIVATIONS
+from ._memory_plan import plan
+from ._network import Network, read_values
+
+#: Queues work on the current stream, or does it at once.
+Call = Callable[[], None]
+
+
+class Computation:
+    """What computes one node for one batch size, in ``scratch`` bytes of memory besides inputs and output."""
+
+    scratch = 0
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Compute what depends on parameters alone; inputs that are no parameters are None."""
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        """Return the call that fills the output from these arrays, any number of times, as prepared last.
+
+        scratch: a flat float32 array, None if there is none.
+        """
+        raise NotImplementedError
+
+
+class ArrayComputation(Computation):
+    """A node computed by its operator's own method, with a library of arrays, and then its epilogue."""
+
+    def __init__(self, arrays: Arrays, node: Node) -> None:
+        self._arrays, self._node = arrays, node
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        def call() -> None:
+            self._node.operator.compute(self._arrays, inputs, out)
+            if self._node.epilogue:
+                ACTIVATIONS[self._node.epilogue](self._arrays, out, out)
+
+        return call
+
+
+def in_order(*calls: Call | None) -> Call:
+    """Return one call for several; None does nothing."""
+    some = [call for call in calls if call is not None]
+
+    def call() -> None:
+        for one in some:
+            one()
+
+    return call if len(some) != 1 else some[0]
+
+
+class Schedule:
+    """A network for one batch size; ``choose`` returns what computes a node with these input and output shapes."""
+
+    def __init__(
+        self,
+        network: Network,
+        shapes: Mapping[int, Shape],
+        choose: Callable[[Node, Sequence[Shape], Shape], Computation],
+    ) -> None:
+        self.network = network
+        self._reads = {number: read_values(node) for number, node in network.operators}
+        self.computations = {
+            number: choose(node, [shapes[value] for value in self._reads[number]], shapes[number])
+            for number, node in network.operators
+        }
+        self.plan = plan(network, shapes, {number: one.scratch for number, one in self.computations.items()})
+
+    def prepare(self, parameters: Mapping[int, Any]) -> None:
+        """Give every computation its parameters, by value; again when they have changed."""
+        for number, computation in self.computations.items():
+            computation.prepare([parameters.get(value) for value in self._reads[number]])
+
+    def bind(self, given: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> tuple[Call, list[Any]]:
+        """Return the call that computes the network, and its outputs.
+
+        given: data and parameters by value. view: the float32 array of a shape at an offset, in bytes, of the block of
+        ``plan.bytes`` bytes. The outputs lie in the block, too, until the next run.
+        """
+        values: dict[int, Any] = {}
+
+        def array(value: int) -> Any:
+            if value not in values:
+                shape = self.plan.shapes[value]
+                if value in self.plan.given:
+                    values[value] = given[self.plan.given[value]].reshape(shape)
+                else:
+                    values[value] = view(self.plan.offsets[value], shape)
+            return values[value]
+
+        calls = []
+        for number, node in self.network.operators:
+            if node.operator.view:
+                continue
+            one, offset = self.computations[number], self.plan.scratch.get(number)
+            scratch = None if offset is None else view(offset, (ceil_div(one.scratch, ITEM_BYTES),))
+            calls.append(one.bind([array(value) for value in self._reads[number]], array(number), scratch))
+        return in_order(*calls), [array(value) for value in self.network.outputs]
