@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox import needs_sandbox
 
 from ece408_op.grade import _grading, cli
 
 HERE = Path(__file__).parents[1] / "submissions" / "cpu"
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_sandbox
 
 
 FOR_2018FA = "no_channels, for 2018fa.h"

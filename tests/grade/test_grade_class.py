@@ -7,7 +7,6 @@ import io
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from sandbox import needs_sandbox
 
 from ece408_op.grade import _class, cli
 from ece408_op.grade._class import Log
@@ -35,8 +35,6 @@ runs = 1
 probe = []
 network = [{ name = "tiny", layers = [[2, 7, 6, 3, 3]] }]
 """
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def make_class(folder: Path, count: int) -> Path:
@@ -63,7 +61,7 @@ def logged(folder: Path) -> list[str]:
     return [entry["record"]["path"] for entry in map(json.loads, whole[1:]) if "record" in entry]
 
 
-@needs_compiler
+@needs_sandbox
 def test_killed_and_resumed(tmp_path: Path) -> None:
     members = make_class(tmp_path, 6)
     first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -109,7 +107,7 @@ def test_a_log_of_other_rules_is_discarded(tmp_path: Path) -> None:
     assert Log(tmp_path / "log", "other rules").done == {}
 
 
-@needs_compiler
+@needs_sandbox
 def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     members = make_class(tmp_path, 2)
     copy = members / "zz-copy" / "ece408_src"
@@ -180,7 +178,7 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
     assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records.values())
 
 
-@needs_compiler
+@needs_sandbox
 @pytest.mark.parametrize(("name", "pause"), [("hangs.h", 0.0), ("openmp.h", 3.0)], ids=["in a call", "in a comparison"])
 def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, pause: float) -> None:
     scratch = tmp_path / "scratch"

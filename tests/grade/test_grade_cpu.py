@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox import needs_sandbox
 
 from ece408_op.grade import cli
 
@@ -25,7 +25,7 @@ load_seconds = 10
 memory_bytes = 600000000
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sandbox import needs_sandbox
 
 from ece408_op.grade import _build, _tools
 from ece408_op.grade._errors import EndedError
@@ -18,9 +19,7 @@ SLOW = ("names_of_its_own", "old_intrinsics")
 GONE = ("launched_by_calls", "surface", "texture")
 FILES = [Path(__file__).parents[1] / "submissions" / "gpu" / f"{name}.cuh" for name in (*NAMES, *GONE)]
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("nvcc") is None or shutil.which("g++") is None, reason="needs nvcc and g++"
-)
+pytestmark = [needs_sandbox, pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")]
 
 
 @pytest.fixture(scope="module")

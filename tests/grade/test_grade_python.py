@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox import needs_sandbox
 
 from ece408_op import kernels
 from ece408_op.grade import cli
@@ -31,7 +31,7 @@ VERDICTS = {
     "starts_a_program.py": ("crashed", "starts_a_program.py"),
 }
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sandbox import needs_sandbox
 
 from ece408_op.grade import cli
 
 pytest.importorskip("distributed")
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_sandbox
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parents[1] / "submissions"
