@@ -213,7 +213,7 @@ def errors() -> str:
 
 
 def changes(group: str) -> str:
-    """What was tried on one family of kernels."""
+    """The changes to one family of kernels, with the times before and after."""
 
     def span(value: float | list[float]) -> str:
         return " to ".join(f"{v:g}" for v in value) if isinstance(value, list) else f"{value:g}"

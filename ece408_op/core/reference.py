@@ -1,4 +1,4 @@
-"""The convolution in float64: what every kernel is held against. It is never dispatched.
+"""The convolution in float64, the reference of every kernel. Dispatch never selects it.
 
 Rounding in float64 is some 2**29 times finer than in float32, so its own error does not count.
 """

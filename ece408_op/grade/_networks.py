@@ -22,7 +22,7 @@ class Net:
     layers: tuple[Layer, ...]
 
     def problems(self, images: int) -> list[ConvProblem]:
-        """Each layer's problem for so many images."""
+        """Each layer's problem for that number of images."""
         return [ConvProblem(images, *layer) for layer in self.layers]
 
 

@@ -15,7 +15,7 @@ _MAD_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True)
 class Place:
-    """One submission on one network with so many images.
+    """One submission on one network with one number of images.
 
     Seconds are sums over the layers: of medians, fastest and slowest runs.
     Deviations are how far below the class's median the time lies, in standard deviations (robust: in scaled median

@@ -1,4 +1,4 @@
-"""Kernels in Python through the grader's door: this package's own, by name and by file, and strangers' files."""
+"""The grader on kernels in Python: this package's own, by name and by file, and strangers' files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rest of the trained networks, computed without MXNet: held against MXNet's own labels, and against itself."""
+"""The trained networks without their convolutions, computed without MXNet and compared with MXNet's labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator with tanh and maxima behind it: by MXNet's doors, and put into graphs."""
+"""The operator fused with tanh and max-pooling: called through MXNet, and inserted into graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of 2**31 elements and more at the kernels' own door: many images, one large image, many outputs of one."""
+"""Kernels on tensors of at least 2**31 elements: many images, one large image, many outputs of one image."""
 
 from __future__ import annotations
 

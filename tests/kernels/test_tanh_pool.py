@@ -1,4 +1,4 @@
-"""tanh and 2 x 2 maxima in the same pass as a convolution, on the CPU: against float64, and by the operator's doors."""
+"""Convolution fused with tanh and 2 x 2 max-pooling on the CPU, compared with float64; also through the operator."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def tanh_of_many(target):
 
 @each_level
 def test_tanh_keeps_to_its_error(level, monkeypatch):
-    """Every 997th float32 from 0 to 32 and the negative ones; all of them were tried once, see _tanh_pool.py."""
+    """Every 997th float32 from 0 to 32 and the negative ones; _tanh_pool.py has the error over all of them."""
     monkeypatch.setenv("ECE408_SIMD", level)
     bits = np.arange(0, np.float32(32).view(np.uint32), 997, dtype=np.uint32)
     bits = bits[: len(bits) // 16 * 16]

@@ -1,4 +1,4 @@
-"""tanh and 2 x 2 maxima in the same pass as a convolution, on the GPU: against float64, and by the operator's doors."""
+"""Convolution fused with tanh and 2 x 2 max-pooling on the GPU, compared with float64; also through the operator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def assert_right(problem, x, w, out):
 
 
 def check(kernel, problem, seed=0):
-    """Run the kernel into the middle of poisoned memory, which must stay as it is, and hold it against float64."""
+    """Run the kernel inside poisoned memory, which must stay unchanged, and compare its output with float64."""
     cupy = require_gpu()
     x, w, _ = inputs(cupy, problem, seed)
     w /= np.float32(np.sqrt(problem.products))

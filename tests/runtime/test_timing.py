@@ -1,4 +1,4 @@
-"""Medians and their intervals, held against the binomial distribution by counting all outcomes."""
+"""Medians and their intervals, compared with the binomial distribution by counting all outcomes."""
 
 from __future__ import annotations
 
