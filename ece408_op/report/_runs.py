@@ -144,7 +144,7 @@ class Runs:
         }
 
     def result(self, *name: Any) -> Any:
-        """The result of the command whose name has these parts; None where it was not run or failed."""
+        """The result of the command that these parts name; None where it was not run or failed."""
         return self._results.get("-".join(map(str, filter(None, name))))
 
     def missing(self) -> dict[str, list[str]]:

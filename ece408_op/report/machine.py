@@ -22,7 +22,7 @@ from ._commands import COUNTERS, GPU
 
 
 def facts() -> dict[str, Any]:
-    """The machine; ``cannot`` has a reason for each need of a command that it does not meet, or None."""
+    """The machine; ``cannot`` maps each need of a command to the reason why the machine lacks it, or None."""
     mxnet = mxnet_import.load()
     problem = bridge.gpu_problem("host")
     machine = results.this_machine(gpu=problem is None)

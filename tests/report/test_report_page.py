@@ -78,7 +78,7 @@ def measured(*rows: results.Row):
 
 
 def keep_some(runs: Path) -> Path:
-    """Results of one network, whose figures the tests know; some of what was asked for is missing."""
+    """Results of one network with known figures; some of what was asked for is missing."""
     keep(runs, "machine", facts())
     keep(runs, "m1-ece408-high-10000", milestone([]))
     keep(runs, "m2-ece408-high-10000", milestone([0.0281]))
@@ -124,7 +124,7 @@ class Page:
         return list(map(html.unescape, re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row)))
 
     def rows(self, caption: str) -> list[list[str]]:
-        """The rows of the table whose caption begins so, without its head."""
+        """The rows, without the head, of the table with a caption that begins so."""
         ((_, *rows),) = [rows for title, rows in self.tables.items() if title.startswith(caption)]
         return rows
 
