@@ -10,7 +10,7 @@ from ece408_op.core.kernel import Kernel
 from .cpu import direct, im2col, loops, winograd
 from .cuda.float32 import register_blocked, sliding_window
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
-from .cuda.split_precision import split_precision
+from .cuda.split_precision import split_precision, wide
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
@@ -28,6 +28,8 @@ KERNELS: tuple[Kernel, ...] = (
     im2col_gemm.MANY,
     im2col_gemm.ONE,
     register_tiled.STREAMS,
+    wide.POINTWISE,
+    wide.GENERAL,
     split_precision.COLUMNS,
     split_precision.ROWS,
     split_precision.IMPLICIT,
@@ -40,6 +42,8 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.HALF,
     tensor_core.FP16,
     tensor_core.TF32,
+    wide.FP16X1_POINTWISE,
+    wide.FP16X1_GENERAL,
     split_precision.ROUNDED_COLUMNS,
     split_precision.ROUNDED_ROWS,
     split_precision.ROUNDED_IMPLICIT,

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from .launch import Launch
+from ece408_op.errors import DeviceError
+
+from . import _tensor_map
+from .launch import Launch, TensorMap
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 _EARLY = 6
@@ -81,7 +84,12 @@ class Prepared:
     def __init__(self, function: Any, step: Launch, addresses: Addresses) -> None:
         self._function, self._step, self._addresses = function, step, addresses
         self._handle = function.kernel.ptr
-        self._numbers = [a if isinstance(a, str) else ctypes.create_string_buffer(a.tobytes(), 8) for a in step.args]
+        #: What lies at the places of arguments that are no addresses; tensor maps are encoded at each launch.
+        self._maps = [
+            (a, ctypes.create_string_buffer(_tensor_map.BYTES)) for a in step.args if isinstance(a, TensorMap)
+        ]
+        maps = iter(self._maps)
+        self._numbers = [self._value(a, maps) for a in step.args]
         places = [addresses.place(a) if isinstance(a, str) else ctypes.addressof(a) for a in self._numbers]
         self._pointers = (ctypes.c_void_p * len(places))(*places)
         self._attribute = _Attribute(_EARLY, 0, 1)
@@ -89,13 +97,25 @@ class Prepared:
         self._config = _Config(step.grid, step.block, step.shared, None, attributes, int(step.programmatic))
         self._reference = ctypes.byref(self._config)
 
+    @staticmethod
+    def _value(argument: Any, maps: Any) -> Any:
+        if isinstance(argument, str):
+            return argument
+        if isinstance(argument, TensorMap):
+            return next(maps)[1]
+        return ctypes.create_string_buffer(argument.tobytes(), 8)
+
     def put(self, stream: Any) -> None:
         """Put it on the CuPy stream; raises CuPy's errors where it cannot be launched."""
         call = _driver()
+        for tensor, buffer in self._maps:
+            buffer.raw = _tensor_map.encoded(tensor, self._addresses[tensor.buffer])
         self._config.stream = stream.ptr
         if call is None or call(self._reference, self._handle, self._pointers, None) != 0:
             # CuPy can do it with an older driver, and says what is wrong.
             step = self._step
+            if self._maps:
+                raise DeviceError(f"{step.entry}: expected the driver to launch it, which CuPy can't; see its messages")
             args = tuple(np.uint64(self._addresses[a]) if isinstance(a, str) else a for a in step.args)
             with stream:
                 self._function(step.grid, step.block, args, shared_mem=step.shared)

@@ -22,7 +22,7 @@ from ece408_op.errors import DeviceError
 
 from ._prepared_launch import Addresses, Prepared
 from .install_hint import command
-from .launch import SHARED_BYTES, Chip, CopyToConstant, Plan, Step
+from .launch import SHARED_BYTES, Chip, CopyToConstant, Plan, Step, TensorMap
 from .shared_libraries import load_libraries
 
 #: The run-time compiler, which CuPy looks up by name: a machine with only a driver has it from a wheel.
@@ -231,7 +231,9 @@ def _numbered(step: Step, numbers: Mapping[str, Any]) -> Step:
 
 def _named(step: Step) -> tuple[str, ...]:
     """The buffers that a step uses."""
-    return (step.source,) if isinstance(step, CopyToConstant) else tuple(a for a in step.args if isinstance(a, str))
+    if isinstance(step, CopyToConstant):
+        return (step.source,)
+    return tuple(a.buffer if isinstance(a, TensorMap) else a for a in step.args if isinstance(a, (str, TensorMap)))
 
 
 def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: int, stream: Any) -> None:

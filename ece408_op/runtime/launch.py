@@ -30,9 +30,28 @@ SCRATCH_BYTES = 1 << 28
 _ITEMS_IN_WAVES = 8
 
 Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A kernel's parameter that describes a tensor of 16-bit floats to TMA, the unit that copies tiles of tensors.
+
+    ``buffer`` names the memory, ``offset`` is the tensor's first byte in it. ``sizes`` count elements, the innermost
+    first; the elements lie without gaps. ``box`` is what one copy takes: elements of each size, or, where ``window``
+    gives the columns and rows of a convolution's window (TMA's im2col mode), channels and pixels.
+    A row of the box spans 32, 64 or 128 bytes, over which it is swizzled in shared memory.
+    """
+
+    buffer: str
+    sizes: tuple[int, ...]
+    box: tuple[int, ...]
+    window: tuple[int, int] | None = None
+    offset: int = 0
+
+
 #: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
-#: number of "images" (int), or a number whose NumPy type is the parameter's type.
-Argument = Union[str, np.int32, np.int64, np.float32]
+#: number of "images" (int), a number whose NumPy type is the parameter's type, or a TMA descriptor.
+Argument = Union[str, np.int32, np.int64, np.float32, TensorMap]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ ODD = [
     ConvProblem(7, 3, 40, 37, 9, 1),
     ConvProblem(1000, 17, 6, 11, 31, 6),
     ConvProblem(5, 1, 23, 19, 17, 4),
+    ConvProblem(5, 131, 23, 19, 70, 1),
 ]
 #: Layers with fused tanh and pooling: the course's, odd edges, a single maximum, a pointwise one.
 POOLED = [

@@ -23,6 +23,7 @@ from ece408_op.runtime.launch import (
     CopyToConstant,
     Launch,
     Plan,
+    TensorMap,
     images_per_launch,
 )
 
@@ -46,14 +47,19 @@ def _parameters(text: str, entry: str) -> list[str]:
     assert found, f"no kernel {entry} in the source"
     types = []
     for parameter in found.group(1).split(","):
-        types.append("pointer" if "*" in parameter else " ".join(parameter.replace("const", "").split()[:-1]))
+        types.append(
+            "pointer"
+            if "*" in parameter
+            else " ".join(re.sub(r"\bconst\b|__grid_constant__", "", parameter).split()[:-1])
+        )
     return types
 
 
 def _passed(argument: object) -> str:
     if isinstance(argument, str):
         return {"first": "long long", "images": "int"}.get(argument, "pointer")
-    return {np.int32: "int", np.int64: "long long", np.float32: "float"}[type(argument)]
+    types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap"}
+    return types[type(argument)]
 
 
 @KERNEL_IDS
