@@ -43,6 +43,8 @@ _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
 _STEP_BYTES, _STEP_ELEMENTS = 64 << 20, 1 << 24
 #: Elements that one step of drawing random numbers takes.
 _DRAWN = 1 << 22
+#: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
+_SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
 #: The CPU's reference workload digests this: some milliseconds on one core.
 _FIXED = bytes(4 << 20)
 #: Multiply-adds per thread of a GPU's reference workload, and their result: some tenths of a millisecond.
@@ -59,21 +61,23 @@ typedef unsigned long long u64;
 #define EACH(i, n) for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (n); i += (u64)gridDim.x * blockDim.x)
 
 extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
-                                double* size) {
+                                double* size, double* root) {
   int OH = H - K + 1, OW = W - K + 1;
   EACH(at, n) {
     int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
     u64 b = at / ((u64)OW * OH * M);
-    double sum = 0, magnitude = 0;
+    double sum = 0, magnitude = 0, squares = 0;
     for (int c = 0; c < C; ++c)
       for (int p = 0; p < K; ++p)
         for (int q = 0; q < K; ++q) {
           double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
           sum += product;
           magnitude += fabs(product);
+          squares += product * product;
         }
     exact[at] = sum;
     size[at] = magnitude;
+    root[at] = sqrt(squares);
   }
 }
 
@@ -180,7 +184,7 @@ class Buffers:
         return [self.x.handle, self.w.handle, self.y.handle]
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
-        """Draw new inputs of that kind."""
+        """Draw new inputs of that kind; some images are sparse, among the others."""
         p = self.problem
         for first, bits in self._random(rng):
             to = self._x.ravel()[first : first + len(bits)]
@@ -188,8 +192,25 @@ class Buffers:
             # Up to 1000 products of at most 2 stay below 2048, up to which float16 represents every integer.
             larger = (bits >> np.uint64(1) & np.uint64(p.products <= 1000)).astype(np.float32) + 1
             to[...] = _uniform(bits) if kind == _judge.REAL else sign * larger
+        unit = np.float32(2.0**-11 if kind == _judge.REAL else 1)
+        least = int(rng.integers(2)) if p.batch == 1 else 1
+        for image in rng.permutation(p.batch)[: max(least, min(p.batch // _SPARSE, _MOST_SPARSE))]:
+            self._x[image] = self.xp.asarray(self._sparse_image(rng) * unit)
+        if kind == _judge.WIDE:
+            self._x *= np.float32(_WIDE)
         signs = rng.integers(0, 2, p.w_shape).astype(np.float32) * 2 - 1
         self._w[...] = self.xp.asarray(rng.standard_normal(p.w_shape, np.float32) if kind == _judge.REAL else signs)
+
+    def _sparse_image(self, rng: np.random.Generator) -> np.ndarray:
+        """An image of zeros, and of odd integers of 11 bits of which each window has one."""
+        p = self.problem
+        image = np.zeros(p.x_shape[1:], np.float32)
+        # Any window has one row and one column of a grid with the filter's spacing.
+        rows, columns = (np.arange(rng.integers(p.kernel), size, p.kernel) for size in (p.height, p.width))
+        shape = len(rows), len(columns)
+        values = (2 * rng.integers(512, 1024, shape) + 1) * (2 * rng.integers(0, 2, shape) - 1)
+        image[rng.integers(0, p.channels, shape), rows[:, None], columns] = values
+        return image
 
     def draw_near_duplicate(self, rng: np.random.Generator) -> None:
         """Change about one element in 512 of the inputs, at least one per image."""
@@ -271,8 +292,7 @@ class Buffers:
 
     def outcome(self, kind: str) -> Outcome:
         """The copied output's class."""
-        least = _judge.least_error(self.problem, self._x, self._w, kind)
-        return _judge.judge(self.xp, self._parts(), self.problem, kind, least)
+        return _judge.judge(self.xp, self._parts(), self.problem, kind)
 
     def poisoned_outcome(self) -> Outcome:
         """The same for an output that was poisoned."""
@@ -291,7 +311,10 @@ class Buffers:
     def _parts(self) -> Iterator[Part]:
         step = self._step()
         for at in range(0, self.problem.batch, step):
-            yield Part(self._y[at : at + step], *self._sums(self._x[at : at + step], self._w))
+            x = self._x[at : at + step]
+            largest = self.xp.abs(x).max(axis=(1, 2, 3))[:, None] * self.xp.abs(self._w).max(axis=(1, 2, 3))
+            largest = largest.astype(np.float64)[:, :, None, None] * math.sqrt(self.problem.products)
+            yield Part(self._y[at : at + step], *self._sums(x, self._w), largest)
 
     def _step(self) -> int:
         """Images per step of the comparison."""
@@ -301,16 +324,17 @@ class Buffers:
             1, _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)
         )
 
-    def _sums(self, x: Any, w: Any) -> tuple[Any, Any]:
-        """The exact convolution, and the sums of |x||w|."""
+    def _sums(self, x: Any, w: Any) -> tuple[Any, Any, Any]:
+        """The exact convolution, and of its products the sum of absolute values and the root of the sum of squares."""
         self._require_open()
         if not self.gpu:
-            return reference.convolve(x, w), reference.magnitude(x, w)
+            x, w = x.astype(np.float64), w.astype(np.float64)
+            return reference.convolve(x, w), reference.magnitude(x, w), np.sqrt(reference.convolve(x * x, w * w))
         p = self.problem
-        exact, size = (self.xp.empty((len(x), *p.y_shape[1:]), np.float64) for _ in range(2))
+        exact, size, root = (self.xp.empty((len(x), *p.y_shape[1:]), np.float64) for _ in range(3))
         sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
-        _launch("sums", x, w, np.uint64(exact.size), *sizes, exact, size)
-        return exact, size
+        _launch("sums", x, w, np.uint64(exact.size), *sizes, exact, size, root)
+        return exact, size, root
 
     def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
         """64 random bits for each element of x, in steps: the first element's number, and the bits."""

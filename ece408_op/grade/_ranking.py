@@ -1,4 +1,4 @@
-"""Rank what is right: as the course did it, and in a way that a few outliers do not move."""
+"""Rank right submissions: as the course did it, and in a way that a few outliers do not move."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def name_of(network: Mapping[str, Any]) -> str:
 
 
 def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
-    """The places on each network and number of images, the fastest first.
+    """The places on each network, number of images and class of precision, the fastest first.
 
     Overlapping intervals share a place; what is wrong has none.
     """
@@ -53,7 +53,11 @@ def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
             if network["status"] == "passed" and "seconds" in network:
                 layers = [layer["seconds"] for layer in network["layers"]]
                 ends = (sum(layer["fastest"] for layer in layers), sum(layer["slowest"] for layer in layers))
-                by_network.setdefault(name_of(network), []).append((network["seconds"], *ends, record))
+                precision = (
+                    "" if rules.mix_precisions or record["precision"].startswith("float32") else record["precision"]
+                )
+                name = ", ".join(filter(None, (name_of(network), precision)))
+                by_network.setdefault(name, []).append((network["seconds"], *ends, record))
     places = []
     for name, entries in by_network.items():
         places += _one_network(name, sorted(entries, key=lambda entry: entry[0]), rules)

@@ -275,7 +275,7 @@ def leaderboard(
             one["roofline_seconds"]
             for record in records
             for one in record.get("networks", [])
-            if name_of(one) == name and one.get("roofline_seconds")
+            if name.startswith(name_of(one)) and one.get("roofline_seconds")
         ]
         slowest = max(place.seconds for place in own)
         networks.append({"name": name, "places": own, "slowest": slowest, "roofline": min(rooflines, default=0)})

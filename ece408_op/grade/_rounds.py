@@ -24,7 +24,7 @@ from . import _sandbox
 from ._buffers import GUARD, Buffers
 from ._clocks import ClockCheck
 from ._errors import EndedError, HarnessError, StoppedError
-from ._judge import PICTURE, POISON, REAL, WHOLE
+from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._networks import Net
 from ._real_images import CourseNet
 from ._sandbox import Tools
@@ -36,6 +36,7 @@ from ._verdict import (
     TIMED,
     VIOLATIONS,
     WARM_UP,
+    WIDE_RANGE,
     End,
     Layer,
     NetworkResult,
@@ -46,6 +47,8 @@ from ._worker import Call, Program, Worker, kept
 
 #: The purposes of a try: all that a verdict takes; enough to see whether it can; the least.
 FULL, BRIEF, PROBE = (WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES), (WARM_UP, TIMED), (WARM_UP,)
+#: The data of those whose data is not whole numbers.
+_KINDS = {TIMED: REAL, NEAR_DUPLICATE: REAL, WIDE_RANGE: WIDE}
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
 #: A GPU takes its time to turn from the worker to the harness, 0.2 ms an H200, up to 0.2 ms more after long kernels.
@@ -215,6 +218,8 @@ class Trial:
                 self._spare -= 1
             else:
                 self._steps.popleft()
+            if not self._steps and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
+                self._steps.append((WIDE_RANGE, None))
 
     def _all_layers(self, purpose: str) -> bool:
         """Call each layer once; whether one of them was disturbed."""
@@ -223,7 +228,7 @@ class Trial:
         for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
             self._layer, problem = number, layer.problem
             rng = np.random.default_rng([self.bench.spec.seed, *problem.x_shape, *problem.w_shape, self._round])
-            kind = REAL if purpose in (TIMED, NEAR_DUPLICATE) else WHOLE
+            kind = _KINDS.get(purpose, WHOLE)
             if purpose == NEAR_DUPLICATE:
                 buffers.draw_near_duplicate(rng)
             else:

@@ -47,6 +47,8 @@ class RankingSpec:
     worst: float = 0.0
     #: Standard deviations from the median at which the range ends, on either side.
     clamp: float = 2.0
+    #: Are float32, TF32 and half precision ranked together?
+    mix_precisions: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,8 @@ def parse(table: Mapping[str, Any], where: str) -> Spec:
         spec = replace(spec, runs=_number(table["runs"], int, 1, f"{where}: runs"))
     if "seed" in table:
         spec = replace(spec, seed=_number(table["seed"], int, 0, f"{where}: seed"))
-    for key in ("half", "accuracy"):
-        if not isinstance(table.get(key, True), bool):
-            raise SpecError(f"{where}: {key}: expected true or false, got {table[key]!r}")
-    spec = replace(spec, half=table.get("half", spec.half), accuracy=table.get("accuracy", spec.accuracy))
+    half, accuracy = (_flag(table.get(key, True), f"{where}: {key}") for key in ("half", "accuracy"))
+    spec = replace(spec, half=half, accuracy=accuracy)
     return replace(
         spec,
         limits=_section(LimitsSpec(), table.get("limits", {}), f"{where}: limits", least=_LEAST_LIMIT),
@@ -124,8 +124,19 @@ def _section(default: Any, table: Any, where: str, least: float = 0) -> Any:
         raise SpecError(f"{where}: expected a table, got {table!r}")
     types = {one.name: type(getattr(default, one.name)) for one in fields(default)}
     _only(table, set(types), where)
-    given = {key: _number(value, types[key], least, f"{where}.{key}") for key, value in table.items()}
+    given = {
+        key: _flag(value, f"{where}.{key}")
+        if types[key] is bool
+        else _number(value, types[key], least, f"{where}.{key}")
+        for key, value in table.items()
+    }
     return replace(default, **given)
+
+
+def _flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise SpecError(f"{where}: expected true or false, got {value!r}")
+    return value
 
 
 def _number(value: Any, kind: type, least: float, where: str) -> Any:

@@ -19,6 +19,8 @@ from ._networks import Net
 
 #: What a run is for.
 WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"
+#: This one tells TF32 from float16, whose numbers end at 65504; it speaks against nobody.
+WIDE_RANGE = "wide range"
 #: Those whose inputs are whole numbers.
 WHOLE_NUMBERS = (WARM_UP, POISONED)
 
@@ -26,8 +28,12 @@ PASSED = "passed"
 #: Nothing speaks against the layer, but the network's run ended at another layer.
 STOPPED = "stopped"
 
-#: Classes of an output.
-FLOAT32, HALF, WRONG = "float32", "half", "wrong"
+#: Classes of an output. TRANSFORM is float32 by Winograd's or Fourier's transforms; TF32 and HALF have 11-bit factors
+#: and float32 sums, HALF_SUMS has float16 sums.
+FLOAT32, TRANSFORM, TF32, HALF, HALF_SUMS = "float32", "float32 by transforms", "tf32", "half", "half sums"
+WRONG = "wrong"
+#: From the finest to the coarsest.
+PRECISIONS = (FLOAT32, TRANSFORM, TF32, HALF, HALF_SUMS)
 
 #: Facts about one call that end the submission: status and reason.
 VIOLATIONS = {
@@ -80,6 +86,8 @@ class Outcome:
 
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
+        if not self.wrong:
+            return "on average its errors are larger than those of float16, so its products have fewer bits"
         return (
             f"{self.wrong} of {self.compared} elements differ ({share:.3g} %), "
             f"worst y{list(self.index)}: got {self.got:.7g}, expected {self.expected:.7g}"
@@ -174,6 +182,12 @@ class Layer:
         """Was it wrong on whole numbers and on others? Then no further run can change the verdict."""
         return any(run.purpose == TIMED for run in self.runs) and all(run.wrong for run in self.runs)
 
+    @property
+    def reduced(self) -> bool:
+        """Is an output in half precision, but none wrong?"""
+        classes = {run.outcome.precision for run in self.runs}
+        return HALF in classes and WRONG not in classes
+
     def as_data(self) -> dict[str, Any]:
         """For the record."""
         p = self.problem
@@ -201,7 +215,8 @@ class Layer:
 
 def worst(runs: Sequence[Run]) -> Outcome:
     """The outcome with the largest error; a poisoned output's only where no other is wrong."""
-    return max(runs, key=lambda run: (run.wrong, run.purpose != POISONED, run.outcome.share)).outcome
+    judged = [run for run in runs if run.purpose != WIDE_RANGE] or runs
+    return max(judged, key=lambda run: (run.wrong, run.purpose != POISONED, run.outcome.share)).outcome
 
 
 def judge_network(layers: Sequence[Layer], end: End | None, half_passes: bool) -> None:
@@ -219,14 +234,19 @@ def judge_network(layers: Sequence[Layer], end: End | None, half_passes: bool) -
 
 def judge_layer(problem: ConvProblem, runs: Sequence[Run], half_passes: bool) -> Verdict:
     """The verdict on all runs of one layer: that of the first rule that applies."""
+    wide = [run for run in runs if run.purpose == WIDE_RANGE]
+    runs = [run for run in runs if run.purpose != WIDE_RANGE]
     for rule in RULES:
         found = rule(runs)
         if found is not None:
             reason = f"{found[1]} ({problem})" if found[0] in ("wrong", "unstable") else found[1]
             return Verdict(found[0], reason)
-    precision = HALF if any(run.outcome.precision == HALF for run in runs) else FLOAT32
-    if precision == HALF and not half_passes:
-        return Verdict("wrong", "it is right in half precision only, which this grader's file forbids", precision)
+    precision = max((run.outcome.precision for run in runs), key=PRECISIONS.index)
+    if precision == HALF and wide and not any(run.wrong for run in wide):
+        precision = TF32
+    if precision not in (FLOAT32, TRANSFORM) and not half_passes:
+        text = f"it is right in reduced precision only ({precision}), which this grader's file forbids"
+        return Verdict("wrong", text, precision)
     return Verdict(PASSED, "", precision)
 
 
@@ -251,7 +271,7 @@ def _unstable(runs: Sequence[Run]) -> bool:
     right = [run for run in runs if not run.wrong]
     whole = [run for run in runs if run.purpose in WHOLE_NUMBERS]
     others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
-    if any(run.wrong for run in whole) and all(run.outcome.precision == HALF for run in right):
+    if any(run.wrong for run in whole) and all(run.outcome.precision in (HALF, HALF_SUMS) for run in right):
         return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
     if any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others)):
         return True
@@ -349,8 +369,8 @@ def judge_submission(
         failed = results[0] if pointed else _typical(results)
     if failed is not None:
         return Verdict(failed.status, f"{failed.net.name}: {failed.reason}"), failed
-    halves = any(layer.verdict.precision == HALF for one in passed for layer in one.layers)
-    return Verdict(PASSED, _praise(results, passed), HALF if halves else FLOAT32), passed[0]
+    found = (layer.verdict.precision or FLOAT32 for one in passed for layer in one.layers)
+    return Verdict(PASSED, _praise(results, passed), max(found, key=PRECISIONS.index)), passed[0]
 
 
 def _typical(results: Sequence[NetworkResult]) -> NetworkResult:

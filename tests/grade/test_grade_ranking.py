@@ -65,3 +65,17 @@ def test_what_is_not_right_is_not_ranked(status: str) -> None:
 
 def test_one_submission_alone_is_in_the_middle() -> None:
     assert rank([record("a", 1)], RankingSpec(100, 0))[0].points == 50
+
+
+def test_classes_of_precision_are_ranked_by_themselves() -> None:
+    records = [record("a", 10), record("half", 1), record("b", 20), record("wino", 5)]
+    records[1]["precision"], records[3]["precision"] = "half", "float32 by transforms"
+    places = rank(records, RankingSpec())
+    assert [(place.network, place.place, place.path) for place in places] == [
+        ("2017, 9 images", 1, "wino"),
+        ("2017, 9 images", 2, "a"),
+        ("2017, 9 images", 3, "b"),
+        ("2017, 9 images, half", 1, "half"),
+    ]
+    mixed = rank(records, RankingSpec(mix_precisions=True))
+    assert [place.path for place in mixed] == ["half", "wino", "a", "b"]

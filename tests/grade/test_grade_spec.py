@@ -26,6 +26,7 @@ HERE = Path(__file__).parents[1] / "submissions"
         ("images = [0]", "at least 1"),
         ("images = 'all'", "list of int"),
         ("half = 1", "true or false"),
+        ("[ranking]\nmix_precisions = 1", "true or false"),
         ("runs = true", "runs"),
         ("colour = 1", "colour"),
         ("[limits]\nrun_second = 1", "run_second"),

@@ -8,9 +8,13 @@ from ece408_op.grade._networks import KNOWN, NETS
 from ece408_op.grade._verdict import (
     FLOAT32,
     HALF,
+    HALF_SUMS,
     POISONED,
+    TF32,
     TIMED,
+    TRANSFORM,
     WARM_UP,
+    WIDE_RANGE,
     WRONG,
     End,
     Layer,
@@ -63,9 +67,24 @@ def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None
     assert ("its first call, on whole numbers, was right" in found.reason) == later
 
 
-def test_half_precision_may_be_forbidden() -> None:
-    found = judge_layer(PROBLEM, runs("Fhh"), half_passes=False)
-    assert found.status == "wrong" and "half precision" in found.reason
+@pytest.mark.parametrize(
+    ("precision", "wide", "found"),
+    [
+        (FLOAT32, None, FLOAT32),
+        (TRANSFORM, None, TRANSFORM),
+        (HALF, None, HALF),
+        (HALF, WRONG, HALF),
+        (HALF, FLOAT32, TF32),
+        (HALF_SUMS, FLOAT32, HALF_SUMS),
+    ],
+)
+def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> None:
+    all_runs = [*runs("Ff"), Run(TIMED, 1e-3, 1e-3, outcome(precision))]
+    all_runs += [Run(WIDE_RANGE, 1e-3, 1e-3, outcome(wide))] if wide else []
+    assert judge_layer(PROBLEM, all_runs, half_passes=True) == Verdict("passed", "", found)
+    strict = judge_layer(PROBLEM, all_runs, half_passes=False)
+    assert strict.status == ("passed" if found in (FLOAT32, TRANSFORM) else "wrong")
+    assert strict.status == "passed" or f"({found})" in strict.reason
 
 
 @pytest.mark.parametrize(("claimed", "status"), [(1.9, "passed"), (0.2, "tampered"), (2.1, "tampered")])
