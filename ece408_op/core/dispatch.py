@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from ece408_op.errors import UnsupportedError
@@ -15,26 +15,26 @@ from ece408_op.runtime.launch import Chip
 from . import tuning
 from .kernel import CpuKernel, CudaKernel, Kernel
 
-#: The name that stands for the fastest kernel that takes the problem.
+#: The name that stands for the fastest kernel that supports the problem.
 AUTO = "auto"
 
-#: What serves a precision that was asked for: it, then what is more precise.
+#: The precisions that serve a requested one: itself, then the more precise ones.
 SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16", "tf32", "float32")}
 
-#: Operations for which a thread is worth waking: some 20 microseconds of the fastest kernel, about what waking takes.
+#: Operations for which waking a thread pays off: about 20 microseconds of the fastest kernel, as long as waking takes.
 _THREAD_FLOPS = 4_000_000
 
-#: From so many channels on, multiples of a vector, MXNet's Convolution is faster on the CPU, and cuDNN's on a GPU.
+#: From this many channels on, multiples of a vector, MXNet's Convolution is faster on the CPU, and cuDNN's on a GPU.
 _VECTOR, _BLOCKED_CHANNELS, _CUDNN_CHANNELS = 8, 16, 64
 
 
 def names(device: str | None = None) -> list[str]:
-    """The names of all kernels, or of those of one device, in order of preference."""
+    """Return the names of all kernels, or of those of one device, in order of preference."""
     return [kernel.name for kernel in KERNELS if device in (None, kernel.device)]
 
 
 def find(name: str) -> Kernel:
-    """The kernel of that name; raises UnsupportedError with the known names."""
+    """Return the kernel of that name; raises UnsupportedError with the known names."""
     for kernel in KERNELS:
         if kernel.name == name:
             return kernel
@@ -42,11 +42,10 @@ def find(name: str) -> Kernel:
 
 
 def device_of(impl: str, default: str) -> str:
-    """The device that an implementation runs on; ``auto`` runs on the default."""
+    """Return the device that an implementation runs on; ``auto`` runs on the default."""
     return default if impl == AUTO else find(impl).device
 
 
-@lru_cache(maxsize=1024)
 def select(
     problem: ConvProblem,
     device: str = "cpu",
@@ -70,64 +69,57 @@ def select(
     Raises:
         UnsupportedError: no kernel supports the problem; the message has every reason of every kernel.
     """
+    return _select(problem, device, impl, precision, chip, _cpu_settings())
+
+
+def _cpu_settings() -> tuple[str | None, int]:
+    """Return what CPU kernels read, besides the problem, to decide what they support: it may change between calls."""
+    return os.environ.get("ECE408_SIMD"), len(os.sched_getaffinity(0))
+
+
+@lru_cache(maxsize=1024)
+def _select(
+    problem: ConvProblem, device: str, impl: str, precision: str, chip: Chip | None, settings: tuple[str | None, int]
+) -> Kernel:
     tried = []
-    for kernel in _candidates(problem, device, impl, precision, chip):
-        reasons = (
-            kernel.not_supported_reasons(problem)
-            if isinstance(kernel, CpuKernel)
-            else kernel.not_supported_reasons(problem, chip)
-        )
+    for kernel in [find(impl)] if impl != AUTO else _candidates(problem, device, precision, chip):
+        reasons = kernel.not_supported_reasons(problem, chip)
         if not reasons:
             return kernel
         tried.append(f"{kernel.name}: {'; '.join(reasons)}")
     raise UnsupportedError(f"no kernel takes {problem} on the {device}: {' | '.join(tried)}")
 
 
-def _candidates(problem: ConvProblem, device: str, impl: str, precision: str, chip: Chip | None) -> Iterable[Kernel]:
-    """Kernels to try, the best first."""
-    if impl != AUTO:
-        return [find(impl)]
+def _candidates(problem: ConvProblem, device: str, precision: str, chip: Chip | None) -> Iterator[Kernel]:
+    """Yield the kernels to try, the best first; those that are not recommended are last."""
     ranks = SERVES[precision]
-    fitting = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
-    fitting.sort(key=lambda kernel: ranks.index(kernel.precision))
-    # The table's layers have nothing behind them: for those that have, the list's order holds.
-    measured: list[Kernel] = []
+    candidates = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
+    candidates.sort(key=lambda kernel: ranks.index(kernel.precision))
+    # The tuning table has no layers with pooling: the list's order decides for those.
     if chip is not None and not isinstance(problem, PooledProblem):
-        known = {k.name: k for k in fitting if isinstance(k, CudaKernel) and k.runs_on(chip)}
+        known = {k.name: k for k in candidates if isinstance(k, CudaKernel) and k.runs_on(chip)}
 
-        def estimate(name: str) -> float:
-            # Kernels that are not recommended come last in any case, and a prediction takes a while.
-            return (
-                known[name].predicted_milliseconds(problem, chip)
-                if known[name].recommended(problem, chip)
-                else math.inf
-            )
+        def predicted(name: str) -> float:
+            # Kernels that are not recommended are last in any case, and a prediction takes a while.
+            kernel = known[name]
+            return kernel.predicted_milliseconds(problem, chip) if kernel.recommended(problem, chip) else math.inf
 
-        measured = [known[name] for name in tuning.preference(problem, chip, known, estimate)]
-    candidates = measured + [kernel for kernel in fitting if kernel not in measured]
-    return _recommended_first(candidates, problem, chip)
+        order = {name: place for place, name in enumerate(tuning.preference(problem, chip, known, predicted))}
+        candidates.sort(key=lambda kernel: order.get(kernel.name, len(order)))
 
+    def recommended(kernel: Kernel) -> bool:
+        if isinstance(kernel, CpuKernel):
+            return kernel.recommended(problem)
+        return chip is None or kernel.recommended(problem, chip)
 
-def _recommended_first(kernels: list[Kernel], problem: ConvProblem, chip: Chip | None) -> Iterator[Kernel]:
-    """Kernels that others are expected to be faster than, or of which times say nothing for this problem, come last."""
-    late = []
-    for kernel in kernels:
-        recommended = (
-            kernel.recommended(problem)
-            if isinstance(kernel, CpuKernel)
-            else chip is None or kernel.recommended(problem, chip)
-        )
-        if not recommended:
-            late.append(kernel)
-        else:
-            yield kernel
-    yield from late
+    yield from filter(recommended, candidates)
+    yield from (kernel for kernel in candidates if not recommended(kernel))
 
 
 def slower_than_mxnet(w_shape: tuple[int, ...], device: str) -> bool:
-    """Whether ``New`` is expected to be slower than MXNet's own Convolution in the place of it, inside a network.
+    """Return whether ``New`` is probably slower than MXNet's own Convolution in its place, inside a network.
 
-    w_shape: (M, C, K, K). On the CPU MXNet's oneDNN keeps layers of whole vectors of channels in a blocked layout, and
+    w_shape: (M, C, K, K). On the CPU oneDNN keeps layers whose channels fill whole vectors in a blocked layout, and
     fuses BatchNorm and activations into them (measured by benchmarks/replaced_layers.py). On a GPU cuDNN is faster on
     filters of more than one element with many channels (docs/performance.md).
     """
@@ -138,9 +130,9 @@ def slower_than_mxnet(w_shape: tuple[int, ...], device: str) -> bool:
 
 
 def thread_count(problem: ConvProblem) -> int:
-    """Threads for a CPU kernel: the smallest of OMP_NUM_THREADS, the cores this process may use, and the work there is.
+    """Return a CPU kernel's threads: the least of OMP_NUM_THREADS, the cores of this process, and the threads worth it.
 
-    The work is shared out by images, and a thread's share must be worth waking it.
+    Threads share the images, and each one's share must be worth waking it.
     """
     worth = min(problem.batch, problem.flops // _THREAD_FLOPS)
     if worth <= 1:

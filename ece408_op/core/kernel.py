@@ -129,7 +129,7 @@ class CpuKernel:
     recommended: Callable[[ConvProblem], bool] = always_recommended
     arithmetic: str = "fp32"
 
-    def not_supported_reasons(self, problem: ConvProblem) -> list[str]:
+    def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Return every reason why this kernel does not support the problem; empty if it does."""
         return [*_pooling_reasons(problem, self.tanh_pool is not None), *self.limits(problem)]
 

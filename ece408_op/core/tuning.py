@@ -1,17 +1,18 @@
-"""Which GPU kernel is fastest for a layer: a small table of measured times, read from data.
+"""The tuning table: measured times, from which the time of each GPU kernel on a layer is predicted.
 
-``tuning.json`` has, for each chip that ``ece408-bench sweep`` was run on, the median time of every kernel
-on some layers. On a layer that was not measured a kernel is expected to take what it took on the nearest that were, as
-much more or less as its own estimate is.
+``tuning.json`` has, for each chip on which ``ece408-bench sweep`` has recorded it, the median time of every kernel on
+some layers. For another layer, a kernel's own prediction is scaled by its ratio of measured to predicted times on the
+nearest of those.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ece408_op.errors import DataError
@@ -22,15 +23,14 @@ from .kernel import roofline_milliseconds
 
 TABLE = Path(__file__).with_name("tuning.json")
 SIZES = ("batch", "channels", "height", "width", "filters", "kernel")
-#: Measured layers that a kernel's time is carried over from, and the share that it is expected to take more for each
-#: doubling that lies between.
+#: How many of the nearest measured layers predict a time, and the share added per doubling of distance to the nearest.
 _NEAREST, _DOUBT = 6, 0.1
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of kernels on one layer, in milliseconds, by kernel name, and the estimates of those that have one of
-    their own: what others' is, see ``kernel.roofline_milliseconds``."""
+    """The times of kernels on one layer, in milliseconds by kernel name, and the predictions of those that have their
+    own cost model; the others' is ``kernel.roofline_milliseconds``."""
 
     problem: ConvProblem
     milliseconds: dict[str, float]
@@ -38,13 +38,13 @@ class Measured:
 
     @property
     def order(self) -> list[str]:
-        """The kernels' names, the fastest first."""
+        """Return the kernels' names, the fastest first."""
         return sorted(self.milliseconds, key=lambda name: self.milliseconds[name])
 
 
 @dataclass(frozen=True)
 class ChipTable:
-    """What was measured on one chip."""
+    """The measurements on one chip."""
 
     chip: str
     capability: tuple[int, int]
@@ -54,11 +54,11 @@ class ChipTable:
 def preference(
     problem: ConvProblem, chip: Chip, names: Iterable[str], estimate: Callable[[str], float], path: Path = TABLE
 ) -> list[str]:
-    """Those of the names that were measured, the one expected to be fastest first; empty with no table.
+    """Return the measured ones of the names, the fastest first by predicted time; empty without a table.
 
-    Of a kernel measured on that very layer its time there is expected. ``estimate`` is asked for a kernel's own.
-    A chip that was not measured is taken to be like one of its own architecture, and else like the first of the table.
-    Raises DataError where the table cannot be read.
+    A kernel measured on this very layer has its time there; ``estimate`` returns a kernel's own prediction. A chip
+    without measurements uses those of a chip of its architecture, or else the first ones of the table, and a warning
+    says so once per process. Raises DataError where the table cannot be read.
     """
     tables = read(path)
     if not tables or not any(table.layers for table in tables):
@@ -69,13 +69,24 @@ def preference(
         or [table for table in tables if table.capability[0] == chip.capability[0]]
         or list(tables)
     )
+    if near[0].chip != chip.name:
+        _warn_of_other_chip(chip.name, near[0].chip)
     rows = sorted(near[0].layers, key=lambda row: distance(row.problem, problem))
     measured = [name for name in names if any(name in row.milliseconds for row in rows)]
     return sorted(measured, key=lambda name: _expected(name, problem, chip, rows, estimate(name)))
 
 
+@cache
+def _warn_of_other_chip(name: str, other: str) -> None:
+    warnings.warn(
+        f"impl='auto': there is no tuning table of the {name}; the kernel is chosen by times of the {other}. "
+        "Run ece408-bench sweep to record a table",
+        stacklevel=2,
+    )
+
+
 def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured], estimate: float) -> float:
-    """Milliseconds that the kernel is expected to take, from rows that have the nearest first."""
+    """Return a kernel's predicted milliseconds, from rows with the nearest first."""
     near = [row for row in rows if name in row.milliseconds][:_NEAREST]
     if near[0].problem == problem:
         return near[0].milliseconds[name]
@@ -90,21 +101,21 @@ def _expected(name: str, problem: ConvProblem, chip: Chip, rows: list[Measured],
 
 
 def distance(a: ConvProblem, b: ConvProblem) -> float:
-    """How different two layers are to a kernel: ratios of what decides between kernels, as logarithms."""
+    """Return how different two layers are to a kernel: a distance of the logarithms of the sizes that matter."""
     return math.dist(_figures(a), _figures(b))
 
 
 def _figures(problem: ConvProblem) -> list[float]:
     pixels = problem.output_height * problem.output_width
     sizes = (problem.channels, problem.kernel, problem.filters, problem.output_width, problem.batch * pixels)
-    # Batches count least: a kernel that is best for 1,000 images mostly is for 10,000.
+    # Batches count least: the kernel that is best for 1,000 images mostly is the best for 10,000 too.
     weights = (1.0, 2.0, 1.0, 0.5, 0.25)
     return [weight * math.log2(max(1, size)) for weight, size in zip(weights, sizes)]
 
 
 @lru_cache(maxsize=8)
 def read(path: Path) -> tuple[ChipTable, ...]:
-    """The tables of a file, none where there is no file; raises DataError where it is not such a table."""
+    """Return the tables of a file, none where there is no file; raises DataError where it is not such a table."""
     try:
         chips = json.loads(path.read_text(encoding="utf-8"))["chips"]
         return tuple(
@@ -135,11 +146,11 @@ def _floats(times: dict[str, float]) -> dict[str, float]:
 
 
 def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
-    """The tables as the file's text, with the new one's times; other kernels of the same layers keep theirs."""
+    """Return the file's text for the tables with the new one's times; times of other kernels are kept."""
     layers = {row.problem: row for row in new.layers}
     for row in (row for table in tables if table.chip == new.chip for row in table.layers):
-        again = layers.get(row.problem, row)
-        times, estimates = {**row.milliseconds, **again.milliseconds}, {**row.estimates, **again.estimates}
+        newer = layers.get(row.problem, row)
+        times, estimates = {**row.milliseconds, **newer.milliseconds}, {**row.estimates, **newer.estimates}
         layers[row.problem] = Measured(row.problem, times, estimates)
     new = replace(new, layers=tuple(layers.values()))
     kept = [table for table in tables if table.chip != new.chip]
@@ -158,6 +169,6 @@ def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
         }
         for table in [new, *kept]
     ]
-    # One layer a line: the file is read by people too.
+    # One layer per line: people read the file too.
     text = json.dumps({"chips": chips})
     return text.replace('{"name"', '\n{"name"').replace('{"layer"', '\n  {"layer"') + "\n"

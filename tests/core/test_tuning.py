@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+import warnings
 
 import pytest
 
@@ -91,7 +94,7 @@ def _recorded():
 
 
 def test_estimates_in_the_table_are_those_of_the_kernels():
-    # A stale one would carry a kernel's times over wrongly: ece408-bench sweep --record writes them anew.
+    # A stale one would scale times wrongly: ece408-bench sweep --record updates them.
     # All of them take a minute: of every kernel ten, the same ones each time.
     recorded = list(_recorded())
     names = {kernel.name for _, _, kernel, _ in recorded}
@@ -114,6 +117,31 @@ def test_a_chip_that_was_not_measured_is_like_the_nearest_that_was(table):
     assert preference(SMALL, Chip("another", (8, 9), 60), table) == ["c"]
     assert preference(SMALL, Chip("older", (8, 0), 108), table) == ["c"]
     assert preference(SMALL, Chip("oldest", (5, 0), 5), table) == ["a", "b"]
+
+
+def test_that_another_chips_table_decides_is_said_once_per_chip(table):
+    mine = Chip("mine", (9, 0), 114)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert preference(SMALL, HOPPER, table) == preference(SMALL, mine, table) == ["a", "b"]
+    assert [str(warning.message) for warning in said] == [
+        "impl='auto': there is no tuning table of the mine; the kernel is chosen by times of the hopper. "
+        "Run ece408-bench sweep to record a table"
+    ]
+
+
+def test_it_is_said_on_stderr_alone():
+    code = """
+from ece408_op.core import dispatch
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Chip
+for images in (1, 2):
+    dispatch.select(ConvProblem(images, 1, 28, 28, 6, 5), "gpu", chip=Chip("RTX of mine", (8, 9), 128))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert done.stderr.count("there is no tuning table of the RTX of mine; the kernel is chosen by times of the") == 1
 
 
 def test_without_a_table_there_is_no_preference(tmp_path):

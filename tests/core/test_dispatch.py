@@ -1,0 +1,62 @@
+"""What "auto" chooses on the CPU follows the environment of the call."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ece408_op.core import dispatch
+from ece408_op.errors import UnsupportedError
+from ece408_op.kernels import KERNELS
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import llvm
+
+#: Profitable for Winograd on many cores and vectors, or on few of both.
+PROBLEMS = [ConvProblem(batch, 64, 34, 34, 64, 3) for batch in (8, 16, 64, 256, 1024)]
+
+
+def best():
+    """The levels of ECE408_SIMD that this CPU has."""
+    levels = {"sse": 4, "avx2": 8, "avx512": 16}
+    return [level for level, lanes in levels.items() if lanes <= llvm.cpu().lanes]
+
+
+def first(problem):
+    """The first kernel of the list that supports the problem and is recommended for it, as of now."""
+    kernels = [kernel for kernel in KERNELS if kernel.device == "cpu" and not kernel.not_supported_reasons(problem)]
+    return next(kernel for kernel in kernels if kernel.recommended(problem))
+
+
+def test_it_follows_the_instruction_set(monkeypatch):
+    monkeypatch.delenv("ECE408_SIMD", raising=False)
+    levels, expected, found = best(), [], []
+    for level in [*levels, *reversed(levels)]:
+        monkeypatch.setenv("ECE408_SIMD", level)
+        expected += [first(problem).name for problem in PROBLEMS]
+        found += [dispatch.select(problem).name for problem in PROBLEMS]
+    assert found == expected
+
+
+def test_a_kernel_that_no_longer_supports_a_problem_is_not_chosen(monkeypatch):
+    problem = ConvProblem(5, 3, 12, 12, 8, 3)  # too few images and columns for more than four lanes
+    if len(best()) == 1:
+        pytest.skip("needs a CPU with AVX2")
+    monkeypatch.setenv("ECE408_SIMD", "sse")
+    assert dispatch.select(problem, impl="winograd").name == "winograd"
+    monkeypatch.setenv("ECE408_SIMD", "avx2")
+    with pytest.raises(UnsupportedError, match="batch: at least 8 on this CPU, got 5"):
+        dispatch.select(problem, impl="winograd")
+
+
+def test_it_follows_the_cores_of_the_process():
+    cores = os.sched_getaffinity(0)
+    expected, found = [], []
+    try:
+        for some in (cores, {min(cores)}, cores):
+            os.sched_setaffinity(0, some)
+            expected += [first(problem).name for problem in PROBLEMS]
+            found += [dispatch.select(problem).name for problem in PROBLEMS]
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found == expected
