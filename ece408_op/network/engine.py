@@ -106,7 +106,7 @@ class Engine:
                 self._send(parameters)
             try:
                 batch = self._batch([array.shape for array in data])
-                self.chooser.hold = lambda: self.gpu.gate.held(self.gpu.stream, batch.data[0][0])
+                self.chooser.hold = lambda: self.gpu.hold.held(self.gpu.stream, batch.data[0][0])
                 if self._computed(batch, data, outputs, parameters if known else ()):
                     self._op_times(batch, len(data[0]))
                     self._send(parameters)

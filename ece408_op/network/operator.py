@@ -53,7 +53,7 @@ class NetworkProp(mx.operator.CustomOpProp):
         count = len(self._network.outputs) if self._network else 1
         return ["output"] if count == 1 else [f"output{number}" for number in range(count)]
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the shapes of arguments, outputs and states; outputs are unknown while some data is."""
         network = self._parsed()
@@ -86,7 +86,7 @@ class NetworkProp(mx.operator.CustomOpProp):
         outputs = [list(values[value]) for value in network.outputs]
         return [shapes[name] for name in network.arguments], outputs, states
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Return float32 for everything but labels, which may have any type."""
         network = self._parsed()
@@ -99,14 +99,14 @@ class NetworkProp(mx.operator.CustomOpProp):
         states = [np.float32] * len(network.states)
         return types, [np.float32] * len(network.outputs), states
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """Return dense arrays for everything; raises ProblemError for others."""
         for name, stype in zip(self._parsed().arguments, in_stype):
             bridge.check_dense(stype, name)
         return super().infer_storage_type(in_stype)
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NetworkOp:
         """Return the operator for arrays of one shape; raises DeviceError if there is no such GPU."""
         network = self._parsed()
@@ -124,7 +124,7 @@ class NetworkOp(mx.operator.CustomOp):
         super().__init__()
         self._network, self._engine = network, found
 
-    @mxnet_errors.keeps_reason(asynchronous=True)
+    @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
         """Compute the outputs as ``req`` asks: null, write, inplace or add."""
         network = self._network
@@ -152,7 +152,7 @@ class NetworkOp(mx.operator.CustomOp):
             elif request != "null" and target is not output:
                 output[...] = target
 
-    @mxnet_errors.keeps_reason(asynchronous=True)
+    @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
         """Raise: there is no gradient. The gradients are NaN, so that nobody trains on old values."""
         for gradient, request in zip(in_grad, req):

@@ -2,11 +2,13 @@
 
 mxnet_import    makes MXNet 1.9.1 importable on today's Python and NumPy
 connect         registers the operator once MXNet is imported
+imperative      the three steps of a call of nd.Custom: synchronous fast path, output pool, default layout
 builder         ``New``: the operator called as a function
 attributes      the operator's attributes, parsed and checked
-bridge          views of MXNet's arrays, and the rules of waiting for them
+bridge          views of MXNet's arrays, and which GPUs MXNet can use
 default_layout  keeps oneDNN's blocked layout away from the operator
+output_pool     memory for large outputs
 mxnet_errors    brings the reason of an error inside an operator to the caller
-op_times        ``op_times``: one entry for each call
-host_context    the GPU for arrays in host memory
+op_times        ``op_times``: one entry per call
+host_context    a GPU for arrays in host memory
 """

@@ -1,9 +1,8 @@
-"""The CPU for arrays in the computer's memory."""
+"""The CPU for arrays in host memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -20,48 +19,29 @@ def convolve(
 ) -> Timing:
     """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a CPU kernel, or add the result to y.
 
-    The arrays are C-contiguous float32, B is at least 1, and y may share memory with x or w. The kernel takes the
-    problem; that of a PooledProblem is computed by its ``tanh_pool``, into y (B, M, PH, PW).
+    The arrays are C-contiguous float32, B is at least 1, and y may share memory with x or w. The kernel supports the
+    problem; for a PooledProblem, its ``tanh_pool`` fills y (B, M, PH, PW).
     """
     threads = dispatch.thread_count(problem)
-    if isinstance(problem, PooledProblem):
-        both, plain, full = kernel.tanh_pool, problem.convolution, problem.full
-        assert both is not None, "a kernel that takes the problem"
-        return _timed(
-            lambda target: both.prepare(plain, full),
-            lambda target: both.run(plain, x, w, target, threads, full),
-            (x, w, y),
-            add,
-            threads,
-        )
-    return _timed(
-        lambda target: kernel.prepare(problem, target),
-        lambda target: kernel.run(problem, x, w, target, threads),
-        (x, w, y),
-        add,
-        threads,
-    )
-
-
-def _timed(
-    prepare: Callable[[np.ndarray], None],
-    run: Callable[[np.ndarray], None],
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
-    add: bool,
-    threads: int,
-) -> Timing:
-    x, w, y = arrays
-    # A kernel may not read what it writes: an output that is its own input goes through a copy.
-    aside = add or np.may_share_memory(x, y) or np.may_share_memory(w, y)
-    target = np.empty_like(y) if aside else y
-    prepare(target)
-    # The course's harness zeroed the output before it started the clock, so page faults were no part of an Op Time.
+    # A kernel may not read what it writes.
+    separate = add or np.may_share_memory(x, y) or np.may_share_memory(w, y)
+    target = np.empty_like(y) if separate else y
+    pooled = problem if isinstance(problem, PooledProblem) else None
+    if pooled:
+        assert kernel.tanh_pool is not None, "a kernel that supports the problem"
+        kernel.tanh_pool.prepare(pooled.convolution, pooled.full)
+    else:
+        kernel.prepare(problem, target)
+    # The course's harness zeroed the output before it started the clock, so an Op Time excludes page faults.
     memory.map_pages(target, threads)
     start = time.perf_counter()
-    run(target)
+    if pooled and kernel.tanh_pool:
+        kernel.tanh_pool.run(pooled.convolution, x, w, target, threads, pooled.full)
+    else:
+        kernel.run(problem, x, w, target, threads)
     seconds = time.perf_counter() - start
     if add:
         y += target
-    elif aside:
+    elif separate:
         y[...] = target
     return Timing(seconds)

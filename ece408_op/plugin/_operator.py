@@ -20,6 +20,7 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel, Kernel
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.problem import ITEM_BYTES, ConvProblem, check_pooled
+from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
 from . import _cpu_context, _device_context, bridge, default_layout, host_context, mxnet_errors, op_times
@@ -29,7 +30,7 @@ from .op_times import Timing
 _UNKNOWN = -1
 INPUTS = ("data", "weight")
 
-#: What nd.Custom is given beside the operator's attributes.
+#: Keywords of nd.Custom that are not the operator's attributes.
 _OTHERS = ("op_type", "name", "out")
 
 
@@ -52,7 +53,7 @@ class NewProp(mx.operator.CustomOpProp):
         """The output's name."""
         return ["output"]
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
         """Shapes of data, weight and output, as far as they are known: -1 is an unknown size, [] an unknown rank."""
         attributes = self._attributes
@@ -60,7 +61,7 @@ class NewProp(mx.operator.CustomOpProp):
         data, weight, output = _inferred(attributes, *map(tuple, in_shape))
         return [list(data), list(weight)], [list(output)], []
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """float32 for everything, whether known yet or not."""
         self._attributes  # noqa: B018 - judged here where no shape has been inferred before
@@ -69,19 +70,19 @@ class NewProp(mx.operator.CustomOpProp):
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
         return [np.float32, np.float32], [np.float32], []
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         """Dense arrays for everything."""
         for name, stype in zip(INPUTS, in_stype):
             bridge.check_dense(stype, name)
         return list(in_stype), ["default"], []
 
-    @mxnet_errors.keeps_reason(asynchronous=False)
+    @mxnet_errors.reported_at_once
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NewOp:
         """The operator for arrays of one device and shape."""
         home = "gpu" if ctx.device_type == "gpu" else "cpu"
         number = ctx.device_id if home == "gpu" else 0
-        chip = bridge.chip_of(number) if _computes_on(self._attributes, home) == "gpu" else None
+        chip = cuda.chip(number) if _computes_on(self._attributes, home) == "gpu" else None
         return NewOp(self._attributes, home, number, chip)
 
 
@@ -100,17 +101,22 @@ class NewOp(mx.operator.CustomOp):
         self._number = number
         self._chip = chip
 
-    @mxnet_errors.keeps_reason(asynchronous=True)
+    @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
         """Compute the output as ``req`` asks: null, write, inplace or add."""
-        if req[0] == "null":
-            return
+        if req[0] != "null":
+            self.compute(*in_data, *out_data, add=req[0] == "add")
+
+    def compute(self, *arrays: Any, add: bool = False) -> None:
+        """Fill the output, the last of the NDArrays data, weight and output, or add to it; record the call.
+
+        The inputs are ready. Returns when the output is filled. Raises Ece408Error.
+        """
         start = time.perf_counter()
-        arrays = (*in_data, *out_data)
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
         problem = _problem(arrays[0].shape, arrays[1].shape, attributes.fuse)
         kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
-        timing = self._compute(kernel, problem, arrays, req[0] == "add") if problem.batch else Timing(0.0)
+        timing = self._compute(kernel, problem, arrays, add) if problem.batch else Timing(0.0)
         whole = time.perf_counter() - start
         op_times.record(op_times.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
 
@@ -123,7 +129,7 @@ class NewOp(mx.operator.CustomOp):
             return host_context.convolve(kernel, problem, x, w, y, add)
         return _cpu_context.convolve(kernel, problem, x, w, y, add)
 
-    @mxnet_errors.keeps_reason(asynchronous=True)
+    @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
         """Raise: there is no gradient. The gradients are NaN, so that nobody trains on old values."""
         for gradient, request in zip(in_grad, req):
@@ -158,10 +164,10 @@ def _problem(x: tuple[int, ...], w: tuple[int, ...], fuse: str | None) -> ConvPr
     return problem.pooled(fuse == FULL) if fuse else problem
 
 
-def asked(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
-    """What a call of nd.Custom with such arrays asks for: the operator's properties, and the output's shape.
+def requested(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
+    """Return the operator's properties and the output's shape for a call of nd.Custom.
 
-    Raises Ece408Error where something is wrong with the attributes, or with the arrays' shapes and types.
+    Raises Ece408Error where the attributes, or the arrays' shapes or types, are wrong.
     """
     prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
     _, (shape,), _ = prop.infer_shape([array.shape for array in data])

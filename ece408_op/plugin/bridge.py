@@ -19,16 +19,11 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.launch import Chip
 
-from ._output_pool import Managed
-
 #: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
 MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
 #: A GPU, as MXNet numbers kinds of devices.
 _GPU = 2
-
-#: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
-_REORDER_LATER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 
 def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
@@ -58,27 +53,12 @@ def gpu_address(array: Any) -> int:
     return address
 
 
-def from_dlpack(tensor: Managed) -> Any:
-    """A CPU NDArray in a tensor's memory, with which its deleter is called, by whichever thread frees it."""
-    import mxnet as mx
-
-    lib, check_call = _mxnet()
-    handle = mx.base.NDArrayHandle()
-    check_call(lib.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
-    return mx.nd.NDArray(handle=handle)
-
-
 def on_gpu(array: Any) -> bool:
     """Whether an NDArray lives on a GPU; quicker than to ask its ``context``, which makes objects."""
     lib, check_call = _mxnet()
     kind, number = ctypes.c_int(), ctypes.c_int()
     check_call(lib.MXNDArrayGetContext(array.handle, ctypes.byref(kind), ctypes.byref(number)))
     return kind.value == _GPU
-
-
-def chip_of(device: int = 0) -> Chip:
-    """The figures of the GPU of that number; raises DeviceError, with what to do, where the operator cannot use it."""
-    return cuda.chip(device)
 
 
 def gpu_problem(context: str) -> str | None:
@@ -94,7 +74,7 @@ def gpu_problem(context: str) -> str | None:
         cuda.require_driver()
         if context == "device":
             require_mxnet_gpu()
-        chip = chip_of()
+        chip = cuda.chip()
         if context == "device":
             _require_mxnet_kernels(chip)
     except DeviceError as error:
@@ -131,33 +111,6 @@ def _require_mxnet_kernels(chip: Chip) -> None:
         f"of the same major number), got {major}.{minor} ({chip.name}); run whole networks in the host context "
         "(arrays in mx.cpu(), device='gpu')"
     )
-
-
-def settle(array: Any) -> None:
-    """Have MXNet put a CPU NDArray's values in plain order, in place, when all that it was given before is done.
-
-    oneDNN's operators leave arrays in a blocked layout. Handed to a Custom operator such an array is
-    reordered into temporary memory that is freed before the asynchronous operator reads it.
-    The reordering is queued, as a write, and not waited for: an operator that is called next, before any other,
-    reads a plain array. A built-in Convolution that begins to read its weight asks for it to be blocked; one called
-    earlier begins before the reordering, and MXNet drops what it asked for where the array has been written since.
-    Raises ProblemError for a sparse array.
-    """
-    shape = array.shape
-    if array.stype != "default":  # said in words only where it is wrong
-        check_dense(array.stype, f"an array of shape {shape}")
-    if 0 not in shape:
-        _reorder_later()(array.handle)
-
-
-@cache
-def _reorder_later() -> Callable[[Any], None]:
-    """MXNet's own function for that; its C API has none that does not wait."""
-    function = getattr(_mxnet()[0], _REORDER_LATER, None)
-    if function is None:  # a build without oneDNN has neither it nor blocked arrays
-        return lambda handle: None
-    function.argtypes, function.restype = [ctypes.c_void_p], None
-    return function  # type: ignore[no-any-return]
 
 
 def check_dense(stype: str, name: str) -> None:

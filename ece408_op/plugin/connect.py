@@ -7,7 +7,7 @@ import sys
 
 import mxnet as mx
 
-from . import _operator, _pooled_outputs, _synchronous, default_layout, mxnet_errors
+from . import _operator, default_layout, imperative, mxnet_errors
 
 
 def connect() -> None:
@@ -15,8 +15,7 @@ def connect() -> None:
     mxnet_errors.install()
     _operator.register()
     default_layout.install()
-    _pooled_outputs.install()
-    _synchronous.install()
+    imperative.install()
     atexit.register(_finish_pending)
 
 

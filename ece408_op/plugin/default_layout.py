@@ -1,35 +1,33 @@
-"""Keeps oneDNN's blocked layout away from the operator, by every way that leads to it.
+"""Keeps oneDNN's blocked layout away from the operator.
 
-MXNet's oneDNN operators leave their results, and reorder their weights, into a blocked layout. When
-such an array goes into a Custom operator, MXNet reorders it into a temporary that it frees before
-the asynchronous operator reads it: wrong numbers and no error. Executors (and so Module) keep that
-temporary alive; two other ways do not, and each has its cure:
+MXNet's oneDNN operators leave their results, and reorder their weights, into a blocked layout. When such an array goes
+into a Custom operator, MXNet reorders it into a temporary that it frees before the asynchronous operator reads it:
+wrong numbers and no error. Executors (and so Module) keep that temporary alive. Two other ways do not:
 
-- an imperative call: its inputs are put into plain order in place, by an operator queued before it; where other
-  threads live, which may give the weight to a built-in Convolution between the two, a copy of the weight goes in;
-- a graph run by CachedOp (hybridised Gluon, SymbolBlock) or by a control-flow operator: a slice of all
-  of it stands in front of each input, since its output is always in plain order. (So is a reshape's, but
-  oneDNN's reshape fails on an empty batch.)
-  A hybridised graph with the operator inside a loop also gives up its static allocation.
+- an imperative call: ``reorder`` is queued for each input before it, see imperative.py;
+- a graph run by CachedOp (hybridised Gluon, SymbolBlock) or by a control-flow operator: a slice of the whole array is
+  inserted in front of each input, because its output always has the default layout. (So has a reshape's, but oneDNN's
+  reshape fails on an empty batch.) A hybridised graph with the operator inside a loop also loses its static allocation.
 
-The node that stands for a whole network (``NETWORK``) is cured alike, but for its inputs that are the graph's own,
-images and parameters: those are put into plain order in place before the call, since a slice would copy them.
+The node of a whole network (``NETWORK``) is treated alike, except for its inputs that are the graph's own, images and
+parameters: a slice would copy them, so they are reordered in place before the call.
 
-Only calls and graphs with such operators in them are touched.
+Only calls and graphs with such operators in them are changed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mxnet as mx
 
-from ece408_op.errors import ProblemError
-from ece408_op.runtime import thread_pool
+from ece408_op.errors import DeviceError, ProblemError
 
 from . import bridge
 
@@ -37,26 +35,68 @@ OP_TYPE = "New"
 NETWORK = "ece408_network"
 _OP_TYPES = (OP_TYPE, NETWORK)
 
-#: Set on an operator inside a control-flow subgraph whose inputs have the slice in front.
-CURED = "__plain_inputs__"
+#: Set on an operator inside a control-flow subgraph that has the slices in front of its inputs.
+SLICED = "__plain_inputs__"
 
 #: Set by MXNet on every node that is made inside a control-flow subgraph.
 _SUBGRAPH = "__subgraph_name__"
 
-#: slice_axis with these takes all of an array, whatever its rank.
+#: slice_axis with these attributes returns the whole array, whatever its rank.
 _ALL = {"axis": "0", "begin": "0", "end": "None"}
+
+#: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
+_REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 
 def install() -> None:
-    """Put the cures in place; once a process."""
-    replace("mxnet.ndarray", "Custom", _settling(mx.nd.Custom))
+    """Make MXNet's graphs insert the slices; once per process."""
     replace("mxnet.symbol", "Custom", _slicing(mx.sym.Custom))
     replace("mxnet.ndarray", "CachedOp", _plain_cached_op(mx.nd.CachedOp))
 
 
+def reorder(array: Any) -> None:
+    """Queue an in-place reorder of a CPU NDArray to the default layout, after all pending operations on it.
+
+    It is queued as a write, and not waited for: an operator that is called next, before any other, reads the default
+    layout. A built-in Convolution that begins to read its weight requests the blocked layout for it. One called earlier
+    begins before the reorder, and MXNet drops its request where the array has been written since. Raises ProblemError
+    for a sparse array, and DeviceError where this build of MXNet cannot do it.
+    """
+    shape = array.shape
+    if array.stype != "default":  # formats a message only where it is wrong
+        bridge.check_dense(array.stype, f"an array of shape {shape}")
+    if 0 not in shape:
+        _reorder()(array.handle)
+
+
+@functools.cache
+def _reorder() -> Callable[[Any], None]:
+    return reorder_function(mx.base._LIB)
+
+
+def reorder_function(library: Any) -> Callable[[Any], None]:
+    """Return the function of MXNet's library that queues a reorder; its C API has only one that waits.
+
+    A build without oneDNN has no blocked arrays, and needs none. Raises DeviceError where a build with oneDNN lacks it.
+    """
+    function = getattr(library, _REORDER, None)
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p], None
+        return function  # type: ignore[no-any-return]
+    features = mx.runtime.Features()
+    uses_onednn = any(name in features and features.is_enabled(name) for name in ("MKLDNN", "ONEDNN"))
+    if uses_onednn and os.environ.get("MXNET_MKLDNN_ENABLED") != "0":
+        raise DeviceError(
+            f"MXNet {mx.__version__}: expected NDArray::Reorder2DefaultAsync in its library, found none; without it "
+            "the operator would read arrays in oneDNN's blocked layout and return wrong numbers; install MXNet 1.9.1 "
+            "from PyPI, or set MXNET_MKLDNN_ENABLED=0"
+        )
+    return lambda handle: None
+
+
 def check_subgraph(attributes: Mapping[str, str]) -> None:
-    """Raise ProblemError for an operator inside a control-flow subgraph without the cure (one from a file, say)."""
-    if attributes.get(_SUBGRAPH) and CURED not in attributes:
+    """Raise ProblemError for an operator inside a control-flow subgraph without the slices (one from a file, say)."""
+    if attributes.get(_SUBGRAPH) and SLICED not in attributes:
         raise ProblemError(
             f"expected a graph without control flow around New, got one inside {attributes[_SUBGRAPH]!r}; build the "
             "loop in this process with mx.sym.contrib or Gluon after importing ece408_op, instead of loading it"
@@ -64,37 +104,11 @@ def check_subgraph(attributes: Mapping[str, str]) -> None:
 
 
 def replace(package: str, name: str, new: Any) -> None:
-    """Set a name of MXNet's anew in every module of the package that holds it."""
+    """Replace an object of MXNet in every module of the package that has it under that name."""
     old = getattr(sys.modules[package], name)
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith(package) and vars(module).get(name) is old:
             setattr(module, name, new)
-
-
-def _settling(custom: Any) -> Any:
-    @functools.wraps(custom)
-    def wrapped(*data: Any, **kwargs: Any) -> Any:
-        op_type = kwargs.get("op_type")
-        if op_type in _OP_TYPES:
-            out = kwargs.get("out")
-            if out is not None:
-                for array in out if isinstance(out, (list, tuple)) else (out,):
-                    _plain(array)
-            data = tuple(_plain(value, shared=place > 0 and op_type == OP_TYPE) for place, value in enumerate(data))
-        return custom(*data, **kwargs)
-
-    return wrapped
-
-
-def _plain(array: Any, shared: bool = False) -> Any:
-    """The array in plain order when the call begins that comes next; ``shared``: a weight, which others may block."""
-    if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
-        return array
-    if shared and not thread_pool.alone() and array.stype == "default" and array.ndim == 4 and array.size:
-        # A copy, which only this call knows, and so nobody blocks; slices are always in plain order.
-        return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
-    bridge.settle(array)
-    return array
 
 
 def _slicing(custom: Any) -> Any:
@@ -103,7 +117,7 @@ def _slicing(custom: Any) -> Any:
         if kwargs.get("op_type") == OP_TYPE and _inside_subgraph():
             data = tuple(map(_sliced, data))
             kwargs = {name: _sliced(value) for name, value in kwargs.items()}
-            kwargs[CURED] = "1"
+            kwargs[SLICED] = "1"
         return custom(*data, **kwargs)
 
     return wrapped
@@ -120,69 +134,63 @@ def _sliced(value: Any) -> Any:
 
 def _plain_cached_op(cached_op: Any) -> Any:
     class CachedOp(cached_op):  # type: ignore[misc]
-        """MXNet's CachedOp; graphs with New in them get plain inputs."""
+        """MXNet's CachedOp; the package's operators in its graph get inputs in the default layout."""
 
-        __slots__ = ("_settled",)
+        __slots__ = ("_reordered",)
 
         def __init__(self, sym: Any, flags: Any = ()) -> None:
             text = sym.tojson()
             known = any(f'"{op_type}"' in text for op_type in _OP_TYPES)
             graph = json.loads(text) if known else {"nodes": []}
-            self._settled = _network_inputs(graph, sym) if known else ()
-            if any(map(_is_ours, graph["nodes"])):
+            self._reordered = _network_inputs(graph, sym) if known else ()
+            if any(map(_op_type, graph["nodes"])):
                 _insert_slices(graph)
                 plain = mx.sym.load_json(json.dumps(graph))
                 sym = plain.as_np_ndarray() if isinstance(sym, mx.sym.np._Symbol) else plain
             if any(_has_new_inside(node) for node in graph["nodes"]):
-                # Statically allocated, a loop's memory is used again before the operator has read it.
+                # With static allocation, a loop's memory is reused before the operator has read it.
                 flags = [(key, value) for key, value in flags if key not in ("static_alloc", "static_shape")]
             super().__init__(sym, flags)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            for position in self._settled:
+            for position in self._reordered:
                 if args[position].context.device_type != "gpu":
-                    bridge.settle(args[position])
+                    reorder(args[position])
             return super().__call__(*args, **kwargs)
 
     return CachedOp
 
 
-def _is_new(node: dict[str, Any]) -> bool:
-    return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == OP_TYPE
-
-
-def _is_network(node: dict[str, Any]) -> bool:
-    return node["op"] == "Custom" and node.get("attrs", {}).get("op_type") == NETWORK
-
-
-def _is_ours(node: dict[str, Any]) -> bool:
-    return _is_new(node) or _is_network(node)
+def _op_type(node: dict[str, Any]) -> str | None:
+    """Return OP_TYPE or NETWORK for a node of this package's, and None for others."""
+    op_type = node.get("attrs", {}).get("op_type") if node["op"] == "Custom" else None
+    return op_type if op_type in _OP_TYPES else None
 
 
 def _network_inputs(graph: dict[str, Any], sym: Any) -> tuple[int, ...]:
-    """Which of the graph's inputs, by position, go straight into a whole network."""
+    """Return the positions of the graph's inputs that go straight into a whole network."""
     nodes = graph["nodes"]
-    sources = {nodes[source]["name"] for node in nodes if _is_network(node) for source, *_ in node["inputs"]}
+    sources = {nodes[source]["name"] for node in nodes if _op_type(node) == NETWORK for source, *_ in node["inputs"]}
     return tuple(position for position, name in enumerate(sym.list_inputs()) if name in sources)
 
 
 def _has_new_inside(node: dict[str, Any]) -> bool:
     inside = [inner for subgraph in node.get("subgraphs", ()) for inner in subgraph["nodes"]]
-    return any(_is_new(inner) or _has_new_inside(inner) for inner in inside)
+    return any(_op_type(inner) == OP_TYPE or _has_new_inside(inner) for inner in inside)
 
 
 def _insert_slices(graph: dict[str, Any]) -> None:
-    """A slice of all in front of each input of each New, and of what a network is given by other nodes.
+    """Insert a slice in front of each input of each New, and of a network's inputs that other nodes compute.
 
     The graph stays in topological order.
     """
     nodes: list[dict[str, Any]] = []
-    moved: list[int] = []  # where the node of each old index stands now
+    moved: list[int] = []  # the new index of each node
     for node in graph["nodes"]:
         inputs = [[moved[source], *rest] for source, *rest in node["inputs"]]
-        if _is_ours(node):
+        if _op_type(node):
             for position, entry in enumerate(inputs):
-                if _is_network(node) and nodes[entry[0]]["op"] == "null":
+                if _op_type(node) == NETWORK and nodes[entry[0]]["op"] == "null":
                     continue
                 name = f"{node['name']}_plain{position}"
                 nodes.append({"op": "slice_axis", "name": name, "attrs": _ALL, "inputs": [entry]})

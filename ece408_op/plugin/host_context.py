@@ -1,7 +1,7 @@
-"""The GPU for arrays in the computer's memory: copied in, computed, copied out, the three overlapping.
+"""The host context: arrays in host memory, computed on a GPU; copies in and out overlap with computing.
 
-Calls on one GPU take turns: they would share the one link to it anyway, and so its buffers are bounded.
-What is kept from call to call, for each GPU: the staging buffers, three sets of device buffers, and streams.
+Calls on one GPU run one after another: they would share the link to it anyway, and so one set of buffers is enough. For
+each GPU, the staging buffers, the device buffers of the pipeline's stages, and streams are kept from call to call.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ece408_op.runtime.copy_pipeline import (
 )
 from ece408_op.runtime.launch import Plan, ceil_div
 from ece408_op.runtime.memory import advise_huge_pages
+from ece408_op.runtime.recent import Recent
 from ece408_op.runtime.thread_pool import share
 
 from .op_times import Timing
 
-#: The most threads that copy, and the bytes of each one's staging buffer: others were slower (docs/performance.md).
+#: The most threads that copy, and the bytes of a staging buffer: other values were slower (docs/performance.md).
 THREADS = 16
 STAGING_BYTES = 8 << 20
 
@@ -51,10 +52,10 @@ _WORTH_THREADS = 1 << 20
 
 _TO_DEVICE, _TO_HOST = 1, 2
 
-# It ends by the clock too: a call that waits for the device must not wait for a thread that waits for the call.
+# The hold also ends after a time: a call that waits for the device must not wait for a thread that waits for the call.
 _HOLD_NANOSECONDS = 20_000_000
-_GATE = """
-extern "C" __global__ void gate(const volatile long long *flag, long long number, long long most) {
+_HOLD = """
+extern "C" __global__ void hold(const volatile long long *flag, long long number, long long most) {
     long long start, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
     do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -77,19 +78,19 @@ def convolve(
     The arrays are NumPy's, C-contiguous float32; y may share memory with x or w. Returns when y is filled.
     Raises DeviceError where there is no such GPU, or where it fails, and UnsupportedError as the kernel does.
     """
-    shared = np.may_share_memory(x, y) or np.may_share_memory(w, y)
-    target = np.empty_like(y) if shared else y
+    overlaps = np.may_share_memory(x, y) or np.may_share_memory(w, y)
+    target = np.empty_like(y) if overlaps else y
     advise_huge_pages(target)
-    timing = gpu(device).run(kernel, problem, x, w, target, add and not shared)
-    if shared and add:
+    timing = gpu(device).run(kernel, problem, x, w, target, add and not overlaps)
+    if overlaps and add:
         y += target
-    elif shared:
+    elif overlaps:
         y[...] = target
     return timing
 
 
 class Gpu:
-    """What is kept for one GPU: a stream to compute on, staging buffers, device buffers; calls take turns."""
+    """One GPU's stream to compute on, staging buffers and device buffers; ``lock`` is for one call at a time."""
 
     def __init__(self, number: int) -> None:
         self.cuda = cuda.cupy().cuda
@@ -97,12 +98,13 @@ class Gpu:
         self.lock = threading.Lock()
         self.threads = min(THREADS, max(2, len(os.sched_getaffinity(0))))
         self.staging: SimpleQueue[StagingBuffer] = SimpleQueue()
-        #: Device memory by array and set of buffers: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
+        #: Device memory by array and pipeline stage: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
         self.buffers: dict[tuple[str, int], Any] = {}
-        self.warm: set[tuple[str, ConvProblem]] = set()
+        #: Kernels and layers that have run.
+        self.warm: Recent[tuple[str, ConvProblem], bool] = Recent(1024)
         with self.device, cuda.reported("the host context"):
             self.stream = self.cuda.Stream(non_blocking=True)
-            self.gate = _Gate(self.pinned(ITEM_BYTES * 2))
+            self.hold = _Hold(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
                 self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
@@ -110,7 +112,7 @@ class Gpu:
     def run(
         self, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, add: bool
     ) -> Timing:
-        """One call, as ``convolve``, into an output that shares no memory with the inputs."""
+        """Compute one call of ``convolve``, into an output that shares no memory with the inputs."""
         image = problem.with_batch(1)
         image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
         chunks = chunks_of(problem.batch, images_per_chunk(problem.batch, image_bytes, CHUNK_BYTES))
@@ -132,11 +134,11 @@ class Gpu:
         return Timing(seconds, max(0.0, total - seconds))
 
     def pinned(self, size: int) -> Any:
-        """So many bytes of the computer's memory that the GPU can reach."""
+        """Return ``size`` bytes of pinned host memory."""
         return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
 
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
-        """Copy a CuPy float32 array into a NumPy array as a call copies its output, and do nothing else."""
+        """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""
         advise_huge_pages(target)
         flat, most = target.reshape(-1), STAGING_BYTES // ITEM_BYTES
 
@@ -153,7 +155,7 @@ class Gpu:
             share(work, ceil_div(flat.size, most), self.threads)
 
     def make_room(self, part: ConvProblem, count: int) -> None:
-        """Device buffers for the weights and for so many chunks, kept as long as they are large enough."""
+        """Make the device buffers of ``count`` pipeline stages at least as large as a chunk needs them."""
         wanted = {("w", 0): part.w_shape}
         for stage in range(count):
             wanted["x", stage], wanted["y", stage] = part.x_shape, part.y_shape
@@ -164,12 +166,12 @@ class Gpu:
                 self.buffers[key] = self.allocate(size, part)
 
     def allocate(self, size: int, part: ConvProblem) -> Any:
-        """So many bytes of device memory; raises DeviceError where there is no room."""
+        """Return ``size`` bytes of device memory; raises DeviceError where there is no room."""
         errors = (self.cuda.runtime.CUDARuntimeError, self.cuda.memory.OutOfMemoryError)
         try:
             memory = self.cuda.Memory(size)
         except errors:
-            # CuPy keeps freed memory for itself: it is asked for it before giving up.
+            # CuPy's pool may have freed memory.
             cuda.cupy().get_default_memory_pool().free_all_blocks()
             try:
                 memory = self.cuda.Memory(size)
@@ -184,18 +186,18 @@ class Gpu:
         return self.cuda.MemoryPointer(memory, 0)
 
     def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
-        """Run a layer's kernel once before it is timed: that compiles and loads it."""
+        """Run a layer's kernel once, untimed: that compiles and loads it."""
         key = (kernel.name, part.with_batch(1))
         if key not in self.warm:
-            with self.gate.held(self.stream, work.arrays(part, 0)[0]):
+            with self.hold.held(self.stream, work.arrays(part, 0)[0]):
                 pass
             kernel.run(part, *work.arrays(part, 0), self.stream)
-            self.warm.add(key)
-        # Fresh memory has been cleared, and a first run is over, before a copy comes in.
+            self.warm[key] = True
+        # Copies must not begin before fresh memory is cleared and the first run has ended.
         cuda.wait(kernel.name, self.stream)
 
     def wait(self) -> None:
-        """Wait until nothing of the call is under way, also after an error: the buffers are used again."""
+        """Wait for all work of the call, also after an error: the next call uses the same buffers."""
         self.stream.synchronize()
         staging = [self.staging.get() for _ in range(self.threads)]
         for buffer in staging:
@@ -228,7 +230,7 @@ class _Work:
     def compute(self, this: Chunk) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
-        with self._gpu.device, self._gpu.gate.held(stream, arrays[0]):
+        with self._gpu.device, self._gpu.hold.held(stream, arrays[0]):
             start, end = self._cuda.Event(), self._cuda.Event()
             start.record(stream)
             self._kernel.run(problem, *arrays, stream)
@@ -237,14 +239,14 @@ class _Work:
         return end
 
     def arrays(self, part: ConvProblem, stage: int) -> tuple[Any, Any, Any]:
-        """x, w and y of a chunk on the device."""
+        """Return x, w and y of a chunk on the device."""
         shapes = {("x", stage): part.x_shape, ("w", 0): part.w_shape, ("y", stage): part.y_shape}
         array = cuda.cupy().ndarray
         x, w, y = (array(shape, np.float32, self._gpu.buffers[key]) for key, shape in shapes.items())
         return x, w, y
 
     def seconds(self) -> float:
-        """What the kernels took together, once all is done."""
+        """Return the kernels' total time, once all work is done."""
         return sum(self._cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
 
     def _copy(self, buffer: StagingBuffer, transfer: Transfer, direction: int, after: Any) -> None:
@@ -257,11 +259,11 @@ class _Work:
         buffer.stream.synchronize()
 
 
-class _Gate:
-    """Holds a stream until all of a chunk's work is queued on it.
+class _Hold:
+    """Makes a stream wait until all of a chunk's work is queued on it.
 
-    Otherwise the time between two events has the interpreter's in it: with other threads about, a kernel is
-    launched a tenth of a millisecond and more after the event in front of it.
+    Otherwise the time between two events includes the interpreter's: while other threads run, a kernel is launched a
+    tenth of a millisecond or more after the event in front of it.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -272,10 +274,10 @@ class _Gate:
 
     @contextmanager
     def held(self, stream: Any, array: Any) -> Iterator[None]:
-        """Hold the stream, on the current device, the CuPy array's, until the block ends; one block at a time."""
+        """Make a stream of the current device, the CuPy array's, wait until the block ends; one block at a time."""
         if self._kernel is None:
             plan = Plan(defines={}, images_per_launch=1, steps=lambda images: ())
-            self._kernel = cuda.compiled(cuda.Program("gate", _GATE, (), plan), array.device.id).function("gate", 0)
+            self._kernel = cuda.compiled(cuda.Program("hold", _HOLD, (), plan), array.device.id).function("hold", 0)
         self._number += 1
         args = (np.int64(self._flag.ctypes.data), np.int64(self._number), np.int64(_HOLD_NANOSECONDS))
         with stream:
@@ -291,7 +293,7 @@ _lock = threading.Lock()
 
 
 def gpu(number: int = 0) -> Gpu:
-    """What is kept for the GPU of that number; raises DeviceError where there is none."""
+    """Return the buffers and streams of the GPU of that number; raises DeviceError where there is none."""
     cuda.chip(number)
     with _lock:
         if number not in _gpus:
@@ -299,5 +301,5 @@ def gpu(number: int = 0) -> Gpu:
         return _gpus[number]
 
 
-# Registered when this file is imported, so before the package's wait for pending calls, and so run after it.
+# Registered when this module is imported, before the package's wait for pending calls, and so run after it.
 atexit.register(_gpus.clear)

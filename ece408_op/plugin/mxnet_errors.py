@@ -1,16 +1,24 @@
 """Brings the reason of an error inside a Custom operator to the Python caller.
 
-When a method of a Custom operator raises, MXNet prints the traceback to stdout and raises, in the
-caller's thread and maybe much later, an MXNetError that names a line of custom.cc. Here the reason is
-kept, the printing is left out for this package's own errors, and the MXNetError that reaches the
-caller says the reason. Other operators' errors go the way they always went; MXNet tells of them in the same
-words, so they are noted too.
+When a method of a Custom operator raises, MXNet prints the traceback to stdout and raises an MXNetError in the caller's
+thread that names a line of custom.cc instead of the reason. Every MXNetError passes through get_last_ffi_error, which
+``install`` replaces by one that adds the reason.
+
+Methods of a Prop fail in the caller's thread, which keeps the reason. ``forward`` and ``backward`` fail in a thread of
+MXNet's, and whoever waits for an output gets the error, maybe much later and after other operators have failed. MXNet's
+own message says nothing about which one failed, and MXNet loses some failures when several operators fail at the same
+time. So the failing method returns, after it has queued an operator that writes the output and fails: a Crop with an
+impossible offset. MXNet's message contains the offset, which is the number of the reason. (Other operators that fail
+when they run share a resource, such as the random number generator's state, and the failure spreads through it.)
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
+import inspect
+import itertools
+import re
 import sys
 import sysconfig
 import threading
@@ -19,71 +27,96 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from ece408_op.errors import Ece408Error
+from ece408_op.runtime.recent import Recent
 
-F = TypeVar("F", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., Any])
 
-#: Reasons of failed shape or type inferences, which MXNet reports in the thread that asked.
+#: The reason of the last failure of this thread.
 _here = threading.local()
 
-#: The reason of the last forward or backward that failed, which MXNet reports to whoever waits for the result.
-_elsewhere: list[Exception | None] = [None]
-
-#: How MXNet's printing about methods that run asynchronously begins.
-_ASYNCHRONOUS = ("Error in CustomOp.forward", "Error in CustomOp.backward")
+#: The reasons of failed calls of forward and backward, by number: an offset that no image has.
+_failures: Recent[int, Exception] = Recent(4096)
+_numbers = itertools.count(408_000_000)
+_FAILED = re.compile(r"param_\.offset\[0\] .*\((\d+) vs\. 0\)")
 
 
 class OperatorError(Ece408Error, RuntimeError):
-    """Something unforeseen inside the operator: a defect of a kernel or of this package."""
+    """An unforeseen error inside the operator: a defect of a kernel or of this package."""
 
 
-def keeps_reason(asynchronous: bool) -> Callable[[F], F]:
-    """Decorate a method that MXNet calls back: what it raises is kept for the caller.
+def reported_at_once(method: Method) -> Method:
+    """Decorate a method of a Prop, which MXNet calls and whose failure it reports in the caller's thread."""
 
-    asynchronous: MXNet reports the failure when a result is waited for, in any thread, and not at once.
-    """
+    @functools.wraps(method)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            _here.reason = _explained(error)
+            raise _here.reason from error
 
-    def decorate(method: F) -> F:
-        @functools.wraps(method)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(*args, **kwargs)
-            except Exception as error:
-                reason = error if isinstance(error, Ece408Error) else _unforeseen(error)
-                _note(reason, asynchronous)
-                if reason is error:
-                    raise
+    return guarded  # type: ignore[return-value]
+
+
+def reported_with_outputs(method: Method) -> Method:
+    """Decorate ``forward`` or ``backward``: whoever waits for what it writes gets the reason of its failure."""
+
+    @functools.wraps(method)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as error:
+            reason, given = _explained(error), inspect.signature(method).bind(*args, **kwargs).arguments
+            written = zip(given.get("in_grad", given["out_data"]), given["req"])
+            target = next((array for array, req in written if req != "null" and array.size), None)
+            if target is None:
                 raise reason from error
+            _fail(target, reason)
 
-        return guarded  # type: ignore[return-value]
+    return guarded  # type: ignore[return-value]
 
-    return decorate
+
+def _fail(target: Any, reason: Exception) -> None:
+    """Make waiting for an array fail with that reason."""
+    import mxnet as mx
+
+    number = next(_numbers)
+    _failures[number] = reason
+    try:
+        failing = mx.nd.Crop(mx.nd.zeros((1, 1, 1, 1)), offset=(number, 0), h_w=(1, 1), num_args=1)
+        failing.reshape((1,)).copyto(target.reshape((-1,))[0:1])
+    except mx.MXNetError:  # the NaiveEngine computes it in this thread, which is the caller's
+        _here.reason = reason
+        raise reason from None
 
 
 def install() -> None:
-    """Wrap MXNet's error door and silence its printing of our errors; once a process."""
+    """Replace MXNet's get_last_ffi_error, and do not print tracebacks of this package's errors; once per process."""
     from mxnet import base, operator
     from mxnet._ffi._ctypes import function
     from mxnet.symbol import symbol
 
-    plain = base.get_last_ffi_error
-    if getattr(plain, "says_reason", False):
+    original = base.get_last_ffi_error
+    if getattr(original, "adds_reason", False):
         return
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def get_last_ffi_error() -> Exception:
-        error = plain()
+        error = original()
         reason = _reason_of(str(error))
         return error if reason is None else _with_reason(error, reason)
 
-    get_last_ffi_error.says_reason = True  # type: ignore[attr-defined]
+    get_last_ffi_error.adds_reason = True  # type: ignore[attr-defined]
     for module in (base, function):
         module.get_last_ffi_error = get_last_ffi_error
     for module in (operator, symbol):
         module.print = _print_unless_ours
 
 
-def _unforeseen(error: Exception) -> OperatorError:
-    """The error with the file and line that raised it: the innermost ones that are in no library."""
+def _explained(error: Exception) -> Ece408Error:
+    """Return the error if it is this package's, and else one with the innermost file and line outside libraries."""
+    if isinstance(error, Ece408Error):
+        return error
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     frames = traceback.extract_tb(error.__traceback__)
     own = [one for one in frames if not one.filename.startswith(libraries) or "ece408_op" in Path(one.filename).parts]
@@ -92,30 +125,23 @@ def _unforeseen(error: Exception) -> OperatorError:
 
 
 def _reason_of(message: str) -> Exception | None:
-    """The kept reason behind MXNet's message, which names the failed callback of custom.cc."""
+    """Return the reason behind MXNet's message, which has a failure's number or the failed callback of custom.cc."""
+    failed = _FAILED.search(message)
+    if failed is not None:
+        return _failures.get(int(failed[1]))
     if "custom" not in message:
         return None
-    if "CustomOpFBFunc" in message:
-        return _elsewhere[0]
     reason = getattr(_here, "reason", None)
     _here.reason = None
     return reason
 
 
 def _with_reason(error: Exception, reason: Exception) -> Exception:
-    """The MXNetError to raise: an error of our own tree as well, and with our words."""
+    """Return the error to raise: an MXNetError that is also an error of the reason's class, with its words."""
     combined = type(f"MXNet{type(reason).__name__}", (type(reason), type(error)), {"__module__": __name__})
     explained: Exception = combined(f"in a Custom operator: {reason}")
     explained.__cause__ = reason
     return explained
-
-
-def _note(reason: Exception | None, asynchronous: bool) -> None:
-    """Keep the reason of the latest failure; None where it is another operator's."""
-    if asynchronous:
-        _elsewhere[0] = reason
-    else:
-        _here.reason = reason
 
 
 def _print_unless_ours(*args: Any, **kwargs: Any) -> None:
@@ -123,5 +149,5 @@ def _print_unless_ours(*args: Any, **kwargs: Any) -> None:
     if isinstance(error, Ece408Error):
         return
     if error is not None:
-        _note(None, asynchronous=bool(args) and str(args[0]).startswith(_ASYNCHRONOUS))
+        _here.reason = None  # another operator's failure
     builtins.print(*args, **kwargs)

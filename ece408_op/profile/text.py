@@ -28,9 +28,9 @@ EXPLANATIONS = {
     ),
 }
 #: The package's own kernel that is no convolution, and what it does.
-GATE = "gate"
-GATE_SENTENCE = (
-    "gate is this package's own kernel: where the operator copies to a GPU and back, it holds the stream until all "
+HOLD = "hold"
+HOLD_SENTENCE = (
+    "hold is this package's own kernel: where the operator copies to a GPU and back, the stream waits in it until all "
     "work of a launch is queued, so that Op Time does not include waiting for the host. It computes nothing."
 )
 
@@ -70,7 +70,7 @@ def _table(key: str, table: Sequence[_tables.Row]) -> str:
         lines.append(f"{row.percent:7.2f}% {time(row.total):>10} {row.calls:7d} {times}  {row.name}")
     names = ", ".join(f"{row.name} ({row.percent:.1f} %)" for row in _tables.most(table))
     lines += [f"Over {_tables.MOST:.0f} % of the time, {entries}: {names}", explanation]
-    return "\n".join(lines + [GATE_SENTENCE] * any(row.name == GATE for row in table))
+    return "\n".join(lines + [HOLD_SENTENCE] * any(row.name == HOLD for row in table))
 
 
 def _launch_table(table: Sequence[_tables.LaunchShape]) -> str:

@@ -87,7 +87,7 @@ def as_page(asked: Asked, runs: Runs) -> str:
             cpu_charts=cpu_charts,
             gpu_charts=gpu_charts,
             explanations=text.EXPLANATIONS,
-            gate=text.GATE_SENTENCE,
+            hold=text.HOLD_SENTENCE,
             # The advice on what to use instead is in the machine's table and at the end of the page.
             gpu_problem=(facts["cannot"]["gpu"] or "").split(": use ")[0].rstrip(".") if facts else "",
         )

@@ -2,6 +2,8 @@
 
 cuda              the GPUs, compiling a kernel's text, launching it, streams
 launch            a launch as integers: grids, blocks, arguments, constants, scratch memory
+prepared_launch   launches whose arguments are built once
+recent            a dictionary of bounded size
 copy_pipeline     copies between host and device that overlap with computing
 llvm              machine code from LLVM IR
 thread_pool       threads that share the parts of one call

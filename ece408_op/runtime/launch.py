@@ -1,7 +1,7 @@
 """How a CUDA kernel is launched, in integers alone: grids, blocks, arguments, constants, scratch memory.
 
 A kernel's plan is made from the problem and the chip's figures, so that all of it is tested without
-a GPU; ``cuda.py`` and ``_prepared_launch.py`` carry it out.
+a GPU; ``cuda.py`` and ``prepared_launch.py`` carry it out.
 """
 
 from __future__ import annotations

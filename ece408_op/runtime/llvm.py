@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -31,6 +31,9 @@ F32_PTR, I64_PTR = F32.as_pointer(), I64.as_pointer()
 #: Building IR and compiling share global state in llvmlite: one thread at a time.
 LOCK = threading.RLock()
 
+#: Functions that ``compiled_once`` keeps, each with about a megabyte of LLVM: more layers than most networks have.
+CAPACITY = 128
+
 _LEVELS = {"sse": 4, "avx2": 8, "avx512": 16}
 #: Names to tune for where the CPU's own would bring its instructions back. For "x86-64", and for "generic", LLVM orders
 #: them as for older CPUs, and spills sums of ``winograd`` from AVX2's 16 registers.
@@ -38,17 +41,20 @@ _LIMITED = {"sse": "x86-64", "avx2": "x86-64-v3"}
 
 
 def compiled_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep what ``make`` compiled, by its arguments, and call it under LOCK: eight first calls compile once."""
-    known: dict[tuple[Any, ...], Any] = {}
+    """Keep the last CAPACITY results of ``make``, by its arguments; call it under LOCK, so that threads compile once.
 
+    The results are not freed when the interpreter exits: threads of MXNet may still be running them.
+    """
+    compiled = lru_cache(CAPACITY)(make)
+
+    @lru_cache(CAPACITY)
     @wraps(make)
     def get(*key: Any) -> Any:
-        if key not in known:
-            with LOCK:
-                if key not in known:
-                    known[key] = make(*key)
-        return known[key]
+        with LOCK:
+            return compiled(*key)
 
+    for kept in (compiled, get):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     return get
 
 
@@ -112,16 +118,17 @@ def _start_llvm() -> None:
 
 
 def compile_function(module: ir.Module, name: str, argtypes: Sequence[Any], target: Cpu) -> Any:
-    """The function ``name`` of a module as a ctypes function without a result; for use under compiled_once.
+    """Return the function ``name`` of a module as a ctypes function without a result; for use under compiled_once.
 
-    The machine code stays for the life of the process: threads of MXNet may be in it while the interpreter exits.
+    The machine code lives as long as the function object, which a thread that calls it refers to.
     """
     machine, parsed = _parse(module, target)
     engine = llvm.create_mcjit_compiler(parsed, machine)
     engine.finalize_object()
     address = engine.get_function_address(name)
-    engine.detach()
-    return ctypes.CFUNCTYPE(None, *argtypes)(address)
+    function = ctypes.CFUNCTYPE(None, *argtypes)(address)
+    function.engine = engine  # type: ignore[attr-defined]
+    return function
 
 
 def assembly(module: ir.Module, target: Cpu) -> str:

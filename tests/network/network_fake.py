@@ -107,7 +107,7 @@ def fake_cupy():
     )
 
 
-class Gate:
+class Hold:
     @contextmanager
     def held(self, stream, array):
         yield
@@ -121,7 +121,7 @@ class Gpu:
 
     def __init__(self, threads=4):
         self.cuda, self.device, self.stream = fake_cupy().cuda, nullcontext(), Stream()
-        self.lock, self.threads, self.gate, self.staging = threading.Lock(), threads, Gate(), SimpleQueue()
+        self.lock, self.threads, self.hold, self.staging = threading.Lock(), threads, Hold(), SimpleQueue()
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 

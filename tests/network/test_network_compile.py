@@ -44,15 +44,17 @@ def hopper():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_passes_compile_and_spill_nothing(architecture):
     for one in PASSES:
-        (report,) = nvrtc.compile_text(one.program.text, architecture).values()
+        (report,) = nvrtc.compile_text(one.program.source, architecture).values()
         assert (report.stack_bytes, report.spill_bytes) == (0, 0), (one.program.name, report)
 
 
 def test_the_split_precision_product_compiles_for_hopper():
-    reports = {text: nvrtc.compile_text(text, 90, options) for text, options in {(p.text, p.options) for p in hopper()}}
+    reports = {
+        text: nvrtc.compile_text(text, 90, options) for text, options in {(p.source, p.options) for p in hopper()}
+    }
     assert len(reports) == 3
     for program in hopper():
-        report = reports[program.text][program.name]
+        report = reports[program.source][program.name]
         assert (report.stack_bytes, report.spill_bytes) == (0, 0), (program.name, report)
         (launch,) = program.plan.steps(1)
         assert launch.shared <= 227 * 1024
@@ -62,5 +64,5 @@ def test_the_split_precision_product_compiles_for_hopper():
 def test_launches_have_an_argument_for_each_parameter():
     for program in (*(one.program for one in PASSES), *hopper()):
         (launch,) = program.plan.steps(1)
-        (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.text)
+        (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.source)
         assert len(launch.args) == len(parameters.split(",")), launch.entry

@@ -7,6 +7,7 @@ import pytest
 
 import ece408_op
 from ece408_op.errors import ProblemError
+from ece408_op.runtime import thread_pool
 
 mx = pytest.importorskip("mxnet")
 
@@ -209,3 +210,34 @@ def test_another_operators_failure_is_not_given_our_reason(capfd):
         mx.nd.Custom(mx.nd.ones((1,)), op_type="FailsLater").wait_to_read()
     assert "gradient" not in str(caught.value)
     assert "somebody else's" in capfd.readouterr().out
+
+
+def failing(kernel):
+    """A call that fails when it computes, for a reason that names its own kernel's size."""
+    x, w = mx.nd.ones((8, 1, 40, 40)), mx.nd.ones((2, 1, kernel, kernel))
+    return mx.nd.Custom(x, w, op_type="New", kernel=(kernel, kernel), num_filter=2, impl="winograd")
+
+
+@pytest.mark.parametrize("behind", [lambda y: y, lambda y: y + 1], ids=["itself", "an operator behind it"])
+def test_operators_that_fail_at_once_each_report_their_own_reason(behind, monkeypatch, capfd):
+    monkeypatch.setattr(thread_pool, "alone", lambda: False)  # through MXNet's engine
+    for _ in range(20):
+        pending = {kernel: behind(failing(kernel)) for kernel in range(20, 30)}
+        for kernel in reversed(pending):
+            with pytest.raises(mx.MXNetError, match=f"filters of {kernel} x {kernel} on the cpu: winograd"):
+                pending[kernel].wait_to_read()
+    assert capfd.readouterr().out == ""
+
+
+def test_a_gradient_and_a_result_that_fail_at_once_each_report_their_own_reason():
+    for _ in range(20):
+        data = mx.nd.ones((1, 1, 3, 3))
+        data.attach_grad()
+        with mx.autograd.record():
+            y = mx.nd.Custom(data, mx.nd.ones((4, 1, 3, 3)), op_type="New", **GOOD)
+        y.backward()
+        other = failing(20)
+        with pytest.raises(mx.MXNetError, match="there is no gradient"):
+            data.grad.wait_to_read()
+        with pytest.raises(mx.MXNetError, match="filters of 20 x 20"):
+            other.wait_to_read()

@@ -1,4 +1,4 @@
-"""Large outputs of imperative calls, whose memory earlier ones have left."""
+"""The output pool: large outputs of imperative calls get the memory of freed ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 import ece408_op  # noqa: F401 (joins itself to MXNet)
 from ece408_op.core.check import compare
 from ece408_op.kernels.cpu import direct
-from ece408_op.plugin import _output_pool
 
 mx = pytest.importorskip("mxnet")
-bridge = pytest.importorskip("ece408_op.plugin.bridge")
+from ece408_op.plugin import bridge, output_pool  # noqa: E402 (they need MXNet)
 
-pytestmark = pytest.mark.skipif(_output_pool._give_back() is None, reason="needs Linux, which keeps freed pages")
+ALONE = output_pool.OutputPool(1 << 30)  # as long-lived as its arrays
+
+pytestmark = pytest.mark.skipif(ALONE.array((1,)) is None, reason="needs Linux, which keeps freed pages")
 
 #: 4.6 MB of output.
 SHAPES = (100, 3, 34, 34), (12, 3, 3, 3)
@@ -47,22 +48,18 @@ def assert_right(output, x, w):
     assert found.passed, str(found)
 
 
-ALONE = _output_pool.Keeper()  # as long-lived as its arrays
-
-
 def test_the_next_output_lies_where_the_last_one_lay(monkeypatch):
-    monkeypatch.setattr(_output_pool, "keeper", lambda: ALONE)
+    monkeypatch.setattr(output_pool, "pool", lambda: ALONE)
     output = call(*values(1))
-    where = place(output)
-    assert ALONE.waiting() == 0
+    where, others = place(output), ALONE.waiting_bytes()
     del output
-    for _ in range(500):  # the engine may hold it a moment longer
-        if ALONE.waiting():
+    for _ in range(500):  # the engine may use it a moment longer
+        if ALONE.waiting_bytes() > others:
             break
         time.sleep(0.01)
-    assert ALONE.waiting() >= 4 * 100 * 12 * 32 * 32
+    assert ALONE.waiting_bytes() >= others + 4 * 100 * 12 * 32 * 32
     output = call(*values(2))
-    assert place(output) == where and ALONE.waiting() == 0
+    assert place(output) == where and ALONE.waiting_bytes() == others
     assert_right(output, *values(2))
     assert output.context == mx.cpu() and output.dtype == np.float32
 
@@ -105,7 +102,7 @@ def test_mxnets_own_operators_write_into_it():
 
 
 def test_small_and_recorded_calls_and_those_with_an_output_ask_for_none(monkeypatch):
-    monkeypatch.setattr(_output_pool.Keeper, "lend", lambda keeper, shape: pytest.fail(f"asked for {shape}"))
+    monkeypatch.setattr(output_pool.OutputPool, "array", lambda pool, shape: pytest.fail(f"asked for {shape}"))
     x, w = values()
     assert_right(call(x[:2], w), x[:2], w)
     with mx.autograd.record(train_mode=False):
@@ -116,7 +113,7 @@ def test_small_and_recorded_calls_and_those_with_an_output_ask_for_none(monkeypa
 
 
 def test_without_memory_mxnet_makes_the_output(monkeypatch):
-    monkeypatch.setattr(_output_pool.Keeper, "lend", lambda keeper, shape: None)
+    monkeypatch.setattr(output_pool.OutputPool, "array", lambda pool, shape: None)
     assert_right(call(*values()), *values())
 
 
@@ -160,29 +157,64 @@ def _freed(tensor):
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5_000_000)), max_size=20))
-def test_blocks_that_are_lent_never_overlap(steps):
-    keeper, lent = _output_pool.Keeper(), []
-    for give_back, count in steps:
-        if give_back and lent:
-            _freed(lent.pop(count % len(lent))[0])
+def test_blocks_in_use_never_overlap(steps):
+    pool, used = output_pool.OutputPool(1 << 30), []
+    for free, count in steps:
+        if free and used:
+            _freed(used.pop(count % len(used))[0])
             continue
-        tensor = keeper.lend((count,))
+        tensor = pool.allocate((count,))
         start = tensor.tensor.data
         assert start % 64 == 0
-        assert all(start + 4 * count <= other or other + size <= start for _, other, size in lent)
+        assert all(start + 4 * count <= other or other + size <= start for _, other, size in used)
         ctypes.memset(start, 0xFF, 4 * count)
-        lent.append((tensor, start, 4 * count))
-    for tensor, _, _ in lent:
+        used.append((tensor, start, 4 * count))
+    for tensor, _, _ in used:
         _freed(tensor)
-    assert keeper.waiting() >= sum(size for _, _, size in lent)
+    assert pool.waiting_bytes() >= sum(size for _, _, size in used)
 
 
-def test_what_waits_has_a_limit(monkeypatch):
-    monkeypatch.setattr(_output_pool, "_MOST", 64 << 20)
-    keeper = _output_pool.Keeper()
-    for megabytes in (8, 20, 44, 96, 200):
-        _freed(keeper.lend((megabytes << 18,)))
-    assert keeper.waiting() <= 200 << 20
-    tensor = keeper.lend((4 << 18,))
-    assert keeper.waiting() <= 64 << 20
-    _freed(tensor)
+def test_blocks_in_use_and_waiting_ones_are_within_the_limit():
+    pool = output_pool.OutputPool(64 << 20)
+    for megabytes in (8, 20, 44, 64):
+        _freed(pool.allocate((megabytes << 18,)))
+        assert pool.waiting_bytes() <= 64 << 20
+    assert pool.allocate((65 << 18,)) is None
+    tensors = [pool.allocate((20 << 18,)) for _ in range(4)]
+    assert [tensor is None for tensor in tensors] == [False, False, False, True]
+    for tensor in tensors[:3]:
+        _freed(tensor)
+    assert 60 << 20 <= pool.waiting_bytes() <= 64 << 20
+
+
+LIMITED = f"""
+import ece408_op, mxnet as mx
+x, w = mx.nd.ones({SHAPES[0]}), mx.nd.ones({SHAPES[1]})
+for _ in range(3):
+    assert (mx.nd.Custom(x, w, **{ATTRIBUTES!r}).asnumpy() == 27).all()
+import time
+from ece408_op.plugin import output_pool
+for _ in range(50):  # the engine may use the last one a moment longer
+    time.sleep(0.01)
+    if output_pool.pool().waiting_bytes(): break
+print(output_pool.pool().waiting_bytes())
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "printed"), [("0", "0\n"), ("4000000", "0\n"), ("5000000", "6291456\n"), (" ", "6291456\n")]
+)
+def test_an_environment_variable_limits_it_and_turns_it_off(limit, printed):
+    limited = {**os.environ, "ECE408_OUTPUT_POOL": limit}
+    command = [sys.executable, "-W", "ignore", "-c", LIMITED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=limited)
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
+
+
+def test_a_limit_that_is_no_number_is_an_error():
+    limited = {**os.environ, "ECE408_OUTPUT_POOL": "4 GiB"}
+    command = [sys.executable, "-W", "ignore", "-c", LIMITED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=limited)
+    assert (
+        "ECE408_OUTPUT_POOL: expected a number of bytes, or 0 to turn the output pool off, got '4 GiB'" in done.stderr
+    )

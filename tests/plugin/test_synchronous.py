@@ -1,4 +1,4 @@
-"""The short way of small calls, which is the caller's own thread, beside the long way through MXNet's engine."""
+"""The synchronous fast path of small calls, compared with the way through MXNet's engine."""
 
 from __future__ import annotations
 
@@ -8,31 +8,38 @@ import numpy as np
 import pytest
 
 import ece408_op
+from ece408_op.core import dispatch
 from ece408_op.core.check import compare
+from ece408_op.errors import DeviceError
 from ece408_op.kernels.cpu import direct
-from ece408_op.plugin import bridge
+from ece408_op.plugin import bridge, op_times
 from ece408_op.runtime import thread_pool
 
 mx = pytest.importorskip("mxnet")
-at_once = pytest.importorskip("ece408_op.plugin._synchronous")  # behind MXNet, which it is joined to
-operator = pytest.importorskip("ece408_op.plugin._operator")
+from ece408_op.plugin import default_layout, imperative  # noqa: E402 (they need MXNet)
 
 
 @pytest.fixture(params=["cpu", "gpu"])
-def forwards(monkeypatch, request):
+def threads(monkeypatch, request):
     """The threads that computed, in order; mx.cpu() stands for mx.gpu() too."""
     gpu = request.param == "gpu"
     monkeypatch.setattr(bridge, "on_gpu", lambda array: gpu)
     monkeypatch.setattr(thread_pool, "alone", lambda: True)
-    seen, made = [], operator.NewProp.create_operator
+    seen, record = [], op_times.record
+    monkeypatch.setattr(op_times, "record", lambda call: seen.append(threading.get_ident()) or record(call))
+    return seen
 
-    def create(prop, *given):
-        operator = made(prop, *given)
-        compute = operator.forward
-        operator.forward = lambda *arrays, **more: seen.append(threading.get_ident()) or compute(*arrays, **more)
-        return operator
 
-    monkeypatch.setattr(operator.NewProp, "create_operator", create)
+@pytest.fixture
+def failures(monkeypatch):
+    """The threads in which a kernel was chosen, which fails every time."""
+    seen = []
+
+    def fail(*given):
+        seen.append(threading.get_ident())
+        raise DeviceError(f"failure {len(seen)}")
+
+    monkeypatch.setattr(dispatch, "select", fail)
     return seen
 
 
@@ -52,28 +59,28 @@ def call(x, w, **more):
     return y
 
 
-def test_a_small_call_is_computed_here_and_right(forwards):
+def test_a_small_call_is_computed_here_and_right(threads):
     x, w = arrays()
     y = call(x * 1, w)  # of an input that the engine may still be computing
-    assert forwards == [HERE]
+    assert threads == [HERE]
     assert compare(y.asnumpy(), x.asnumpy(), w.asnumpy(), direct.KERNEL).passed
     assert ece408_op.op_times()[-1].problem.x_shape == x.shape
 
 
-def test_it_is_what_the_engine_computes(forwards):
+def test_it_is_what_the_engine_computes(threads):
     x, w = arrays(5)
     out = mx.nd.full((5, 4, 7, 7), np.nan)
     assert call(x, w, out=out) is out
-    assert forwards != [HERE]
+    assert threads != [HERE]
     assert (call(x, w).asnumpy() == out.asnumpy()).all()
-    assert forwards[1:] == [HERE]
+    assert threads[1:] == [HERE]
 
 
-def test_fused_calls_and_named_ones(forwards):
+def test_fused_calls_and_named_ones(threads):
     x, w = arrays()
     assert call(x, w, fuse="tanh_pool").shape == (2, 4, 3, 3)
     assert ece408_op.New(x, w, kernel=(3, 3), num_filter=4, name="first").shape == (2, 4, 7, 7)
-    assert forwards == [HERE] * 2
+    assert threads == [HERE] * 2
     assert ece408_op.op_times()[-1].layer == "first"
 
 
@@ -82,10 +89,10 @@ LARGE = {"large": (600, 16, 30, 16, 5), "wide": (2, 1, 73, 1, 1)}
 
 
 @pytest.mark.parametrize("what", ["recorded", "large", "wide", "with other threads"])
-def test_what_needs_the_engine_goes_its_way(forwards, monkeypatch, what):
+def test_what_needs_the_engine_goes_its_way(threads, monkeypatch, what):
     x, w = arrays(*LARGE.get(what, ()))
     if what == "wide":
-        monkeypatch.setattr(at_once, "MOST_BYTES", {"cpu": 80_000, "gpu": 80_000})
+        monkeypatch.setattr(imperative, "MOST_BYTES", {"cpu": 80_000, "gpu": 80_000})
     if what == "with other threads":
         monkeypatch.setattr(thread_pool, "alone", lambda: False)
     if what == "recorded":
@@ -93,14 +100,14 @@ def test_what_needs_the_engine_goes_its_way(forwards, monkeypatch, what):
             call(x, w)
     else:
         call(x, w)
-    assert len(forwards) == 1
-    assert forwards != [HERE]
+    assert len(threads) == 1
+    assert threads != [HERE]
 
 
-def test_an_empty_batch(forwards):
+def test_an_empty_batch(threads):
     with mx.util.np_shape(True):
         assert call(mx.nd.zeros((0, 3, 9, 9)), arrays()[1]).shape == (0, 4, 7, 7)
-    assert forwards != [HERE]
+    assert threads != [HERE]
 
 
 @pytest.mark.parametrize(
@@ -134,36 +141,24 @@ def test_errors_are_those_of_the_long_way(monkeypatch, change, reason):
     assert error() == usual
 
 
-def test_a_kernel_that_fails_is_reported_as_ever(forwards, monkeypatch):
-    def fail(*given):
-        raise ece408_op.errors.DeviceError("no room")
-
-    monkeypatch.setattr("ece408_op.plugin._cpu_context.convolve", fail)
+def test_a_call_that_fails_here_fails_in_the_engine_which_reports_it(threads, failures):
     x, w = arrays()
-    with pytest.raises(mx.MXNetError, match="no room"):
+    with pytest.raises(mx.MXNetError, match="failure 2"):
         call(x, w)
-    assert forwards[0] == HERE
-    assert len(forwards) > 1
+    assert failures[0] == HERE != failures[1]
 
 
-def test_an_input_that_failed_is_reported_as_what_it_was(forwards, monkeypatch):
-    calls = []
-
-    def fail(*given):
-        calls.append(given)
-        raise ece408_op.errors.DeviceError(f"failure {len(calls)}")
-
-    monkeypatch.setattr("ece408_op.plugin._cpu_context.convolve", fail)
+def test_an_input_that_failed_is_reported_by_its_own_reason(threads, failures):
     x, w = arrays()
     out = mx.nd.zeros((2, 4, 7, 7))
     mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=4, out=out)  # by the engine: nobody has waited yet
     with pytest.raises(mx.MXNetError, match="failure 1"):
         call(out, mx.nd.ones((5, 4, 3, 3)))
-    assert len(calls) == 1
+    assert len(failures) == 1
 
 
 @pytest.mark.parametrize("turn", range(20))
-def test_a_weight_that_a_convolution_is_about_to_block_is_read_in_plain_order(forwards, turn):
+def test_a_weight_that_a_convolution_is_about_to_block_is_read_in_plain_order(threads, turn):
     """The built-in one is queued and not waited for: it asks for its weight in another order, in place."""
     rng = np.random.default_rng(turn)
     x = mx.nd.array(rng.uniform(-1, 1, (1, 16, 12, 12)).astype(np.float32))
@@ -179,13 +174,13 @@ def test_a_weight_that_a_convolution_is_about_to_block_is_read_in_plain_order(fo
 
 
 @pytest.mark.parametrize("home", ["cpu", "gpu"])
-def test_both_inputs_are_settled_before_they_are_read_where_mxnet_blocks_arrays(monkeypatch, home):
-    settled, settle = [], bridge.settle
+def test_both_inputs_are_reordered_before_they_are_read_where_mxnet_blocks_arrays(monkeypatch, home):
+    done, reorder = [], default_layout.reorder
     monkeypatch.setattr(bridge, "on_gpu", lambda array: home == "gpu")
     monkeypatch.setattr(thread_pool, "alone", lambda: True)
-    monkeypatch.setattr(bridge, "settle", lambda array: settled.append(array.handle.value) or settle(array))
-    monkeypatch.setattr("ece408_op.plugin._cpu_context.convolve", lambda *given: settled.append("read") or (0.0, 0.0))
+    monkeypatch.setattr(default_layout, "reorder", lambda array: done.append(array.handle.value) or reorder(array))
+    monkeypatch.setattr(op_times, "record", lambda call: done.append("computed"))
     x, w = arrays()
     call(x, w)
     both = [x.handle.value, w.handle.value] if home == "cpu" else []
-    assert settled == [*both, "read"]
+    assert done == [*both, "computed"]

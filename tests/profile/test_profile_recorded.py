@@ -32,7 +32,7 @@ def test_the_gpus_table_is_that_of_the_raw_record(profile) -> None:
     found = {row.name: (row.total, row.calls, row.least, row.most) for row in _tables.tables(profile)["gpu"]}
     assert found == {name: (sum(t), len(t), min(t), max(t)) for name, t in sums.items()}
     assert found["strip"][1] == 4  # two layers, each once unmeasured and once measured
-    assert {"gate", "[CUDA memcpy HtoD]", "[CUDA memcpy DtoH]", "[CUDA memset]"} < set(found)
+    assert {"hold", "[CUDA memcpy HtoD]", "[CUDA memcpy DtoH]", "[CUDA memset]"} < set(found)
 
 
 def test_no_call_counts_twice(profile) -> None:
@@ -64,7 +64,7 @@ def test_the_clocks_of_gpu_host_and_mxnet_agree(profile) -> None:
 
 def test_launch_shapes_are_those_of_the_plan(profile) -> None:
     shapes = {(shape.name, shape.block): shape for shape in _tables.shapes(profile)}
-    assert shapes["gate", (1, 1, 1)].launches == 4
+    assert shapes["hold", (1, 1, 1)].launches == 4
     strips = [shape for shape in shapes.values() if shape.name == "strip"]
     assert [(shape.launches, shape.dynamic_shared, shape.registers) for shape in strips] == [
         (2, 27840, 168),
@@ -84,7 +84,7 @@ def test_the_text_and_the_trace_have_all_activities(profile) -> None:
     words = text.as_text(profile)
     for title in ("GPU activities:", "CUDA API calls:", "Kernel launches:", "MXNet operators:"):
         assert title in words
-    assert text.GATE_SENTENCE in words
+    assert text.HOLD_SENTENCE in words
     events = _trace.events(profile)["traceEvents"]
     assert len([event for event in events if event["ph"] == "X"]) == len(profile.activities)
     arrows = [event for event in events if event["ph"] == "f"]

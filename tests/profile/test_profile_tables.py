@@ -106,7 +106,7 @@ def test_text_has_both_lists_and_explains_their_entries() -> None:
         assert f"Over 90 % of the time, {line}\n{text.EXPLANATIONS[key][-1]}" in words
     assert "A note." in words
     assert "MXNet operators" not in words
-    assert text.GATE_SENTENCE not in words
+    assert text.HOLD_SENTENCE not in words
 
 
 def test_trace_has_tracks_by_stream_and_thread_and_arrows_from_calls_to_kernels() -> None:

@@ -326,7 +326,7 @@ def test_mxnets_time_is_in_table_and_chart_where_it_was_measured(kept) -> None:
 
 def test_profiles_have_the_list_over_90_percent_and_folded_tables(kept) -> None:
     entry = {"name": "naive", "percent": 95.0, "total": 3e6, "calls": 7, "average": 4e5, "least": 2e5, "most": 9e5}
-    other = {**entry, "name": "gate", "percent": 5.0}
+    other = {**entry, "name": "hold", "percent": 5.0}
     shape = {"name": "naive", "launches": 7, "grid": [9, 1, 1], "block": [32, 8, 1], "registers": 40}
     shape |= {"static_shared": 1000, "dynamic_shared": 24, "local": 0, "occupancy": 0.5}
     profile = {"tables": {"gpu": [entry, other], "calls": [], "operators": []}, "most": {"gpu": ["naive"]}}

@@ -1,4 +1,4 @@
-"""Launches made ready beforehand; those that begin early must not see what is not there yet."""
+"""Prepared launches; programmatic dependent launches must not read what is not written yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_case import refused, require_gpu
 
 from ece408_op.kernels.cuda.split_precision import split_precision
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime import _prepared_launch, cuda
+from ece408_op.runtime import cuda, prepared_launch
 from ece408_op.runtime.launch import Chip, Launch
 
 LAYERS = {
@@ -46,14 +46,16 @@ def test_calls_behind_one_another_give_what_calls_that_wait_give(kernel, monkeyp
 
     expected = []
     with monkeypatch.context() as without:
-        without.setattr(_prepared_launch, "_driver", lambda: None)
+        without.setattr(prepared_launch, "launch_function", lambda: None)
         for arrays in sets:
             arrays["y"].fill(np.nan)
             call(arrays)
             cupy.cuda.Device().synchronize()
             expected.append(arrays["y"].copy())
-    done, driver = [], _prepared_launch._driver()
-    monkeypatch.setattr(_prepared_launch, "_driver", lambda: lambda *given: done.append(driver(*given)) or done[-1])
+    done, driver = [], prepared_launch.launch_function()
+    monkeypatch.setattr(
+        prepared_launch, "launch_function", lambda: lambda *given: done.append(driver(*given)) or done[-1]
+    )
     for _ in range(10):
         for arrays in sets:
             arrays["y"].fill(7)
@@ -94,17 +96,17 @@ STEP = Launch("k", (3, 2, 1), (32, 1, 1), ("x", "y", np.int64(-5), np.int32(9), 
 
 
 def prepared(function):
-    addresses = _prepared_launch.Addresses(["y", "x"])
-    ready = _prepared_launch.Prepared(function, STEP, addresses)
+    addresses = prepared_launch.Addresses(["y", "x"])
+    ready = prepared_launch.PreparedLaunch(function, STEP, addresses)
     addresses.fill({"x": 2**63 + 1, "y": 512, "not used": 1})
     return ready
 
 
 @pytest.mark.parametrize("driver", ["none", "one that refuses"])
 def test_what_the_driver_will_not_launch_cupy_does(monkeypatch, driver):
-    monkeypatch.setattr(_prepared_launch, "_driver", lambda: None if driver == "none" else lambda *_: 1)
+    monkeypatch.setattr(prepared_launch, "launch_function", lambda: None if driver == "none" else lambda *_: 1)
     function = Function()
-    prepared(function).put(Stream())
+    prepared(function).enqueue(Stream())
     args = (2**63 + 1, 512, -5, 9, 0.5)
     assert function.calls == [(((3, 2, 1), (32, 1, 1), args), {"shared_mem": 64})]
 
@@ -121,9 +123,9 @@ def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatc
         seen.append((given.count, attribute.which, attribute.value))
         return 0
 
-    monkeypatch.setattr(_prepared_launch, "_driver", lambda: call)
+    monkeypatch.setattr(prepared_launch, "launch_function", lambda: call)
     function = Function()
-    prepared(function).put(Stream())
+    prepared(function).enqueue(Stream())
     assert not function.calls
     assert seen == [((3, 2, 1), (32, 1, 1), 64, 7, 408, [2**63 + 1, 512, -5, 9, 0.5], None), (1, 6, 1)]
 
@@ -133,11 +135,11 @@ def test_a_driver_that_is_not_there_is_none(monkeypatch):
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    _prepared_launch._driver.cache_clear()
+    prepared_launch.launch_function.cache_clear()
     try:
-        assert _prepared_launch._driver() is None
+        assert prepared_launch.launch_function() is None
     finally:
-        _prepared_launch._driver.cache_clear()
+        prepared_launch.launch_function.cache_clear()
 
 
 @pytest.mark.parametrize(

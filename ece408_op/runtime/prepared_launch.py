@@ -1,9 +1,8 @@
-"""Launches made ready beforehand, put on a stream by the driver's own call: a call then fills in addresses alone.
+"""Prepared launches: their arguments are built once, and a call sets the addresses only and calls the driver.
 
-CuPy makes a launch's arguments anew each time, which for one small image takes longer than the kernel; and it launches
-kernels one after another, where the driver lets one begin before the one before it has ended (programmatic dependent
-launch). Such a kernel waits by itself, with the instruction ``griddepcontrol.wait``, before it touches what the one
-before it writes.
+CuPy builds a launch's arguments at each call, which for one small image takes longer than the kernel. Nor does it know
+programmatic dependent launches: the driver lets such a kernel begin before the one before it has ended, and the kernel
+waits by itself (``griddepcontrol.wait``) before it touches what the other one writes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from . import _tensor_map
 from .launch import Launch, TensorMap
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
-_EARLY = 6
+_PROGRAMMATIC = 6
 
 
 class _Attribute(ctypes.Structure):
@@ -44,8 +43,8 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def _driver() -> Any:
-    """The driver's call, None where the driver is older than it."""
+def launch_function() -> Any:
+    """Return the driver's function, None where the driver is too old to have it."""
     try:
         call = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
@@ -55,28 +54,28 @@ def _driver() -> Any:
 
 
 class Addresses:
-    """The addresses of one call, by name, at a place that launches made ready point to."""
+    """The addresses of one call, by name, in memory that prepared launches point to."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
-        self._values = (ctypes.c_uint64 * len(self._places))()
+        self._indices = {name: index for index, name in enumerate(names)}
+        self._values = (ctypes.c_uint64 * len(self._indices))()
 
     def fill(self, given: Mapping[str, int]) -> None:
         """Set some of them."""
         for name, address in given.items():
-            if name in self._places:  # a kernel may leave an array alone
-                self._values[self._places[name]] = address
+            if name in self._indices:  # a kernel may not use an array
+                self._values[self._indices[name]] = address
 
-    def place(self, name: str) -> int:
-        """Where that address is kept."""
-        return ctypes.addressof(self._values) + 8 * self._places[name]
+    def location(self, name: str) -> int:
+        """Return where the address of that name is stored."""
+        return ctypes.addressof(self._values) + 8 * self._indices[name]
 
     def __getitem__(self, name: str) -> int:
-        return int(self._values[self._places[name]])
+        return int(self._values[self._indices[name]])
 
 
-class Prepared:
-    """One launch, ready but for the addresses and the stream; one caller at a time.
+class PreparedLaunch:
+    """One launch, complete except for addresses and stream; for one caller at a time.
 
     ``function`` is CuPy's, of the current device.
     """
@@ -84,15 +83,15 @@ class Prepared:
     def __init__(self, function: Any, step: Launch, addresses: Addresses) -> None:
         self._function, self._step, self._addresses = function, step, addresses
         self._handle = function.kernel.ptr
-        #: What lies at the places of arguments that are no addresses; tensor maps are encoded at each launch.
+        # Arguments that are not addresses; tensor maps are encoded at each launch.
         self._maps = [
             (a, ctypes.create_string_buffer(_tensor_map.BYTES)) for a in step.args if isinstance(a, TensorMap)
         ]
         maps = iter(self._maps)
-        self._numbers = [self._value(a, maps) for a in step.args]
-        places = [addresses.place(a) if isinstance(a, str) else ctypes.addressof(a) for a in self._numbers]
-        self._pointers = (ctypes.c_void_p * len(places))(*places)
-        self._attribute = _Attribute(_EARLY, 0, 1)
+        self._values = [self._value(a, maps) for a in step.args]
+        locations = [addresses.location(a) if isinstance(a, str) else ctypes.addressof(a) for a in self._values]
+        self._pointers = (ctypes.c_void_p * len(locations))(*locations)
+        self._attribute = _Attribute(_PROGRAMMATIC, 0, 1)
         attributes = ctypes.pointer(self._attribute)
         self._config = _Config(step.grid, step.block, step.shared, None, attributes, int(step.programmatic))
         self._reference = ctypes.byref(self._config)
@@ -105,20 +104,17 @@ class Prepared:
             return next(maps)[1]
         return ctypes.create_string_buffer(argument.tobytes(), 8)
 
-    def put(self, stream: Any) -> None:
-        """Put it on the CuPy stream; raises CuPy's errors where it cannot be launched."""
-        call = _driver()
+    def enqueue(self, stream: Any) -> None:
+        """Put the launch on a CuPy stream; raises CuPy's errors where it cannot be launched."""
+        call = launch_function()
         for tensor, buffer in self._maps:
             buffer.raw = _tensor_map.encoded(tensor, self._addresses[tensor.buffer])
         self._config.stream = stream.ptr
         if call is None or call(self._reference, self._handle, self._pointers, None) != 0:
-            # CuPy can do it with an older driver, and says what is wrong.
+            # CuPy can launch it with an older driver, and reports what is wrong.
             step = self._step
             if self._maps:
                 raise DeviceError(f"{step.entry}: expected the driver to launch it, which CuPy can't; see its messages")
             args = tuple(np.uint64(self._addresses[a]) if isinstance(a, str) else a for a in step.args)
             with stream:
                 self._function(step.grid, step.block, args, shared_mem=step.shared)
-
-
-__all__ = ("Addresses", "Prepared")

@@ -1,0 +1,134 @@
+"""Imperative calls of the package's operators: ``call`` takes the place of MXNet's nd.Custom, in three steps.
+
+1. The synchronous fast path. Through MXNet's engine a call passes two other threads and ten callbacks: about 350
+   microseconds, for a kernel of ten or twenty. A small call waits for its inputs and computes in the caller's thread.
+   All other calls go through the engine: calls with ``out=`` (the array may have pending readers), calls recorded by
+   autograd, large calls (they should overlap with other work), empty batches, and wrong ones, so that their errors are
+   the same. So do calls while other threads exist: one may write an input meanwhile, or give the weight to a built-in
+   Convolution, which changes its layout. A Convolution queued earlier begins before the weight's reorder: see
+   ``default_layout.reorder``. MXNet's profiler does not see the calls of this path.
+2. An output from the output pool, for a large call on the CPU (``output_pool``). It is passed as ``out=``; the array is
+   MXNet's own in all but the origin of its memory. The step is left out for the calls that step 1 leaves to the engine.
+3. Inputs in the default layout (``default_layout``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from ece408_op.errors import Ece408Error
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime import thread_pool
+
+from . import bridge, default_layout, output_pool
+from ._operator import INPUTS, requested
+from .default_layout import NETWORK, OP_TYPE
+
+#: The most operations, and bytes of the three arrays, of a small call, by where the arrays live: about 0.1 ms of a
+#: core, less of a GPU.
+MOST_FLOPS = {"cpu": 8_000_000, "gpu": 100_000_000}
+MOST_BYTES = {"cpu": 2_000_000, "gpu": 100_000_000}
+
+
+def install() -> None:
+    """Replace nd.Custom in all modules of MXNet; once per process."""
+    custom = mx.nd.Custom
+
+    @functools.wraps(custom)
+    def wrapped(*data: Any, **kwargs: Any) -> Any:
+        return call(custom, data, kwargs)
+
+    default_layout.replace("mxnet.ndarray", "Custom", wrapped)
+
+
+def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call MXNet's ``custom``, or compute what it would; other operators than this package's are called as they are."""
+    op_type, out = kwargs.get("op_type"), kwargs.get("out")
+    if op_type not in (OP_TYPE, NETWORK):
+        return custom(*data, **kwargs)
+    if op_type == OP_TYPE and out is None and _is_plain(data):
+        output = _computed_here(data, kwargs)
+        if output is not None:
+            return output
+        out = _pooled_output(data, kwargs)
+        kwargs = {**kwargs, "out": out}
+    for array in out if isinstance(out, (list, tuple)) else (out,):
+        _in_default_layout(array)
+    data = tuple(_in_default_layout(array, op_type == OP_TYPE and place > 0) for place, array in enumerate(data))
+    return custom(*data, **kwargs)
+
+
+def _is_plain(data: tuple[Any, ...]) -> bool:
+    """Return whether the first two steps may serve a call: with an NDArray for each input, and not recorded."""
+    arrays = len(data) == len(INPUTS) and all(type(array) is mx.nd.NDArray for array in data)
+    return arrays and not mx.autograd.is_recording()
+
+
+def _computed_here(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the output of a small call, or None where the engine has to compute it or to report what is wrong."""
+    if not thread_pool.alone():
+        return None
+    on_gpu, shapes, context = [bridge.on_gpu(array) for array in data], [array.shape for array in data], data[0].context
+    home = "gpu" if on_gpu[0] else "cpu"
+    if on_gpu[0] != on_gpu[1] or 0 in shapes[0] or data[1].context != context or not _small(home, *shapes):
+        return None
+    try:
+        prop, shape = requested(data, kwargs)
+        operator = prop.create_operator(context, shapes, None)
+    except Ece408Error:
+        return None
+    if home == "cpu":
+        for array in data:
+            default_layout.reorder(array)
+    for array in data:
+        array.wait_to_read()  # raises an input's own failure, which MXNet reports once
+    try:
+        output = mx.nd.empty(shape, context, np.float32)
+        operator.compute(*data, output)
+    except Exception:
+        return None
+    return output
+
+
+@functools.lru_cache(maxsize=1024)
+def _small(home: str, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
+    try:
+        problem = ConvProblem.from_shapes(x, w)
+    except Ece408Error:
+        return False
+    return problem.flops <= MOST_FLOPS[home] and problem.bytes <= MOST_BYTES[home]
+
+
+def _pooled_output(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return an array for a large call's output; None where MXNet has to make it, or to report what is wrong."""
+    if any(array.context != mx.cpu() for array in data):
+        return None
+    x, w = (array.shape for array in data)
+    # A cheap upper limit first: the output is no larger than an image per filter.
+    if len(x) != 4 or len(w) != 4 or ITEM_BYTES * x[0] * w[0] * x[2] * x[3] < output_pool.LEAST_BYTES:
+        return None
+    pool = output_pool.pool()
+    try:
+        _, shape = requested(data, kwargs)
+        return pool.array(shape) if ITEM_BYTES * math.prod(shape) >= output_pool.LEAST_BYTES else None
+    except Ece408Error:
+        return None
+
+
+def _in_default_layout(array: Any, shared: bool = False) -> Any:
+    """Return the array, or a copy, in the default layout when the next call begins.
+
+    shared: it is a weight, which other threads may give to a built-in Convolution at any moment.
+    """
+    if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
+        return array
+    if shared and not thread_pool.alone() and array.stype == "default" and array.ndim == 4 and array.size:
+        # Only this call knows the copy, so nobody changes its layout. Slices always have the default layout.
+        return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
+    default_layout.reorder(array)
+    return array

@@ -1,0 +1,167 @@
+"""The output pool: memory of large outputs that are freed, kept for the next ones, whose pages are then mapped already.
+
+Linux clears fresh memory page by page at the first touch, and that takes as long as a convolution. An output from the
+pool has its pages already. Linux may take the pages of waiting memory back whenever it is short of memory (MADV_FREE);
+until then ``free`` counts them as used. The environment variable ECE408_OUTPUT_POOL limits the pool, in bytes, 4 GiB by
+default; 0 turns it off.
+
+Arrays use the memory through DLPack (github.com/dmlc/dlpack): the owner of a tensor calls its deleter when it needs the
+tensor no longer, from any thread and also while the interpreter exits. So the deleter is machine code, and it, the pool
+and its blocks live as long as the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import threading
+from functools import cache
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from llvmlite import ir
+
+from ece408_op.errors import DeviceError
+from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime import llvm, memory
+
+#: Outputs from this many bytes on use the pool.
+LEAST_BYTES = 4 << 20
+#: The default limit, in bytes.
+LIMIT = 4 << 30
+VARIABLE = "ECE408_OUTPUT_POOL"
+
+#: A block serves outputs of at least its size divided by this.
+_WASTE = 2
+_HUGE_PAGE = 2 << 20
+_CPU, _FLOAT, _BITS = 1, 2, 32  # DLPack's numbers
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("number", ctypes.c_int32), ("rank", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class ManagedTensor(ctypes.Structure):
+    """DLPack's DLManagedTensor: a tensor, and the function to call with this structure when it is needed no longer."""
+
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _Control(ctypes.Structure):
+    _fields_ = [("in_use", ctypes.c_int64), ("start", ctypes.c_int64), ("bytes", ctypes.c_int64)]
+
+
+class _Block:
+    """Memory that begins at a huge page, and what the machine code needs to know about it."""
+
+    def __init__(self, size: int) -> None:
+        size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
+        # One page more, since the first huge page may begin later.
+        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        first = memory.address(np.frombuffer(self._memory, np.uint8))
+        self.control = _Control(1, -(-first // _HUGE_PAGE) * _HUGE_PAGE, size)
+
+
+class OutputPool:
+    """Blocks that arrays use, and blocks that wait, together at most ``limit`` bytes; for any number of threads.
+
+    It must outlive the arrays.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._blocks: list[_Block] = []  # the last used ones are last
+        self._lock = threading.Lock()
+
+    def array(self, shape: tuple[int, ...]) -> Any:
+        """Return an uninitialised float32 NDArray of mx.cpu(); None beyond the limit, or without Linux's MADV_FREE."""
+        tensor = self.allocate(shape)
+        if tensor is None:
+            return None
+        handle = mx.base.NDArrayHandle()
+        mx.base.check_call(mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
+        return mx.nd.NDArray(handle=handle)
+
+    def allocate(self, shape: tuple[int, ...]) -> ManagedTensor | None:
+        """Return a float32 tensor, or None as ``array`` does. The caller has to call its ``deleter`` once."""
+        deleter = _deleter()
+        if deleter is None:
+            return None
+        try:
+            block = self._block(ITEM_BYTES * math.prod(shape))
+        except OSError:
+            return None
+        if block is None:
+            return None
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        tensor = _Tensor(block.control.start, _CPU, 0, len(shape), _FLOAT, _BITS, 1, sizes, None, 0)
+        return ManagedTensor(tensor, ctypes.addressof(block.control), ctypes.cast(deleter, ctypes.c_void_p))
+
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the blocks that no array uses."""
+        return sum(block.control.bytes for block in list(self._blocks) if not block.control.in_use)
+
+    def _block(self, size: int) -> _Block | None:
+        with self._lock:
+            free = [block for block in self._blocks if not block.control.in_use]
+            fitting = [block for block in free if size <= block.control.bytes <= _WASTE * max(size, _HUGE_PAGE)]
+            if fitting:
+                block = min(fitting, key=lambda block: block.control.bytes)
+                self._blocks.remove(block)
+                block.control.in_use = 1
+            else:
+                used = sum(block.control.bytes for block in self._blocks)
+                if used - sum(block.control.bytes for block in free) + size > self._limit:
+                    return None
+                while used + size > self._limit:
+                    used -= free[0].control.bytes
+                    self._blocks.remove(free.pop(0))  # its memory goes with it
+                block = _Block(size)
+            self._blocks.append(block)
+            return block
+
+
+@cache
+def pool() -> OutputPool:
+    """Return the pool of this process; raises DeviceError where ECE408_OUTPUT_POOL is no number of bytes."""
+    text = os.environ.get(VARIABLE, "").strip() or str(LIMIT)
+    if not text.isdecimal():
+        raise DeviceError(f"{VARIABLE}: expected a number of bytes, or 0 to turn the output pool off, got {text!r}")
+    return _kept(OutputPool(int(text)))
+
+
+def _kept(value: Any) -> Any:
+    """Return an object that is never freed: arrays are freed while the interpreter exits, too."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    return value
+
+
+@cache
+def _deleter() -> Any:
+    """Return the machine code of all deleters: give the pages to the system, then mark the block as free."""
+    if not all(hasattr(mmap, name) for name in ("MADV_FREE", "MADV_HUGEPAGE", "MAP_ANONYMOUS")):
+        return None
+    advise = ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
+    with llvm.LOCK:
+        target, module = llvm.cpu(), ir.Module()
+        b, (managed,) = llvm.new_function(module, "free_block", {"managed": llvm.I64})
+
+        def field(address: Any, offset: int) -> Any:
+            return b.inttoptr(b.add(address, llvm.const(offset)), llvm.I64_PTR)
+
+        control = b.load(field(managed, ManagedTensor.context.offset))
+        start, size = (b.load(field(control, each.offset)) for each in (_Control.start, _Control.bytes))
+        kind = ir.FunctionType(llvm.I32, [llvm.I64, llvm.I64, llvm.I32])
+        free = ir.Constant(llvm.I32, mmap.MADV_FREE)
+        b.call(b.inttoptr(llvm.const(advise), kind.as_pointer()), [start, size, free])
+        b.store_atomic(llvm.const(0), field(control, _Control.in_use.offset), "release", 8)
+        b.ret_void()
+        return _kept(llvm.compile_function(module, "free_block", [ctypes.c_int64], target))

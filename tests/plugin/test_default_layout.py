@@ -1,0 +1,58 @@
+"""Where MXNet's library cannot reorder arrays to the default layout, no wrong numbers are returned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ece408_op.errors import DeviceError
+
+mx = pytest.importorskip("mxnet")
+from ece408_op.plugin import default_layout  # noqa: E402 (it needs MXNet)
+
+
+def features(monkeypatch, enabled):
+    """Make this build of MXNet have oneDNN, or not."""
+
+    class Features(dict):
+        def is_enabled(self, name):
+            return self[name]
+
+    monkeypatch.setattr(mx.runtime, "Features", lambda: Features(MKLDNN=enabled))
+
+
+def test_a_build_with_onednn_and_without_the_reorder_is_refused(monkeypatch):
+    monkeypatch.delenv("MXNET_MKLDNN_ENABLED", raising=False)
+    features(monkeypatch, enabled=True)
+    with pytest.raises(DeviceError, match=r"Reorder2DefaultAsync.*wrong numbers; install MXNet 1\.9\.1"):
+        default_layout.reorder_function(SimpleNamespace())
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    assert default_layout.reorder_function(SimpleNamespace())(None) is None
+
+
+def test_a_build_without_onednn_needs_no_reorder(monkeypatch):
+    monkeypatch.delenv("MXNET_MKLDNN_ENABLED", raising=False)
+    features(monkeypatch, enabled=False)
+    assert default_layout.reorder_function(SimpleNamespace())(None) is None
+
+
+CALL = """
+import ece408_op, mxnet as mx
+class Library:
+    def __getattr__(self, name):
+        if "Reorder2Default" in name: raise AttributeError(name)
+        return getattr(library, name)
+library, mx.base._LIB = mx.base._LIB, Library()
+for size in (8, 800):  # by the synchronous fast path, and through the engine
+    x, w = mx.nd.ones((size, 16, 20, 20)), mx.nd.ones((32, 16, 3, 3))
+    try: print(mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=32).shape)
+    except ece408_op.errors.DeviceError as error: print("refused:", error)
+"""
+
+
+def test_calls_raise_it():
+    done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.count("refused: MXNet 1.9.1: expected NDArray::Reorder2DefaultAsync") == 2

@@ -1,0 +1,83 @@
+"""What is kept from call to call is bounded: compiled code, and the keys of layers that have run."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import weakref
+
+import numpy as np
+from llvmlite import ir
+
+from ece408_op.runtime import llvm
+from ece408_op.runtime.recent import Recent
+
+
+def test_the_last_keys_are_kept():
+    recent = Recent(3)
+    for key in "abcabd":
+        recent[key] = key * 2
+    assert dict(recent) == {"b": "bb", "c": "cc", "d": "dd"}
+
+
+def test_threads_may_set_keys_at_once():
+    recent = Recent(10)
+
+    def work(first):
+        for key in range(first, 40_000, 8):
+            recent[key] = key
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(recent) == 10
+    assert all(key == value for key, value in recent.items())
+
+
+class Made:
+    """What a compilation stands for."""
+
+
+def test_compiled_code_that_nobody_uses_is_freed_once_enough_other_code_is_compiled():
+    make = llvm.compiled_once(lambda number: Made())
+    used, unused = make(0), weakref.ref(make(1))
+    for number in range(2, llvm.CAPACITY + 2):
+        make(number)
+    gc.collect()
+    assert unused() is None
+    assert weakref.ref(used)() is not None
+    assert make(llvm.CAPACITY + 1) is make(llvm.CAPACITY + 1)
+
+
+def test_threads_compile_once():
+    made = []
+    make = llvm.compiled_once(lambda number: made.append(number) or Made())
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(make(7))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [7]
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_function_works_as_long_as_somebody_has_it():
+    @llvm.compiled_once
+    def fill(number):
+        module = ir.Module()
+        b, (out,) = llvm.new_function(module, "fill", {"out": llvm.F32_PTR})
+        b.store(ir.Constant(llvm.F32, float(number)), out)
+        b.ret_void()
+        return llvm.compile_function(module, "fill", [ctypes.c_void_p], llvm.cpu())
+
+    first, out = fill(0), np.full(1, np.nan, np.float32)
+    for number in range(1, llvm.CAPACITY + 2):
+        fill(number)(out.ctypes.data)
+        assert out[0] == number
+    gc.collect()
+    first(out.ctypes.data)
+    assert out[0] == 0
