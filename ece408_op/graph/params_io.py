@@ -1,17 +1,18 @@
-"""MXNet's parameter files (``.params``) as NumPy arrays: read, checked, written; no MXNet needed.
+"""MXNet's parameter files (``.params``) as NumPy arrays: read, checked, written, without MXNet.
 
-A file is little-endian: the number 0x112, a zero, the count of arrays, the arrays, the count of names,
-the names. An array opens with a mark of its version, then has its storage type (from the second
-version on), its shape, the device it came from, its type and its values. (MXNet, src/ndarray/ndarray.cc.)
+A file is little-endian: the number 0x112, a zero, the count of arrays, the arrays, the count of names, the names. An
+array starts with a magic number for its version, then has its storage type (since the second version), its shape, its
+device, its type and its values. (MXNet, src/ndarray/ndarray.cc.)
 
-MXNet's own reader believes what a file says of its sizes: two wrong bytes can make it ask for more
-memory than there is. This one holds every size against the bytes that are left.
+MXNet's own reader trusts the sizes in a file: two wrong bytes can make it allocate more memory than there is. This one
+checks every size against the bytes that are left.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ece408_op.errors import GraphError
 
 Arrays = dict[str, np.ndarray]
 
-_FILE_MARK = 0x112
+_FILE_MAGIC = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _TYPES = tuple(np.dtype(code) for code in ("<f4", "<f8", "<f2", "u1", "<i4", "i1", "<i8", "?"))
 _MOST_DIMENSIONS = 32
@@ -27,43 +28,38 @@ _CPU = (1, 0)
 
 
 def read(content: bytes, where: str) -> Arrays:
-    """The arrays of a parameter file by their full names ("arg:new0_weight"), as read-only views of the bytes.
+    """Return the arrays of a parameter file by their full names ("arg:new0_weight"), as read-only views of the bytes.
 
-    Raises GraphError, which begins with ``where`` and names the array.
+    Raises GraphError, which starts with ``where`` and names the array.
     """
     reader = _Reader(content, where)
-    mark, _, count = reader.numbers("<QQQ", "the head of the file")
-    if mark != _FILE_MARK:
-        raise GraphError(f"{where}: expected an MXNet parameter file, which begins with 0x112, got {mark:#x}")
-    arrays = []
-    for index in range(count):
-        arrays.append(_read_array(reader, f"array {index} of {count}"))
+    magic, _, count = reader.numbers("<QQQ", "the head of the file")
+    reader.check(magic == _FILE_MAGIC, "", f"an MXNet parameter file, which starts with 0x112, got {magic:#x}")
+    arrays = [_read_array(reader, f"array {index} of {count}") for index in range(count)]
     (named,) = reader.numbers("<Q", "the count of names")
-    if named != count:
-        raise GraphError(f"{where}: expected a name for each of the {count} arrays, got {named} names")
+    reader.check(named == count, "", f"a name for each of the {count} arrays, got {named} names")
     result: Arrays = {}
     for index, array in enumerate(arrays):
-        (length,) = reader.numbers("<Q", f"name {index}")
-        raw = reader.take(length, f"name {index}")
+        what = f"name {index}"
+        (length,) = reader.numbers("<Q", what)
+        raw = reader.take(length, what)
         try:
             name = raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise GraphError(f"{where}: name {index}: expected UTF-8, got {raw[:40]!r}") from None
-        if name in result:
-            raise GraphError(f"{where}: expected each name once, got {name!r} twice")
+            raise GraphError(f"{where}: {what}: expected UTF-8, got {raw[:40]!r}") from None
+        reader.check(name not in result, "", f"each name once, got {name!r} twice")
         result[name] = array
-    if reader.left:
-        raise GraphError(f"{where}: expected the file to end after the last name, got {reader.left} bytes more")
+    reader.check(not reader.left, "", f"the file to end after the last name, got {reader.left} bytes more")
     return result
 
 
 def write(arrays: Mapping[str, np.ndarray], where: str) -> bytes:
-    """A parameter file's content, in the first version of the format with 64-bit shapes.
+    """Return a parameter file's content, in the first version of the format with 64-bit shapes.
 
-    MXNet 0.10, of 2017, knows no later one, and 1.9.1 still reads it.
-    Raises GraphError for an array of a type that the format lacks, or without elements.
+    MXNet 0.10, of 2017, knows no later one, and 1.9.1 still reads it. Raises GraphError for an array of a type that the
+    format lacks, or without elements.
     """
-    parts = [struct.pack("<QQQ", _FILE_MARK, 0, len(arrays))]
+    parts = [struct.pack("<QQQ", _FILE_MAGIC, 0, len(arrays))]
     for name, array in arrays.items():
         little = array.dtype.newbyteorder("<")
         if little not in _TYPES[:-1]:
@@ -82,52 +78,42 @@ def write(arrays: Mapping[str, np.ndarray], where: str) -> bytes:
 
 
 class _Reader:
-    """Takes the bytes one piece after the other."""
+    """Takes the bytes of a file in order."""
 
     def __init__(self, content: bytes, where: str) -> None:
-        self._content = content
-        self._at = 0
-        self.where = where
+        self._content, self._position, self.where = content, 0, where
 
     @property
     def left(self) -> int:
-        return len(self._content) - self._at
+        return len(self._content) - self._position
+
+    def check(self, valid: bool, what: str, expected: str) -> None:
+        if not valid:
+            raise GraphError(f"{self.where}: {what}{': ' if what else ''}expected {expected}")
 
     def take(self, size: int, what: str) -> bytes:
-        if size > self.left:
-            raise GraphError(
-                f"{self.where}: {what}: expected {size} bytes at byte {self._at}, got {self.left}; "
-                "the file is truncated or damaged: copy it again"
-            )
-        self._at += size
-        return self._content[self._at - size : self._at]
+        expected = f"{size} bytes at byte {self._position}, got {self.left}"
+        self.check(size <= self.left, what, f"{expected}; the file is truncated or damaged: copy it again")
+        self._position += size
+        return self._content[self._position - size : self._position]
 
     def numbers(self, layout: str, what: str) -> tuple[int, ...]:
         return struct.unpack(layout, self.take(struct.calcsize(layout), what))
 
-    def array(self, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
-        return np.frombuffer(self.take(size, what), dtype).reshape(shape)
-
 
 def _read_array(reader: _Reader, what: str) -> np.ndarray:
-    (mark,) = reader.numbers("<I", what)
-    if mark in (_V2, _V3):
+    (magic,) = reader.numbers("<I", what)
+    if magic in (_V2, _V3):
         (storage,) = reader.numbers("<i", what)
-        if storage != 0:
-            raise GraphError(f"{reader.where}: {what}: expected a dense array, got a sparse one (storage {storage})")
-    # The oldest arrays have no mark: they begin with the number of dimensions, each of 32 bits.
-    oldest = mark not in (_V1, _V2, _V3)
-    dimensions = mark if oldest else reader.numbers("<I", what)[0]
-    least = 0 if mark == _V3 else 1
-    if not least <= dimensions <= _MOST_DIMENSIONS:
-        raise GraphError(f"{reader.where}: {what}: expected {least} to {_MOST_DIMENSIONS} dimensions, got {dimensions}")
+        reader.check(storage == 0, what, f"a dense array, got a sparse one (storage {storage})")
+    # The oldest arrays have no magic number: they start with the number of dimensions, and lengths have 32 bits.
+    oldest = magic not in (_V1, _V2, _V3)
+    dimensions = magic if oldest else reader.numbers("<I", what)[0]
+    least = 0 if magic == _V3 else 1
+    bounds = f"{least} to {_MOST_DIMENSIONS} dimensions, got {dimensions}"
+    reader.check(least <= dimensions <= _MOST_DIMENSIONS, what, bounds)
     shape = reader.numbers(f"<{dimensions}{'I' if oldest else 'q'}", what)
-    if any(length < 1 for length in shape):
-        raise GraphError(f"{reader.where}: {what}: expected lengths of at least 1, got shape {shape}")
-    _, _, kind = reader.numbers("<iii", what)
-    if not 0 <= kind < len(_TYPES):
-        raise GraphError(f"{reader.where}: {what}: expected a type from 0 to {len(_TYPES) - 1}, got {kind}")
-    return reader.array(shape, _TYPES[kind], what)
+    reader.check(all(length >= 1 for length in shape), what, f"lengths of at least 1, got shape {shape}")
+    _, _, code = reader.numbers("<iii", what)
+    reader.check(0 <= code < len(_TYPES), what, f"a type from 0 to {len(_TYPES) - 1}, got {code}")
+    return np.frombuffer(reader.take(_TYPES[code].itemsize * prod(shape), what), _TYPES[code]).reshape(shape)

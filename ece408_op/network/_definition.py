@@ -163,7 +163,7 @@ class Operator:
         return names
 
     def mixes_images(self, dimensions: int) -> bool:
-        """Return whether one image of the output depends on several of the input, which has so many dimensions."""
+        """Return whether an image of the output depends on several images of an input of ``dimensions`` dimensions."""
         return False
 
     def label_shape(self, data: Shape) -> Shape | None:

@@ -109,7 +109,7 @@ class ConvolutionComputation(Computation):
         return in_order(timed, self._after.bind(inputs, out))
 
     def op_time(self, x: Shape) -> op_times.OpTime | None:
-        """Return the time of the runs since the last question, which have ended, for data of shape x in all.
+        """Return the time of the runs since the last call, which have ended, for data of shape x in all.
 
         None for layers that are no ConvProblem.
         """

@@ -67,6 +67,8 @@ def gpu_network(
     if network.states & {*network.data}:
         missing = ", ".join(name for name in network.names(network.data) if name not in network.arguments)
         raise GraphError(f"aux_params: expected arrays for {missing}, got none")
+    if not network.data:
+        raise GraphError("symbol: expected at least one input that is no parameter, got none")
     used = set(network.names(network.parameters))
     variables = [mx.sym.Variable(name) for name in (*network.arguments, *network.state_names)]
     (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]

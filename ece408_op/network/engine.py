@@ -146,13 +146,13 @@ class Engine:
             self.batches.move_to_end(key)
             return self.batches[key]
         data = dict(zip(self.network.names(self.network.data), shapes))
-        apart = not at_once and splits(self.network, data)
+        independent = not at_once and splits(self.network, data)
         while len(self.batches) >= _KEPT_BATCHES:
             self.batches.popitem(last=False)
         # Freed memory that CuPy keeps would count as used.
         pool = cuda.cupy().get_default_memory_pool()
         pool.free_all_blocks()
-        images = self._images(data) if apart else shapes[0][0]
+        images = self._images(data) if independent else shapes[0][0]
         while key not in self.batches:
             try:
                 self.batches[key] = self._made(images, data)
@@ -162,7 +162,7 @@ class Engine:
                     if other.gpu is self.gpu:
                         other.batches.clear()
                 pool.free_all_blocks()
-                if images == 1 or not apart:
+                if images == 1 or not independent:
                     raise DeviceError(
                         f"the GPU's memory: expected room for {images} image{'s' if images > 1 else ''} of the "
                         f"network, got {error}; end other programs on the GPU, or use smaller images"
@@ -221,7 +221,7 @@ class Engine:
         return differ.is_set()
 
     def _op_times(self, batch: _Batch, images: int) -> list[op_times.OpTime]:
-        """Return the times of the convolutions since the last question."""
+        """Return the times of the convolutions since the last call."""
         found = []
         for number, one in batch.schedule.computations.items():
             if isinstance(one, ConvolutionComputation):

@@ -1,4 +1,4 @@
-"""A small network of the original kind, as the files that three generations of MXNet wrote, and its weights."""
+"""A small network like the course's, as the files of three generations of MXNet, and its weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPELLINGS = ("param", "attr", "attrs")
 
 
 def original(spelling="attr"):
-    """The symbol file as a dictionary: "param" as before 0.9, "attr" as of 0.11, "attrs" as of 1.3."""
+    """Return the symbol file as a dictionary: "param" as before 0.9, "attr" as of 0.11, "attrs" as of 1.3."""
     oldest = spelling == "param"
     index = {name: number for number, (name, *_) in enumerate(LAYERS)}
     entry = (lambda name: [index[name], 0]) if oldest else (lambda name: [index[name], 0, 0])
@@ -60,7 +60,7 @@ def original(spelling="attr"):
 
 
 def built_in():
-    """The same network with MXNet's own Convolution, as today's MXNet builds it."""
+    """Return the same network with MXNet's own Convolution, as MXNet 1.9.1 builds it."""
     import mxnet as mx
 
     conv = mx.sym.Convolution(
@@ -79,7 +79,7 @@ def built_in():
 
 
 def weights(layer="new0", seed=0):
-    """The parameters as NumPy arrays; the convolution's are whole numbers, so that its float32 sums are exact."""
+    """Return the parameters as NumPy arrays; the convolution's are integers, so that its float32 sums are exact."""
     stream = np.random.RandomState(seed)
     return {
         f"{layer}_weight": stream.randint(-8, 9, (FILTERS, CHANNELS, KERNEL, KERNEL)).astype(np.float32),
@@ -89,19 +89,19 @@ def weights(layer="new0", seed=0):
 
 
 def images(seed=1):
-    """Whole numbers as an image's, shape (IMAGES, CHANNELS, SIDE, SIDE), small enough for tanh to say something."""
+    """Return images of zeros and ones, (IMAGES, CHANNELS, SIDE, SIDE), so small that tanh does not saturate."""
     return np.random.RandomState(seed).randint(0, 2, (IMAGES, CHANNELS, SIDE, SIDE)).astype(np.float32)
 
 
 def ndarrays(arrays):
-    """NumPy arrays as MXNet's."""
+    """Return NumPy arrays as NDArrays."""
     import mxnet as mx
 
     return {name: mx.nd.array(array, dtype=array.dtype) for name, array in arrays.items()}
 
 
 def write(folder, graph, arrays, name="net", epoch=1):
-    """Both files, as mx.model.save_checkpoint names them; returns the prefix."""
+    """Write both files, as mx.model.save_checkpoint names them; return the prefix."""
     import mxnet as mx
 
     text = graph if isinstance(graph, str) else json.dumps(graph)
@@ -111,7 +111,7 @@ def write(folder, graph, arrays, name="net", epoch=1):
 
 
 def run(symbol, arg_params, data, aux_params=None):
-    """A Module's outputs for one batch, as NumPy arrays."""
+    """Return a Module's outputs for one batch, as NumPy arrays."""
     import mxnet as mx
 
     labels = [name for name in symbol.list_arguments() if name.endswith("label")]

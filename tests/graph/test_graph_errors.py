@@ -24,7 +24,7 @@ NEW0 = 2  # the node's number in files.LAYERS
 
 
 def error_of(folder, graph=None, arrays=None, epoch=1):
-    """What load_checkpoint says of the files."""
+    """Return the error of load_checkpoint for the files."""
     prefix = files.write(folder, files.original() if graph is None else graph, arrays or files.weights())
     with pytest.raises(GraphError) as caught:
         ece408_op.load_checkpoint(prefix, epoch)
@@ -202,7 +202,7 @@ def test_damaged_parameters_are_read_or_refused(data):
 
 
 def positions(value, path=()):
-    """Every place in a JSON value, as a path of keys and indices."""
+    """Iterate over every position in a JSON value, as a path of keys and indices."""
     yield path
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:

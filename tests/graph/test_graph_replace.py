@@ -1,4 +1,4 @@
-"""replace_convolution: what it replaces and leaves, under which names, and that the numbers stay."""
+"""replace_convolution: which nodes it replaces, their names, and that the outputs stay the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nodes_of(symbol):
 
 
 def whole_numbers(symbol, seed=0, **inputs):
-    """Small whole numbers for every argument, for which float32 sums are exact in any order."""
+    """Return small integers for every argument: float32 sums are exact in any order."""
     stream = np.random.RandomState(seed)
     shapes, _, _ = symbol.infer_shape(**inputs)
     return {n: mx.nd.array(stream.randint(-3, 4, shape)) for n, shape in zip(symbol.list_arguments(), shapes)}
@@ -38,7 +38,7 @@ def outputs(symbol, arguments):
 
 
 def assert_same_outputs(symbol, result, arguments):
-    """``arguments`` by their old names give the same by both networks, to the bit: they are whole numbers."""
+    """Compare the outputs of both networks, bit by bit, for integers by their old names."""
     assert set(result.arg_params) == set(result.symbol.list_arguments())
     for got, want in zip(outputs(result.symbol, result.arg_params), outputs(symbol, arguments)):
         np.testing.assert_array_equal(got, want)
@@ -257,7 +257,7 @@ def test_bad_arguments_are_refused():
 
 @st.composite
 def networks(draw):
-    """A chain of one to four convolutions with what stands between them, and which of them New takes."""
+    """A chain of one to four convolutions, with other nodes between them, and which of them New supports."""
     symbol, expected = mx.sym.var("data"), {}
     for number in range(draw(st.integers(1, 4))):
         changes = draw(st.sampled_from([{}, {}, {"pad": (1, 1)}, {"stride": (2, 2)}, {"no_bias": False}]))

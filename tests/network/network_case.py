@@ -26,7 +26,15 @@ def require(way):
     if way != "numpy":
         require_gpu()
     if way == "cudnn":
-        pytest.importorskip("cudnn", exc_type=ImportError)
+        require_cudnn()
+
+
+def require_cudnn():
+    """Skip the test without cuDNN."""
+    try:
+        import cudnn  # noqa: F401
+    except ImportError as error:
+        pytest.skip(str(error))
 
 
 def text_of(symbol):

@@ -8,7 +8,7 @@ import network_fake
 import numpy as np
 import pytest
 from gpu_case import require_gpu
-from network_case import mx, mxnets, ndarrays, ours, text_of, values
+from network_case import mx, mxnets, ndarrays, ours, require_cudnn, text_of, values
 
 import ece408_op
 from ece408_op.errors import DeviceError, GraphError, UnsupportedError
@@ -217,7 +217,7 @@ def test_a_new_for_the_cpu_is_refused_by_name(attributes):
 @pytest.mark.parametrize("named", ["naive", "register_blocked"])
 def test_a_new_is_computed_by_the_implementation_that_it_names(gpu, named, impl):
     if impl == "cudnn":
-        pytest.importorskip("cudnn", exc_type=ImportError)
+        require_cudnn()
     got, expected = outputs_of_new(impl=impl, named=named)
     assert np.abs(got - expected).max() < 1e-5
     used = network_fake.Chooser.chosen["new0"].name if gpu == "none" else ece408_op.op_times()[-1].implementation

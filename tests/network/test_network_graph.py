@@ -176,6 +176,8 @@ def test_parameters_that_are_no_dense_arrays(capfd):
         ece408_op.gpu_network(data * 2, {}, {"mean": 3})
     with pytest.raises(GraphError, match="aux_params: expected arrays for norm_moving_mean, norm_moving_var, got none"):
         ece408_op.gpu_network(S.BatchNorm(data, name="norm"), {})
+    with pytest.raises(GraphError, match="at least one input that is no parameter"):
+        ece408_op.gpu_network(S.tanh(data), {"data": mx.nd.ones((2, 2))})
     weight = mx.nd.ones((3, 4)).tostype("row_sparse")
     layer = mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name="layer")
     node, params, _ = ece408_op.gpu_network(layer, {"layer_weight": weight})
