@@ -1,16 +1,16 @@
 """A GPU of NumPy arrays: all of a network but its kernels runs on any machine.
 
-In CuPy's place stands NumPy, and memory starts as NaN. The package chooses the implementations as for an H100; what
-they compute is computed by NumPy.
+NumPy replaces CuPy, and memory starts as NaN. The package chooses the implementations as for an H100 and binds them to
+arrays, and each launch is checked for the arrays that it names. NumPy computes what kernels and cuBLAS compute.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import threading
-from contextlib import contextmanager, nullcontext
-from importlib.util import find_spec
+from contextlib import ExitStack, contextmanager, nullcontext
 from queue import SimpleQueue
 from types import SimpleNamespace
 from unittest import mock
@@ -22,7 +22,7 @@ from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import StagingBuffer
-from ece408_op.runtime.launch import Chip
+from ece408_op.runtime.launch import Chip, Launch
 
 MEMORY = 1 << 30
 CHIP = Chip("none", (9, 0), 132, 227 * 1024)
@@ -43,7 +43,9 @@ class Pointer:
 
 
 class Array(np.ndarray):
-    """An array whose ``data`` is a pointer, like CuPy's."""
+    """An array whose ``data`` is a pointer, like CuPy's, on a device that no GPU has."""
+
+    device = SimpleNamespace(id=-1)
 
     @property
     def data(self):
@@ -88,20 +90,29 @@ def _copy(target, source, count, direction, stream):
     ctypes.memmove(target, source, count)
 
 
+class Module(SimpleNamespace):
+    """What is not replaced is NumPy's."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+
 def fake_cupy():
     runtime = SimpleNamespace(memGetInfo=lambda: (Gpu.free, MEMORY), memcpyAsync=_copy, CUDARuntimeError=Error)
     namespace = SimpleNamespace(
         alloc=_alloc,
+        Event=lambda: SimpleNamespace(record=lambda: None),
+        get_elapsed_time=lambda start, end: 1.0,
         runtime=runtime,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         driver=SimpleNamespace(CUDADriverError=Error),
         compiler=SimpleNamespace(CompileException=Error),
     )
-    return SimpleNamespace(
+    return Module(
         cuda=namespace,
         ndarray=_on_block,
         zeros=lambda *args: np.zeros(*args).view(Array),
-        empty=lambda *args: np.full(*args[:1], np.nan, *args[1:]).view(Array),
+        empty=lambda shape, dtype: np.full(shape, 0 if dtype is np.int32 else np.nan, dtype).view(Array),
         asarray=lambda array: np.array(array).view(Array),
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
     )
@@ -141,6 +152,39 @@ class NumpyArrays:
         out[...] = np.frompyfunc(math.erf, 1, 1)(x).astype(np.float32)
 
 
+class Cublas:
+    """The one function of cuBLAS that networks use, on host memory."""
+
+    create = staticmethod(lambda: 1)
+
+    @staticmethod
+    def gemmStridedBatchedEx(*arguments):  # noqa: N802
+        _, transa, transb, m, n, k, _, a, a_type, lda, stride_a, b, b_type, ldb, stride_b, _, c, c_type = arguments[:18]
+        ldc, stride_c, count, compute_type, algorithm = arguments[18:]
+        assert (transb, a_type, b_type, c_type, compute_type, algorithm) == (0, 0, 0, 0, 68, -1)
+
+        def rows(address, length, used, leading):
+            floats = (ctypes.c_float * (leading * (length - 1) + used)).from_address(address)
+            return np.lib.stride_tricks.as_strided(np.frombuffer(floats, "f"), (length, used), (4 * leading, 4))
+
+        for number in range(count):
+            # Column-major matrices: the rows in memory are those of the transposed ones.
+            first = a + 4 * number * stride_a
+            factor = rows(first, m, k, lda).T if transa else rows(first, k, m, lda)
+            rows(c + 4 * number * stride_c, n, m, ldc)[...] = rows(b + 4 * number * stride_b, n, k, ldb) @ factor
+
+
+def checked(program, batch, arrays, stream=None):
+    """Check a launch's arguments in place of the launch."""
+    plan = program.plan
+    steps = (*plan.setup, *plan.steps(min(batch, plan.images_per_launch)))
+    named = {a for step in steps for a in (step.args if isinstance(step, Launch) else (step.source,))}
+    missing = {name for name in named if isinstance(name, str)} - {*arrays, *plan.scratch, "first", "images"}
+    assert not missing, (program.name, missing)
+    assert "x" in arrays
+    return lambda: None
+
+
 EPILOGUES = {
     None: lambda v: v,
     "relu": lambda v: np.maximum(v, 0),
@@ -152,22 +196,26 @@ EPILOGUES = {
 
 
 class Computation:
-    """A node by its operator's own method and its epilogue; parameters arrive before it is bound."""
+    """A node by its operator's own method and its epilogue, after the package's calls for it."""
 
-    scratch = 64
-
-    def __init__(self, node):
-        self.node, self.prepared = node, False
-
-    def prepare(self, inputs):
-        self.prepared = True
+    def __init__(self, node, chosen):
+        self.node, self.chosen = node, chosen
+        self.scratch, self.prepare = chosen.scratch + 4, chosen.prepare
 
     def bind(self, inputs, out, scratch):
-        assert self.prepared
+        name = getattr(self.chosen, "name", type(self.chosen).__name__)
+        # cuDNN, if it is installed, computes on a GPU alone.
+        bound = name != "cudnn" and self.chosen.bind(inputs, out, scratch if self.chosen.scratch else None)
+        cublas_alone = name in ("cublas", "BlasFullyConnected") and len(inputs) == 2 and not self.node.epilogue
+        complete = cublas_alone or name == "ArrayComputation"
 
         def call():
             scratch.fill(np.nan)
             with np.errstate(all="ignore"):
+                if bound:
+                    bound()
+                if complete:
+                    return
                 self.node.operator.compute(NumpyArrays(), inputs, out)
                 out[...] = EPILOGUES[self.node.epilogue](out)
 
@@ -179,11 +227,15 @@ class Chooser(engine.Chooser):
 
     chosen: dict = {}
 
+    def __init__(self, impl, precision, device, chip):
+        # The package caches cuBLAS by device.
+        super().__init__(impl, precision, "none", chip)
+        self.arrays = NumpyArrays()
+
     def choose(self, node, inputs, output):
-        # With cuDNN installed, the package's choice for a Convolution would build a plan on the GPU.
-        if find_spec("cudnn") is None or node.op != "Convolution":
-            Chooser.chosen[node.name] = super().choose(node, inputs, output)
-        return Computation(node)
+        chosen = super().choose(node, inputs, output)
+        Chooser.chosen[node.name] = chosen
+        return Computation(node, chosen)
 
 
 @contextmanager
@@ -192,10 +244,13 @@ def installed():
     gpu, module = Gpu(), fake_cupy()
     engine.clear()
     Chooser.chosen = {}
-    with (
-        mock.patch.multiple(cuda, cupy=lambda: module, chip=lambda number=0: CHIP),
-        mock.patch.object(host_context, "gpu", lambda number=0: gpu),
-        mock.patch.object(engine, "Chooser", Chooser),
-    ):
+    names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
+    modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
+    patched = {"cupy": lambda: module, "chip": lambda number=0: CHIP, "prepared_launch": checked, "execute": checked}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(cuda, **patched))
+        stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpu))
+        stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
+        stack.enter_context(mock.patch.dict(sys.modules, modules))
         yield gpu
     engine.clear()
