@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -145,35 +146,32 @@ def _measure(plan: _Plan, options: argparse.Namespace, command_line: str) -> Res
     return measured
 
 
-def _layers(options: argparse.Namespace) -> _Plan:
+def _layers_plan(options: argparse.Namespace) -> _Plan:
     # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
     from . import layers
 
     problems = {word: _layer_names.parse(word, options.images) for word in options.layer}
     if options.random:
-        problems = _layer_names.random_layers(options.random, options.seed, options.ranges)
+        problems = _layer_names.random_layers(options.random, options.seed, options.ranges, options.images)
     impls = layers.known_impls(options.impl, options.context)
     if options.context == "gpu":
-        limits = layers.Limits(options.repeats or 20)
-        return _on_gpu(problems, impls, options.precision, True, options.seed, limits)
+        repeats = options.repeats or 20
+        return _on_gpu(problems, layers.Settings(impls, repeats, seed=options.seed, precision=options.precision))
     from . import _cpu_roofline
 
     mxnet_import.load()
     # Without --repeats, three calls, and no further one after 5 seconds.
-    limits = layers.Limits(options.repeats) if options.repeats else layers.Limits(3, budget=5.0)
-    cases = {
-        name: partial(layers.cpu_case, name, problem, impls, options.seed, limits) for name, problem in problems.items()
-    }
+    settings = layers.Settings(impls, options.repeats or 3, math.inf if options.repeats else 5.0, seed=options.seed)
+    cases = {name: partial(layers.cpu_case, name, problem, settings) for name, problem in problems.items()}
     return _Plan(cases, False, partial(_cpu_roofline.measure, options.threads))
 
 
-def _on_gpu(problems: dict[str, ConvProblem], *arguments: Any) -> _Plan:
-    """Layers on a GPU; the arguments are gpu_case's after the problem."""
+def _on_gpu(problems: dict[str, ConvProblem], settings: Any) -> _Plan:
     from ece408_op.core import roofline
 
     from . import layers
 
-    cases = {name: partial(layers.gpu_case, name, problem, *arguments) for name, problem in problems.items()}
+    cases = {name: partial(layers.gpu_case, name, problem, settings) for name, problem in problems.items()}
     return _Plan(cases, True, roofline.measure)
 
 
@@ -182,8 +180,7 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
 
     problems = _sweep.layers(options.images, options.random or 0, options.seed, options.ranges)
     impls = layers.known_impls(options.impl, "gpu")
-    limits = layers.Limits(options.repeats or 10, budget=0.3, fewest=3)
-    plan = _on_gpu(problems, impls, "float32", False, options.seed, limits)
+    plan = _on_gpu(problems, layers.Settings(impls, options.repeats or 10, 0.3, 3, options.seed, peers=False))
     return replace(plan, finish=lambda done: _sweep.record(done) if options.record and done.passed else None)
 
 
@@ -216,7 +213,7 @@ def _transfers_plan(options: argparse.Namespace) -> _Plan:
 
 
 _PLANS = {
-    "layers": _layers,
+    "layers": _layers_plan,
     "networks": _networks_plan,
     "transfers": _transfers_plan,
     "one-image": _one_image_plan,
@@ -263,7 +260,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         },
         "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
         "--ranges": {**several, "default": list(ranges), "help": "what random layers come from, in turn"},
-        "--images": {**number, "default": images, "help": "images of each case"},
+        "--images": {**number, "default": images, "help": "images of each case, at most of random layers"},
         "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
         "--record": {"action": "store_true", "help": "write the times into the tuning table"},
         "--threads": {**number, "default": cores, "help": "threads of all contestants"},

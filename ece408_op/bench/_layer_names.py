@@ -31,8 +31,10 @@ def parse_ranges(word: str) -> tuple[Range, Range, Range]:
     return ranges[0], ranges[1], ranges[2]
 
 
-def random_layers(count: int, seed: int, ranges: Sequence[str] = (RANGES,)) -> dict[str, ConvProblem]:
-    """``count`` layers by name, drawn from each of the ranges in turn, with as many images as the limits allow.
+def random_layers(
+    count: int, seed: int, ranges: Sequence[str] = (RANGES,), most: int = IMAGES
+) -> dict[str, ConvProblem]:
+    """``count`` layers by name, drawn from each of the ranges in turn, with at most ``most`` images.
 
     The same seed gives the same layers everywhere. Raises ValueError for a word that is no range.
     """
@@ -46,7 +48,7 @@ def random_layers(count: int, seed: int, ranges: Sequence[str] = (RANGES,)) -> d
             1, draw.randint(*channels), draw.randint(*_HEIGHTS), draw.randint(*_HEIGHTS), draw.randint(*filters), kernel
         )
         image_bytes = ITEM_BYTES * one.filters * one.output_height * one.output_width
-        images = int(min(IMAGES, _MOST_BYTES // image_bytes, _MOST_FLOPS // one.flops))
+        images = int(min(most, _MOST_BYTES // image_bytes, _MOST_FLOPS // one.flops))
         layers[name_of(one)] = one.with_batch(max(1, images))
     return layers
 

@@ -92,7 +92,7 @@ def _rows(
     """The rows of a contestant's calls, which return probabilities (N, 10); the first call is one of "forward"."""
     for kind, call in calls.items():
         first, probabilities = timer.cpu_clock(call)
-        agreeing = int((np.asarray(probabilities).argmax(axis=1) == expected).sum())
+        agreeing = int((_numpy(probabilities).argmax(axis=1) == expected).sum())
         wrong = contestant.startswith("New") and agreeing < len(expected)
         status, reason = (FAILED, f"{agreeing} of {len(expected)} predictions are MXNet's") if wrong else (PASSED, "")
         if kind == FORWARD and not wrong:
@@ -156,7 +156,7 @@ def _gpu_network(network: Any, pixels: np.ndarray, impl: str) -> dict[str, Calla
     def on_gpu() -> Any:
         (scores, *_) = own.compute([here])
         _wait()
-        return _Lazy(scores)
+        return scores
 
     return {**_bound(loaded, pixels), ON_GPU: on_gpu}
 
@@ -166,15 +166,11 @@ def _wait() -> None:
     cuda.wait("the network", cuda.cupy().cuda.get_current_stream())
 
 
-class _Lazy:
-    """Scores on a GPU, copied to NumPy's memory only where they are looked at, outside of the timed call."""
-
-    def __init__(self, scores: Any) -> None:
-        self._scores = scores
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        scores = self._scores.get() if hasattr(self._scores, "get") else self._scores.cpu().numpy()
-        return np.asarray(scores, dtype)
+def _numpy(scores: Any) -> np.ndarray:
+    """Scores of NumPy, CuPy or PyTorch as NumPy's."""
+    if isinstance(scores, np.ndarray):
+        return scores
+    return scores.get() if hasattr(scores, "get") else scores.cpu().numpy()
 
 
 def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, Callable[[], Any]]]]:
@@ -195,7 +191,7 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
         with torch.inference_mode():
             scores = run(here)
         _wait()
-        return _Lazy(scores)
+        return scores
 
     def forward() -> Any:
         with torch.inference_mode():

@@ -24,7 +24,7 @@ def layers(images: int, count: int, seed: int, ranges: Sequence[str]) -> dict[st
     """The course's layers with ``images``, a hundredth and a thousandth of them, and ``count`` random ones."""
     batches = dict.fromkeys(max(1, images // times) for times in _FEWER)
     found = {f"{name}, {n} images": layer.with_batch(n) for n in batches for name, layer in COURSE_LAYERS.items()}
-    return {**found, **random_layers(count, seed, ranges)}
+    return {**found, **random_layers(count, seed, ranges, images)}
 
 
 def record(results: Results) -> None:

@@ -7,8 +7,8 @@ kernel is timed on arrays that are there. An implementation that does not suppor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -43,12 +43,19 @@ Calls = Mapping[str, tuple[Callable[[], Any], Any]]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How often a call is timed: see ``timer.measure``; budget in seconds."""
+class Settings:
+    """What is timed, and how often; repeats, budget (seconds) and fewest are those of ``timer.measure``.
 
+    precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN; on the CPU "float32" only.
+    """
+
+    impls: Sequence[str]
     repeats: int
     budget: float = math.inf
     fewest: int = 1
+    seed: int = 0
+    precision: str = "float32"
+    peers: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,13 +87,7 @@ def known_impls(asked: Iterable[str], device: str) -> list[str]:
 
 
 def cpu_case(
-    name: str,
-    problem: ConvProblem,
-    impls: Iterable[str],
-    seed: int,
-    limits: Limits,
-    ceilings: Ceilings,
-    progress: Progress = lambda row: None,
+    name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings, progress: Progress = lambda row: None
 ) -> Case:
     """All contestants on one layer of random data on the CPU: MXNet's Convolution, ``New``, PyTorch if installed.
 
@@ -96,7 +97,7 @@ def cpu_case(
 
     from ece408_op.plugin import bridge
 
-    random = np.random.RandomState(seed)
+    random = np.random.RandomState(settings.seed)
     data, weight = mx.nd.empty(problem.x_shape), mx.nd.empty(problem.w_shape)
     x, w = bridge.cpu_view(data), bridge.cpu_view(weight)
     for image in x:
@@ -104,26 +105,25 @@ def cpu_case(
     w[...] = random.standard_normal(problem.w_shape)
     bound, shape = float32_bound(problem), {"kernel": (problem.kernel,) * 2, "num_filter": problem.filters}
 
-    def through_mxnet(name: str, call: Callable[..., Any], impl: str = "", kernel: Kernel | None = None) -> _Contestant:
-        return _Contestant(name, _fresh_and_reused(call), bridge.cpu_view, bound, impl, kernel)
-
     def contestants() -> Iterator[_Contestant | Row]:
         # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
-        yield through_mxnet(BUILT_IN, partial(mx.nd.Convolution, data, weight.copy(), no_bias=True, **shape))
-        for impl in impls:
+        built_in = partial(mx.nd.Convolution, data, weight.copy(), no_bias=True, **shape)
+        yield _Contestant(BUILT_IN, _fresh_and_reused(built_in), bridge.cpu_view, bound)
+        for impl in settings.impls:
             try:
                 kernel = dispatch.select(problem, "cpu", impl)
             except UnsupportedError as error:
                 yield Row(f"New {impl}", FRESH, status=SKIPPED, reason=str(error), impl=impl)
                 continue
             new = partial(mx.nd.Custom, data, weight, op_type="New", impl=impl, **shape)
-            yield through_mxnet(f"New {impl}", new, impl, kernel)
+            calls, own_bound = _fresh_and_reused(new), kernel.error_bound(problem)
+            yield _Contestant(f"New {impl}", calls, bridge.cpu_view, own_bound, impl, kernel)
         for peer, channels_last in PYTORCH.items() if find_spec("torch") else ():
             call = _pytorch(x, w, "float32", channels_last)
             yield _Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
 
     reference = timer.Reference(x, w, _CHECKED_ON_CPU)
-    rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, limits)
+    rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
     return case_of(name, problem, rows, ceilings, progress)
 
 
@@ -170,49 +170,30 @@ def _pytorch(x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[]
 
 
 def gpu_case(
-    name: str,
-    problem: ConvProblem,
-    impls: Iterable[str],
-    precision: str,
-    peers: bool,
-    seed: int,
-    limits: Limits,
-    ceilings: Ceilings,
-    progress: Progress = lambda row: None,
+    name: str, problem: ConvProblem, settings: Settings, ceilings: Ceilings, progress: Progress = lambda row: None
 ) -> Case:
-    """The implementations, and cuDNN if PyTorch is installed with CUDA, on one layer of random data on the GPU.
-
-    precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN.
-    """
+    """The implementations, and cuDNN if PyTorch is installed with CUDA, on one layer of random data on the GPU."""
     cupy = cuda.cupy()
-    rng = cupy.random.default_rng(seed)
+    rng = cupy.random.default_rng(settings.seed)
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
     x = 2 * rng.random(problem.x_shape, dtype=np.float32) - 1
-    case = case_of(name, problem, gpu_rows(problem, x, w, impls, limits, precision, peers), ceilings, progress)
+    case = case_of(name, problem, gpu_rows(problem, x, w, settings), ceilings, progress)
     del x, w
     cupy.get_default_memory_pool().free_all_blocks()
     return case
 
 
-def gpu_rows(
-    problem: ConvProblem,
-    x: Any,
-    w: Any,
-    impls: Iterable[str],
-    limits: Limits,
-    precision: str = "float32",
-    peers: bool = False,
-) -> Iterator[Row]:
+def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterator[Row]:
     """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU."""
     out = cuda.cupy().empty(problem.y_shape, np.float32)
-    evict = timer.Eviction(out)
+    evict, precision = timer.Eviction(out), settings.precision
 
     def run(kernel: Any) -> Any:
         kernel.run(problem, x, w, out)
         return out
 
     def contestants() -> Iterator[_Contestant | Row]:
-        for impl in impls:
+        for impl in settings.impls:
             try:
                 kernel = dispatch.select(problem, "gpu", impl, precision, cuda.chip())
             except UnsupportedError as error:
@@ -220,11 +201,13 @@ def gpu_rows(
                 continue
             calls: Calls = {KERNEL: (partial(run, kernel), evict)}
             yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
-        for layout, channels_last in {"NCHW": False, "NHWC": True}.items() if peers and _pytorch_has_cuda() else ():
+        for layout, channels_last in (
+            {"NCHW": False, "NHWC": True}.items() if settings.peers and _pytorch_has_cuda() else ()
+        ):
             calls = {KERNEL: (_pytorch(x, w, precision, channels_last), evict)}
             yield _Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
 
-    for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU), limits):
+    for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
         if isinstance(kernel, CudaKernel):
             row = replace(row, details={"launches": launches(kernel, problem, x, w, out)})  # noqa: PLW2901
@@ -247,12 +230,13 @@ def _rows(
     contestants: Iterable[_Contestant | Row],
     clock: Callable[[str], timer.Clock],
     reference: timer.Reference,
-    limits: Limits,
+    settings: Settings,
 ) -> Iterator[Row]:
     """Time and check each contestant; ``clock`` makes the clock for a contestant's name."""
+    how_often: dict[str, Any] = {"repeats": settings.repeats, "budget": settings.budget, "fewest": settings.fewest}
 
-    def check(values: Callable[[Any], Any], output: Any) -> timer.Check:
-        return reference.check(values(output))
+    def check(one: _Contestant, output: Any) -> timer.Check:
+        return reference.check(one.values(output), one.kernel.magnitude_weights if one.kernel else abs)
 
     for one in contestants:
         if isinstance(one, Row):
@@ -263,7 +247,7 @@ def _rows(
             row = replace(row, kernel=one.kernel.name, precision=one.kernel.precision)
         for kind, (call, before) in one.calls.items():
             try:
-                timing = timer.measure(call, clock(one.name), before, partial(check, one.values), **asdict(limits))
+                timing = timer.measure(call, clock(one.name), before, partial(check, one), **how_often)
             except DeviceError as failure:
                 yield replace(row, call=kind, status=FAILED, reason=str(failure))
                 continue

@@ -32,7 +32,7 @@ _EVICTION_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Check:
-    """An output's largest |y - exact|, as a share of the sum of |x||w| there, and a sentence about that element."""
+    """An output's largest error, as a share of the sum of |x||w| there, and a sentence about that element."""
 
     error: float = 0.0
     worst: str = ""
@@ -59,15 +59,21 @@ class Reference:
 
     def __init__(self, x: Any, w: Any, images: int) -> None:
         self._images = np.unique(np.linspace(0, len(x) - 1, images).astype(int))
-        chosen, weights = _numpy(x[self._images]), _numpy(w)
-        self._exact = reference.convolve(chosen, weights)
-        self._magnitude = np.maximum(reference.magnitude(chosen, weights), np.finfo(float).tiny)
+        self._x, self._w = _numpy(x[self._images]), _numpy(w)
+        self._exact = reference.convolve(self._x, self._w)
+        self._magnitudes: dict[Callable[[Any], Any], np.ndarray] = {}
 
-    def check(self, out: Any) -> Check:
-        """Check an output of the layer, (B, M, OH, OW) of NumPy or CuPy; the error is infinite if it is not finite."""
+    def check(self, out: Any, magnitude_weights: Callable[[Any], Any] = abs) -> Check:
+        """Check an output of the layer, (B, M, OH, OW) of NumPy or CuPy; the error is infinite if it is not finite.
+
+        The error is a share of the sum of |x| magnitude_weights(w): see ``core.kernel``.
+        """
+        if magnitude_weights not in self._magnitudes:
+            sums = reference.magnitude(self._x, magnitude_weights(self._w))
+            self._magnitudes[magnitude_weights] = np.maximum(sums, np.finfo(float).tiny)
         got = _numpy(out[self._images]).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            errors = np.abs(got - self._exact) / self._magnitude
+            errors = np.abs(got - self._exact) / self._magnitudes[magnitude_weights]
         errors = np.where(np.isfinite(errors), errors, np.inf)
         at = np.unravel_index(int(errors.argmax()), errors.shape)
         index = [int(self._images[at[0]]), *map(int, at[1:])]

@@ -19,7 +19,7 @@ from ece408_op.runtime import cuda
 #: The kernel that speed-ups refer to.
 BASELINE = "naive"
 
-_LIMITS = layers.Limits(repeats=5)
+_REPEATS = 5
 
 
 def measure(network: inference.Loaded, images: np.ndarray) -> list[Case]:
@@ -31,7 +31,7 @@ def measure(network: inference.Loaded, images: np.ndarray) -> list[Case]:
         problem = ConvProblem.from_shapes(given[0].shape, given[1].shape)
         x, w = (_on_gpu(array) for array in given)
         names = tqdm(dispatch.names("gpu"), desc=layer.name, unit="kernel", disable=None, leave=False)
-        rows = layers.gpu_rows(problem, x, w, names, _LIMITS)
+        rows = layers.gpu_rows(problem, x, w, layers.Settings(names, _REPEATS, peers=False))
         cases.append(layers.case_of(layer.name, problem, rows, ceilings))
     return cases
 
@@ -43,7 +43,7 @@ def _on_gpu(array: Any) -> Any:
 
 def as_text(cases: list[Case]) -> str:
     """A table for people; a wrong or unsupported kernel has the reason instead of figures."""
-    head = f"{'layer':8} {'kernel':20} {'precision':9} {'Op Time':>10}"
+    head = f"{'layer':8} {'kernel':24} {'precision':9} {'Op Time':>10}"
     lines = [f"{head} {'over naive':>10} {'of roofline':>11} {'error':>9}"]
     for case in cases:
         naive = case.row(BASELINE, KERNEL)
@@ -54,5 +54,5 @@ def as_text(cases: list[Case]) -> str:
                 share = f"{100 * row.roofline_seconds / row.median:.1f} %"
                 figures = f"{row.median:10.6f} {speedup:>10} {share:>11} {row.error:9.2g}"
             precision = dispatch.find(row.impl).precision
-            lines.append(f"{case.name:8} {row.impl:20} {precision:9} {figures}".rstrip())
+            lines.append(f"{case.name:8} {row.impl:24} {precision:9} {figures}".rstrip())
     return "\n".join(lines)

@@ -77,10 +77,8 @@ def test_an_implementation_that_does_not_support_a_layer_is_a_row_that_says_why(
 
 def test_random_layers_of_several_implementations_end(mxnet, tmp_path):
     file = tmp_path / "bench.json"
-    assert (
-        main(["--random", "4", "--ranges", "C=1-2,M=4-5,K=1-2", "--repeats", "1", "--impl", "all", "--json", str(file)])
-        == 0
-    )
+    layers = ["--random", "4", "--ranges", "C=1-2,M=4-5,K=1-2", *SMALL]
+    assert main([*layers, "--impl", "all", "--json", str(file)]) == 0
     run = results.read(file)
     assert len(run.cases) == 4
     for case in run.cases:

@@ -36,13 +36,6 @@ def test_an_unknown_kernel_is_a_usage_error_with_or_without_a_gpu(script, kernel
         assert name in done.stderr
 
 
-@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
-def test_help_has_an_example(script):
-    done = run(script, "--help")
-    assert done.returncode == 0
-    assert f"example: python {script}" in done.stdout
-
-
 @pytest.mark.skipif(HOST is None, reason="this machine has a GPU")
 @pytest.mark.parametrize("script", ["m3.py", "m4.py"])
 @pytest.mark.parametrize("context", [[], ["--context", "cpu"], ["--context", "gpu"]])
