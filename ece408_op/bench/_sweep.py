@@ -44,3 +44,4 @@ def record(results: Results) -> None:
     table = tuning.ChipTable(chip.name, chip.capability, tuple(rows))
     with replacing(tuning.TABLE) as file:
         file.write(tuning.merged(tuning.read(tuning.TABLE), table).encode())
+    tuning.read.cache_clear()
