@@ -68,58 +68,36 @@ def _reshaped(codes: Sequence[int], source: Shape, reverse: bool) -> Shape:
 
     n > 0: that length; 0: the source's length; -1: the length that is left over; -2: all further lengths; -3: the
     product of two lengths of the source; -4 a b: one length of the source as a x b, of which one may be -1. (MXNet,
-    src/operator/tensor/matrix_op-inl.h.)
+    src/operator/tensor/matrix_op-inl.h.) With ``reverse`` MXNet reads codes and lengths from the back, so that the two
+    lengths of a -4 stand before it.
     """
-    # With ``reverse`` MXNet reads all codes from the back, so that the two lengths of a -4 stand before it.
-    units = _units(codes[::-1] if reverse else codes)
-    left = source[::-1] if reverse else source
-    target: list[int] = []
-    for code, *factors in units:
-        lengths, taken = _lengths(code, factors, left)
-        target += lengths
-        left = left[taken:]
-    if target.count(-1) > 1:
-        raise Unsupported(f"shape: expected at most one -1, got {tuple(codes)}")
-    if -1 in target:
-        others = -prod(target)
-        if not others or prod(source) % others:
-            raise Unsupported(f"shape: expected {tuple(codes)} to divide the {prod(source)} elements of {source}")
-        target[target.index(-1)] = prod(source) // others
-    if prod(target) != prod(source):
-        raise Unsupported(f"shape: expected {prod(source)} elements, as {source} has, got {tuple(target)}")
-    return tuple(target[::-1] if reverse else target)
-
-
-def _units(codes: Sequence[int]) -> list[list[int]]:
-    """Return the codes one by one, a -4 with its two lengths."""
-    units: list[list[int]] = []
-    position = 0
-    while position < len(codes):
-        length = 3 if codes[position] == -4 else 1
-        units.append(list(codes[position : position + length]))
-        position += length
-    return units
-
-
-def _lengths(code: int, factors: list[int], source: Shape) -> tuple[list[int], int]:
-    """Return the lengths that one code makes of the rest of the source, and how many of the source's it uses."""
-    if code > 0 or code == -1:
-        return [code], 1
-    if code == -2:
-        return list(source), len(source)
-    needed = 2 if code == -3 else 1
-    if len(source) < needed or code not in (0, -3, -4) or len(factors) != (2 if code == -4 else 0):
-        raise Unsupported(f"shape: expected MXNet's codes and dimensions for them, got {code} for the rest {source}")
-    if code == 0:
-        return [source[0]], 1
-    if code == -3:
-        return [source[0] * source[1]], 2
-    first, second = factors
-    first = source[0] // second if first == -1 else first
-    second = source[0] // first if second == -1 else second
-    if first * second != source[0]:
-        raise Unsupported(f"shape: expected two factors of {source[0]}, got {tuple(factors)}")
-    return [first, second], 1
+    step = -1 if reverse else 1
+    left, lengths, target = list(codes)[::step], list(source)[::step], []
+    try:
+        while left:
+            code = left.pop(0)
+            if code > 0 or code == -1:
+                target.append(code)
+                lengths = lengths[1:]
+            elif code == -2:
+                target, lengths = target + lengths, []
+            elif code == -3:
+                target.append(lengths.pop(0) * lengths.pop(0))
+            elif code == -4:
+                first, second, whole = left.pop(0), left.pop(0), lengths.pop(0)
+                first = whole // second if first == -1 else first
+                target += [first, whole // first if second == -1 else second]
+            elif code == 0:
+                target.append(lengths.pop(0))
+            else:
+                raise IndexError
+        if -1 in target:
+            target[target.index(-1)] = prod(source) // -prod(target)
+    except (IndexError, ZeroDivisionError):
+        raise Unsupported(f"shape: expected MXNet's codes that fit {source}, got {tuple(codes)}") from None
+    if min(target, default=0) < 0 or prod(target) != prod(source):
+        raise Unsupported(f"shape: expected {prod(source)} elements, as {source} has, got {tuple(target[::step])}")
+    return tuple(target[::step])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A GPU of NumPy arrays: all of a network but its kernels runs on any machine.
 
-NumPy replaces CuPy, and memory starts as NaN. The package chooses the implementations as for an H100 and binds them to
+NumPy replaces CuPy, and memory starts as NaN. The package chooses the implementations as for an H200 and binds them to
 arrays, and each launch is checked for the arrays that it names. NumPy computes what kernels and cuBLAS compute.
 """
 
@@ -25,7 +25,7 @@ from ece408_op.runtime.copy_pipeline import StagingBuffer
 from ece408_op.runtime.launch import Chip, Launch
 
 MEMORY = 1 << 30
-CHIP = Chip("none", (9, 0), 132, 227 * 1024)
+CHIP = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 
 
 class Pointer:

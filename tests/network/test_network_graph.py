@@ -142,6 +142,25 @@ def test_attributes_and_inputs_are_checked():
     assert "expected positive sizes" in error("Convolution", 3, kernel="(0, 1)", num_filter="1")
 
 
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ((4, 4), r"expected 6 elements, as \(2, 3\) has, got \(4, 4\)"),
+        ((4, -1), r"expected 6 elements, as \(2, 3\) has, got \(4, 1\)"),
+        ((-1, -1), r"expected 6 elements, as \(2, 3\) has, got"),
+        ((0, 0, 0), r"expected MXNet's codes that fit \(2, 3\), got \(0, 0, 0\)"),
+        ((-5,), "expected MXNet's codes that fit"),
+        ((-4, 2), "expected MXNet's codes that fit"),
+        ((-4, 3, 2, 0), r"expected 6 elements, as \(2, 3\) has, got \(3, 2, 3\)"),
+        ((-3, -3), "expected MXNet's codes that fit"),
+    ],
+)
+def test_reshapes_that_do_not_fit(codes, message):
+    node, *_ = ece408_op.gpu_network(S.reshape(data, shape=codes, name="node"), {})
+    with pytest.raises(mx.MXNetError, match=rf"'node' \(Reshape\): shape: {message}"):
+        node.infer_shape(data=(2, 3))
+
+
 def test_outputs_beyond_the_first_are_unsupported():
     graph = json.loads(S.BatchNorm(data, name="norm").tojson())
     graph["heads"] = [[len(graph["nodes"]) - 1, 1, 0]]
