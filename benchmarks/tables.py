@@ -95,7 +95,7 @@ def row(case: dict[str, Any], contestant: str, call: str = "kernel") -> dict[str
 
 
 def peer(case: dict[str, Any], family: str, call: str) -> float:
-    """The least median, in seconds, of the contestants whose names begin with ``family``."""
+    """The least median, in seconds, of the contestants with names that begin with ``family``."""
     return min(one["median"] for one in case["rows"] if one["contestant"].startswith(family) and one["call"] == call)
 
 
@@ -249,7 +249,7 @@ def experiment(name: str, columns: dict[str, str], write: Callable[[float], str]
 
 
 def same(*words: str) -> dict[str, str]:
-    """Columns whose titles are their keys."""
+    """Columns with their keys as titles."""
     return {word: word for word in words}
 
 

@@ -44,7 +44,7 @@ On the CPU: calls of the operator with fresh outputs (new memory) and with reuse
 PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
 that does not support a layer is a row that says why.""",
         "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
-        "--context --impl --precision --layer --random --ranges --images",
+        "--context --impl --precision --layer --random --ranges --images --seed",
     ),
     "networks": (
         "time whole networks, and compare their predictions with MXNet's",
@@ -52,7 +52,7 @@ that does not support a layer is a row that says why.""",
 forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
 take part, also with images that are on the GPU already (gpu).""",
         "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
-        "--context --network --images",
+        "--context --network --images --seed",
     ),
     "transfers": (
         "time the operator on mx.cpu() arrays with device='gpu'",
@@ -70,7 +70,7 @@ take part, also with images that are on the GPU already (gpu).""",
         "time every GPU kernel on many layers, and record the tuning table",
         "The layers are the course's, with three numbers of images, and random ones.",
         "ece408-bench sweep --random 24 --record",
-        "--impl --random --ranges --images --record",
+        "--impl --random --ranges --images --seed --record",
     ),
 }
 
@@ -233,7 +233,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
         text, epilog = f"{title[0].upper()}{title[1:]}.\n{description}", f"example:\n  {example}\n\n{_EXITS}"
         found[name] = chosen.add_parser(name, help=title, description=text, epilog=epilog, **style)
         options = _options(name)
-        for option in [*own.split(), "--threads", "--repeats", "--seed", "--json", "--plots"]:
+        for option in [*own.split(), "--threads", "--repeats", "--json", "--plots"]:
             found[name].add_argument(option, **options[option])
     return parser, found
 

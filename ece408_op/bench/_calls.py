@@ -19,13 +19,13 @@ from ece408_op.runtime import cuda
 
 from .results import FIRST, FRESH, REUSED, Case, Row
 
-#: The peers: a Custom operator that does nothing, and a copy of the output alone from the GPU.
+#: The peers: a Custom operator that does nothing, and a copy of the output from the GPU without a computation.
 NOTHING, BARE_COPY = "empty Custom operator", "bare copy of the output"
 
 #: The layer of both, by the name of the table.
 _NAME = "2017"
 
-#: Turns in which contestants take part one after the other, so that a drift of the clock meets all of them.
+#: The contestants alternate in this many turns, so that a change of the clock rate affects all of them.
 _TURNS = 20
 
 #: Fresh processes, each of which times its first call.
@@ -51,7 +51,8 @@ assert (y.asnumpy() == 25).all()
 def one_image(device: str, calls: int, ceilings: None, progress: Callable[[Row], Any]) -> Case:
     """Calls of nd.Custom on one image in the context of "cpu" or "gpu", each waited for, and a process's first call.
 
-    What ``New`` takes longer than the Custom that does nothing is the operator's own cost, the computation included.
+    The difference between ``New`` and the Custom operator that does nothing is the operator's own cost, including the
+    computation.
     Raises Ece408Error where a fresh process fails.
     """
     import mxnet as mx

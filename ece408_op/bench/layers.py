@@ -74,7 +74,7 @@ class _Contestant:
 
 
 def known_impls(asked: Iterable[str], device: str) -> list[str]:
-    """The implementations that were asked for, with all of the device's kernels in the place of "all".
+    """The implementations that were asked for; "all" stands for every kernel of the device.
 
     Raises UnsupportedError where one is unknown, or another device's.
     """

@@ -22,6 +22,7 @@ import math
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +43,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 #: written before (out=). KERNEL: the work on a GPU alone, between two events. FIRST: the first call, which compiles.
 FRESH, REUSED, KERNEL, FIRST = "fresh", "reused", "kernel", "first"
 
-#: The packages whose versions are kept.
+#: The packages that a machine's versions name.
 _PACKAGES = ("ece408-op", "mxnet", "mxnet-cu117", "numpy", "llvmlite", "torch", "cupti-python")
 
 
@@ -136,7 +137,7 @@ class Case:
         return next((row for row in self.rows if (row.contestant, row.call) == (contestant, call)), None)
 
     def ratio(self, row: Row, peers: str = "") -> float | None:
-        """How many times as fast as the fastest peer a row is, among peers whose names begin with ``peers``.
+        """How many times as fast as the fastest peer a row is, among peers with names that begin with ``peers``.
 
         Peers count by the same kind of call. None where one of the two has no time.
         """
@@ -281,6 +282,8 @@ def this_machine(threads: int | None = None, gpu: bool = False) -> Machine:
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
+    if "mxnet" in sys.modules and "mxnet-cu117" not in versions:  # a folder on the path has no metadata
+        versions["mxnet"] = sys.modules["mxnet"].__version__
     found = None
     if gpu:
         chip, cupy = cuda.chip(), cuda.cupy()

@@ -215,7 +215,7 @@ def test_what_is_wrong_in_a_kernel_is_named(line, options, words, checkout):
 
 
 def test_without_the_real_data_the_sample_set_serves(checkout, tmp_path):
-    """No files anywhere and no network: one line on stderr, and the lines on stdout as ever."""
+    """No files anywhere and no network: one line on stderr, and the usual lines on stdout."""
     weights_of("ece408-low", checkout)
     environment = {key: value for key, value in os.environ.items() if key != "ECE408_DATA"}
     environment.update(
