@@ -77,13 +77,21 @@ class Built:
     notes: tuple[_hints.KernelNotes, ...] = ()
 
 
-def build(source: Path, context: str, folder: Path, tools: Tools, limits: LimitsSpec, architecture: str = "") -> Built:
+def build(
+    source: Path,
+    context: str,
+    folder: Path,
+    tools: Tools,
+    limits: LimitsSpec,
+    architecture: str = "",
+    alone: bool = False,
+) -> Built:
     """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
     folder.chmod(0o755)
     inner = folder / "src"
     inner.mkdir()
     try:
-        _sources.copy(source, inner)
+        _sources.copy(source, inner, alone)
     except OSError as error:
         raise EndedError("unsupported", f"{source.name} cannot be read: {error.strerror or error}") from None
     if (inner / source.name).read_bytes()[:2] in _UTF16:

@@ -6,6 +6,7 @@ the disk before the submission counts as done. A line cut off by a crash is drop
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,10 +19,13 @@ from typing import Any, Callable
 
 from tqdm import tqdm
 
+from ._errors import SpecError
 from ._grading import Grader, read
 from ._submission import Submission
 
 Record = dict[str, Any]
+#: A record of another shape is damaged.
+_KEYS = {"path", "status", "reason", "context", "fingerprint", "networks"}
 #: Grades submissions, by key, and yields each record when it is there.
 Runner = Callable[[dict[str, Submission]], Iterator[tuple[str, Record]]]
 
@@ -32,9 +36,14 @@ class Log:
     def __init__(self, path: Path, rules: str) -> None:
         self.path = path
         self.done: dict[str, Record] = {}
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise SpecError(f"{path}: expected a log of this command alone, but another one is writing it") from None
         kept = self._read(rules)
         # A torn line after the whole ones is cut off.
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._file, kept)
         os.lseek(self._file, 0, os.SEEK_END)
         if kept == 0:
@@ -61,12 +70,14 @@ class Log:
         for number, line in enumerate(data.splitlines(keepends=True)):
             try:
                 entry = json.loads(line)
-            except ValueError:
+                key, record = (entry["key"], entry["record"]) if number else (entry["rules"], {})
+                good = isinstance(key, str) and set(record) >= (_KEYS if number else set())
+            except (ValueError, TypeError, KeyError, RecursionError):
                 break
-            if not line.endswith(b"\n") or (number == 0 and entry.get("rules") != rules):
+            if not good or not line.endswith(b"\n") or (number == 0 and key != rules):
                 break
             if number > 0:
-                self.done.setdefault(entry["key"], entry["record"])
+                self.done.setdefault(key, record)
             end += len(line)
         return end
 

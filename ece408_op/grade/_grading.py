@@ -6,7 +6,6 @@ import hashlib
 import io
 import queue
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from ._rounds import BRIEF, FULL, PROBE, Bench, try_network
 from ._sandbox import Tools
 from ._spec import Spec
 from ._submission import Submission
+from ._tools import new_folder
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
 from ._worker import Program
 
@@ -38,6 +38,8 @@ ALL_IMAGES = 10000
 _BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, ALL_IMAGES})
 #: The largest of them that gets all runs on the CPU.
 _SMALL = 1000
+#: The largest arrays of such a batch on the CPU; the harness has copies of them.
+_MOST_BYTES = 2 << 30
 #: Once a network has timed out, the others get this many seconds per call.
 _SHORT_SECONDS = 5.0
 #: A file that fails in one run of five should be caught.
@@ -61,8 +63,8 @@ class Grader:
         """The submission's record; raises HarnessError where this machine cannot."""
         started = time.time()
         source = read(submission.source)
-        record: dict[str, Any] = {"path": _text(submission.path), "status": "", "reason": "", "precision": None}
-        record.update(context=submission.context, device=self.device, source=_text(submission.source or ""))
+        record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
+        record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
         # Whatever happens, a record has every key.
         record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[])
@@ -70,19 +72,21 @@ class Grader:
         try:
             if submission.why:
                 raise EndedError("unsupported", submission.why)
+            most = self.bench.spec.limits.all_seconds
             if submission.kernel:
-                self._run_on_a_device(record, _python_side.program(submission.kernel), source)
+                program = replace(_python_side.program(submission.kernel), most=most)
+                self._run_on_a_device(record, program, source)
             elif submission.source is None:
                 name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[submission.context]
                 raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")
             else:
-                with tempfile.TemporaryDirectory(prefix="ece408-build-") as name:
+                with new_folder("build") as name:
                     program, notes = self._program(submission, submission.source, Path(name))
                     record["compiler"] = [asdict(one) for one in notes]
-                    self._run_on_a_device(record, program, source)
+                    self._run_on_a_device(record, replace(program, most=most), source)
         except EndedError as ended:
             record["status"], record["reason"] = ended.status, ended.reason
-        except (DeviceError, OSError):
+        except DeviceError:
             raise
         except Exception as error:  # a fault of the harness's own on one file must not cost a class its night
             record["status"] = "unsupported"
@@ -94,10 +98,11 @@ class Grader:
         """The worker's program, made in the folder, and what the compiler reports."""
         if submission.python:
             folder.chmod(0o755)
-            _sources.copy(source, folder)
+            _sources.copy(source, folder, submission.alone)
             return _python_side.program(str(folder / source.name), folder), ()
         built = _build.build(
-            source, submission.context, folder, self.bench.tools, self.bench.spec.limits, self.architecture
+            *(source, submission.context, folder, self.bench.tools, self.bench.spec.limits),
+            *(self.architecture, submission.alone),
         )
         program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/")
         return replace(program, arithmetic=arithmetic(_sources.text(folder / "src"))), built.notes
@@ -171,7 +176,10 @@ class Grader:
         # It can do none with the images that it was given: does it hold a batch size of its own?
         for images in sorted(_BATCHES & numbers(source)):
             for net in order:
+                memory = sum(problem.bytes for problem in net.problems(images))
                 if images == self._images(net) or any(one.status == PASSED for one in results):
+                    continue
+                if self.context == "cpu" and memory > _MOST_BYTES:
                     continue
                 large = self.context == "cpu" and images > _SMALL
                 results.append(self._net(program, net, images, seconds, BRIEF if large else FULL))
@@ -243,6 +251,7 @@ def read(path: Path | None) -> str:
         return ""
 
 
-def _text(path: Path | str) -> str:
-    """A path as text, also where its bytes are none."""
-    return str(path).encode(errors="backslashreplace").decode()
+def shown(path: Path | str) -> str:
+    """A path as text in one line, also where its bytes are none."""
+    text = str(path).encode(errors="backslashreplace").decode()
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda one: repr(one[0])[1:-1], text)

@@ -46,7 +46,7 @@ def program(what: str, folder: Path | None = None) -> Program:
     inner = () if folder is None else (folder,)
     arithmetic = "fp32" if folder else dispatch.find(what).arithmetic
     shown = f"{folder}/" if folder else ""
-    return Program(what, (*sorted(_outermost(seen)), *inner), tuple(paths), shown, arithmetic)
+    return Program(what, (*sorted(_outermost(seen)), *inner), tuple(paths), shown, arithmetic=arithmetic)
 
 
 def _outermost(paths: set[Path]) -> set[Path]:

@@ -7,7 +7,6 @@ every layer once.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,14 +20,16 @@ import numpy as np
 from ece408_op.problem import ConvProblem
 
 from . import _sandbox
-from ._buffers import GUARD, Buffers
+from ._buffers import Buffers
 from ._clocks import ClockCheck
 from ._errors import EndedError, HarnessError, StoppedError
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._networks import Net
 from ._real_images import CourseNet
 from ._sandbox import Tools
+from ._shared_arrays import GUARD
 from ._spec import Spec
+from ._tools import new_folder
 from ._verdict import (
     NEAR_DUPLICATE,
     POISONED,
@@ -112,7 +113,7 @@ def try_network(
     )
     if bench.check is not None and bench.device is not None:
         bench.check(bench.device)
-    with tempfile.TemporaryDirectory(prefix="ece408-case-") as name, ExitStack() as stack:
+    with new_folder("case") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
         buffers = [

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ._errors import EndedError
+
 #: Bytes and files of one submission, at most.
 MOST_BYTES = 8 << 20
 _MOST_FILES = 200
@@ -33,11 +35,12 @@ OPERATOR = "new-inl.h"
 _LEVELS = 4
 
 
-def copy(source: Path, to: Path) -> None:
+def copy(source: Path, to: Path, alone: bool = False) -> None:
     """Copy the source and, at their places, the files of its folder that it includes or, in Python, names.
 
     Without links, and up to a size; neighbours that nobody includes stay behind: in a class they are others' work.
-    Raises OSError where the source itself cannot be read or is too large.
+    Raises OSError where the source itself cannot be read or is too large, and EndedError where one that is to be
+    ``alone`` includes a neighbour.
     """
     if source.stat().st_size > MOST_BYTES or not source.is_file():
         raise OSError(f"expected a file of at most {MOST_BYTES >> 20} MB")
@@ -49,20 +52,23 @@ def copy(source: Path, to: Path) -> None:
             continue
         if name in done or not path.is_file() or (path.is_symlink() and path != source):
             continue
+        if alone and path != source:
+            text = f"it includes {name}, which lies next to it in a folder of several submissions"
+            raise EndedError("unsupported", f"{text}; give each submission a folder of its own")
         try:
+            left -= path.stat().st_size
+            if left < 0:
+                return
             content = path.read_bytes()
         except OSError:
             if path == source:
                 raise
             continue
-        left -= len(content)
-        if left < 0:
-            return
         done.add(name)
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_bytes(content)
         (to / name).chmod(0o644)
-        waiting += _named(root, content) if source.suffix == ".py" else _within(root, path.parent, content)
+        waiting += _named(root, content) if source.suffix.lower() == ".py" else _within(root, path.parent, content)
 
 
 def without_comments(code: str) -> str:
@@ -124,7 +130,8 @@ def stub_folders(stubs: Path) -> list[Path]:
 
 def _named(root: Path, content: bytes) -> list[str]:
     """The names of the files in the root that a Python file's text holds: kernels' sources lie beside it."""
-    return [path.name for path in root.iterdir() if path.is_file() and path.name.encode() in content]
+    files = [path for path in root.iterdir() if path.suffix.lower() in (".cu", ".cuh", ".h") and path.is_file()]
+    return [path.name for path in files if os.fsencode(path.name) in content]
 
 
 def _within(root: Path, folder: Path, content: bytes) -> list[str]:

@@ -33,6 +33,8 @@ class LimitsSpec:
     load_seconds: float = 20.0
     #: One call of forward.
     run_seconds: float = 30.0
+    #: All that a submission's programs run.
+    all_seconds: float = 1800.0
     memory_bytes: int = 8 << 30
     output_bytes: int = 16 << 20
     disk_bytes: int = 64 << 20

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from os.path import realpath
+from dataclasses import dataclass, replace
+from os.path import isdir, isfile, realpath
 from pathlib import Path
 
 from ece408_op.core import dispatch
@@ -21,6 +21,8 @@ _NAMES = ("new-forward.h", "new-forward.cuh")
 _COURSES = (_sources.OPERATOR, "new.cc", "new.cu")
 #: The folder that the course's file lay in.
 _INNER = "ece408_src"
+#: How deep a class's folders may lie.
+_LEVELS = 20
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 #: What a loose file ends with that may be meant as a submission.
 _LIKELY = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
@@ -37,11 +39,13 @@ class Submission:
     why: str = ""
     #: The name of the kernel, where it is one of this package's own.
     kernel: str = ""
+    #: Is it a file in a folder of many, whose neighbours are others' work?
+    alone: bool = False
 
     @property
     def python(self) -> bool:
         """Is it a Python file that defines a kernel for this package?"""
-        return self.source is not None and self.source.suffix == PYTHON_SUFFIX
+        return self.source is not None and self.source.suffix.lower() == PYTHON_SUFFIX
 
 
 def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
@@ -61,8 +65,20 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
             more = "; a .py file is taken by its own path, and in no folder" if _has_python(path) else ""
             raise SpecError(text + more)
         for one in here:
-            found.setdefault(one.path, one)
+            found.setdefault(one.path, _checked(one, path))
     return list(found.values())
+
+
+def _checked(one: Submission, given: Path) -> Submission:
+    """The submission; with the reason why it cannot be graded where links lead out of it."""
+    if one.source is None or one.kernel or one.why:
+        return one
+    # The path that was given may be a link; whatever lies below it belongs to students.
+    own = Path(realpath(given)) / one.path.relative_to(given) if one.path != given else Path(realpath(given))
+    real = Path(realpath(one.source))
+    if real != own and own not in real.parents:
+        return replace(one, source=None, why=f"{one.source} is a link that leads out of the submission")
+    return replace(one, alone=one.path != given and one.path == one.source)
 
 
 def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, str]]:
@@ -74,9 +90,9 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
         for child in _listed(folder):
             if child.absolute() in own or _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
                 continue
-            if child.is_dir() and child.absolute() in above:
+            if isdir(child) and child.absolute() in above:
                 yield from beside(child)
-            elif child.is_dir():
+            elif isdir(child):
                 yield child, "no submission found in it"
             elif child.suffix.lower() in _ARCHIVES:
                 yield child, "an archive; unpack it first"
@@ -86,7 +102,7 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
     over = [entry for folder in paths if folder.is_dir() and folder.absolute() not in own for entry in beside(folder)]
     # A folder that is one submission may hold others: a class with the course's skeleton at its top.
     ones = [path for path in paths if path.is_dir() and path.absolute() in own]
-    inner = [child for one in ones for child in _listed(one) if child.is_dir() and _holds_one(child)]
+    inner = [child for one in ones for child in _listed(one) if isdir(child) and _holds_one(child)]
     return over + [(child, f"it lies within {child.parent}, which is a submission by itself") for child in inner]
 
 
@@ -95,7 +111,7 @@ def _holds_one(folder: Path) -> bool:
     return not (_aside(folder.name) or folder.name == _INNER or _leads_back(folder)) and _is_one(folder)
 
 
-def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
+def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS) -> list[Submission]:
     if path.is_file() and path.suffix.lower() in _ARCHIVES:
         raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
     if path.is_file():
@@ -106,8 +122,8 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool]) -> li
     for child in _listed(path):
         if _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
             continue
-        if child.is_dir():
-            found += _within(child, context, gpu_here)
+        if isdir(child):
+            found += _within(child, context, gpu_here, levels - 1) if levels else []
         elif child.suffix.lower() in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
             found.append(_of_file(child, context))
     return found
@@ -136,8 +152,8 @@ def _own(name: str) -> Submission:
 
 
 def _is_one(folder: Path) -> bool:
-    names = {path.name.lower() for path in _listed(folder) if path.is_file()}
-    return (folder / _INNER).is_dir() or not names.isdisjoint(_NAMES)
+    names = {path.name.lower() for path in _listed(folder) if isfile(path)}
+    return isdir(folder / _INNER) or not names.isdisjoint(_NAMES)
 
 
 def _has_python(folder: Path) -> bool:
@@ -155,7 +171,7 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
-    inner = folder / _INNER if (folder / _INNER).is_dir() else folder
+    inner = folder / _INNER if isdir(folder / _INNER) else folder
     there = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
     for kind, suffixes in _SUFFIXES.items():
         # A file that was put beside ece408_src by mistake.
@@ -167,11 +183,11 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 
 def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, else the only file of that kind."""
-    files = [path for path in _listed(folder) if path.is_file() and path.suffix.lower() in suffixes]
+    files = [path for path in _listed(folder) if isfile(path) and path.suffix.lower() in suffixes]
     files = [path for path in files if not _aside(path.name) and path.name.lower() not in _COURSES]
     return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
 
 
 def _named(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
-    files = {path.name.lower(): path for path in reversed(_listed(folder)) if path.is_file()}
+    files = {path.name.lower(): path for path in reversed(_listed(folder)) if isfile(path)}
     return next((files[name] for suffix in suffixes if (name := f"new-forward{suffix}") in files), None)

@@ -7,6 +7,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ CPU_OPTIONS = (
 )
 
 
+_PREFIX = "ece408-grade-"
+
+
 def compiler(name: str) -> str:
     """The path of a compiler; raises HarnessError where this machine lacks it."""
     found = shutil.which(name)
@@ -33,6 +37,20 @@ def compiler(name: str) -> str:
     if found is None:
         raise HarnessError(f"expected the compiler {name} on this machine, found none; install it or put it on PATH")
     return found
+
+
+def new_folder(purpose: str) -> tempfile.TemporaryDirectory:
+    """A temporary folder of this process, which a later harness removes if this one is killed."""
+    return tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-{purpose}-")
+
+
+def remove_stale() -> None:
+    """Remove the folders of harnesses that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = path.name[len(_PREFIX) :].partition("-")[0]
+        with suppress(OSError):
+            if not os.path.exists(f"/proc/{pid}") and path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def build(

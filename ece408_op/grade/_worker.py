@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _sandbox
@@ -56,6 +57,9 @@ class Program:
     paths: tuple[str, ...] = ()
     #: A folder of the harness's that means nothing to the author of a submission.
     folder: str = ""
+    #: Seconds that its workers have run, and may run.
+    used: list[float] = field(default_factory=list)
+    most: float = math.inf
     #: The units that it computes with, a key of ``core.roofline.PRODUCTS``.
     arithmetic: str = "fp32"
 
@@ -92,6 +96,7 @@ class Worker:
         commands, self._commands = os.pipe()
         self._replies, replies = os.pipe()
         self._text, self._fault = b"", ""
+        self._program = program
         self._on_gpu = device is not None
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
@@ -163,6 +168,10 @@ class Worker:
         Raises EndedError where it does not come back in time.
         """
         self._nothing_waits()
+        left = self._program.most - sum(self._program.used)
+        if left <= 0:
+            raise EndedError("timed_out", f"all its calls took longer than their limit of {self._program.most:g} s")
+        seconds = min(seconds, left)
         nonce = secrets.token_hex(8)
         start = time.perf_counter()
         self.process.go()
@@ -170,8 +179,11 @@ class Worker:
             os.write(self._commands, f"{word} {nonce} {layer}\n".encode())
         except BrokenPipeError:
             raise self._reason_of_end("between two calls") from None
-        line = self._line(time.monotonic() + seconds, "a call of forward")
-        end = time.perf_counter()
+        try:
+            line = self._line(time.monotonic() + seconds, "a call of forward")
+        finally:
+            end = time.perf_counter()
+            self._program.used.append(end - start)
         if not self._on_gpu:
             # Threads that go on after the answer are timed until they are stopped.
             self._stop()

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -109,7 +108,8 @@ def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     # Nothing is built where nothing will run.
     kinds = {(one.context == "gpu", one.python or bool(one.kernel)) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
-    with tempfile.TemporaryDirectory(prefix="ece408-tools-") as name:
+    _tools.remove_stale()
+    with _tools.new_folder("tools") as name:
         many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
         tools = Tools(Path(name))
         if kinds:
@@ -142,7 +142,9 @@ def _written(
 ) -> list[Record]:
     """Grade all, and write what was asked for."""
     for path, why in _submission.passed_over(arguments.path, found):
-        print(_printable(f"ece408-grade: {path}: not graded: {why}", sys.stderr.encoding), file=sys.stderr)
+        print(
+            _printable(f"ece408-grade: {_grading.shown(path)}: not graded: {why}", sys.stderr.encoding), file=sys.stderr
+        )
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""

@@ -9,6 +9,7 @@ and the protocol, are those of native/worker.cpp.
 from __future__ import annotations
 
 import ctypes
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -75,9 +76,10 @@ def _load(what: str) -> Any:
     from ece408_op.core import dispatch
     from ece408_op.core.kernel import CpuKernel, CudaKernel
 
-    if not what.endswith(".py"):
+    if not what.lower().endswith(".py"):
         return dispatch.find(what)
-    spec = importlib.util.spec_from_file_location("submission", what)
+    loader = importlib.machinery.SourceFileLoader("submission", what)
+    spec = importlib.util.spec_from_file_location("submission", what, loader=loader)
     if spec is None or spec.loader is None:
         raise TypeError(f"expected a Python file, got {Path(what).name}")
     module = importlib.util.module_from_spec(spec)

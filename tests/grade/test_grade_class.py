@@ -19,7 +19,6 @@ import pytest
 from sandbox import needs_sandbox
 
 from ece408_op.grade import _class, cli
-from ece408_op.grade._class import Log
 from ece408_op.grade._grading import Grader
 from ece408_op.grade._rounds import Bench
 from ece408_op.grade._sandbox import Tools
@@ -83,28 +82,6 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         if record["path"] in times:
             assert json.loads(times[record["path"]])["record"]["started"] == record["started"]
     assert not (tmp_path / "out.json.log").exists()
-
-
-def test_a_torn_line_is_dropped_and_others_are_kept(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log", "rules")
-    log.add("a", {"path": "a"})
-    log.add("b", {"path": "b"})
-    log.close()
-    with open(tmp_path / "log", "ab") as file:
-        file.write(b'{"key": "c", "rec')
-    again = Log(tmp_path / "log", "rules")
-    assert sorted(again.done) == ["a", "b"]
-    again.add("c", {"path": "c"})
-    again.add("a", {"path": "another"})
-    again.close()
-    assert Log(tmp_path / "log", "rules").done == {"a": {"path": "a"}, "b": {"path": "b"}, "c": {"path": "c"}}
-
-
-def test_a_log_of_other_rules_is_discarded(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log", "rules")
-    log.add("a", {"path": "a"})
-    log.close()
-    assert Log(tmp_path / "log", "other rules").done == {}
 
 
 @needs_sandbox
@@ -192,7 +169,7 @@ def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, p
         text=True,
     )
     deadline = time.monotonic() + 120
-    while not list(scratch.glob("ece408-case-*/printed.txt")) and time.monotonic() < deadline:
+    while not list(scratch.glob("ece408-grade-*-case-*/printed.txt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(pause)
     process.terminate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,19 @@ def test_the_parents_memory_cannot_be_reached(records: dict[str, dict[str, Any]]
     printed = record_of(records, "cuts_off_the_buffers")["printed"]
     assert "written: -1" in printed
     assert "truncated: 0" not in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("memory_without_a_name", "memfd: -1, keyring: -1, userfaultfd: -1"),
+        ("continues_itself", "continue: -1"),
+    ],
+)
+def test_calls_that_no_submission_may_make(name: str, printed: str, records: dict[str, dict[str, Any]]) -> None:
+    assert printed in record_of(records, name)["printed"]
+
+
+def test_files_in_tmp_are_limited(records: dict[str, dict[str, Any]]) -> None:
+    made = re.search(r"files: (\d+) of", record_of(records, "many_files")["printed"])
+    assert made is not None and 0 < int(made[1]) < 20_000

@@ -1,0 +1,136 @@
+"""What students put into files and folders: links, neighbours, sizes, names; and what a killed grader leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ece408_op.grade import _grading, _sources, _submission, _tools
+from ece408_op.grade._class import Log
+from ece408_op.grade._errors import EndedError, SpecError
+
+
+def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
+    for name in ("class/ann/new-forward.h", "class/bob/own.h", "class/cat/own.h", "class/loose.h", "secret.h"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    members = tmp_path / "class"
+    (members / "bob" / "new-forward.h").symlink_to(members / "ann" / "new-forward.h")
+    (members / "cat" / "new-forward.h").symlink_to("own.h")
+    (members / "dan").mkdir()
+    (members / "dan" / "ece408_src").symlink_to(members / "ann")
+    (members / "eve").symlink_to(members / "ann")
+    (members / "other.h").symlink_to(members / "loose.h")
+    (tmp_path / "given").symlink_to(members / "ann")
+    found = {one.path.name: one.why for one in _submission.find([members, tmp_path / "given"], "cpu", lambda: False)}
+    assert {name for name, why in found.items() if why} == {"bob", "dan", "eve", "other.h"}
+    assert all("a link that leads out" in why for why in found.values() if why)
+    assert {"ann", "cat", "loose.h", "given"} < set(found)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path: Path, alone: bool) -> None:
+    (tmp_path / "ann.h").write_text('#include "bob.h"\n')
+    (tmp_path / "bob.h").write_text("")
+    (tmp_path / "to").mkdir()
+    (one, *_) = _submission.find([tmp_path if alone else tmp_path / "ann.h"], "cpu", lambda: False)
+    assert one.source is not None and one.alone == alone
+    if alone:
+        with pytest.raises(EndedError, match=r"includes bob\.h, which lies next to it"):
+            _sources.copy(one.source, tmp_path / "to", one.alone)
+    else:
+        _sources.copy(one.source, tmp_path / "to", one.alone)
+        assert len(list((tmp_path / "to").iterdir())) == 2
+
+
+def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_text('#include "sparse.h"\n')
+    with open(tmp_path / "sparse.h", "wb") as file:
+        file.truncate(6 << 30)
+    (tmp_path / "to").mkdir()
+    _sources.copy(tmp_path / "a.h", tmp_path / "to")
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.h"]
+
+
+def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
+    (tmp_path / "new-forward.h").write_text("")
+    path = tmp_path
+    for _ in range(300):
+        path = path / "d"
+        path.mkdir()
+    (path / "deep.h").write_text("")
+    with pytest.raises(SpecError):
+        _submission.find([tmp_path / "d"], "cpu", lambda: False)
+    found = _submission.find([tmp_path], "cpu", lambda: False)
+    assert len(found) == 1 and _submission.passed_over([tmp_path], found) == []
+
+
+def test_a_name_with_a_line_break_stays_in_one_line() -> None:
+    assert _grading.shown(Path("a\npassed: b\u2028c")) == "a\\npassed: b\\u2028c"
+
+
+def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
+    (tmp_path / "KERNEL.PY").write_text("")
+    (one,) = _submission.find([tmp_path / "KERNEL.PY"], None, lambda: False)
+    assert one.python
+
+
+def record(path: str) -> dict:
+    return {"path": path, "status": "", "reason": "", "context": "", "fingerprint": "", "networks": []}
+
+
+def test_a_torn_line_of_a_log_is_dropped_and_others_are_kept(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    log.add("a", record("a"))
+    log.add("b", record("b"))
+    log.close()
+    with open(tmp_path / "log", "ab") as file:
+        file.write(b'{"key": "c", "rec')
+    again = Log(tmp_path / "log", "rules")
+    assert sorted(again.done) == ["a", "b"]
+    again.add("c", record("c"))
+    again.add("a", record("another"))
+    again.close()
+    assert Log(tmp_path / "log", "rules").done == {name: record(name) for name in "abc"}
+
+
+def test_a_log_of_other_rules_is_discarded(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    log.add("a", record("a"))
+    log.close()
+    assert Log(tmp_path / "log", "other rules").done == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["7", "[]", "null", '"text"', "{}", '{"key": 1, "record": {}}', '{"key": "b", "record": 3}', "[" * 9999],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_log_is_cut_off_at_the_damage(line: str, number: int, tmp_path: Path) -> None:
+    lines = ['{"rules": "rules"}', json.dumps({"key": "a", "record": record("a")})]
+    (tmp_path / "log").write_text("".join(one + "\n" for one in [*lines[: number + 1], line, *lines[number + 1 :]]))
+    assert list(Log(tmp_path / "log", "rules").done) == ["a"][:number]
+
+
+def test_two_commands_do_not_write_one_log(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", "rules")
+    with pytest.raises(SpecError, match="another one is writing"):
+        Log(tmp_path / "log", "rules")
+    log.close()
+    Log(tmp_path / "log", "rules").close()
+
+
+def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    stale = tmp_path / f"ece408-grade-{ended.pid}-case-x"
+    stale.mkdir()
+    with _tools.new_folder("case") as own:
+        _tools.remove_stale()
+        assert Path(own).exists() and not stale.exists()
