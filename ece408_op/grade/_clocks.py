@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
@@ -50,6 +52,46 @@ class ClockCheck:
     def disturbed(self, device: Measured, *seconds: float) -> bool:
         """Was one of the readings slower than the device should be?"""
         return max(seconds) > device.most_drift * self._best[device.device_name]
+
+
+class Turns:
+    """Lets many threads compile and check at a time, but one call be timed alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = self._waiting = 0
+        self._timing = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The thread works, and waits while a call is timed or is to be."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._timing or self._waiting))
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Within ``working``: no other thread works."""
+        with self._changed:
+            self._working -= 1
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (self._timing or self._working))
+            self._waiting -= 1
+            self._timing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._timing = False
+                self._working += 1
+                self._changed.notify_all()
 
 
 @cache

@@ -8,7 +8,7 @@ import queue
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
 from . import _buffers, _build, _python_side, _sources
+from ._clocks import Turns
 from ._errors import EndedError
 from ._hints import KernelNotes
-from ._networks import KNOWN, LATER, NETS, Net, meant_for, numbers, pointed_to
+from ._networks import KNOWN, LATER, NETS, Net, numbers, pointed_to
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, PROBE, Bench, try_network
 from ._sandbox import Tools
@@ -29,11 +30,9 @@ from ._tools import new_folder
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
 from ._worker import Program
 
-#: Operations of one run of a network on the CPU without a grader's file: with all runs and networks, a textbook's
-#: seven loops end within 20 seconds.
-_CPU_FLOPS = 0.25e9
-#: The course's own number of images.
-ALL_IMAGES = 10000
+#: Images without a grader's file: on a GPU the course's own number, on the CPU as many as a textbook's seven loops do
+#: with all runs and networks within half a minute.
+_CPU_IMAGES, ALL_IMAGES = 100, 10000
 #: Batch sizes that the course spoke of, to which a file may be tied.
 _BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, ALL_IMAGES})
 #: The largest of them that gets all runs on the CPU.
@@ -61,13 +60,17 @@ class Grader:
 
     def grade(self, submission: Submission) -> dict[str, Any]:
         """The submission's record; raises HarnessError where this machine cannot."""
+        with self.bench.turns.working() if self.bench.turns else nullcontext():
+            return self._grade(submission)
+
+    def _grade(self, submission: Submission) -> dict[str, Any]:
         started = time.time()
         source = read(submission.source)
         record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
         # Whatever happens, a record has every key.
-        record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[])
+        record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[], pointed=[])
         record.update(containment={"had": [], "lacks": []}, device_afterwards=None)
         try:
             if submission.why:
@@ -131,9 +134,9 @@ class Grader:
     def _run(self, record: dict[str, Any], program: Program, source: str) -> None:
         demanded = self.bench.spec.demanding
         results = self._demanded(program) if demanded else self._by_itself(program, source)
-        verdict, decisive = judge_submission(
-            results, demanded=demanded, pointed=pointed_to(source), meant=meant_for(source)
-        )
+        pointed = pointed_to(source)
+        verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
+        record["pointed"] = [net.name for net in pointed]
         record.update(asdict(verdict))
         record["networks"] = [one.as_data() for one in results]
         record["images"] = sorted({one.images for one in results})
@@ -152,12 +155,15 @@ class Grader:
         return [
             self._net(program, net, images, spec.limits.run_seconds)
             for net in spec.nets or NETS
-            for images in (spec.images or (self._images(net),))
+            for images in (spec.images or (self._images(),))
         ]
 
     def _by_itself(self, program: Program, source: str) -> list[NetworkResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
         pointed = pointed_to(source)
+        if self.bench.spec.quick:
+            net = (pointed or NETS)[0]
+            return [self._net(program, net, _CPU_IMAGES, self.bench.spec.limits.run_seconds, BRIEF)]
         order = pointed + [net for net in KNOWN if net not in pointed]
         results: list[NetworkResult] = []
         seconds = self.bench.spec.limits.run_seconds
@@ -166,7 +172,7 @@ class Grader:
             if right and net in LATER and net not in pointed:
                 continue
             done = bool(pointed) and right
-            results.append(self._net(program, net, self._images(net), seconds, BRIEF if done else FULL))
+            results.append(self._net(program, net, self._images(), seconds, BRIEF if done else FULL))
             if is_final(results[-1], pointed):
                 return results
             if results[-1].status == "timed_out":
@@ -177,7 +183,7 @@ class Grader:
         for images in sorted(_BATCHES & numbers(source)):
             for net in order:
                 memory = sum(problem.bytes for problem in net.problems(images))
-                if images == self._images(net) or any(one.status == PASSED for one in results):
+                if images == self._images() or any(one.status == PASSED for one in results):
                     continue
                 if self.context == "cpu" and memory > _MOST_BYTES:
                     continue
@@ -193,28 +199,28 @@ class Grader:
         course_nets = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
         return try_network(self.bench, program, net, images, seconds, plan, course_nets)
 
-    def _images(self, net: Net) -> int:
-        if self.context == "gpu":
-            return ALL_IMAGES
-        one = sum(problem.flops for problem in net.problems(1))
-        return max(1, min(ALL_IMAGES, int(_CPU_FLOPS / one)))
+    def _images(self) -> int:
+        return ALL_IMAGES if self.context == "gpu" else _CPU_IMAGES
 
     def _probe(self, program: Program, passed: Sequence[NetworkResult]) -> dict[str, list[int]]:
         """The batch sizes that it can do, of each network that it passed."""
         can = {}
         for one in passed:
             can[one.net.name] = {one.images}
-            for size in self.bench.spec.probe:
+            for size in () if self.bench.spec.quick else self.bench.spec.probe:
                 small = self.context == "gpu" or size <= one.images
                 if small and self._net(program, one.net, size, _SHORT_SECONDS, PROBE).status == PASSED:
                     can[one.net.name].add(size)
         return {name: sorted(sizes) for name, sizes in can.items()}
 
 
-def for_cpu(tools: Tools, rules: Spec, jobs: int = 1) -> Grader:
-    """The grader for this machine's processor; where ``jobs`` submissions share it, repeating a run does not help."""
+def for_cpu(tools: Tools, rules: Spec, in_parallel: bool = False) -> Grader:
+    """The grader for this machine's processor.
+
+    Calls are timed one at a time. ``in_parallel`` they are not, and repeating a disturbed one does not help.
+    """
     bench = Bench(tools, rules)
-    return Grader(bench if jobs == 1 else replace(bench, repeats=0), "cpu")
+    return Grader(replace(bench, repeats=0) if in_parallel else replace(bench, turns=Turns()), "cpu")
 
 
 def for_gpus(tools: Tools, rules: Spec) -> Grader:

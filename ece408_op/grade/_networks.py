@@ -67,10 +67,6 @@ def sizes_in(source: str) -> set[int]:
     return found
 
 
-#: So many numbers of one network alone leave no doubt which it is; one may be a block's width.
-_BEYOND_DOUBT = 2
-
-
 def pointed_to(source: str) -> list[Net]:
     """The networks, those that the file's constants point to most strongly first; empty where they point to none.
 
@@ -78,12 +74,6 @@ def pointed_to(source: str) -> list[Net]:
     """
     score = _scores(source)
     return sorted((net for net in KNOWN if score[net.name] > 0), key=lambda net: -score[net.name])
-
-
-def meant_for(source: str) -> list[Net]:
-    """The networks that the file's constants point to beyond doubt."""
-    score = _scores(source)
-    return [net for net in KNOWN if score[net.name] >= _BEYOND_DOUBT]
 
 
 def _scores(source: str) -> dict[str, int]:

@@ -43,7 +43,7 @@ def name_of(network: Mapping[str, Any]) -> str:
 def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
     """The places on each network, number of images and class of precision, the fastest first.
 
-    Overlapping intervals share a place; what is wrong has none.
+    Overlapping intervals share a place; what is wrong has none, and one submission alone.
     """
     by_network: dict[str, list[tuple[float, float, float, dict[str, Any]]]] = {}
     for record in records:
@@ -60,6 +60,8 @@ def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
                 by_network.setdefault(name, []).append((network["seconds"], *ends, record))
     places = []
     for name, entries in by_network.items():
+        if len(entries) < 2:
+            continue
         places += _one_network(name, sorted(entries, key=lambda entry: entry[0]), rules)
     return places
 

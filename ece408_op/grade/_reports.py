@@ -72,11 +72,11 @@ def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpe
         shown = student(record, records)
         _put(folder / "students" / f"{name}.txt", render("student.txt", shown))
         _put(folder / "students" / f"{name}.html", render("student.html", shown))
-        _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, places), indent=1))
+        _put(folder / "students" / name / "results.json", json.dumps(gradescope(record), indent=1))
     _put(folder / "junit.xml", junit(records))
     _put(folder / "leaderboard.csv", _csv([one.name for one in fields(Place)], [asdict(place) for place in places]))
     _put(folder / "duplicates.csv", duplicates_csv(records))
-    _put(folder / "leaderboard.html", render("leaderboard.html", leaderboard(places, records, pages)))
+    _put(folder / "leaderboard.html", render("leaderboard.html", leaderboard(places, records, pages, rules)))
 
 
 def render(template: str, shown: Mapping[str, Any]) -> str:
@@ -209,28 +209,33 @@ def junit(records: Sequence[Mapping[str, Any]]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def gradescope(record: Mapping[str, Any], places: Sequence[Place]) -> dict[str, Any]:
-    """Gradescope's results.json for one submission: full points where it passed, and its leaderboard."""
-    passed = record["status"] == "passed"
-    tests = [
-        {
-            "name": name_of(network),
-            "status": "passed" if network["status"] == "passed" else "failed",
-            "output": "\n".join(filter(None, (layer["reason"] for layer in network["layers"]))) or network["status"],
-        }
-        for network in record.get("networks", [])
+def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Gradescope's results.json for one submission: its points, and its times for the leaderboard.
+
+    Where its constants point to a network, it has all points if it passed. Elsewhere each network has a share of them.
+    """
+    passed, networks = record["status"] == "passed", record.get("networks", [])
+    shared = not record.get("pointed") and len(networks) > 1
+    tests = []
+    for network in networks:
         # The text names the networks that a submission that passed need not do.
-        if not passed or network["status"] == "passed"
-    ]
-    own = [place for place in places if place.path == record["path"]]
+        if shared or not passed or network["status"] == "passed":
+            right = network["status"] == "passed"
+            text = "\n".join(filter(None, (layer["reason"] for layer in network["layers"]))) or network["status"]
+            tests.append({"name": name_of(network), "status": "passed" if right else "failed", "output": text})
+            if shared:
+                most = round(100 / len(networks), 2)
+                tests[-1].update(max_score=most, score=most if right and passed else 0.0)
+    timed = [one for one in networks if passed and one["status"] == "passed" and "seconds" in one]
+    points = round(sum(test["score"] for test in tests)) if shared else 100
     return {
-        "score": 100.0 if passed else 0.0,
+        "score": float(points) if passed else 0.0,
         "output": render("student.txt", student(record)),
         "output_format": "text",
         "execution_time": record.get("seconds_in_all", 0.0),
         "tests": tests,
         "leaderboard": [
-            {"name": f"{place.network} (ms)", "value": round(1e3 * place.seconds, 4), "order": "asc"} for place in own
+            {"name": f"{name_of(one)} (ms)", "value": round(1e3 * one["seconds"], 4), "order": "asc"} for one in timed
         ],
     }
 
@@ -263,7 +268,7 @@ def _csv(columns: list[str], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def leaderboard(
-    places: Sequence[Place], records: Sequence[Mapping[str, Any]], pages: Mapping[str, str]
+    places: Sequence[Place], records: Sequence[Mapping[str, Any]], pages: Mapping[str, str], rules: RankingSpec
 ) -> dict[str, Any]:
     """What the class's page shows: places, bars of their times, and everyone with a link to their page."""
     counts = {status: sum(record["status"] == status for record in records) for status in MEANINGS}
@@ -282,7 +287,7 @@ def leaderboard(
     return {
         "counts": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
         "disturbed": sum(record["path"] in ranked and _disturbed(record) for record in records),
-        **{"ranked": len(ranked), "networks": networks, "records": records, "pages": pages},
+        **{"ranked": len(ranked), "networks": networks, "records": records, "pages": pages, "rules": rules},
     }
 
 

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable, Optional
@@ -21,7 +21,7 @@ from ece408_op.problem import ConvProblem
 
 from . import _sandbox
 from ._buffers import Buffers
-from ._clocks import ClockCheck
+from ._clocks import ClockCheck, Turns
 from ._errors import EndedError, HarnessError, StoppedError
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._networks import Net
@@ -79,6 +79,8 @@ class Bench:
     #: Raises HarnessError where the device of a number does not compute as before; returns its free bytes.
     check: Callable[[int], int] | None = None
     clock_check: ClockCheck = field(default_factory=ClockCheck)
+    #: Where submissions share a processor, and their times are to be right.
+    turns: Turns | None = None
 
     @property
     def gpu(self) -> bool:
@@ -250,10 +252,11 @@ class Trial:
         return Run(purpose, call.seconds, call.worker_seconds, outcome, note=call.note)
 
     def _timed_run(self, buffers: Buffers) -> Run:
-        check = self.bench.clock_check
-        before, clocks = check.steady(buffers), buffers.clocks()
-        call = self._call(buffers, timed=True)
-        after = check.read(buffers)
+        check, turns = self.bench.clock_check, self.bench.turns
+        with turns.timing() if turns else nullcontext():
+            before, clocks = check.steady(buffers), buffers.clocks()
+            call = self._call(buffers, timed=True)
+            after = check.read(buffers)
         return Run(
             *(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), (before, after), clocks),
             *(check.disturbed(buffers, before, after), call.note, call.late_seconds),

@@ -69,6 +69,8 @@ class Spec:
     probe: tuple[int, ...] = (1, 10, 100)
     #: Where the inputs come from: nothing that a submission can know.
     seed: int = field(default_factory=lambda: secrets.randbits(64))
+    #: One network, 100 images and one timed run, for a first look; an option of the command.
+    quick: bool = False
     limits: LimitsSpec = LimitsSpec()
     ranking: RankingSpec = RankingSpec()
 

@@ -354,18 +354,18 @@ def is_final(one: NetworkResult, pointed: Collection[Net]) -> bool:
 
 
 def judge_submission(
-    results: Sequence[NetworkResult], *, demanded: bool, pointed: Sequence[Net], meant: Collection[Net]
+    results: Sequence[NetworkResult], *, demanded: bool, pointed: Sequence[Net]
 ) -> tuple[Verdict, NetworkResult]:
     """The verdict on all networks tried, and the network that decides it.
 
-    ``demanded``: every network is required. ``pointed`` are the networks that the file's constants point to, ``meant``
-    those to which they point without doubt.
+    ``demanded``: every network is required. Else it is the first of ``pointed``, to which the file's constants point
+    most strongly; if they point to none, any network will do.
     """
     passed = [one for one in results if one.status == PASSED]
     failed = next((one for one in results if is_final(one, pointed)), None)
     if demanded:
         failed = failed or next((one for one in results if one.status != PASSED), None)
-    elif failed is None and not (any(one.net in meant for one in passed) if meant else passed):
+    elif failed is None and not (any(one.net == pointed[0] for one in passed) if pointed else passed):
         failed = results[0] if pointed else _typical(results)
     if failed is not None:
         return Verdict(failed.status, f"{failed.net.name}: {failed.reason}"), failed

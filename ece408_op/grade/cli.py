@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Grade the submissions; 0 all passed, 1 one did not, 2 usage, 3 this machine cannot."""
     arguments = _parser().parse_args(argv)
     try:
-        rules = _spec.load(arguments.spec)
+        rules = replace(_spec.load(arguments.spec), quick=arguments.quick)
+        if rules.quick and rules.demanding:
+            raise SpecError("--quick: expected no networks and images in the grader's file")
         problems = {"--json": folder_problem(arguments.json), "--reports": _reports.problem(arguments.reports)}
         for option, problem in problems.items():
             if problem:
@@ -91,7 +93,13 @@ def _interrupted_when_terminated() -> Iterator[None]:
 def line(record: Record) -> str:
     """One line for people."""
     precision = f" ({record['precision']})" if record.get("precision") else ""
-    return f"{record['status']}{precision}: {record['path']}: {record['reason']}"
+    times = []
+    for one in record["networks"]:
+        if record["status"] == one["status"] == "passed" and "seconds" in one:
+            medians = " + ".join(f"{1e3 * layer['seconds']['median']:.3g}" for layer in one["layers"])
+            times.append(f"{one['network']}: {medians} ms")
+    more = f" ({', '.join(times)})" if times else ""
+    return f"{record['status']}{precision}: {record['path']}: {record['reason']}{more}"
 
 
 def _printable(text: str, encoding: str | None) -> str:
@@ -116,7 +124,7 @@ def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
             tools = _tools.build(
                 Path(name), kinds, many=many, hidden=_private(arguments, found), unsafe=arguments.unsafe
             )
-        graders = {"cpu": _grading.for_cpu(tools, rules, min(arguments.jobs, len(found)))}
+        graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
         graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
         # One submission has a GPU to itself; others are compiled meanwhile.
         jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
@@ -184,8 +192,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scheduler", metavar="ADDRESS", help="grade on the workers of Dask's scheduler there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     parser.add_argument(
-        "--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help="submissions at a time (default: the cores)"
+        "--jobs",
+        type=_jobs,
+        default=len(os.sched_getaffinity(0)),
+        help="submissions compiled and checked at a time (default: the cores); the CPU times one at a time",
     )
+    parser.add_argument("--time-in-parallel", action="store_true", help="time calls while other submissions run, too")
+    parser.add_argument("--quick", action="store_true", help="one network, 100 images, one timed run, no accuracy")
     parser.add_argument("--unsafe", action="store_true", help="run submissions without a sandbox, with limits only")
     return parser
 

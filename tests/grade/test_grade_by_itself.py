@@ -43,7 +43,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     with pytest.MonkeyPatch.context() as monkeypatch:
         # A fraction of what a grader's run would try.
-        monkeypatch.setattr(_grading, "_CPU_FLOPS", _grading._CPU_FLOPS / 25)
+        monkeypatch.setattr(_grading, "_CPU_IMAGES", 3)
         monkeypatch.setattr(_grading, "_SMALL", 50)
         cli.main([*map(str, paths), "--json", str(folder / "out.json")])
     found = json.loads((folder / "out.json").read_text())["records"]

@@ -43,13 +43,14 @@ def test_an_outlier_moves_the_robust_points_little() -> None:
 
 
 def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
-    few = record("few", 1)
-    few["networks"][0]["images"] = 3
-    places = rank([record("a", 10), few, record("b", 20)], RankingSpec())
+    few, fewer = record("few", 1), record("fewer", 2)
+    few["networks"][0]["images"] = fewer["networks"][0]["images"] = 3
+    places = rank([record("a", 10), few, record("b", 20), fewer], RankingSpec())
     assert [(place.network, place.place, place.path) for place in places] == [
         ("2017, 9 images", 1, "a"),
         ("2017, 9 images", 2, "b"),
         ("2017, 3 images", 1, "few"),
+        ("2017, 3 images", 2, "fewer"),
     ]
 
 
@@ -60,22 +61,25 @@ def test_overlapping_intervals_share_a_place() -> None:
 
 @pytest.mark.parametrize("status", ["wrong", "unstable", "tampered"])
 def test_what_is_not_right_is_not_ranked(status: str) -> None:
-    assert [place.path for place in rank([record("a", 1, status=status), record("b", 2)], RankingSpec())] == ["b"]
+    places = rank([record("a", 1, status=status), record("b", 2), record("c", 3)], RankingSpec())
+    assert [place.path for place in places] == ["b", "c"]
 
 
-def test_one_submission_alone_is_in_the_middle() -> None:
-    assert rank([record("a", 1)], RankingSpec(100, 0))[0].points == 50
+def test_one_submission_alone_has_no_place() -> None:
+    assert rank([record("a", 1)], RankingSpec()) == []
 
 
 def test_classes_of_precision_are_ranked_by_themselves() -> None:
-    records = [record("a", 10), record("half", 1), record("b", 20), record("wino", 5)]
-    records[1]["precision"], records[3]["precision"] = "half", "float32 by transforms"
+    records = [record("a", 10), record("half", 1), record("b", 20), record("wino", 5), record("halves", 2)]
+    records[1]["precision"] = records[4]["precision"] = "half"
+    records[3]["precision"] = "float32 by transforms"
     places = rank(records, RankingSpec())
     assert [(place.network, place.place, place.path) for place in places] == [
         ("2017, 9 images", 1, "wino"),
         ("2017, 9 images", 2, "a"),
         ("2017, 9 images", 3, "b"),
         ("2017, 9 images, half", 1, "half"),
+        ("2017, 9 images, half", 2, "halves"),
     ]
     mixed = rank(records, RankingSpec(mix_precisions=True))
-    assert [place.path for place in mixed] == ["half", "wino", "a", "b"]
+    assert [place.path for place in mixed] == ["half", "halves", "wino", "a", "b"]

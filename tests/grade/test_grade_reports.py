@@ -78,7 +78,7 @@ def test_the_leaderboard_has_everyone() -> None:
     records = [record("fast $x", 2), record("<slow>", 9), record("failed", 1)]
     records[2].update(status="crashed", reason="why\nmore", precision=None)
     pages = {one["path"]: f"students/{number}.html" for number, one in enumerate(records)}
-    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages)
+    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages, RankingSpec())
     page = _reports.render("leaderboard.html", shown)
     assert "disturbed" not in page and "<slow>" not in page
     for number, path in enumerate(("fast $x", "&lt;slow&gt;", "failed")):
@@ -86,5 +86,21 @@ def test_the_leaderboard_has_everyone() -> None:
     assert "2 passed, 1 crashed" in page and ">why<" in page
     assert "width: 22.2%" in page and "left: 11.1%" in page  # 2 and the roofline's 1 of 9 ms
     records[0]["networks"][0]["layers"][0]["runs"] = [{"disturbed": True}]
-    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages)
+    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages, RankingSpec())
     assert "runs of 1 of the 2 ranked here" in " ".join(_reports.render("leaderboard.html", shown).split())
+
+
+def test_points_of_each_network_where_no_constant_points_to_one() -> None:
+    one = record("a", 4)
+    other = dict(one["networks"][0], network="2018sp", status="wrong", layers=[dict(one["networks"][0]["layers"][0])])
+    other["layers"][0].update(status="wrong", reason="2 elements differ")
+    one["networks"].append(other)
+    found = _reports.gradescope(one)
+    assert (found["score"], [test["score"] for test in found["tests"]]) == (50, [50, 0])
+    assert [test["max_score"] for test in found["tests"]] == [50, 50]
+    assert found["leaderboard"] == [{"name": "2017, 100 images (ms)", "value": 4.0, "order": "asc"}]
+    one["pointed"] = ["2017"]
+    found = _reports.gradescope(one)
+    assert found["score"] == 100 and [test["name"] for test in found["tests"]] == ["2017, 100 images"]
+    one["status"] = "wrong"
+    assert _reports.gradescope(one)["score"] == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from ece408_op.core import reference
 from ece408_op.grade import _rounds
 from ece408_op.grade._buffers import Buffers
+from ece408_op.grade._clocks import Turns
 from ece408_op.grade._errors import EndedError, HarnessError
 from ece408_op.grade._networks import Net
 from ece408_op.grade._rounds import Bench, Trial
@@ -109,3 +113,26 @@ def test_a_gpus_work_after_the_answer_is_added_to_its_time(monkeypatch: pytest.M
     runs = result.layers[0].runs[1:]
     assert [run.late_seconds for run in runs] == pytest.approx([1e-3 * one for one in late])
     assert [run.seconds for run in runs] == pytest.approx([1e-3 + 1e-3 * one for one in late])
+
+
+def test_a_call_is_timed_alone() -> None:
+    turns, lock = Turns(), threading.Lock()
+    working: list[int] = []
+    alone: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with turns.working():
+                with lock:
+                    working.append(number)
+                with lock:
+                    working.remove(number)
+                with turns.timing():
+                    alone.append(number)
+                    assert working == [] and alone == [number]
+                    time.sleep(1e-4)
+                    alone.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, number) for number in range(4)]:
+            future.result()
