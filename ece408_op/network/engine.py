@@ -43,7 +43,6 @@ MEMORY_SHARE = 0.8
 _THREADS, _THREAD_BYTES = 8, 8 << 20
 _LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 _KEPT_BATCHES, _KEPT_ENGINES = 3, 4
-_TO_DEVICE, _TO_HOST = 1, 2
 
 
 class _Batch:
@@ -234,19 +233,11 @@ class _Device:
     """The GPU as the copy pipeline asks for it."""
 
     def __init__(self, engine: Engine, batch: _Batch) -> None:
-        self._engine, self._batch, self._gpu = engine, batch, engine.gpu
+        self._engine, self._batch, self._gpu, self.staging = engine, batch, engine.gpu, engine.gpu.staging
 
-    def acquire(self) -> StagingBuffer:
-        return self._gpu.staging.get()
-
-    def release(self, buffer: StagingBuffer) -> None:
-        self._gpu.staging.put(buffer)
-
-    def copy_in(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        self._copy(buffer, transfer, after)
-
-    def copy_out(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        self._copy(buffer, transfer, after)
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        buffers = self._batch.data if transfer.role == INPUT else self._batch.outputs
+        self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         gpu, batch = self._gpu, self._batch
@@ -255,17 +246,6 @@ class _Device:
             for source, target in zip(batch.run(self._engine._given(data), data), batch.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
-
-    def _copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        inward = transfer.role == INPUT
-        buffers = self._batch.data if inward else self._batch.outputs
-        there = buffers[transfer.stage][transfer.array].data.ptr + ITEM_BYTES * transfer.start
-        target, source = (there, buffer.address) if inward else (buffer.address, there)
-        if after is not None:
-            buffer.stream.wait_event(after)
-        direction = _TO_DEVICE if inward else _TO_HOST
-        self._gpu.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
-        buffer.stream.synchronize()
 
 
 @cache

@@ -48,20 +48,11 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     Raises:
         ProblemError: the arguments, shapes or types do not fit together; for Symbols, some only when they are bound.
     """
+    given = {"kernel": kernel, "num_filter": num_filter, "impl": impl, "device": device, "precision": precision}
     if isinstance(data, (mx.np.ndarray, mx.sym.np._Symbol)):
-        given = {"kernel": kernel, "num_filter": num_filter, "impl": impl, "device": device, "precision": precision}
         result = New(_legacy(data), _legacy(weight), **given, fuse=fuse, name=name, out=_legacy(out))
         return result.as_np_ndarray() if out is None else out
-    attributes = Attributes.parse(
-        {
-            "kernel": kernel,
-            "num_filter": num_filter,
-            "impl": impl,
-            "device": device,
-            "precision": precision,
-            "fuse": fuse,
-        }
-    )
+    attributes = Attributes.parse({**given, "fuse": fuse})
     if isinstance(data, mx.sym.Symbol):
         return _symbol(data, weight, attributes, name, out)
     if not isinstance(data, mx.nd.NDArray):
@@ -83,17 +74,17 @@ def _symbol(data: Any, weight: Any, attributes: Attributes, name: str | None, ou
         raise ProblemError(f"weight: expected a Symbol as data is, got {type(weight).__name__}")
     name = _name_manager().get(name, OP_TYPE.lower())
     inputs = {"data": data} if weight is None else {"data": data, "weight": weight}
-    with mx.name.NameManager():  # the manager around may put its prefix in front of a name that it is given
+    with mx.name.NameManager():  # the current manager may put a prefix in front of a given name
         return mx.sym.Custom(name=name, op_type=OP_TYPE, **inputs, **{**attributes.as_text(), LAYER: name})
 
 
 def _legacy(value: Any) -> Any:
-    """An array or Symbol of mx.np as the older kind that Custom operators take, of the same memory."""
+    """Return an array or Symbol of mx.np as the older kind that Custom operators take, with the same memory."""
     return value.as_nd_ndarray() if isinstance(value, (mx.np.ndarray, mx.sym.np._Symbol)) else value
 
 
 def _name_manager() -> Any:
-    """The manager that MXNet's own operators take their names from; its public door warns at every call."""
+    """Return the manager that MXNet's own operators take their names from; its public property warns at every use."""
     current = mx.name.NameManager._current
     if not hasattr(current, "value"):
         current.value = mx.name.NameManager()

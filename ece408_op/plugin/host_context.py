@@ -25,6 +25,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import (
     CONSTANT,
     INPUT,
+    OUTPUT,
     STAGES,
     Chunk,
     Pipeline,
@@ -137,6 +138,16 @@ class Gpu:
         """Return ``size`` bytes of pinned host memory."""
         return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
 
+    def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> None:
+        """Copy between the buffer and the device's array at that address, once the event is reached; wait for it."""
+        if after is not None:
+            buffer.stream.wait_event(after)
+        there = array + ITEM_BYTES * transfer.start
+        out = transfer.role == OUTPUT
+        target, source, direction = (buffer.address, there, _TO_HOST) if out else (there, buffer.address, _TO_DEVICE)
+        self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
+        buffer.stream.synchronize()
+
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
         """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""
         advise_huge_pages(target)
@@ -145,9 +156,7 @@ class Gpu:
         def work(number: int) -> None:
             part = flat[number * most : (number + 1) * most]
             buffer = self.staging.get()
-            there = source.data.ptr + ITEM_BYTES * most * number
-            self.cuda.runtime.memcpyAsync(buffer.address, there, part.nbytes, _TO_HOST, buffer.stream.ptr)
-            buffer.stream.synchronize()
+            self.copy(buffer, source.data.ptr, Transfer(OUTPUT, 0, 0, number * most, part))
             np.copyto(part, buffer.floats[: part.size])
             self.staging.put(buffer)
 
@@ -209,29 +218,18 @@ class _Work:
     """The device of one call, as the copy pipeline asks for it from several threads."""
 
     def __init__(self, gpu: Gpu, kernel: CudaKernel, problem: ConvProblem) -> None:
-        self._gpu = gpu
-        self._cuda = gpu.cuda
-        self._kernel = kernel
-        self._problem = problem
+        self._gpu, self._kernel, self._problem, self.staging = gpu, kernel, problem, gpu.staging
         self._intervals: list[tuple[Any, Any]] = []
 
-    def acquire(self) -> StagingBuffer:
-        return self._gpu.staging.get()
-
-    def release(self, buffer: StagingBuffer) -> None:
-        self._gpu.staging.put(buffer)
-
-    def copy_in(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        self._copy(buffer, transfer, _TO_DEVICE, after)
-
-    def copy_out(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        self._copy(buffer, transfer, _TO_HOST, after)
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        key = ("w", 0) if transfer.role == CONSTANT else ("x" if transfer.role == INPUT else "y", transfer.stage)
+        self._gpu.copy(buffer, self._gpu.buffers[key].ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.hold.held(stream, arrays[0]):
-            start, end = self._cuda.Event(), self._cuda.Event()
+            start, end = self._gpu.cuda.Event(), self._gpu.cuda.Event()
             start.record(stream)
             self._kernel.run(problem, *arrays, stream)
             end.record(stream)
@@ -247,16 +245,7 @@ class _Work:
 
     def seconds(self) -> float:
         """Return the kernels' total time, once all work is done."""
-        return sum(self._cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
-
-    def _copy(self, buffer: StagingBuffer, transfer: Transfer, direction: int, after: Any) -> None:
-        key = ("w", 0) if transfer.role == CONSTANT else ("x" if transfer.role == INPUT else "y", transfer.stage)
-        there = self._gpu.buffers[key].ptr + ITEM_BYTES * transfer.start
-        target, source = (there, buffer.address) if direction == _TO_DEVICE else (buffer.address, there)
-        if after is not None:
-            buffer.stream.wait_event(after)
-        self._cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
-        buffer.stream.synchronize()
+        return sum(self._gpu.cuda.get_elapsed_time(start, end) for start, end in self._intervals) / 1000
 
 
 class _Hold:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,22 +83,18 @@ class Transfer:
 
 
 class Device(Protocol):
-    """What the pipeline asks of the device, from several threads."""
+    """The device, which several threads use; ``staging`` has the buffers that no thread uses."""
 
-    def acquire(self) -> StagingBuffer:
-        """Return a staging buffer for the caller alone."""
+    staging: SimpleQueue[StagingBuffer]
 
-    def release(self, buffer: StagingBuffer) -> None:
-        """Take a staging buffer back."""
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        """Copy from the buffer to the device, or an output to the buffer, once the event ``after``, if any, is reached.
 
-    def copy_in(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        """Copy from the buffer to the device once the event ``after``, if any, is reached; return when it is done."""
+        Returns when the copy is done.
+        """
 
     def compute(self, this: Chunk) -> Any:
         """Queue the chunk's computation behind earlier ones; return the event of its end."""
-
-    def copy_out(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        """Copy from the device to the buffer once the event ``after``, if any, is reached; return when it is done."""
 
 
 class _State:
@@ -193,12 +190,12 @@ class Pipeline:
         before = self._states[number - self._stages] if number >= self._stages else None
         if before is not None:
             self._wait(before.launched)
-        buffer = self._device.acquire()
+        buffer = self._device.staging.get()
         try:
             np.copyto(buffer.floats[: transfer.host.size], transfer.host)
-            self._device.copy_in(buffer, transfer, before.end if before else None)
+            self._device.copy(buffer, transfer, before.end if before else None)
         finally:
-            self._device.release(buffer)
+            self._device.staging.put(buffer)
         with self._lock:
             state.to_copy_in -= 1
             last = state.to_copy_in == 0
@@ -213,9 +210,9 @@ class Pipeline:
     def _copy_out(self, number: int, transfer: Transfer) -> None:
         state = self._states[number]
         self._wait(state.launched)
-        buffer = self._device.acquire()
+        buffer = self._device.staging.get()
         try:
-            self._device.copy_out(buffer, transfer, state.end)
+            self._device.copy(buffer, transfer, state.end)
             state.end = None
             with self._lock:
                 state.to_copy_out -= 1
@@ -227,7 +224,7 @@ class Pipeline:
             else:
                 np.copyto(transfer.host, staged)
         finally:
-            self._device.release(buffer)
+            self._device.staging.put(buffer)
 
     def _wait(self, event: threading.Event) -> None:
         if not event.is_set():

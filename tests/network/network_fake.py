@@ -136,6 +136,8 @@ class Gpu:
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
+    copy = host_context.Gpu.copy
+
     def wait(self):
         assert self.staging.qsize() == self.threads
 

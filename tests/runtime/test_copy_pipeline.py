@@ -63,12 +63,6 @@ class Unsteady:
         self.random, self.lock, self.last = random.Random(seed), threading.Lock(), None
         self.work, self.fail_at, self.copied = 0, fail_at, Counter()
 
-    def acquire(self):
-        return self.staging.get_nowait()
-
-    def release(self, buffer):
-        self.staging.put(buffer)
-
     def begin(self):
         with self.lock:
             self.work += 1
@@ -76,23 +70,19 @@ class Unsteady:
                 raise RuntimeError("the device failed")
         time.sleep(self.random.choice([0, 0, 1e-4]))
 
-    def there(self, transfer, after):
+    def copy(self, buffer, transfer, after):
         self.begin()
         if after is not None:
             after.finish()
         with self.lock:
             self.copied[transfer.role] += transfer.host.size
         memory = self.memory[transfer.role, transfer.array, transfer.stage].reshape(-1)
-        return memory[transfer.start : transfer.start + transfer.host.size]
-
-    def copy_in(self, buffer, transfer, after):
-        there = self.there(transfer, after)
-        there[...] = buffer.floats[: there.size]
-
-    def copy_out(self, buffer, transfer, after):
-        there = self.there(transfer, after)
-        buffer.floats[: there.size] = there
-        there.fill(np.nan)
+        there = memory[transfer.start : transfer.start + transfer.host.size]
+        if transfer.role == OUTPUT:
+            buffer.floats[: there.size] = there
+            there.fill(np.nan)
+        else:
+            there[...] = buffer.floats[: there.size]
 
     def compute(self, this):
         self.begin()
