@@ -46,8 +46,8 @@ def _fill(target: llvm.Cpu) -> Any:
     ones = ir.Constant(vector, [1.0] * target.lanes)
     with llvm.for_range(b, vectors) as loop:
         pointer = llvm.element(b, out, b.mul(loop.index, llvm.const(target.lanes)))
-        llvm.store_past_caches(b, ones, b.bitcast(pointer, vector.as_pointer()), 4 * target.lanes)
-    llvm.streamed_stores_done(b)
+        llvm.store_nontemporal(b, ones, b.bitcast(pointer, vector.as_pointer()), 4 * target.lanes)
+    llvm.nontemporal_fence(b)
     b.ret_void()
     return llvm.compile_function(module, "fill", [c_void_p, c_int64], target)
 

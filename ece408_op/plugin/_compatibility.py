@@ -1,9 +1,9 @@
-"""What MXNet 1.9.1 lacks on today's NumPy and Python, lent to its modules alone.
+"""Compatibility shims for MXNet 1.9.1 on today's NumPy and Python, visible to its modules alone.
 
-MXNet was last released for NumPy 1.x and Python 3.8. It asks NumPy for names that are gone, some at its
-import (``numpy.bool``, ``PZERO``), some long after it (``numpy.Inf`` in gluon's estimators), and Python for
-``distutils``. Its modules run with the builtins made here, whose ``__import__`` answers "numpy" with a
-stand-in: NumPy's own contents and the lent names. Every other package sees NumPy as it is.
+MXNet was last released for NumPy 1.x and Python 3.8. It uses names that NumPy has dropped, some at its import
+(``numpy.bool``, ``PZERO``), some long after it (``numpy.Inf`` in gluon's estimators), and ``distutils``. Its modules
+get builtins whose ``__import__`` returns a module with NumPy's contents and the shims. All other packages see NumPy as
+it is.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 
 
 @lru_cache(maxsize=1)
-def lent_builtins() -> dict[str, Any]:
-    """The builtins for MXNet's modules: Python's own, but for an ``__import__`` that lends.
+def builtins_with_shims() -> dict[str, Any]:
+    """Return the builtins for MXNet's modules: Python's own, with another ``__import__``.
 
-    A copy, since a mapping that looks its names up elsewhere makes each call of a builtin slower.
+    They are a copy: a mapping that looks names up elsewhere makes each call of a builtin slower.
     """
     import numpy
 
-    lent = _lent_names(numpy)
-    numpy_for_mxnet = _stand_in(numpy, lent)
+    shims = _numpy_shims(numpy)
+    numpy_for_mxnet = _with_shims(numpy, shims)
     version = ModuleType("distutils.version")
     vars(version).update(LooseVersion=Version, StrictVersion=Version)
     distutils = ModuleType("distutils")
     vars(distutils).update(version=version)
 
-    def lent_import(
+    def import_with_shims(
         name: str,
         globals: Any = None,
         locals: Any = None,
@@ -42,8 +42,8 @@ def lent_builtins() -> dict[str, Any]:
     ) -> Any:
         if level == 0:
             if name == "numpy":
-                # Without the lent names: NumPy would warn of one, or search for a submodule of that name.
-                builtins.__import__(name, globals, locals, [n for n in fromlist or () if n not in lent])
+                # Without the shims: NumPy would warn about one, or search for a submodule of that name.
+                builtins.__import__(name, globals, locals, [n for n in fromlist or () if n not in shims])
                 return numpy_for_mxnet
             if name.startswith("numpy.") and not fromlist:
                 builtins.__import__(name, globals, locals)
@@ -52,72 +52,61 @@ def lent_builtins() -> dict[str, Any]:
                 return version if fromlist else distutils
         return builtins.__import__(name, globals, locals, fromlist or (), level)
 
-    return {**vars(builtins), "__import__": lent_import}
+    return {**vars(builtins), "__import__": import_with_shims}
 
 
-def _stand_in(original: ModuleType, lent: dict[str, Any]) -> ModuleType:
-    """A module with another's contents and the lent names; what the other one gets later is passed on.
+def _with_shims(original: ModuleType, shims: dict[str, Any]) -> ModuleType:
+    """Return a module with another's contents and the shims; names that the other one gets later are looked up in it.
 
-    The contents are copied, since MXNet looks several up at each call, and passing each on costs a microsecond.
+    The contents are copied, because MXNet uses several at each call, and each look-up costs a microsecond.
     """
     module = ModuleType(original.__name__)
-    vars(module).update(vars(original))
-    vars(module).update(lent)
+    vars(module).update({**vars(original), **shims})
     vars(module)["__getattr__"] = lambda name: getattr(original, name)
     return module
 
 
-def _lent_names(numpy: ModuleType) -> dict[str, Any]:
-    """The names that MXNet uses and some NumPy from 1.23 on lacks, with the values that older ones gave."""
+def _numpy_shims(numpy: ModuleType) -> dict[str, Any]:
+    """Return the names that MXNet uses and some NumPy from 1.23 on lacks, with their values in older versions."""
     inf, nan = float("inf"), float("nan")
-    lent: dict[str, Any] = {"bool": bool, "int": int, "compat": SimpleNamespace(basestring=str)}
-    lent.update(PZERO=0.0, NZERO=-0.0, PINF=inf, NINF=-inf, Inf=inf, NAN=nan, NaN=nan)
-    # vars() rather than getattr, which warns of some names before it fails.
+    shims: dict[str, Any] = {"bool": bool, "int": int, "compat": SimpleNamespace(basestring=str)}
+    shims.update(PZERO=0.0, NZERO=-0.0, PINF=inf, NINF=-inf, Inf=inf, NAN=nan, NaN=nan)
+    # vars() rather than getattr, which warns about some names before it fails.
     own = vars(numpy)
-    lent.update({name: _removed(name) for name in _FINANCIAL if name not in own})
+    shims.update({name: _named(name, _removed) for name in _FINANCIAL if name not in own})
     if _major(numpy) >= 2:
-        # Gone, or answering with a warning until they go.
-        lent.update({old: _renamed(old, own[new]) for old, new in _RENAMED.items()})
-        lent["msort"] = lambda a: numpy.sort(a, axis=0)
-        lent["in1d"] = lambda ar1, ar2, **options: numpy.isin(numpy.ravel(ar1), ar2, **options)
+        # Removed, or deprecated with a warning.
+        shims.update({old: _named(old, own[new]) for old, new in _RENAMED.items()})
+        shims["msort"] = lambda a: numpy.sort(a, axis=0)
+        shims["in1d"] = lambda ar1, ar2, **options: numpy.isin(numpy.ravel(ar1), ar2, **options)
         utils = importlib.import_module("numpy.lib.array_utils")
-        lent["core"] = SimpleNamespace(numeric=SimpleNamespace(normalize_axis_tuple=utils.normalize_axis_tuple))
-    return lent
+        shims["core"] = SimpleNamespace(numeric=SimpleNamespace(normalize_axis_tuple=utils.normalize_axis_tuple))
+    return shims
 
 
-_RENAMED = {
-    "alltrue": "all",
-    "product": "prod",
-    "round_": "round",
-    "sometrue": "any",
-    "trapz": "trapezoid",
-}
+_RENAMED = {"alltrue": "all", "product": "prod", "round_": "round", "sometrue": "any", "trapz": "trapezoid"}
 _FINANCIAL = ("mirr", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def _renamed(old: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # A function of its own: MXNet keys its overrides of NumPy's functions by the function.
-    def renamed(*args: Any, **kwargs: Any) -> Any:
+def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    # A new function, because MXNet keys its overrides of NumPy's functions by the function.
+    def shim(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    renamed.__name__ = renamed.__qualname__ = old
-    renamed.__doc__ = function.__doc__
-    return renamed
+    shim.__name__ = shim.__qualname__ = name
+    shim.__doc__ = function.__doc__
+    return shim
 
 
-def _removed(name: str) -> Callable[..., Any]:
-    def removed(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"numpy.{name} is gone from NumPy since 1.20: use the package numpy-financial")
-
-    removed.__name__ = removed.__qualname__ = name
-    return removed
+def _removed(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("NumPy has no financial functions since 1.20: use the package numpy-financial")
 
 
 class Version(tuple):
-    """A version that compares by its first three numbers: all that MXNet asks of ``distutils.version``."""
+    """A version that compares by its first three numbers, which is all that MXNet needs of ``distutils.version``."""
 
     def __new__(cls, text: str) -> Version:
-        """The version that text spells: (2, 1, 0) for "2.1.0rc1"."""
+        """Parse a version: (2, 1, 0) from "2.1.0rc1"."""
         return super().__new__(cls, (int(part) for part in re.findall(r"\d+", text)[:3]))
 
 
@@ -125,23 +114,23 @@ def _major(numpy: ModuleType) -> int:
     return int(numpy.__version__.split(".")[0])
 
 
-# Where lending names is not enough: (module, function, a name that its code looks up, the one it is to look up).
+# Where shims are not enough: (module, function, a name in its code, the name to use instead).
 _IN_CODE = (
-    # NumPy 2.3 has no ndarray.tostring, and 2.5 takes no array of one element for a number.
+    # NumPy 2.3 has no ndarray.tostring, and 2.5 does not convert an array of one element to a number.
     ("mxnet.recordio", "pack", "tostring", "tobytes"),
     ("mxnet.recordio", "pack_img", "tostring", "tobytes"),
     ("mxnet.contrib.quantization", "_get_optimal_threshold", "asnumpy", "asscalar"),
-    # NumPy 2 shows a scalar inside a tuple or dict as np.int64(5), where MXNet means the text "(5, 5)".
+    # NumPy 2 prints a scalar inside a tuple or dict as np.int64(5), and MXNet needs the text "(5, 5)".
     ("mxnet.symbol.symbol", "var", "str", "plain_text"),
     ("mxnet.metric", "EvalMetric.__str__", "dict", "plain_dict"),
 )
 
-# Modules where every "str" makes the text of an operator's or an iterator's argument.
+# Modules that use "str" only for the text of an operator's or an iterator's argument.
 _TEXT_OF_ARGUMENTS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet.io.io")
 
 
-def mend(module: ModuleType) -> None:
-    """Adapt a module of MXNet that has just run, where NumPy prints, names or rounds otherwise than it once did."""
+def patch(module: ModuleType) -> None:
+    """Patch a module of MXNet that has just run, where NumPy now prints, names or rounds differently."""
     name = module.__name__
     for _, function, old, new in (row for row in _IN_CODE if row[0] == name):
         if new in globals():
@@ -150,9 +139,9 @@ def mend(module: ModuleType) -> None:
         names = target.__code__.co_names
         target.__code__ = target.__code__.replace(co_names=tuple(new if each == old else each for each in names))
     if isinstance(scipy_sparse := vars(module).get("spsp"), ModuleType):
-        # mx.nd.array asks for scipy.sparse.csr at each call; SciPy warns of it and ends it with 2.0.
+        # mx.nd.array uses scipy.sparse.csr at each call, which is deprecated and ends with SciPy 2.0.
         csr = SimpleNamespace(csr_matrix=scipy_sparse.csr_matrix)
-        vars(module)["spsp"] = _stand_in(scipy_sparse, {"csr": csr})
+        vars(module)["spsp"] = _with_shims(scipy_sparse, {"csr": csr})
     if name in _TEXT_OF_ARGUMENTS:
         vars(module)["str"] = plain_text
     elif name == "mxnet.metric":
@@ -161,12 +150,12 @@ def mend(module: ModuleType) -> None:
     elif name == "mxnet.numpy.multiarray":
         module._as_mx_np_array = _keeping_named_tuples(module._as_mx_np_array)  # type: ignore[attr-defined]
     elif name == "mxnet.numpy_dispatch_protocol":
-        # numpy.true_divide has called itself "divide" since 1.22.
+        # numpy.true_divide is named "divide" since 1.22.
         module._NUMPY_ARRAY_UFUNC_DICT.setdefault("divide", module._NUMPY_ARRAY_UFUNC_DICT["true_divide"])
 
 
 def _from_float64_zero(reset: Callable[[Any], None]) -> Callable[[Any], None]:
-    """EvalMetric's reset, with sums that start as float64: NumPy 2 adds float32 to a Python float in float32."""
+    """Return EvalMetric's reset with float64 sums: NumPy 2 adds float32 to a Python float in float32."""
 
     @wraps(reset)
     def wrapper(metric: Any) -> None:
@@ -181,7 +170,7 @@ def _from_float64_zero(reset: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _keeping_named_tuples(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that makes NumPy's results mx.np arrays, for the named tuples of numpy.linalg since 1.25 too."""
+    """Return MXNet's conversion of NumPy's results, extended to the named tuples of numpy.linalg since 1.25."""
 
     @wraps(convert)
     def wrapper(object: Any, ctx: Any = None) -> Any:
@@ -193,13 +182,13 @@ def _keeping_named_tuples(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plain_text(value: object) -> str:
-    """str(value), with NumPy's scalars inside a tuple or list as plain numbers: "(5, 5)"."""
+    """Return str(value), with NumPy's scalars inside a tuple or list as plain numbers: "(5, 5)"."""
     text = str(value)
     return str(_plain(value)) if "np." in text else text
 
 
 def plain_dict(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """dict(pairs), with NumPy's scalars as plain numbers: {'accuracy': 0.5}."""
+    """Return dict(pairs), with NumPy's scalars as plain numbers: {'accuracy': 0.5}."""
     return {key: _plain(value) for key, value in pairs}
 
 

@@ -2,8 +2,8 @@
 
     mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)
 
-MXNet hands all attributes over as text and ends the process when a Prop's constructor raises, so
-the constructor only keeps them; they are judged when shapes are inferred.
+MXNet passes all attributes as text and ends the process when a Prop's constructor raises, so the constructor only
+stores them; they are checked when shapes are inferred.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class NewProp(mx.operator.CustomOpProp):
         return Attributes.parse(self._text)
 
     def list_arguments(self) -> list[str]:
-        """The inputs' names."""
+        """Return the inputs' names."""
         return list(INPUTS)
 
     def list_outputs(self) -> list[str]:
-        """The output's name."""
+        """Return the output's name."""
         return ["output"]
 
     @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
-        """Shapes of data, weight and output, as far as they are known: -1 is an unknown size, [] an unknown rank."""
+        """Return the shapes of data, weight and output, if known: -1 is an unknown size, [] an unknown rank."""
         attributes = self._attributes
         default_layout.check_subgraph(self._text)
         data, weight, output = _inferred(attributes, *map(tuple, in_shape))
@@ -63,8 +63,8 @@ class NewProp(mx.operator.CustomOpProp):
 
     @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """float32 for everything, whether known yet or not."""
-        self._attributes  # noqa: B018 - judged here where no shape has been inferred before
+        """Return float32 for all arrays, whether their types are known or not."""
+        self._attributes  # noqa: B018 - checked here if no shape has been inferred before
         for name, dtype in zip(INPUTS, in_type):
             if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
@@ -72,14 +72,14 @@ class NewProp(mx.operator.CustomOpProp):
 
     @mxnet_errors.reported_at_once
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """Dense arrays for everything."""
+        """Return dense storage for all arrays."""
         for name, stype in zip(INPUTS, in_stype):
             bridge.check_dense(stype, name)
         return list(in_stype), ["default"], []
 
     @mxnet_errors.reported_at_once
     def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> NewOp:
-        """The operator for arrays of one device and shape."""
+        """Return the operator for arrays of one device and shape."""
         home = "gpu" if ctx.device_type == "gpu" else "cpu"
         number = ctx.device_id if home == "gpu" else 0
         chip = cuda.chip(number) if _computes_on(self._attributes, home) == "gpu" else None
@@ -87,11 +87,9 @@ class NewProp(mx.operator.CustomOpProp):
 
 
 class NewOp(mx.operator.CustomOp):
-    """One layer at work on one device; MXNet calls forward from its worker threads, several at a time.
+    """One layer on one device; MXNet calls forward from its worker threads, several at a time.
 
-    ``_synchronous.py`` calls it for small problems in the caller's own thread.
-
-    home: where the arrays live, "cpu" or "gpu"; number: that GPU's; chip: the GPU that computes, None for the CPU.
+    home: the device of the arrays, "cpu" or "gpu"; number: that GPU's; chip: the GPU that computes, None for the CPU.
     """
 
     def __init__(self, attributes: Attributes, home: str, number: int, chip: Chip | None) -> None:
@@ -122,8 +120,8 @@ class NewOp(mx.operator.CustomOp):
 
     def _compute(self, kernel: Kernel, problem: ConvProblem, arrays: Sequence[Any], add: bool) -> Timing:
         if isinstance(kernel, CudaKernel) and self._home == "gpu":
-            there = tuple(map(bridge.gpu_address, arrays))
-            return _device_context.convolve(kernel, problem, there, self._number, add)
+            addresses = tuple(map(bridge.gpu_address, arrays))
+            return _device_context.convolve(kernel, problem, addresses, self._number, add)
         x, w, y = map(bridge.cpu_view, arrays, (problem.x_shape, problem.w_shape, problem.y_shape))
         if isinstance(kernel, CudaKernel):
             return host_context.convolve(kernel, problem, x, w, y, add)
@@ -131,7 +129,7 @@ class NewOp(mx.operator.CustomOp):
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        """Raise: there is no gradient. The gradients are NaN, so that nobody trains on old values."""
+        """Raise DeviceError: there is no gradient. Fill the gradients with NaN, so that no training uses old values."""
         for gradient, request in zip(in_grad, req):
             if request == "null" or not gradient.size:
                 continue
@@ -145,7 +143,7 @@ class NewOp(mx.operator.CustomOp):
 
 @lru_cache(maxsize=256)
 def _computes_on(attributes: Attributes, home: str) -> str:
-    """ "cpu" or "gpu": where it is to be computed for arrays that live on the other or on the same."""
+    """Return the device that computes, "cpu" or "gpu", for arrays on the device ``home``."""
     device = attributes.device or home
     if dispatch.device_of(attributes.impl, device) != device:
         raise DeviceError(
@@ -176,7 +174,7 @@ def requested(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, 
 
 
 def register() -> None:
-    """Make ``New`` known to MXNet; once a process."""
+    """Register ``New`` with MXNet; once per process."""
     mx.operator.register("New")(NewProp)
 
 
@@ -184,7 +182,7 @@ def register() -> None:
 def _inferred(
     attributes: Attributes, data_shape: tuple[int, ...], weight_shape: tuple[int, ...]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Shapes of data, weight and output, as far as they are known."""
+    """Return the shapes of data, weight and output, as far as they are known."""
     data, weight = _agreed_shapes(list(data_shape), list(weight_shape), attributes)
     output = [data[0], attributes.num_filter]
     for axis, name in ((2, "rows"), (3, "columns")):
@@ -199,7 +197,7 @@ def _inferred(
 
 
 def _output_size(size: int, name: str, attributes: Attributes) -> int:
-    """Rows or columns of the output, for so many of the image."""
+    """Return the output's rows or columns, from the image's."""
     convolved = size - attributes.kernel + 1
     if not attributes.fuse:
         return convolved
@@ -208,12 +206,12 @@ def _output_size(size: int, name: str, attributes: Attributes) -> int:
 
 
 def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -> tuple[list[int], list[int]]:
-    """Both shapes, each filled in from the attributes and from the other; raises where they disagree."""
+    """Return both shapes, completed from the attributes and from each other; raises where they disagree."""
     for name, shape in zip(INPUTS, (data, weight)):
         if shape and len(shape) != 4:
             layout = "(batch, channels, height, width)" if name == "data" else "(filters, channels, kernel, kernel)"
             raise ProblemError(f"{name}: expected 4 dimensions {layout}, got shape {_text(shape)}")
-    # An unknown rank would come back to MXNet as rank 0, which it takes for known.
+    # MXNet would read an unknown rank as the known rank 0.
     data = data or [_UNKNOWN] * 4
     channels = data[1]
     expected = [attributes.num_filter, channels, attributes.kernel, attributes.kernel]

@@ -1,4 +1,4 @@
-"""The operator's attributes: parsed from MXNet's text or from Python values, and judged."""
+"""The operator's attributes, parsed from MXNet's text or from Python values, and checked."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ece408_op.errors import ProblemError
 KNOWN = ("kernel", "num_filter", "impl", "device", "precision", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = tuple(dispatch.SERVES)
-#: What is done to the convolution in the same pass: tanh of the largest of 2 x 2, two apart, as MXNet's Pooling with
-#: the convention "valid" or "full" has them.
+#: What the kernel computes in the same pass: tanh of 2 x 2 max-pooling with stride 2, as MXNet's Pooling with the
+#: convention "valid" or "full".
 FULL = "tanh_pool_full"
 FUSES = ("tanh_pool", FULL)
 
-#: Sizes end here: MXNet's Custom operators hand shapes over in 32 bits.
+#: Sizes are smaller than this: MXNet passes shapes to Custom operators in 32 bits.
 _END = 2**31
 
-#: The attribute that carries the layer's name to the operator, which MXNet itself does not tell it.
+#: The attribute with the layer's name, which MXNet does not pass to the operator.
 LAYER = "__layer__"
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """kernel: rows and columns of a filter; num_filter: filters; impl: a kernel's name or "auto";
+    """The attributes of a node or call.
 
-    device: "cpu", "gpu", or None for where the arrays live; layer: the layer's name, or None; fuse: what else is
-    done, of FUSES, or None.
+    kernel: rows and columns of a filter; num_filter: filters; impl: a kernel's name or "auto"; device: "cpu", "gpu", or
+    None for the arrays' device; layer: the layer's name, or None; fuse: one of FUSES, or None.
     """
 
     kernel: int
@@ -44,21 +44,21 @@ class Attributes:
 
     @property
     def full(self) -> bool:
-        """Whether maxima at odd edges count."""
+        """Whether pooling includes the maxima at odd edges."""
         return self.fuse == FULL
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Attributes:
-        """The attributes from keywords or from MXNet's text; raises ProblemError for any that is not right.
+        """Return the attributes from keywords or from MXNet's text; raises ProblemError for a wrong one.
 
-        Names in double underscores are MXNet's own and are left alone.
+        Names in double underscores are MXNet's own and are ignored.
         """
-        if all(isinstance(value, str) for value in given.values()):  # MXNet's text, the same again and again
+        if all(isinstance(value, str) for value in given.values()):  # MXNet's text, which repeats
             return _parsed(tuple(given.items()))
-        return cls._judged(given)
+        return cls._checked(given)
 
     @classmethod
-    def _judged(cls, given: Mapping[str, Any]) -> Attributes:
+    def _checked(cls, given: Mapping[str, Any]) -> Attributes:
         unknown = [name for name in given if name not in KNOWN and not _is_mxnets_own(name)]
         if unknown:
             raise ProblemError(
@@ -81,7 +81,7 @@ class Attributes:
         )
 
     def as_text(self) -> dict[str, str]:
-        """The attributes as MXNet keeps them, those with their default value left out."""
+        """Return the attributes as MXNet's text, without those that have their default value."""
         text = {"kernel": f"({self.kernel}, {self.kernel})", "num_filter": str(self.num_filter)}
         optional = {"impl": self.impl, "device": self.device, "precision": self.precision, "fuse": self.fuse}
         optional[LAYER] = self.layer
@@ -91,7 +91,7 @@ class Attributes:
 
 @lru_cache(maxsize=256)
 def _parsed(given: tuple[tuple[str, str], ...]) -> Attributes:
-    return Attributes._judged(dict(given))
+    return Attributes._checked(dict(given))
 
 
 def _is_mxnets_own(name: str) -> bool:
@@ -124,7 +124,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _literal(value: Any) -> Any:
-    """The number or tuple that a text stands for; text that stands for neither comes back as it is."""
+    """Return the number or tuple in a text; any other text is returned as it is."""
     if not isinstance(value, str):
         return value
     try:

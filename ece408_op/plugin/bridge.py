@@ -1,7 +1,7 @@
-"""From MXNet's arrays to views that a kernel can use, without a copy, and every rule of waiting.
+"""Views of MXNet's arrays for kernels, without a copy, and which GPUs MXNet can use.
 
-MXNet's engine runs operators asynchronously. Inside ``CustomOp.forward`` the inputs are ready and
-the outputs are ours; anywhere else an array must be waited for before its memory is looked at.
+MXNet's engine runs operators asynchronously. Inside ``CustomOp.forward`` the inputs are ready and the outputs have no
+other users; anywhere else, wait for an array before its memory is read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.launch import Chip
 
-#: The compute capabilities that MXNet's GPU wheels hold machine code for; they have no PTX to compile for others.
+#: The compute capabilities that MXNet's GPU wheels have machine code for; they have no PTX to compile for others.
 MXNET_CAPABILITIES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 
-#: A GPU, as MXNet numbers kinds of devices.
+#: MXNet's number for GPUs.
 _GPU = 2
 
 
 def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A writable float32 view of a CPU NDArray's own memory, of the array's shape, which may be given if known.
+    """Return a writable float32 view of a CPU NDArray's memory; ``shape`` is the array's, if the caller knows it.
 
-    The array must be dense float32 and must outlive the view. Its memory is C-contiguous, also where
-    it is a slice of another array. Raises MXNetError where MXNet gives no pointer.
+    The array must be dense float32 and must outlive the view. Its memory is C-contiguous, also that of a slice of
+    another array. Raises MXNetError if MXNet has no pointer.
     """
     if shape is None:
         shape = array.shape
@@ -43,10 +43,10 @@ def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
 
 
 def gpu_address(array: Any) -> int:
-    """Where the memory of a GPU NDArray that is not empty begins, on the array's own device.
+    """Return the address of the memory of a GPU NDArray that is not empty.
 
-    The array must be dense float32. Its memory is C-contiguous, also where it is a slice of another array. An address
-    is all that a kernel needs: a view by DLPack takes some fifty microseconds, as long as a small kernel.
+    The array must be dense float32. Its memory is C-contiguous, also that of a slice of another array. A kernel needs
+    no more: a view by DLPack takes about fifty microseconds, as long as a small kernel.
     """
     address = _data_pointer(array).value
     assert address is not None, "an array that is not empty has memory"
@@ -54,7 +54,7 @@ def gpu_address(array: Any) -> int:
 
 
 def on_gpu(array: Any) -> bool:
-    """Whether an NDArray lives on a GPU; quicker than to ask its ``context``, which makes objects."""
+    """Return whether an NDArray is on a GPU; faster than its ``context``, which makes objects."""
     lib, check_call = _mxnet()
     kind, number = ctypes.c_int(), ctypes.c_int()
     check_call(lib.MXNDArrayGetContext(array.handle, ctypes.byref(kind), ctypes.byref(number)))
@@ -62,11 +62,11 @@ def on_gpu(array: Any) -> bool:
 
 
 def gpu_problem(context: str) -> str | None:
-    """Why a whole network cannot run on this machine's first GPU, in one sentence; None where it can.
+    """Return why a whole network cannot run on this machine's first GPU, in one sentence; None if it can.
 
-    context: "host" for arrays in mx.cpu(), which the operator copies in and out, any MXNet build will do; "device"
-    for arrays in mx.gpu(), where MXNet's own kernels must run too. Nothing is tried out: the builds and the
-    GPU are asked. (Single calls of mx.nd.Custom on mx.gpu() arrays work on newer GPUs too.)
+    context: "host" for arrays in mx.cpu(), which the operator copies in and out and any MXNet build supports; "device"
+    for arrays in mx.gpu(), where MXNet's own kernels must run too. The answer comes from the properties of the build
+    and of the GPU; nothing is computed. (Single calls of mx.nd.Custom on mx.gpu() arrays work on newer GPUs too.)
     """
     if context not in ("host", "device"):
         raise ValueError(f"context: expected 'host' or 'device', got {context!r}")
@@ -128,7 +128,7 @@ def _data_pointer(array: Any) -> ctypes.c_void_p:
 
 @cache
 def _mxnet() -> tuple[Any, Callable[[int], None]]:
-    """MXNet's library, and what raises where a call of it says that it failed; MXNet is not asked for before."""
+    """Return MXNet's library, and the function that raises if a call of it failed; imports MXNet."""
     from mxnet.base import _LIB, check_call
 
     return _LIB, check_call

@@ -1,4 +1,4 @@
-"""``New``: the operator called as a function, for NDArrays and Symbols alike, its arguments judged at once."""
+"""``New``: the operator as a function, for NDArrays and Symbols, which checks its arguments at the call."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""MXNet 1.9.1 on today's Python and NumPy, and the CUDA libraries that its GPU builds link to.
+"""The import of MXNet 1.9.1 on today's Python and NumPy, and the CUDA libraries that its GPU builds link to.
 
     import mxnet.x
-      -> Finder     finds the module as Python would, and sets a loader of ours in front of its own
-      -> Loader     gives the module builtins of its own, through which it alone sees the names that
-                    today's NumPy and Python lack, runs it, and mends it (_compatibility.py)
+      -> Finder     finds the module as Python does, and puts Loader in front of its loader
+      -> Loader     gives the module builtins with compatibility shims, runs it, and patches it (_compatibility.py)
 
-``install`` has to run before MXNet is imported; where MXNet is loaded already it is left as it is.
+``install`` has to run before MXNet is imported; a loaded MXNet is left as it is.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from typing import Any
 
 from ece408_op.errors import MXNetImportError
 
-from ._compatibility import lent_builtins, mend
+from ._compatibility import builtins_with_shims, patch
 
-#: What MXNet's CUDA 11 builds link to, by the names the loader asks for.
+#: The libraries that MXNet's CUDA 11 builds link to.
 CUDA11_LIBRARIES = (
     "libcudart.so.11.0",
     "libcublasLt.so.11",
@@ -43,24 +42,21 @@ CUDA11_LIBRARIES = (
 
 
 def install(after: Callable[[], None] | None = None) -> None:
-    """Make MXNet importable, and call ``after`` once it is imported.
-
-    Where MXNet is loaded already, how it is imported is left as it was, and ``after`` is called at once.
-    """
+    """Make MXNet importable, and call ``after`` once it is imported, or now if it is loaded."""
     if "mxnet" in sys.modules:
         if after is not None:
             after()
         return
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
-    # Left by an import that failed before this call, for want of a name that is now lent.
+    # An import before this call has failed and left these.
     for name in [name for name in sys.modules if name.startswith("mxnet.")]:
         del sys.modules[name]
     sys.meta_path.insert(0, Finder(after))
 
 
 def load() -> ModuleType:
-    """MXNet, imported with all it needs; raises MXNetImportError where it cannot be, with what to install."""
+    """Import MXNet and return it; raises MXNetImportError, with what to install, where that fails."""
     install()
     try:
         return importlib.import_module("mxnet")
@@ -71,7 +67,7 @@ def load() -> ModuleType:
 
 
 def warn_where_absent() -> None:
-    """Warn, with what to install, where there is no MXNet: the kernels work without it, the operator does not."""
+    """Warn, with what to install, if there is no MXNet: the kernels work without it, the operator does not."""
     if "mxnet" not in sys.modules and importlib.util.find_spec("mxnet") is None:
         warnings.warn(f"MXNet is not installed, so there is no operator New: {_how_to_install()}", stacklevel=3)
 
@@ -85,11 +81,11 @@ def _command(extra: str) -> str:
 def _how_to_install() -> str:
     if sys.version_info >= (3, 13):
         return f"{_command('cpu')} && pip install --no-deps mxnet==1.9.1 (its metadata rules out this Python)"
-    return f"{_command('cpu')}, or with cu117, cuda12 or cuda13 in the place of cpu for a GPU"
+    return f"{_command('cpu')}, or cu117, cuda12 or cuda13 instead of cpu for a GPU"
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds ``mxnet`` and its modules through the other finders, and sets ``Loader`` before their loader."""
+    """Finds ``mxnet`` and its modules by the other finders, and puts ``Loader`` in front of their loader."""
 
     def __init__(self, after: Callable[[], None] | None = None) -> None:
         self.after = after
@@ -97,21 +93,18 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec; None for other packages, and where MXNet is absent."""
+        """Return the module's spec; None for other packages, and where MXNet is absent."""
         if fullname.partition(".")[0] != "mxnet":
             return None
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(fullname, path, target)
-                if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
-                        spec.loader = Loader(spec.loader, self.after if fullname == "mxnet" else None)
-                    return spec
-        return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = Loader(spec.loader, self.after if fullname == "mxnet" else None)
+        return spec
 
 
 class Loader(importlib.abc.Loader):
-    """Runs a module of MXNet with the lent ``__builtins__``, then mends it and calls ``after``."""
+    """Runs a module of MXNet with its own ``__builtins__``, then patches it and calls ``after``."""
 
     def __init__(self, inner: Any, after: Callable[[], None] | None) -> None:
         self.inner = inner
@@ -121,21 +114,21 @@ class Loader(importlib.abc.Loader):
         return getattr(self.inner, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The new module, as its own loader makes it."""
+        """Return the new module, made by its own loader."""
         return self.inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code; raises MXNetImportError where a library or a sound installation is missing."""
-        # Who asks a loaded module for its loader (inspect, pkgutil, reload) finds the original.
+        """Run the module's code; raises MXNetImportError if a library is missing or two builds are installed."""
+        # inspect, pkgutil and reload need the original loader of a loaded module.
         module.__loader__ = self.inner
         if module.__spec__ is not None:
             module.__spec__.loader = self.inner
-        vars(module)["__builtins__"] = lent_builtins()
+        vars(module)["__builtins__"] = builtins_with_shims()
         if module.__name__ == "mxnet":
             _run_mxnet(module, self.inner)
         else:
             self.inner.exec_module(module)
-        mend(module)
+        patch(module)
         if self.after is not None:
             self.after()
 
@@ -157,10 +150,10 @@ def _run_mxnet(module: ModuleType, inner: Any) -> None:
         missing = re.match(r"(lib[\w.+-]+): cannot open shared object", str(error))
         if missing is None:
             raise
-        raise MXNetImportError(f"MXNet needs the library {missing[1]}: {_who_has(missing[1])}") from error
+        raise MXNetImportError(f"MXNet needs the library {missing[1]}: {_origin(missing[1])}") from error
 
 
-def _who_has(library: str) -> str:
+def _origin(library: str) -> str:
     if library == "libgomp.so.1":
         return "install the system's package for it (Debian and Ubuntu: apt-get install libgomp1)"
     if library in CUDA11_LIBRARIES:
@@ -171,6 +164,6 @@ def _who_has(library: str) -> str:
 
 
 def _builds(site: Path) -> list[str]:
-    """The distributions in a site-packages folder that own the package mxnet: "mxnet", "mxnet-cu117", ..."""
+    """Return the distributions in a site-packages folder that own the package mxnet: "mxnet", "mxnet-cu117", ..."""
     found = (re.match(r"(mxnet(?:[-_]cu\d+)?)-", path.name) for path in site.glob("mxnet*.dist-info"))
     return sorted({match[1].replace("_", "-") for match in found if match})

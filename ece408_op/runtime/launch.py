@@ -143,7 +143,7 @@ class Plan:
         return [(first, min(most, batch - first)) for first in range(0, batch, most)]
 
 
-#: A kernel's plan for a problem on a chip, its pointers all multiples of so many bytes (4, 8 or 16).
+#: A kernel's plan for a problem on a chip, its pointers all multiples of that many bytes (4, 8 or 16).
 Planner = Callable[[ConvProblem, Chip, int], Plan]
 
 
@@ -158,12 +158,12 @@ def round_up(a: int, b: int) -> int:
 
 
 def waves_defines(held: int, waves: int) -> dict[str, int | str]:
-    """What ``kernels/cuda/waves.cuh`` needs: how many blocks the chip holds at once, and the number of waves."""
+    """Return the defines of ``kernels/cuda/waves.cuh``: the blocks resident on the chip, and the number of waves."""
     return {"HELD": held, "WAVES": waves}
 
 
 def blocks_in_waves(items: int, held: int, waves: int) -> int:
-    """The blocks that share so many items: as many as the chip holds at once, or several times as many."""
+    """Return the blocks for a number of items: as many as are resident on the chip, or ``waves`` times as many."""
     return min(items, held) if items < _ITEMS_IN_WAVES * held else waves * held
 
 

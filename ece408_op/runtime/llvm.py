@@ -1,9 +1,8 @@
 """Machine code at run time: LLVM IR built with llvmlite, compiled for this CPU, called through ctypes.
 
-A kernel builds one module for each layer, its sizes constants in it, and gets back a function that
-ctypes calls without Python's lock held. No LLVM pass over the IR is run: a kernel says
-in its IR what it wants (vectors, unrolling, values carried in registers) and the code generator
-does the rest.
+A kernel builds one module per layer, with the sizes as constants, and gets a function that ctypes calls without the
+interpreter's lock. No LLVM pass optimises the IR: it has the vectors, the unrolling and the values in registers that
+the kernel wants, and the code generator does the rest.
 
 The environment variable ECE408_SIMD (avx512, avx2 or sse) limits the instructions used.
 """
@@ -60,10 +59,10 @@ def compiled_once(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Cpu:
-    """What code is made for.
+    """The CPU that code is compiled for.
 
-    ``lanes`` float32 values fit one of ``registers`` vector registers; ``fma`` says whether a
-    multiplication and an addition are one instruction; ``name`` and ``features`` are LLVM's words.
+    ``lanes`` float32 values fit one of ``registers`` vector registers; ``fma``: whether there are fused multiply-adds;
+    ``name`` and ``features`` are LLVM's.
     """
 
     level: str
@@ -75,14 +74,14 @@ class Cpu:
 
     @property
     def by_amd(self) -> bool:
-        """Whether AMD makes it: SSE4a is AMD's alone, and known of chips that LLVM has no name for yet."""
+        """Whether AMD makes it: only AMD has SSE4a, also on chips that LLVM has no name for yet."""
         return "+sse4a" in self.features.split(",")
 
 
 def cpu() -> Cpu:
-    """This machine's CPU, as far as ECE408_SIMD lets kernels use it.
+    """Return this machine's CPU, limited to the instructions that ECE408_SIMD allows.
 
-    Raises DeviceError where ECE408_SIMD is no known word or asks for more than the CPU has.
+    Raises DeviceError if ECE408_SIMD is unknown, or beyond the CPU.
     """
     return _cpu(os.environ.get("ECE408_SIMD", ""))
 
@@ -131,13 +130,6 @@ def compile_function(module: ir.Module, name: str, argtypes: Sequence[Any], targ
     return function
 
 
-def assembly(module: ir.Module, target: Cpu) -> str:
-    """The module's machine code as text, to look for spilled registers."""
-    with LOCK:
-        machine, parsed = _parse(module, target)
-        return machine.emit_assembly(parsed)
-
-
 def _parse(module: ir.Module, target: Cpu) -> tuple[Any, Any]:
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=target.name, features=target.features, opt=3, jit=True
@@ -152,7 +144,7 @@ def _parse(module: ir.Module, target: Cpu) -> tuple[Any, Any]:
 def new_function(
     module: ir.Module, name: str, arguments: dict[str, ir.Type], internal: bool = False
 ) -> tuple[ir.IRBuilder, list[Any]]:
-    """A function without a result: a builder at its start, and its arguments."""
+    """Add a function without a result; return a builder at its start, and its arguments."""
     function = ir.Function(module, ir.FunctionType(VOID, list(arguments.values())), name)
     function.attributes.add("nounwind")
     if internal:
@@ -163,13 +155,13 @@ def new_function(
 
 
 def const(value: int) -> ir.Constant:
-    """A 64-bit integer known now."""
+    """Return a constant 64-bit integer."""
     return ir.Constant(I64, value)
 
 
 @dataclass
 class Loop:
-    """One loop being built: its ``index`` and the ``values`` that each round hands to the next."""
+    """A loop under construction: its ``index`` and the ``values`` that each iteration passes to the next."""
 
     index: Any
     values: list[Any]
@@ -177,10 +169,10 @@ class Loop:
 
 @contextmanager
 def for_range(b: ir.IRBuilder, count: Any, values: Sequence[Any] = ()) -> Iterator[Loop]:
-    """``for index in range(count)`` around what is built inside it; count is at least 1.
+    """Emit ``for index in range(count)`` around the code that is built inside; count is at least 1.
 
-    ``values`` are carried in registers: inside, ``loop.values`` holds them as they come into the round, and
-    what it is set to goes into the next round; after the loop it holds the last.
+    ``values`` stay in registers: ``loop.values`` has their values at an iteration's start, and the code inside sets it
+    to the values for the next iteration. On exit it has the last ones.
     """
     if count == 1:
         yield Loop(const(0), list(values))
@@ -206,20 +198,20 @@ def for_range(b: ir.IRBuilder, count: Any, values: Sequence[Any] = ()) -> Iterat
 
 
 def offset(b: ir.IRBuilder, *terms: tuple[Any, int]) -> Any:
-    """The sum of value * constant: an element's place in an array with constant strides."""
+    """Return the sum of value * stride: the offset of an element in an array with constant strides."""
     total = const(0)
     for value, stride in terms:
         total = b.add(total, b.mul(value, const(stride)))
     return total
 
 
-def element(b: ir.IRBuilder, pointer: Any, place: Any) -> Any:
-    """The pointer to element ``place`` (an int or a value)."""
-    return b.gep(pointer, [const(place) if isinstance(place, int) else place])
+def element(b: ir.IRBuilder, pointer: Any, offset: Any) -> Any:
+    """Return the pointer to the element at ``offset`` (an int or a value)."""
+    return b.gep(pointer, [const(offset) if isinstance(offset, int) else offset])
 
 
 def fma(b: ir.IRBuilder, target: Cpu, x: Any, y: Any, total: Any) -> Any:
-    """x * y + total, in one instruction and one rounding where the CPU has it; numbers or vectors."""
+    """Return x * y + total, fused where the CPU can; scalars or vectors."""
     if not target.fma:
         return b.fadd(b.fmul(x, y), total)
     name = f"llvm.fma.v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "llvm.fma.f32"
@@ -228,7 +220,7 @@ def fma(b: ir.IRBuilder, target: Cpu, x: Any, y: Any, total: Any) -> Any:
 
 
 def prefetch(b: ir.IRBuilder, pointer: Any, write: bool) -> None:
-    """Ask for the cache line at a pointer, which may lie anywhere: to store to, or to read from the second level."""
+    """Prefetch the cache line at any pointer: to store to, or to read from L2."""
     byte = ir.IntType(8).as_pointer()
     name = "llvm.prefetch.p0i8"  # later versions of LLVM rename it when they read it
     arguments = [byte, I32, I32, I32]
@@ -237,13 +229,13 @@ def prefetch(b: ir.IRBuilder, pointer: Any, write: bool) -> None:
     b.call(known, [b.bitcast(pointer, byte), *(ir.Constant(I32, number) for number in numbers)])
 
 
-def store_past_caches(b: ir.IRBuilder, value: Any, pointer: Any, align: int) -> None:
-    """Store to memory that is not read soon, without reading its cache line first; ``align`` in bytes."""
+def store_nontemporal(b: ir.IRBuilder, value: Any, pointer: Any, align: int) -> None:
+    """Emit a non-temporal store, which does not read the cache line first; ``align`` in bytes."""
     store = b.store(value, pointer, align=align)
     store.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
 
 
-def streamed_stores_done(b: ir.IRBuilder) -> None:
-    """Make what store_past_caches wrote visible to other threads, which an ordinary unlock does not promise."""
+def nontemporal_fence(b: ir.IRBuilder) -> None:
+    """Emit the fence that makes non-temporal stores visible to other threads; an unlock does not."""
     known = b.module.globals.get("llvm.x86.sse.sfence")
     b.call(known or ir.Function(b.module, ir.FunctionType(VOID, []), "llvm.x86.sse.sfence"), [])

@@ -1,4 +1,4 @@
-"""What a CPU kernel asks of memory: aligned scratch, and an output whose pages are mapped."""
+"""Memory for CPU kernels: aligned scratch memory, and outputs with mapped pages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BYTE = ctypes.c_byte
 #: A cache line, in bytes.
 LINE = 64
 
-#: Below this many bytes a call of the system costs more than it saves.
+#: Below this many bytes a system call costs more than it saves.
 _WORTH = 4 << 20
 
-#: madvise's MADV_POPULATE_WRITE, of Linux 5.14 and later; Python has no name for it.
+#: madvise's MADV_POPULATE_WRITE, in Linux 5.14 and later; Python has no name for it.
 _POPULATE_WRITE = 23
 
 #: Elements that a thread maps at a time.
@@ -28,14 +28,14 @@ _MAPPED = 8 << 20
 
 
 def aligned(count: int) -> np.ndarray:
-    """An uninitialised float32 array of ``count`` elements that begins at a cache line."""
+    """Return an uninitialised float32 array of ``count`` elements that begins at a cache line."""
     raw = np.empty(count * 4 + LINE, np.uint8)
     skip = -address(raw) % LINE
     return raw[skip : skip + count * 4].view(np.float32)
 
 
 def address(array: np.ndarray) -> int:
-    """Where a C-contiguous array begins; several times as quick as ``array.ctypes.data``."""
+    """Return the address of a C-contiguous array; several times as fast as ``array.ctypes.data``."""
     try:
         return ctypes.addressof(_BYTE.from_buffer(array))  # type: ignore[arg-type] # a buffer it is
     except (TypeError, ValueError):  # not to be written to, or empty
@@ -43,8 +43,8 @@ def address(array: np.ndarray) -> int:
 
 
 @cache
-def second_level_bytes() -> int:
-    """The size of a core's second-level cache; where the system does not say, what most CPUs have at least."""
+def l2_bytes() -> int:
+    """Return the size of a core's L2; 512 KiB, as most CPUs have at least, if the system does not report it."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
         return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
@@ -54,7 +54,7 @@ def second_level_bytes() -> int:
 
 @cache
 def _system() -> Any:
-    """The C library, for madvise and mincore; None where there are no large pages to ask for."""
+    """Return the C library, for madvise and mincore; None where Python knows no huge pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     library = ctypes.CDLL(None)
@@ -64,11 +64,11 @@ def _system() -> Any:
 
 
 def advise_huge_pages(array: np.ndarray) -> None:
-    """Ask Linux for large pages under an array about to be filled, where it is large.
+    """Advise Linux to use huge pages for a large array that is about to be filled.
 
-    A fresh output is not in memory yet: each page's first touch is a fault, and at 4 KiB a page they
-    take longer than the convolution. Only the array's own whole pages are named; elsewhere than
-    on Linux, or where the system says no, nothing happens.
+    The first touch of each page of a fresh output is a page fault, and with pages of 4 KiB the faults take longer than
+    the convolution. The advice covers the array's whole pages only. On other systems, or if Linux declines, nothing
+    happens.
     """
     system = _system()
     if system is None or array.nbytes < _WORTH:
@@ -82,7 +82,7 @@ def advise_huge_pages(array: np.ndarray) -> None:
 def map_pages(array: np.ndarray, threads: int) -> None:
     """Map every page of a C-contiguous array that is about to be overwritten; its values are lost.
 
-    A page that is mapped already costs next to nothing, so an output that is used again is not slowed down.
+    A mapped page costs next to nothing, so that a reused output is not slowed down.
     """
     data = array.reshape(-1)
     if data.nbytes < _WORTH:
@@ -99,7 +99,7 @@ def _map(data: np.ndarray) -> None:
     first = start // mmap.PAGESIZE * mmap.PAGESIZE
     size = start + data.nbytes - first
     if system is not None:
-        # Asking which pages are mapped takes a hundredth of the time of mapping mapped ones again.
+        # Querying which pages are mapped takes a hundredth of the time of mapping mapped ones again.
         mapped = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
         if system.mincore(first, size, address(mapped)) == 0 and (mapped & 1).all():
             return

@@ -1,8 +1,7 @@
-"""Threads that work on the parts of one call together.
+"""A pool of threads that share the parts of one call.
 
-The helpers are kept from call to call, and calls may come from several threads at once. A caller takes parts
-too, and waits only for those that a helper has begun; so a call also ends where no helper is left:
-while the interpreter exits, or in a forked child.
+Several threads may call at the same time. A caller works on parts too, and waits only for parts that a helper has
+begun; so a call also ends where no helper is left: while the interpreter exits, or in a forked child.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Callable
 
 
 class _Call:
-    """One call: the parts that nobody has begun, and a note from the helpers for each part done."""
+    """One call: the parts that no thread has begun, and a result for each part that is done: an error or None."""
 
     def __init__(self, work: Callable[[int], None], parts: int) -> None:
         self.work = work
         self.left = deque(range(parts))
-        self.notes: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.results: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def help(self) -> None:
         while True:
@@ -31,13 +30,13 @@ class _Call:
             try:
                 self.work(part)
             except BaseException as error:
-                self.notes.put(error)
+                self.results.put(error)
             else:
-                self.notes.put(None)
+                self.results.put(None)
 
 
 class _Helpers:
-    """Threads that wait for calls. They are daemons: at exit nothing waits for them."""
+    """Threads that wait for calls. They are daemons: the interpreter's exit does not wait for them."""
 
     def __init__(self) -> None:
         self.calls: SimpleQueue[_Call] = SimpleQueue()
@@ -75,16 +74,16 @@ def share(work: Callable[[int], None], parts: int, threads: int) -> None:
     call = _Call(work, parts)
     _helpers.ask(call, min(threads, parts) - 1)
     call.help()
-    errors = [call.notes.get() for _ in range(parts)]
+    errors = [call.results.get() for _ in range(parts)]
     for error in errors:
         if error is not None:
             raise error
 
 
 def alone() -> bool:
-    """Whether the caller is the program's only thread, so that nothing is called in between; helpers do not count.
+    """Return whether the caller is the program's only thread, besides helpers, so that no other thread can interfere.
 
-    Threads that Python did not start, as those of MXNet's Custom operators, never are.
+    Threads that Python did not start, such as those of MXNet's Custom operators, are never alone.
     """
     return threading.get_ident() == threading.main_thread().ident and threading.active_count() - _helpers.threads <= 1
 

@@ -20,8 +20,8 @@ from ece408_op.runtime.llvm import (
     element,
     for_range,
     new_function,
+    nontemporal_fence,
     offset,
-    streamed_stores_done,
 )
 
 from ._direct_images import at_most, new_conv, taken_images
@@ -163,6 +163,6 @@ def build(plan: Plan, target: Cpu, streamed: bool, pooling: Pooling | None = Non
         each.values = loop.values
         outputs.done(conv, each.image)
     if streamed:
-        streamed_stores_done(b)
+        nontemporal_fence(b)
     b.ret_void()
     return module

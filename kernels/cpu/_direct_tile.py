@@ -19,7 +19,7 @@ from ece408_op.runtime.llvm import (
     new_function,
     offset,
     prefetch,
-    store_past_caches,
+    store_nontemporal,
 )
 
 from ._direct_plan import LINE_FLOATS, Plan
@@ -93,7 +93,7 @@ def tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, stre
         if plan.pixels < lanes:
             _store_first(b, value, place, plan.pixels)
         elif streamed:
-            store_past_caches(b, value, place, 4 * lanes)
+            store_nontemporal(b, value, place, 4 * lanes)
         else:
             b.store(value, place, align=4)
     b.ret_void()

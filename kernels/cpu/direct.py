@@ -73,7 +73,7 @@ def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=1024)
 def _plan(problem: ConvProblem, target: Cpu) -> Plan | FilterPlan:
     layer = problem.with_batch(1)
-    plan = make_plan(layer, target.lanes, target.registers, memory.second_level_bytes())
+    plan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
     if plan.units == 1:  # its tiles are as quick as those with filters in the lanes, or quicker
         return plan
     return make_filter_plan(layer, target.lanes, target.registers) or plan
