@@ -216,7 +216,7 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     passed, networks = record["status"] == "passed", record.get("networks", [])
     shared = not record.get("pointed") and len(networks) > 1
-    tests = []
+    tests: list[dict[str, Any]] = []
     for network in networks:
         # The text names the networks that a submission that passed need not do.
         if shared or not passed or network["status"] == "passed":

@@ -207,10 +207,11 @@ def _bubblewrap(
             words += ["--symlink", os.readlink(path), path]
         else:
             words += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
-    for path in sorted({*map(Path, hidden), *tools.hidden}):
-        below = any(path.is_relative_to(root) for root in visible if os.path.isdir(root))
-        if below and path.is_dir() and not {*map(Path, hidden), *tools.hidden} & {*path.parents}:
-            words += ["--tmpfs", str(path), "--remount-ro", str(path)]
+    secrets = {*map(Path, hidden), *tools.hidden}
+    for secret in sorted(secrets):
+        below = any(secret.is_relative_to(root) for root in visible if os.path.isdir(root))
+        if below and secret.is_dir() and not secrets & {*secret.parents}:
+            words += ["--tmpfs", str(secret), "--remount-ro", str(secret)]
     for folder in written:
         words += ["--bind", str(folder), str(folder)]
     if gpu:
