@@ -68,5 +68,5 @@ def lines(notes: Sequence[Mapping[str, Any]]) -> list[str]:
                 "it runs cannot be in registers"
             )
         if threads < _THREADS:
-            told.append(f"  so many registers leave room for {threads} of {_THREADS} threads on a multiprocessor")
+            told.append(f"  its registers limit a multiprocessor to {threads} of {_THREADS} threads")
     return told

@@ -106,7 +106,7 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
     meaning, next_step = MEANINGS[record["status"]]
     networks = record.get("networks", [])
     if record["status"] == "passed" and any(one["status"] != "passed" for one in networks):
-        meaning = "It is right where it has to be; what else was tried stands below."
+        meaning = "It is right on the required networks; the others are below."
     shown = [_network(one, records) for one in networks]
     maps = [layer["wrong_map"] for one in networks for layer in one["layers"] if layer.get("wrong_map")]
     can_do = record.get("can_do") or {"images": {}}

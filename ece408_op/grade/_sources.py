@@ -25,7 +25,7 @@ _OF_MXNET = re.compile(
 _ABSOLUTE = re.compile(
     rb'^([ \t]*#[ \t]*include[ \t]*)["<](/[^">\r\n]{0,400}/include/([^">\r\n]{1,200}))[">]', re.MULTILINE
 )
-#: A loop that is to be unrolled so many times as a name says.
+#: `#pragma unroll NAME`: the number of iterations is a macro.
 _UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r\n]*", re.MULTILINE)
 #: Comments and literals. Each alternative matches wherever it begins, so that no text takes more than linear time.
 _TOKENS = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)

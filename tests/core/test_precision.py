@@ -56,7 +56,7 @@ def test_kernels_whose_parts_err_by_more_than_a_short_sum_come_last_for_one(chos
     assert names == ["fp16x3_one_channel", "sliding_window"]
 
 
-def test_kernels_that_were_not_timed_on_so_many_channels_or_filters_come_last_there(chosen):
+def test_kernels_that_were_not_timed_with_that_number_of_channels_or_filters_come_last(chosen):
     layers = [ConvProblem(10_000, c, 30, 30, m, 5) for c, m in ((6, 16), (48, 16), (6, 80))]
     assert [chosen(["fp16x3_mma_sync", "register_blocked"], layer) for layer in layers] == [
         "fp16x3_mma_sync",

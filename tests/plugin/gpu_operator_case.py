@@ -76,7 +76,7 @@ class OperatorCases:
         return self.mx.nd.array(source, ctx=self.context(number))
 
     def call(self, x, w, **options):
-        """The operator by its lowest door."""
+        """The operator through MXNet's own API."""
         return self.mx.nd.Custom(
             x, w, op_type="New", kernel=w.shape[2:], num_filter=w.shape[0], **self.device, **options
         )

@@ -1,4 +1,4 @@
-"""How MXNet is imported: what it is lent, who else sees it, and what is said where it cannot be imported."""
+"""The import of MXNet: its shims, who else sees them, and the message where it cannot be imported."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ print("left alone")
 
 
 @needs_mxnet
-def test_an_import_that_failed_before_is_made_good() -> None:
+def test_an_import_after_a_failed_one_works() -> None:
     code = """
 try:
     import mxnet

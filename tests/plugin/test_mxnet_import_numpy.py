@@ -1,4 +1,4 @@
-"""MXNet at work with the names it is lent: long after its import, and where NumPy 2 prints or rounds otherwise."""
+"""MXNet with its NumPy shims: long after its import, and where NumPy 2 prints or rounds otherwise."""
 
 from __future__ import annotations
 

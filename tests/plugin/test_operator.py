@@ -1,4 +1,4 @@
-"""The operator by its public doors: right numbers, shapes, types and requests."""
+"""The operator through its public API: right numbers, shapes, types and requests."""
 
 from __future__ import annotations
 

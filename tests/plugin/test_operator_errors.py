@@ -1,4 +1,4 @@
-"""Bad input gives one clear error, in the exception that the caller catches, by every door."""
+"""Bad input gives one clear error, in the exception that the caller catches, by every API of MXNet."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def by_module(attributes, x, w):
 def by_gluon(hybridize):
     """By a HybridBlock, plain or hybridised."""
 
-    def door(attributes, x, w):
+    def call(attributes, x, w):
         class Net(mx.gluon.HybridBlock):
             def hybrid_forward(self, F, data, weight):
                 return F.Custom(data, weight, op_type="New", **attributes)
@@ -84,10 +84,10 @@ def by_gluon(hybridize):
             net.hybridize()
         net(mx.nd.ones(x), mx.nd.ones(w)).wait_to_read()
 
-    return door
+    return call
 
 
-DOORS = {
+APIS = {
     "nd": by_nd,
     "infer_shape": by_infer_shape,
     "simple_bind": by_simple_bind,
@@ -97,12 +97,12 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("case", BAD)
-def test_the_reason_reaches_the_caller(door, case, capfd):
+def test_the_reason_reaches_the_caller(api, case, capfd):
     attributes, x, w, words = BAD[case]
     with pytest.raises(Exception, match=pattern(words)) as caught:
-        DOORS[door](attributes, x, w)
+        APIS[api](attributes, x, w)
     assert isinstance(caught.value, RuntimeError)
     assert capfd.readouterr().out == ""
     good = mx.nd.Custom(mx.nd.ones((1, 1, 3, 3)), mx.nd.ones((4, 1, 3, 3)), op_type="New", **GOOD)

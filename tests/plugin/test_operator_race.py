@@ -1,4 +1,4 @@
-"""Right by every door: arrays in oneDNN's blocked layout, many threads, and an exit with work pending.
+"""Right numbers through every API: arrays in oneDNN's blocked layout, many threads, and an exit with work pending.
 
 Each case here gives wrong numbers, hangs or aborts where a Custom operator is used plainly.
 """

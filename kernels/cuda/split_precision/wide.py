@@ -242,8 +242,8 @@ def _recommended(problem: ConvProblem, chip: Chip) -> bool:
 
 def _kernel(name: str, terms: int, summary: str) -> CudaKernel:
     pointwise = "pointwise" in name
-    files = ("../layer.cuh", "../denormals.cuh", "../ladder/register_tiled.cu", "wide_tile.cuh")
-    files += ("pointwise.cu" if pointwise else "general.cu",)
+    shared = ("../layer.cuh", "../denormals.cuh", "../ladder/register_tiled.cu", "wide_tile.cuh")
+    files = (*shared, "pointwise.cu" if pointwise else "general.cu")
     return CudaKernel(
         name,
         summary,
