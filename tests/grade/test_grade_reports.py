@@ -47,7 +47,7 @@ def test_ptxas_is_understood() -> None:
 def test_hints_name_what_is_in_the_way() -> None:
     text = "\n".join(_hints.lines([asdict(one) for one in _hints.kernels(PTXAS)]))
     assert "48 bytes are spilled" in text
-    assert "room for 512 of 2048 threads" in text  # 65536 / 128
+    assert "limit a multiprocessor to 512 of 2048 threads" in text  # 65536 / 128
     assert "31 registers" in text
 
 
