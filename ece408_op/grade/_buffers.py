@@ -118,7 +118,7 @@ class Buffers:
     @property
     def descriptors(self) -> list[int]:
         """Those that the worker inherits."""
-        return [one.descriptor for one in (self.x, self.w, self.y) if isinstance(one, HostArray)]
+        return [one.descriptor for one in (self.x, self.w, self.y) if one.descriptor >= 0]
 
     @property
     def handles(self) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import math
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 
@@ -49,21 +51,94 @@ class HostArray:
 
 
 class DeviceArray:
-    """A float32 array on a GPU between two red zones, in an allocation of its own, which alone can be shared."""
+    """A float32 array on a GPU between two red zones.
+
+    Its memory comes from the driver's virtual memory API and is shared by a descriptor: scattered stores to memory that
+    a process has opened through CUDA IPC are several times slower than to its own. IPC is for drivers without that API.
+    """
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
         cp = cuda.cupy()
         size = 4 * math.prod(shape)
-        total = 2 * RED_ZONE + size
-        self.pointer = cp.cuda.runtime.malloc(total)
-        owner = cp.cuda.UnownedMemory(self.pointer, total, self)
+        total, self.descriptor, self._handle = 2 * RED_ZONE + size, -1, ctypes.c_uint64()
+        device = int(cp.cuda.runtime.getDevice())
+        try:
+            cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
+            self.pointer, total = self._share(total, device)
+            self.handle = f"{self.descriptor}:{total}"
+        except OSError:
+            self.close()
+            self.pointer = int(cp.cuda.runtime.malloc(total))
+            self.handle = cp.cuda.runtime.ipcGetMemHandle(self.pointer).hex()
+        self._total = total
+        owner = cp.cuda.UnownedMemory(self.pointer, total, self, device)
         raw = cp.ndarray((total,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
         raw.fill(MARK)
         # The second zone begins right behind the last element.
         self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
         self.array = raw[RED_ZONE : RED_ZONE + size].view(np.float32).reshape(shape)
-        self.handle = cp.cuda.runtime.ipcGetMemHandle(self.pointer).hex()
 
     def close(self) -> None:
         """Release the memory."""
-        cuda.cupy().cuda.runtime.free(self.pointer)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            _driver("cuMemUnmap", ctypes.c_uint64(self.pointer), ctypes.c_size_t(self._total))
+            _driver("cuMemAddressFree", ctypes.c_uint64(self.pointer), ctypes.c_size_t(self._total))
+        elif not self._handle.value:
+            cuda.cupy().cuda.runtime.free(getattr(self, "pointer", 0))
+        if self._handle.value:
+            _driver("cuMemRelease", self._handle)
+        self.descriptor, self._handle = -1, ctypes.c_uint64()
+
+    def _share(self, least: int, device: int) -> tuple[int, int]:
+        """The address and size of new memory, whose descriptor this sets; raises OSError where the driver cannot."""
+        properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_DEVICE, device))
+        unit, at, descriptor = ctypes.c_size_t(), ctypes.c_uint64(), ctypes.c_int()
+        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(properties), 0)
+        size = ctypes.c_size_t(-(-least // unit.value) * unit.value)
+        zero = ctypes.c_uint64(0)
+        _driver("cuMemCreate", ctypes.byref(self._handle), size, ctypes.byref(properties), zero)
+        _driver("cuMemAddressReserve", ctypes.byref(at), size, ctypes.c_size_t(0), zero, zero)
+        _driver("cuMemMap", at, size, ctypes.c_size_t(0), self._handle, zero)
+        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
+        _driver("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
+        _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._handle, _DESCRIPTOR, zero)
+        self.descriptor = descriptor.value
+        return at.value, size.value
+
+
+#: Of cuda.h: CU_MEM_ALLOCATION_TYPE_PINNED and CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+#: CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
+_PINNED = _DEVICE = _DESCRIPTOR = 1
+_READ_WRITE = 3
+
+
+class _Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        *(("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", _Location)),
+        *(("windows", ctypes.c_void_p), ("flags", ctypes.c_uint64)),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+def _driver(name: str, *arguments: Any) -> None:
+    """Call a function of CUDA's driver; raises OSError where it is missing or fails."""
+    try:
+        code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    except AttributeError as error:
+        raise OSError(str(error)) from None
+    if code:
+        raise OSError(code, f"{name} failed")

@@ -1,4 +1,4 @@
-// expected: tampered
+// expected: tampered or crashed
 #ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
 #define MXNET_OPERATOR_NEW_FORWARD_CUH_
 
