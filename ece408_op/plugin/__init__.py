@@ -2,6 +2,7 @@
 
 mxnet_import    makes MXNet 1.9.1 importable on today's Python and NumPy
 connect         registers the operator once MXNet is imported
+operator        the operator as MXNet sees it: shapes, types, forward, backward
 imperative      the three steps of a call of nd.Custom: synchronous fast path, output pool, default layout
 builder         ``New``: the operator called as a function
 attributes      the operator's attributes, parsed and checked

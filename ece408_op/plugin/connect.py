@@ -7,13 +7,13 @@ import sys
 
 import mxnet as mx
 
-from . import _operator, default_layout, imperative, mxnet_errors
+from . import default_layout, imperative, mxnet_errors, operator
 
 
 def connect() -> None:
     """Register the operator, bring its errors' reasons to callers, keep its inputs in the default layout."""
     mxnet_errors.install()
-    _operator.register()
+    operator.register()
     default_layout.install()
     imperative.install()
     atexit.register(_finish_pending)

@@ -26,8 +26,8 @@ from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import thread_pool
 
 from . import bridge, default_layout, output_pool
-from ._operator import INPUTS, requested
 from .default_layout import NETWORK, OP_TYPE
+from .operator import INPUTS, requested
 
 #: The most operations, and bytes of the three arrays, of a small call, by where the arrays live: about 0.1 ms of a
 #: core, less of a GPU.

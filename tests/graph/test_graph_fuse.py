@@ -45,7 +45,7 @@ def test_it_is_mxnets_three_operators(fuse, convention):
 @pytest.mark.parametrize("request_", ["null", "write", "add"])
 def test_each_request_of_a_forward(request_):
     """Asked directly, as in test_operator."""
-    from ece408_op.plugin._operator import NewProp
+    from ece408_op.plugin.operator import NewProp
 
     x, w = arrays()
     prop = NewProp(kernel="(4, 4)", num_filter="5", fuse="tanh_pool")

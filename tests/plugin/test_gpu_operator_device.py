@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_operator_case import OperatorCases, assert_right, values
+from operator_case import GpuOperatorCases, assert_right, values
 
 from ece408_op.plugin import bridge
 from ece408_op.runtime import cuda
@@ -12,7 +12,7 @@ from ece408_op.runtime import cuda
 pytestmark = pytest.mark.gpu
 
 
-class TestDeviceContext(OperatorCases):
+class TestDeviceContext(GpuOperatorCases):
     words = "mx.gpu()"
 
     @pytest.fixture(autouse=True)

@@ -78,7 +78,7 @@ def test_a_cpu_kernel_on_the_gpu_says_how(monkeypatch):
 
 
 def test_gpu_arrays_are_not_computed_on_the_cpu(monkeypatch):
-    from ece408_op.plugin._operator import NewProp
+    from ece408_op.plugin.operator import NewProp
 
     machine(monkeypatch, (9, 0))
     prop = NewProp(kernel="(3, 3)", num_filter="2", device="cpu")

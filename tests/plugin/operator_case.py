@@ -1,4 +1,4 @@
-"""What holds in both contexts of the GPU: the tests of each context inherit these."""
+"""Tests of the operator on the CPU and in both contexts of the GPU: the test classes of each inherit these."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ shapes = st.integers(1, 7).flatmap(
 class OperatorCases:
     """The tests; a subclass says where the arrays live, and in a child process's words too."""
 
-    #: A device attribute for calls, or nothing where the arrays say it.
+    #: A device attribute for calls, or nothing if the arrays' device computes.
     device: dict[str, str] = {}
+    #: The device that computes, one of its implementations, and one of the other device.
+    computes, impl, foreign = "gpu", "naive", "direct"
     #: The context as a child process writes it.
     words = ""
 
     @pytest.fixture(autouse=True)
-    def gpu(self):
-        """Skip where the context cannot be used here."""
+    def setup(self):
+        """Skip where MXNet is missing."""
         self.mx = mxnet()
-        self.cupy = require_gpu()
 
     def context(self, number=0):
         """MXNet's context of the arrays."""
@@ -76,19 +77,24 @@ class OperatorCases:
         return self.mx.nd.array(source, ctx=self.context(number))
 
     def call(self, x, w, **options):
-        """The operator through MXNet's own API."""
+        """Call the operator through nd.Custom."""
         return self.mx.nd.Custom(
             x, w, op_type="New", kernel=w.shape[2:], num_filter=w.shape[0], **self.device, **options
         )
 
     def operator(self, x, w, number=0):
         """The operator as MXNet makes it, for calling its methods directly."""
-        from ece408_op.plugin._operator import NewProp
+        from ece408_op.plugin.operator import NewProp
 
         prop = NewProp(kernel=str(w.shape[2:]), num_filter=str(w.shape[0]), **self.device)
         return prop.create_operator(self.context(number), [x.shape, w.shape], [np.float32] * 2)
 
-    def test_any_shape_is_right(self):
+    def own(self, x, w):
+        """MXNet's Convolution on the CPU."""
+        x, w = (self.mx.nd.array(a) if isinstance(a, np.ndarray) else a for a in (x, w))
+        return self.mx.nd.Convolution(x, w, kernel=w.shape[2:], num_filter=w.shape[0], no_bias=True)
+
+    def test_any_shape_is_right_and_as_mxnets_own(self):
         @given(shapes, st.integers(0, 1000))
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
         def check(shape, seed):
@@ -97,6 +103,7 @@ class OperatorCases:
             out = self.array(np.full((len(x), len(w), rows, columns), np.nan, np.float32))
             self.call(self.array(x), self.array(w), out=out)
             assert_right(out.asnumpy(), x, w)
+            assert_right(self.own(x, w).asnumpy(), x, w)
 
         check()
 
@@ -104,24 +111,21 @@ class OperatorCases:
         x, w = values((4001, 1, 28, 28), 50, 5)
         out = self.array(np.full((4001, 50, 24, 24), np.nan, np.float32))
         self.call(self.array(x), self.array(w), out=out)
-        own = self.mx.nd.Convolution(
-            self.mx.nd.array(x), self.mx.nd.array(w), kernel=(5, 5), num_filter=50, no_bias=True
-        )
         most = np.abs(w).sum(axis=(1, 2, 3)).max()
-        assert np.abs(out.asnumpy() - own.asnumpy()).max() <= 2 * 25 * EPS32 * most
+        assert np.abs(out.asnumpy() - self.own(x, w).asnumpy()).max() <= 2 * 25 * EPS32 * most
 
     def test_a_fresh_output_is_right(self):
         x, w = values((500, 3, 33, 30), 24, 7)
         assert_right(self.call(self.array(x), self.array(w)).asnumpy(), x, w)
 
     @pytest.mark.parametrize("fuse", ["tanh_pool", "tanh_pool_full"])
-    @pytest.mark.parametrize("impl", ["auto", "naive"])
-    def test_tanh_and_maxima_in_the_same_pass(self, fuse, impl):
+    @pytest.mark.parametrize("named", [False, True])
+    def test_tanh_and_maxima_in_the_same_pass(self, fuse, named):
         x, w = values((300, 3, 20, 17), 12, 4)
         w /= 7
         problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(fuse == "tanh_pool_full")
         out = self.array(np.full(problem.y_shape, np.nan, np.float32))
-        self.call(self.array(x), self.array(w), out=out, fuse=fuse, impl=impl)
+        self.call(self.array(x), self.array(w), out=out, fuse=fuse, impl=self.impl if named else "auto")
         pooled_case.assert_right(out.asnumpy(), problem, reference.convolve(x, w), reference.magnitude(x, w))
 
     @pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
@@ -180,17 +184,18 @@ class OperatorCases:
     def test_backward_raises_and_leaves_nan(self):
         x, w = values((2, 1, 6, 6), 2, 3)
         gradients = [self.array(np.full(a.shape, 7, np.float32)) for a in (x, w)]
-        with pytest.raises(RuntimeError, match="no gradient"):
-            self.operator(x, w).backward(["write", "null"], [], [], [], gradients, [])
+        self.operator(x, w).backward(["write", "null"], [], [], [], gradients, [])
+        with pytest.raises(self.mx.MXNetError, match="no gradient"):
+            gradients[0].wait_to_read()
         assert np.isnan(gradients[0].asnumpy()).all()
         assert (gradients[1].asnumpy() == 7).all()
 
     def test_the_record_says_where_and_how_long(self):
         x, w = values((300, 1, 28, 28), 50, 5)
         ece408_op.clear_op_times()
-        self.call(self.array(x), self.array(w), impl="naive", __layer__="layer1").wait_to_read()
+        self.call(self.array(x), self.array(w), impl=self.impl, __layer__="layer1").wait_to_read()
         (call,) = ece408_op.op_times()
-        assert (call.layer, call.implementation, call.device) == ("layer1", "naive", "gpu")
+        assert (call.layer, call.implementation, call.device) == ("layer1", self.impl, self.computes)
         assert call.seconds > 0
         assert (call.copy_seconds > 0) == bool(self.device)
 
@@ -214,24 +219,10 @@ class OperatorCases:
             thread.join()
         assert failures == []
 
-    def test_many_calls_leave_no_memory_behind(self):
-        x, w = values((20, 2, 20, 20), 8, 3)
-        data, weight = self.array(x), self.array(w)
-        out = self.call(data, weight)
-
-        def free_memory(calls):
-            for _ in range(calls):
-                self.call(data, weight, out=out)
-            self.mx.nd.waitall()
-            return self.cupy.cuda.runtime.memGetInfo()[0]
-
-        # Other processes may take memory of the GPU meanwhile, now and then; what is left behind is so every time.
-        assert any(free_memory(50) <= free_memory(2000) for _ in range(5))
-
-    def test_the_gpu_cannot_be_asked_for_on_the_cpu_and_back(self):
+    def test_an_implementation_of_the_other_device_is_refused(self):
         x, w = (self.array(a) for a in values((1, 1, 5, 5), 2, 3))
-        with pytest.raises(self.mx.MXNetError, match="impl: expected an implementation for the gpu"):
-            self.call(x, w, impl="direct").wait_to_read()
+        with pytest.raises(self.mx.MXNetError, match=f"impl: expected an implementation for the {self.computes}"):
+            self.call(x, w, impl=self.foreign).wait_to_read()
 
     def test_exit_with_dependent_calls_pending(self):
         program = (
@@ -254,3 +245,26 @@ class OperatorCases:
                 check=False,
             )
             assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
+
+
+class GpuOperatorCases(OperatorCases):
+    """The tests of both contexts of the GPU."""
+
+    @pytest.fixture(autouse=True)
+    def gpu(self, setup):
+        """Skip where there is no GPU."""
+        self.cupy = require_gpu()
+
+    def test_many_calls_leave_no_memory_behind(self):
+        x, w = values((20, 2, 20, 20), 8, 3)
+        data, weight = self.array(x), self.array(w)
+        out = self.call(data, weight)
+
+        def free_memory(calls):
+            for _ in range(calls):
+                self.call(data, weight, out=out)
+            self.mx.nd.waitall()
+            return self.cupy.cuda.runtime.memGetInfo()[0]
+
+        # Other processes may take memory of the GPU meanwhile, now and then; what is left behind is so every time.
+        assert any(free_memory(50) <= free_memory(2000) for _ in range(5))
