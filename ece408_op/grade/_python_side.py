@@ -39,7 +39,7 @@ def program(what: str, folder: Path | None = None) -> Program:
     root = Path(__file__).resolve().parents[2]
     # Of sys.path only Python's own folders: the caller's may hold a class and the grader's file.
     own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
-    own |= set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) - {""}
+    own |= set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) - {"", str(root)}
     paths = [str(root), *(path for path in sys.path if path in own or path.endswith("lib-dynload"))]
     seen = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in paths[1:])}
     seen |= {root / part for part in _PARTS if (root / part).is_dir()}

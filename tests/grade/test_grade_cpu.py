@@ -134,7 +134,7 @@ def test_the_record_says_what_containment_was_had(records: dict[str, dict[str, A
 def test_every_timed_run_is_in_the_record(records: dict[str, dict[str, Any]]) -> None:
     for layer in record_of(records, "textbook")["networks"][0]["layers"]:
         timed = [run for run in layer["runs"] if run["purpose"] == "timed"]
-        assert len(timed) == 3
+        assert 3 <= len(timed) <= 6  # disturbed rounds are repeated
         assert all(run["reference_seconds"] for run in timed)
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 
