@@ -26,9 +26,6 @@ REGISTERS = 65536
 #: What a kernel may take of device memory for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
 
-#: The items of a block from which on waves are worth it.
-_ITEMS_IN_WAVES = 8
-
 Triple = tuple[int, int, int]
 
 
@@ -155,16 +152,6 @@ def ceil_div(a: int, b: int) -> int:
 def round_up(a: int, b: int) -> int:
     """The smallest multiple of b not below a."""
     return ceil_div(a, b) * b
-
-
-def waves_defines(held: int, waves: int) -> dict[str, int | str]:
-    """Return the defines of ``kernels/cuda/waves.cuh``: the blocks resident on the chip, and the number of waves."""
-    return {"HELD": held, "WAVES": waves}
-
-
-def blocks_in_waves(items: int, held: int, waves: int) -> int:
-    """Return the blocks for a number of items: as many as are resident on the chip, or ``waves`` times as many."""
-    return min(items, held) if items < _ITEMS_IN_WAVES * held else waves * held
 
 
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:

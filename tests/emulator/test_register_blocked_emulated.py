@@ -68,13 +68,13 @@ def _built(text: str, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-@pytest.mark.parametrize("weights", ["shared", "uniform", "ahead"])
+@pytest.mark.parametrize("weights", ["shared", "uniform"])
 @pytest.mark.parametrize(("shape", "changes"), CASES, ids=str)
 def test_it_is_right(shape: tuple[int, ...], changes: dict, weights: str, tmp_path: Path) -> None:
     problem = ConvProblem(*shape)
     tile = register_blocked.best_tile(problem.with_batch(1), CHIP, 16)
     assert tile is not None
-    tile = replace(tile, **changes, uniform=weights != "shared", ahead=weights == "ahead")
+    tile = replace(tile, **changes, uniform=weights == "uniform")
     plan = register_blocked.plan_of(tile, problem, CHIP, 16)
     (launch,) = (step for step in plan.steps(problem.batch) if isinstance(step, Launch))
     rng = np.random.default_rng(0)

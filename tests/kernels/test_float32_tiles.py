@@ -21,10 +21,10 @@ layers = st.builds(
 )
 
 
-def _rows_read(problem: ConvProblem, tile: register_blocked.Tile, start: int) -> int:
+def _rows_read(problem: ConvProblem, tile: register_blocked.RegisterBlockedTile, start: int) -> int:
     """Input rows from the first to the last that a block's strips read, counted one strip after another."""
     height, kernel = problem.output_height, problem.kernel
-    rows = [place // tile.strips for place in range(start, start + tile.lanes)]
+    rows = [place // tile.strips_in_row for place in range(start, start + tile.strips)]
     read = [row // height * problem.height + row % height for row in rows]
     return max(read) + kernel - min(read)
 
@@ -48,12 +48,14 @@ def test_a_register_blocked_tile_fits_the_chip_and_its_rows_fit_the_tile(problem
     assert tile.threads % 32 == 0
     assert tile.columns <= problem.output_width
     for block in range(60):
-        start = block * tile.lanes % (problem.output_height * tile.strips)
+        start = block * tile.strips % (problem.output_height * tile.strips_in_row)
         assert _rows_read(problem, tile, start) <= tile.rows
-    read = tile.strips * tile.pixels + problem.kernel - 1
-    assert read <= tile.stride + tile.slack(problem.kernel)
-    assert tile.stride % tile.x_vector == 0
-    assert tile.strips == 1 or tile.pixels % tile.x_vector == 0, "a strip would begin at an unaligned float"
+    read = tile.strips_in_row * tile.strip_pixels + problem.kernel - 1
+    assert read <= tile.row_pitch + tile.input_slack(problem.kernel)
+    assert tile.row_pitch % tile.input_vector == 0
+    assert tile.strips_in_row == 1 or tile.strip_pixels % tile.input_vector == 0, (
+        "a strip would begin at an unaligned float"
+    )
     assert tile.passes == 1 or tile.channels == problem.channels
     assert tile.stages == 1 or chip.capability >= (8, 0)
 
@@ -64,17 +66,17 @@ def test_a_sliding_window_tile_lies_within_the_map_and_its_vectors_are_aligned(p
     tile = sliding_window.best_tile(problem, aligned)
     assert tile is not None
     assert tile.rows <= problem.output_height
-    assert tile.pixels <= problem.output_width
+    assert tile.columns <= problem.output_width
     begins = [
-        min(n * tile.pixels, problem.output_width - tile.pixels)
-        for n in range(ceil_div(problem.output_width, tile.pixels))
+        min(n * tile.columns, problem.output_width - tile.columns)
+        for n in range(ceil_div(problem.output_width, tile.columns))
     ]
     for begin in begins:
-        assert begin % tile.x_vector == 0
-        assert begin % tile.y_vector == 0
-    assert problem.width % tile.x_vector == 0
-    assert problem.output_width % tile.y_vector == 0
-    assert 4 * max(tile.x_vector, tile.y_vector) <= aligned
+        assert begin % tile.load_vector == 0
+        assert begin % tile.store_vector == 0
+    assert problem.width % tile.load_vector == 0
+    assert problem.output_width % tile.store_vector == 0
+    assert 4 * max(tile.load_vector, tile.store_vector) <= aligned
 
 
 def test_rows_too_long_for_shared_memory_are_cut_into_columns():
@@ -93,5 +95,5 @@ def test_a_kernel_that_does_not_fit_is_refused_with_the_reason():
 @pytest.mark.parametrize("problem", COURSE, ids=str)
 def test_most_of_a_course_layers_multiply_adds_are_wanted(problem):
     tile = register_blocked.best_tile(problem.with_batch(1), chip_of(90), 16)
-    done = tile.strips * tile.pixels * ceil_div(problem.filters, tile.filters) * tile.filters
+    done = tile.strips_in_row * tile.strip_pixels * ceil_div(problem.filters, tile.filters) * tile.filters
     assert problem.output_width * problem.filters / done > 0.9

@@ -1,5 +1,6 @@
-"""Direct convolutions in plain float32.
+"""Direct convolutions on the float32 units, with the sums in registers.
 
-register_blocked  a strip of a row in the registers of each thread: layers of several channels
-sliding_window    a window of the input in the registers of each thread: layers of few channels
+register_blocked  along rows: a strip of one row for several filters per thread; for several channels
+sliding_window    a thread's input window in registers for all filters; for one channel or a few
+waves             grids in waves of shrinking shares
 """

@@ -1,92 +1,105 @@
-// register_blocked: each thread computes a strip of a row, P pixels wide, for F filters, in registers.
+// register_blocked: direct convolution along rows, register-blocked: a thread computes a strip of one output row for
+// several filters, with its sums, inputs and weights in registers.
 //
-//     x row   [ . . . P + K - 1 inputs . . . ]      read once for K taps
-//     y row     [ . . . P sums . . . ]  x F         sum[f][j] += x[j + q] * w[q][f]
+//     x row   [ . . . STRIP + K - 1 inputs . . . ]     read once per filter row, for K taps
+//     y row     [ . . .  STRIP sums  . . . ]           x FILTERS:   sum[f][j] += x[j + q] * w[f][q]
 //
-// The strips of all images stand in one row: CG strips a row, OH rows an image (of one column tile of TW
-// pixels, where a row is too long). A block takes LANES strips in a row, which may begin and end within
-// an image, for G * GL groups of F filters; a warp has 32 strips and one group at a time, so that a weight
-// is the same for the whole warp. Input rows, CC channels at a time, and the weights, padded with zeros,
-// lie in shared memory. The grid is as large as the chip can hold, or comes in waves: a block goes on to its next strips,
-// and their input is on its way while the last sums are stored (STAGES 1) or computed (STAGES 2).
+// The strips of all images follow one another: STRIPS_IN_ROW per row, OH rows per image. (A row too long for shared
+// memory is divided into column tiles.) A block computes STRIPS neighbouring strips, which may begin and end within an
+// image, for GROUPS * PASSES groups of FILTERS filters:
 //
-// Arithmetic: for K P F multiply-adds (P + K - 1) / XV reads of inputs and K F / 4 of weights: P = 13,
-// F = 8, K = 5 makes 520 of 552 instructions multiply-adds. The order of the innermost loops matters: a
-// multiply-add that reads three registers that no reuse cache holds takes two cycles (docs/performance.md),
-// so a weight stays for P multiply-adds, and the next one begins with the pixel that the last one ended with.
+//                    32 strips   32 strips
+//     group 0        warp 0      warp 1        The lanes of a warp have different strips and the same filters, so a
+//     group 1        warp 2      warp 3        weight is the same for the whole warp. With PASSES > 1 a warp computes
+//                                              that many groups one after another.
 //
-// UNIFORM (register_blocked_uniform): all weights lie in constant memory and come from there into uniform registers, two at a time: a
-// multiply-add then reads two registers at most, which lie in different banks more often than not. The compiler has to
-// see that a warp's group is the same for all its lanes, so it comes from lane 0. AHEAD: those of the next row are asked
-// for while a row is computed, since a constant that the nearest cache does not have keeps the warp waiting.
+//     global memory --cp.async--> input rows of CHANNELS channels in shared memory [stages] --> registers: main loop
+//     --> epilogue: shared memory, so that a warp stores neighbouring floats --> y (non-temporal stores)
 //
-// Bytes: x once for each block of filters, plus K - 1 rows a block; y once, through shared memory, so that
-// a warp writes 32 P neighbouring floats where a row is a whole number of strips.
+// The grid is persistent, in waves (waves.cuh): a block goes on to its next strips, whose input it loads during the
+// epilogue (1 stage) or during the multiply-adds (2 stages).
+//
+// UNIFORM (register_blocked_uniform): all weights lie in constant memory and reach the multiply-adds through uniform
+// registers. A multiply-add then reads two vector registers at most.
+//
+// Arithmetic intensity: 2 C K K FLOP per output; from shared memory, STRIP + K - 1 inputs and K FILTERS weights per
+// K STRIP FILTERS multiply-adds: with STRIP 13, FILTERS 8, K 5, 520 of 552 instructions are multiply-adds. From global
+// memory, x once per block of filters, with K - 1 more rows per block; y once. The register file limits it: a
+// multiply-add with three operands from the register banks takes two cycles, so a weight serves STRIP multiply-adds in
+// a row, and the next weight begins with the pixel that the previous one ended with (docs/performance.md).
+// Source: V. Volkov, Better Performance at Lower Occupancy, 2010; S. Gray, the SGEMM of maxas, 2014 (register banks and
+// the operand cache).
+// Restrictions: a tile fits shared memory; UNIFORM: the weights fit constant memory.
 
-constexpr int WARPS = LANES / 32 * G, THREADS = 32 * WARPS;
-constexpr int CG = (TW + P - 1) / P;                       // strips in a row of a column tile
-constexpr int TILES_X = (OW + TW - 1) / TW;                // column tiles
-constexpr int BLOCKS_M = (M + F * G * GL - 1) / (F * G * GL);
-constexpr int CHUNKS = (C + CC - 1) / CC;
-constexpr int ALL_CHANNELS = CHUNKS == 1 && C <= 8 ? C : 4; // copies in a row
-constexpr int INPUTS = P + K - 1;                          // that one strip reads of a row
-constexpr int KF = (K * F + 3) / 4 * 4;                    // weights of a filter row, for F filters
-constexpr int CHANNEL = ROWS * S;                          // floats of one channel in shared memory
-constexpr int X_FLOATS = (CC * CHANNEL + SLACK + 3) / 4 * 4;
-constexpr int W_FLOATS = UNIFORM ? 0 : GL * G * CC * K * KF;
-constexpr bool EXACT = OW % P == 0 && TILES_X == 1;        // the strips of a row are the row, no more
-constexpr int UNITS = (32 * P / OV + 31) / 32;             // stores of a lane for one filter
-constexpr bool KEEP_PLACES = TILES_X == 1 && UNITS <= 8;   // registers for the stores' addresses
-constexpr int TILE_PIXELS = OH * CG;                       // strips of an image's column tile
+constexpr int STRIP = Config::strip_pixels, FILTERS = Config::filters, GROUPS = Config::groups, PASSES = Config::passes;
+constexpr int STRIPS = Config::strips, CHANNELS = Config::channels, STAGES = Config::stages;
+constexpr int COLUMNS = Config::columns, ROW_PITCH = Config::row_pitch;
+constexpr int GROUP_WARPS = STRIPS / 32, THREADS = 32 * GROUP_WARPS * GROUPS;
+constexpr int STRIPS_IN_ROW = (COLUMNS + STRIP - 1) / STRIP;  // of a column tile
+constexpr int STRIPS_IN_IMAGE = OH * STRIPS_IN_ROW;           // of a column tile
+constexpr int COLUMN_TILES = (OW + COLUMNS - 1) / COLUMNS;
+constexpr int BLOCK_FILTERS = FILTERS * GROUPS * PASSES, FILTER_BLOCKS = (M + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
+constexpr int CHUNKS = (C + CHANNELS - 1) / CHANNELS;         // of channels
+constexpr int UNROLLED_COPIES = CHUNKS == 1 && C <= 8 ? C : 4;
+constexpr int INPUTS = STRIP + K - 1;                         // of a strip and filter row
+constexpr int INPUT_FLOATS = (INPUTS + Config::input_vector - 1) / Config::input_vector * Config::input_vector;
+constexpr int WEIGHT_FLOATS = (K * FILTERS + 3) / 4 * 4;      // of a filter row for FILTERS filters, padded
+constexpr int CHANNEL_PITCH = Config::rows * ROW_PITCH;       // floats of one channel in shared memory
+constexpr int STAGE_INPUTS = (CHANNELS * CHANNEL_PITCH + Config::input_slack + 3) / 4 * 4;
+constexpr int STAGE_WEIGHTS = UNIFORM ? 0 : PASSES * GROUPS * CHANNELS * K * WEIGHT_FLOATS;
+constexpr int OUTPUT_FLOATS = 32 * STRIP;                     // that a warp stages for one filter
+constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31) / 32;  // of a lane for one filter
+constexpr bool WHOLE_ROWS = OW % STRIP == 0 && COLUMN_TILES == 1;    // strips cover their rows exactly
+constexpr bool KEEP_ADDRESSES = COLUMN_TILES == 1 && STORES <= 8;    // there are registers for the stores' addresses
 
-template <int V>
+template <int N>
 __device__ __forceinline__ void read(float *to, const float *from) {
-    if (V == 4) {
+    if (N == 4) {
         const float4 v = *reinterpret_cast<const float4 *>(from);
-        to[0] = v.x, to[V / 4] = v.y, to[V / 2] = v.z, to[3 * V / 4] = v.w;
-    } else if (V == 2) {
+        to[0] = v.x, to[N / 4] = v.y, to[N / 2] = v.z, to[3 * N / 4] = v.w;
+    } else if (N == 2) {
         const float2 v = *reinterpret_cast<const float2 *>(from);
-        to[0] = v.x, to[V / 2] = v.y;
+        to[0] = v.x, to[N / 2] = v.y;
     } else {
         to[0] = *from;
     }
 }
 
-template <int V>
+template <int N>
 __device__ __forceinline__ void write(float *to, const float *from) {
-    if (V == 4) *reinterpret_cast<float4 *>(to) = make_float4(from[0], from[V / 4], from[V / 2], from[3 * V / 4]);
-    else if (V == 2) *reinterpret_cast<float2 *>(to) = make_float2(from[0], from[V / 2]);
+    if (N == 4) *reinterpret_cast<float4 *>(to) = make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]);
+    else if (N == 2) *reinterpret_cast<float2 *>(to) = make_float2(from[0], from[N / 2]);
     else *to = *from;
 }
 
-// Outputs are not read again here: they should not push the inputs out of the cache.
-template <int V>
-__device__ __forceinline__ void write_through(float *to, const float *from) {
-    if (V == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[V / 4], from[V / 2], from[3 * V / 4]));
+// A non-temporal store: the kernel does not read y again, so y should not push x out of L2.
+template <int N>
+__device__ __forceinline__ void write_streaming(float *to, const float *from) {
+    if (N == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]));
     else __stcs(to, *from);
 }
 
-// Global to shared memory, asynchronously where the chip can (sm_80).
-template <int V>
-__device__ __forceinline__ void copy(float *to, const float *from) {
+// Copy N floats from global to shared memory; asynchronously from compute capability 8.0 on.
+template <int N>
+__device__ __forceinline__ void copy_async(float *to, const float *from) {
 #if __CUDA_ARCH__ >= 800
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    if (V == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(4 * V) : "memory");
+    const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if (N == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(4 * N) : "memory");
 #else
-    float v[V];
-    read<V>(v, from);
-    write<V>(to, v);
+    float v[N];
+    read<N>(v, from);
+    write<N>(to, v);
 #endif
 }
 
-__device__ __forceinline__ void copies_issued() {
+__device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits until all copies have arrived but those of the last N calls of copies_issued.
+// Wait for all copies but those of the last N calls of commit_copies.
 template <int N>
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -94,285 +107,285 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// A block's strips: `count` of them from strip `at` of the image on, in the column tile that begins at x0.
-struct Strips {
-    int image, at, count, x0;
+// A block's strips: `count` of them from strip `first` of the image on, in the column tile that begins at `column`.
+struct BlockStrips {
+    int image, first, count, column;
 };
 
-// A strip's row, counted through the images from the block's first one on, and its first column in the tile.
-struct Place {
+// A strip's row, counted through the images from the block's first one on, and its first column in the column tile.
+struct StripPosition {
     int row, column;
 };
 
-__device__ __forceinline__ Strips strips_of(unsigned item, int images) {
-    const unsigned block = item / TILES_X, start = block * LANES;
-    Strips s;
-    s.x0 = (item - block * TILES_X) * TW;
-    s.image = start / TILE_PIXELS;
-    s.at = start - s.image * TILE_PIXELS;
-    const unsigned left = images * unsigned(TILE_PIXELS) - start;
-    s.count = left < LANES ? left : LANES;
+__device__ __forceinline__ BlockStrips strips_of(unsigned item, int images) {
+    const unsigned block = item / COLUMN_TILES, start = block * STRIPS;
+    BlockStrips s;
+    s.column = (item - block * COLUMN_TILES) * COLUMNS;
+    s.image = start / STRIPS_IN_IMAGE;
+    s.first = start - s.image * STRIPS_IN_IMAGE;
+    const unsigned left = images * unsigned(STRIPS_IN_IMAGE) - start;
+    s.count = left < STRIPS ? left : STRIPS;
     return s;
 }
 
-// The rows that the strips read, one after another, the rows of the next image behind those of the last.
-__device__ __forceinline__ void load_rows(float *to, const float *x, const Strips &s, int c0) {
-    const int row0 = s.at / CG, row1 = (s.at + s.count - 1) / CG;
-    const int rows = row1 / OH * H + row1 % OH + K - row0;
-    const int width = TILES_X == 1 ? W / XG : (min(TW + K - 1, W - s.x0) + XG - 1) / XG;
-    const float *from = image_of(x, s.image, IMAGE) + index_t(c0) * (H * index_t(W)) + s.x0;
-    const int channels = CHUNKS == 1 ? C : min(CC, C - c0);
+// Load: issue copies of all rows that the strips need, of the chunk's channels. In shared memory the rows follow one
+// another, those of the next image behind those of the last.
+__device__ __forceinline__ void load_rows(float *to, const float *x, const BlockStrips &s, int first_channel) {
+    constexpr int VECTOR = Config::copy_vector;
+    const int first_row = s.first / STRIPS_IN_ROW, last_row = (s.first + s.count - 1) / STRIPS_IN_ROW;
+    const int rows = last_row / OH * H + last_row % OH + K - first_row;
+    const int width =
+        COLUMN_TILES == 1 ? W / VECTOR : (min(COLUMNS + K - 1, W - s.column) + VECTOR - 1) / VECTOR;
+    const float *from = image_of(x, s.image, IMAGE) + index_t(first_channel) * (H * index_t(W)) + s.column;
+    const int channels = CHUNKS == 1 ? C : min(CHANNELS, C - first_channel);
     for (int e = threadIdx.x; e < rows * width; e += THREADS) {
-        const int row = e / width, column = (e - row * width) * XG;
-        const int in_x = row0 + row, image = in_x / H;
-        const float *source = from + image * IMAGE + (in_x - image * H) * index_t(W) + column;
-        float *target = to + row * S + column;
-#pragma unroll ALL_CHANNELS
-        for (int c = 0; c < channels; c++) copy<XG>(target + c * CHANNEL, source + c * (H * index_t(W)));
+        const int row = e / width, column = (e - row * width) * VECTOR;
+        const int x_row = first_row + row, image = x_row / H;
+        const float *source = from + image * IMAGE + (x_row - image * H) * index_t(W) + column;
+        float *target = to + row * ROW_PITCH + column;
+#pragma unroll UNROLLED_COPIES
+        for (int c = 0; c < channels; c++)
+            copy_async<VECTOR>(target + c * CHANNEL_PITCH, source + c * (H * index_t(W)));
     }
 }
 
-// [group][channel][filter row][filter column][F]
-__device__ __forceinline__ void load_weights(float *to, const float *w, int m0, int c0) {
-    for (int e = threadIdx.x; e < W_FLOATS; e += THREADS) {
-        const int qf = e % KF, p = e / KF % K, c = e / (KF * K) % CC, group = e / (KF * K * CC);
-        const int q = qf / F, m = m0 + group * F + qf % F;
-        const bool real = q < K && m < M && c0 + c < C;
-        to[e] = real ? __ldg(w + (index_t(m) * C + c0 + c) * (K * K) + p * K + q) : 0.0f;
+// Load: fill [group][channel][filter row][tap][filter] with the chunk's weights, padded with zeros.
+__device__ __forceinline__ void load_weights(float *to, const float *w, int first_filter, int first_channel) {
+    for (int e = threadIdx.x; e < STAGE_WEIGHTS; e += THREADS) {
+        const int in_row = e % WEIGHT_FLOATS, p = e / WEIGHT_FLOATS % K, c = e / (WEIGHT_FLOATS * K) % CHANNELS;
+        const int group = e / (WEIGHT_FLOATS * K * CHANNELS);
+        const int q = in_row / FILTERS, m = first_filter + group * FILTERS + in_row % FILTERS;
+        const bool exists = q < K && m < M && first_channel + c < C;
+        to[e] = exists ? __ldg(w + (index_t(m) * C + first_channel + c) * (K * K) + p * K + q) : 0.0f;
     }
 }
 
 #if UNIFORM
-constexpr int ALL_WEIGHTS = BLOCKS_M * GL * G * C * K * KF;
-__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS + (AHEAD ? KF : 0)];  // one row beyond the last is asked for
+constexpr int ALL_WEIGHTS = FILTER_BLOCKS * PASSES * GROUPS * C * K * WEIGHT_FLOATS;
+constexpr int WEIGHT_VECTOR = 2;  // floats of one load into uniform registers
+__constant__ __align__(16) float uniform_weights[ALL_WEIGHTS];
 
-// What is to be copied there: [group][channel][filter row][filter column][F], padded with zeros.
-extern "C" __global__ void __launch_bounds__(256) register_blocked_weights(const float *__restrict__ w, float *__restrict__ to) {
+// Arrange w as uniform_weights has it: [group][channel][filter row][tap][filter], padded with zeros.
+extern "C" __global__ void __launch_bounds__(256)
+register_blocked_weights(const float *__restrict__ w, float *__restrict__ to) {
     for (int e = blockIdx.x * 256 + threadIdx.x; e < ALL_WEIGHTS; e += gridDim.x * 256) {
-        const int qf = e % KF, p = e / KF % K, c = e / (KF * K) % C, q = qf / F;
-        const int m = e / (KF * K * C) * F + qf % F;
+        const int in_row = e % WEIGHT_FLOATS, p = e / WEIGHT_FLOATS % K, c = e / (WEIGHT_FLOATS * K) % C;
+        const int q = in_row / FILTERS, m = e / (WEIGHT_FLOATS * K * C) * FILTERS + in_row % FILTERS;
         to[e] = q < K && m < M ? w[(index_t(m) * C + c) * (K * K) + p * K + q] : 0.0f;
     }
 }
-#endif
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-register_blocked(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
-    extern __shared__ __align__(16) float shared[];
-    float *const x_rows = shared;                                               // STAGES of them
-    float *const weights = shared + STAGES * X_FLOATS;                          // all, or one for each stage
-    float *const sums = weights + (KEEP_W ? CHUNKS : STAGES) * W_FLOATS;        // 32 P floats a warp
-
-    const unsigned items = (images * unsigned(TILE_PIXELS) + LANES - 1) / LANES * TILES_X;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int my_warp = warp % (LANES / 32) * 32;
-#if UNIFORM
-    const int my_group = __shfl_sync(0xffffffffu, warp / (LANES / 32), 0);
 #else
-    const int my_group = warp / (LANES / 32);
+constexpr int WEIGHT_VECTOR = 4;
 #endif
-    const int block_m0 = blockIdx.x % BLOCKS_M * (F * G * GL);
-    const Turn turn = turn_of(items, blockIdx.x / BLOCKS_M, gridDim.x / BLOCKS_M);
-    unsigned item = turn.item;
-    if (item >= turn.end) return;
+
+extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
+register_blocked(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
+                 int images) {
+    extern __shared__ __align__(16) float shared[];
+    float *const x_rows = shared;                           // [STAGES][STAGE_INPUTS]
+    float *const weights = shared + STAGES * STAGE_INPUTS;  // [CHUNKS or STAGES][STAGE_WEIGHTS]
+    float *const all_staged =                               // [warp][OUTPUT_FLOATS]
+        weights + (Config::keep_weights ? CHUNKS : STAGES) * STAGE_WEIGHTS;
+
+    const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS * COLUMN_TILES;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp_strip = warp % GROUP_WARPS * 32;
+#if UNIFORM
+    const int warp_group = __shfl_sync(0xffffffffu, warp / GROUP_WARPS, 0);  // shows the compiler that all lanes agree
+#else
+    const int warp_group = warp / GROUP_WARPS;
+#endif
+    const int block_filter = blockIdx.x % FILTER_BLOCKS * BLOCK_FILTERS;  // the first of the block's filters
+    const WorkItems mine = work_items(items, blockIdx.x / FILTER_BLOCKS, gridDim.x / FILTER_BLOCKS);
+    unsigned item = mine.first;
+    if (item >= mine.end) return;
 
     if (UNIFORM) {
-    } else if (KEEP_W)
-        for (int k = 0; k < CHUNKS; k++) load_weights(weights + k * W_FLOATS, w, block_m0, k * CC);
+    } else if (Config::keep_weights)
+        for (int k = 0; k < CHUNKS; k++) load_weights(weights + k * STAGE_WEIGHTS, w, block_filter, k * CHANNELS);
     else
-        load_weights(weights, w, block_m0, 0);
+        load_weights(weights, w, block_filter, 0);
     load_rows(x_rows, image_of(x, first, IMAGE), strips_of(item, images), 0);
-    copies_issued();
+    commit_copies();
 
-    for (int stage = 0; item < turn.end; item += turn.step) {
-        // A thread beyond the last strip computes the last one once more and stores nothing.
-        const auto place = [&](const Strips &s) {
-            const int strip = min(s.at + my_warp + lane, s.at + s.count - 1), row = strip / CG;
-            return Place{row, (strip - row * CG) * P};
+    for (int stage = 0; item < mine.end; item += mine.stride) {
+        // A lane beyond the block's last strip computes that one once more and stores nothing.
+        const auto position_of = [&](const BlockStrips &s) {
+            const int strip = min(s.first + warp_strip + lane, s.first + s.count - 1), row = strip / STRIPS_IN_ROW;
+            return StripPosition{row, (strip - row * STRIPS_IN_ROW) * STRIP};
         };
-        // Where the thread's first input lies in the rows in shared memory.
-        const int x_at = [&] {
-            const Strips s = strips_of(item, images);
-            const Place at = place(s);
-            const int image = at.row / OH;
-            return (image * H + (at.row - image * OH) - s.at / CG) * S + at.column;
+        // Where the thread's first input lies among the rows in shared memory.
+        const int input_offset = [&] {
+            const BlockStrips s = strips_of(item, images);
+            const StripPosition position = position_of(s);
+            const int image = position.row / OH;
+            return (image * H + (position.row - image * OH) - s.first / STRIPS_IN_ROW) * ROW_PITCH + position.column;
         }();
 
-        float sum[F][P];
+        float sum[FILTERS][STRIP];
         const auto clear = [&] {
 #pragma unroll
-            for (int f = 0; f < F; f++)
+            for (int f = 0; f < FILTERS; f++)
 #pragma unroll
-                for (int j = 0; j < P; j++) sum[f][j] = 0.0f;
+                for (int j = 0; j < STRIP; j++) sum[f][j] = 0.0f;
         };
 
-        const auto add_channels = [&](int k, int group) {
-            const float *xs = x_rows + stage * X_FLOATS + x_at;
+        // Main loop: add the products of one chunk of channels, whose inputs and weights are complete.
+        const auto add_chunk = [&](int chunk, int group) {
+            const float *inputs = x_rows + stage * STAGE_INPUTS + input_offset;
 #if UNIFORM
-            const float *ws = uniform_weights + ((blockIdx.x % BLOCKS_M * (G * GL) + group) * C + k * CC) * (K * KF);
+            const int group_in_grid = blockIdx.x % FILTER_BLOCKS * (GROUPS * PASSES) + group;
+            const float *row_weights = uniform_weights + (group_in_grid * C + chunk * CHANNELS) * (K * WEIGHT_FLOATS);
 #else
-            const float *ws = weights + (KEEP_W ? k : stage) * W_FLOATS + group * (CC * K * KF);
+            const float *row_weights = weights + (Config::keep_weights ? chunk : stage) * STAGE_WEIGHTS +
+                                       group * (CHANNELS * K * WEIGHT_FLOATS);
 #endif
-            const int channels = CHUNKS == 1 ? C : min(CC, C - k * CC);
-            const auto take = [&](float (&wr)[KF], const float *from) {
+            const int channels = CHUNKS == 1 ? C : min(CHANNELS, C - chunk * CHANNELS);
+            const auto read_weights = [&](float (&weight)[WEIGHT_FLOATS], const float *from) {
 #pragma unroll
-                for (int q = 0; q < KF; q += UNIFORM ? 2 : 4) read<UNIFORM ? 2 : 4>(wr + q, from + q);
+                for (int e = 0; e < WEIGHT_FLOATS; e += WEIGHT_VECTOR) read<WEIGHT_VECTOR>(weight + e, from + e);
             };
-            constexpr int READ = (INPUTS + XV - 1) / XV * XV;
-            const auto take_inputs = [&](float (&xr)[READ], const float *from) {
+            const auto read_inputs = [&](float (&input)[INPUT_FLOATS], const float *from) {
 #pragma unroll
-                for (int j = 0; j < INPUTS; j += XV) read<XV>(xr + j, from + j);
+                for (int j = 0; j < INPUTS; j += Config::input_vector) read<Config::input_vector>(input + j, from + j);
             };
-            const auto add = [&](const float (&xr)[READ], const float (&wr)[KF]) {
+            const auto multiply_add = [&](const float (&input)[INPUT_FLOATS], const float (&weight)[WEIGHT_FLOATS]) {
 #pragma unroll
                 for (int q = 0; q < K; q++)
 #pragma unroll
-                    for (int f = 0; f < F; f++)
+                    for (int f = 0; f < FILTERS; f++)
 #pragma unroll
-                        for (int i = 0; i < P; i++) {
-                            const int j = (q * F + f) % 2 ? P - 1 - i : i;
-                            sum[f][j] = fmaf(xr[j + q], wr[q * F + f], sum[f][j]);
+                        for (int i = 0; i < STRIP; i++) {
+                            const int j = (q * FILTERS + f) % 2 ? STRIP - 1 - i : i;  // back and forth
+                            sum[f][j] = fmaf(input[j + q], weight[q * FILTERS + f], sum[f][j]);
                         }
             };
-            if (AHEAD) {
-                float here[KF], there[KF];
-                take(here, ws);
-                int p = 0;
-                const auto add_row = [&](const float (&wr)[KF]) {
-                    float xr[READ];
-                    take_inputs(xr, xs);
-                    add(xr, wr);
-                    p = p == K - 1 ? 0 : p + 1, xs += p ? S : CHANNEL - (K - 1) * S;
-                };
-                const int rows = channels * K;
 #pragma unroll 1
-                for (int row = 0; row < rows; row += 2, ws += 2 * KF) {
-                    take(there, ws + KF);
-                    add_row(here);
-                    if (row + 1 == rows) break;
-                    take(here, ws + 2 * KF);
-                    add_row(there);
-                }
-            } else {
+            for (int c = 0; c < channels; c++, inputs += CHANNEL_PITCH - K * ROW_PITCH) {
 #pragma unroll 1
-                for (int c = 0; c < channels; c++, xs += CHANNEL - K * S) {
-#pragma unroll 1
-                    for (int p = 0; p < K; p++, xs += S, ws += KF) {
-                        float xr[READ], wr[KF];
-                        take_inputs(xr, xs);
-                        take(wr, ws);
-                        add(xr, wr);
-                    }
+                for (int p = 0; p < K; p++, inputs += ROW_PITCH, row_weights += WEIGHT_FLOATS) {
+                    float input[INPUT_FLOATS], weight[WEIGHT_FLOATS];
+                    read_inputs(input, inputs);
+                    read_weights(weight, row_weights);
+                    multiply_add(input, weight);
                 }
             }
         };
 
+        // Epilogue: store the warp's sums of one group of filters, filter by filter, through the warp's own part of
+        // shared memory. Only the warp synchronises.
         const auto store = [&](int group) {
-            // All of this is worked out anew for each group: kept in registers, it would leave too few for the sums.
-            unsigned again = item;
-            asm volatile("" : "+r"(again));
-            const Strips s = strips_of(again, images);
-            const Place at = place(s);
-            const int m0 = block_m0 + group * F;
-            float *const mine = sums + warp * (32 * P);
-            // The pixels of the warp's strips, counted along the rows of the tile: from `begin` up to `end`.
-            const int strip0 = s.at + my_warp, strip1 = min(strip0 + 31, s.at + s.count - 1);
-            const int begin = strip0 / CG * TW + strip0 % CG * P;
-            const int end = strip1 < strip0 ? begin : strip1 / CG * TW + min(strip1 % CG * P + P, TW);
-            const bool inside = my_warp + lane < s.count;
-            float *const out = image_of(y, first + s.image, OUTPUTS) + m0 * PIXELS;
-            // Where the lane's pixels lie in a map; the strips of a warp lie in two maps at most if one has as many pixels.
-            float *to[KEEP_PLACES ? UNITS : 1];
-            const int left = end - begin - lane * OV;
-            if (KEEP_PLACES) {
-                const int map = begin / (OH * OW), edge = (map + 1) * (OH * OW) - begin - lane * OV;
+            // Hide from the compiler that these are the values of before: registers for them would be lost to the sums.
+            unsigned same_item = item;
+            asm volatile("" : "+r"(same_item));
+            const BlockStrips s = strips_of(same_item, images);
+            const StripPosition position = position_of(s);
+            const int first_filter = block_filter + group * FILTERS;
+            float *const staged = all_staged + warp * OUTPUT_FLOATS;
+            // The pixels of the warp's strips, counted along the rows of the column tile: from `begin` up to `end`.
+            const int strip0 = s.first + warp_strip, strip1 = min(strip0 + 31, s.first + s.count - 1);
+            const int begin = strip0 / STRIPS_IN_ROW * COLUMNS + strip0 % STRIPS_IN_ROW * STRIP;
+            const int end = strip1 < strip0 ? begin
+                                            : strip1 / STRIPS_IN_ROW * COLUMNS +
+                                                  min(strip1 % STRIPS_IN_ROW * STRIP + STRIP, COLUMNS);
+            const bool inside = warp_strip + lane < s.count;
+            float *const out = image_of(y, first + s.image, OUTPUTS) + first_filter * PIXELS;
+            // The lane's addresses in y. If a map has as many pixels as a warp, the warp's lie in two maps at most.
+            float *to[KEEP_ADDRESSES ? STORES : 1];
+            const int left = end - begin - lane * STORE;
+            if (KEEP_ADDRESSES) {
+                const int map = begin / (OH * OW), edge = (map + 1) * (OH * OW) - begin - lane * STORE;
 #pragma unroll
-                for (int u = 0; u < UNITS; u++) {
-                    const int b = 32 * P <= OH * OW ? map + (u * 32 * OV >= edge) : (begin + (u * 32 + lane) * OV) / (OH * OW);
-                    to[KEEP_PLACES ? u : 0] = out + b * (OUTPUTS - PIXELS) + begin + (u * 32 + lane) * OV;
+                for (int u = 0; u < STORES; u++) {
+                    const int b = OUTPUT_FLOATS <= OH * OW ? map + (u * 32 * STORE >= edge)
+                                                           : (begin + (u * 32 + lane) * STORE) / (OH * OW);
+                    to[KEEP_ADDRESSES ? u : 0] = out + b * (OUTPUTS - PIXELS) + begin + (u * 32 + lane) * STORE;
                 }
             }
 #pragma unroll
-            for (int f = 0; f < F; f++) {
-                if (m0 + f >= M) break;
-                if (EXACT) {
+            for (int f = 0; f < FILTERS; f++) {
+                if (first_filter + f >= M) break;
+                if (WHOLE_ROWS) {
+                    constexpr int VECTOR = Config::staging_vector;
 #pragma unroll
-                    for (int j = 0; j < P; j += SV) write<SV>(mine + lane * P + j, &sum[f][j]);
+                    for (int j = 0; j < STRIP; j += VECTOR) write<VECTOR>(staged + lane * STRIP + j, &sum[f][j]);
                 } else if (inside) {
 #pragma unroll
-                    for (int j = 0; j < P; j++)
-                        if (at.column + j < TW) mine[at.row * TW + at.column + j - begin] = sum[f][j];
+                    for (int j = 0; j < STRIP; j++)
+                        if (position.column + j < COLUMNS)
+                            staged[position.row * COLUMNS + position.column + j - begin] = sum[f][j];
                 }
                 __syncwarp();
-                if (KEEP_PLACES) {
+                if (KEEP_ADDRESSES) {
 #pragma unroll
-                    for (int u = 0; u < UNITS; u++)
-                        if (u * 32 * OV < left) {
-                            float v[OV];
-                            read<OV>(v, mine + (u * 32 + lane) * OV);
-                            write_through<OV>(to[KEEP_PLACES ? u : 0] + f * PIXELS, v);
+                    for (int u = 0; u < STORES; u++)
+                        if (u * 32 * STORE < left) {
+                            float v[STORE];
+                            read<STORE>(v, staged + (u * 32 + lane) * STORE);
+                            write_streaming<STORE>(to[KEEP_ADDRESSES ? u : 0] + f * PIXELS, v);
                         }
                     __syncwarp();
                     continue;
                 }
                 int from = begin;
-                asm volatile("" : "+r"(from));  // the same again: too many places to keep
+                asm volatile("" : "+r"(from));  // compute the addresses again: there are too many to keep
 #pragma unroll
-                for (int u = 0; u < UNITS; u++) {
-                    const int pixel = from + (u * 32 + lane) * OV;
+                for (int u = 0; u < STORES; u++) {
+                    const int pixel = from + (u * 32 + lane) * STORE;
                     if (pixel >= end) continue;
-                    float v[OV];
-                    read<OV>(v, mine + (u * 32 + lane) * OV);
-                    if (TILES_X == 1) {
+                    float v[STORE];
+                    read<STORE>(v, staged + (u * 32 + lane) * STORE);
+                    if (COLUMN_TILES == 1) {
                         const int b = pixel / (OH * OW);
-                        write_through<OV>(out + f * PIXELS + b * (OUTPUTS - PIXELS) + pixel, v);
+                        write_streaming<STORE>(out + f * PIXELS + b * (OUTPUTS - PIXELS) + pixel, v);
                     } else {
-                        const int r = pixel / TW, b = r / OH, in_row = s.x0 + pixel - r * TW;
-                        if (in_row < OW)
-                            write_through<1>(out + f * PIXELS + b * OUTPUTS + (r - b * OH) * index_t(OW) + in_row, v);
+                        const int r = pixel / COLUMNS, b = r / OH, column = s.column + pixel - r * COLUMNS;
+                        if (column < OW)
+                            write_streaming<1>(out + f * PIXELS + b * OUTPUTS + (r - b * OH) * index_t(OW) + column, v);
                     }
                 }
                 __syncwarp();
             }
         };
 
-        if (GL == 1) clear();
+        if (PASSES == 1) clear();
 #pragma unroll 1
-        for (int k = 0; k < CHUNKS; k++) {
-            const bool last = k + 1 == CHUNKS;
-            const int k_next = last ? 0 : k + 1;
-            const unsigned item_next = last ? item + turn.step : item;
-            const bool fetch = item_next < turn.end;
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const bool last = chunk + 1 == CHUNKS;
+            const int next_chunk = last ? 0 : chunk + 1;
+            const unsigned next_item = last ? item + mine.stride : item;
+            const bool exists = next_item < mine.end;
             const auto load_next = [&](int into) {
-                const Strips next = strips_of(item_next, images);
-                load_rows(x_rows + into * X_FLOATS, image_of(x, first, IMAGE), next, k_next * CC);
-                if (!UNIFORM && !KEEP_W) load_weights(weights + into * W_FLOATS, w, block_m0, k_next * CC);
+                const BlockStrips next = strips_of(next_item, images);
+                load_rows(x_rows + into * STAGE_INPUTS, image_of(x, first, IMAGE), next, next_chunk * CHANNELS);
+                if (!UNIFORM && !Config::keep_weights)
+                    load_weights(weights + into * STAGE_WEIGHTS, w, block_filter, next_chunk * CHANNELS);
             };
             if (STAGES == 2) {
-                if (fetch) load_next(stage ^ 1);
-                copies_issued();
+                if (exists) load_next(stage ^ 1);
+                commit_copies();
                 wait_for_copies<1>();
             } else {
                 wait_for_copies<0>();
             }
-            __syncthreads();
-            if (GL == 1) {
-                add_channels(k, my_group);
+            __syncthreads();  // the chunk's inputs and weights are complete
+            if (PASSES == 1) {
+                add_chunk(chunk, warp_group);
             } else {
 #pragma unroll 1
-                for (int group = my_group; group < G * GL; group += G) {
+                for (int group = warp_group; group < GROUPS * PASSES; group += GROUPS) {
                     clear();
-                    add_channels(0, group);
+                    add_chunk(0, group);
                     store(group);
                 }
             }
-            __syncthreads();
-            if (STAGES == 1 && fetch) {
+            __syncthreads();  // no warp reads them any more
+            if (STAGES == 1 && exists) {
                 load_next(0);
-                copies_issued();
+                commit_copies();
             }
             if (STAGES == 2) stage ^= 1;
         }
-        if (GL == 1) store(my_group);
+        if (PASSES == 1) store(warp_group);
     }
 }

@@ -1,123 +1,141 @@
-// sliding_window: each thread keeps the whole input window of its output pixels in registers, for all filters.
+// sliding_window: sliding-window direct convolution: a thread keeps the whole input window of its outputs in registers
+// while it goes through all filters.
 //
-//     x   [ (R + K - 1) x (P + K - 1) inputs ]     read once, straight from global memory
-//     y   [ R x P sums ] x F, filter after filter: sum[r][j] += x[r + p][j + q] * w[p][q]
+//     x   [ (ROWS + K - 1) x (COLUMNS + K - 1) inputs ]   read once, straight from global memory
+//     y   [ ROWS x COLUMNS sums ] x FILTERS               filter after filter:  sum[r][j] += x[r + p][j + q] * w[p][q]
 //
-// With one channel the window serves all M filters, so that the loop over them reads nothing but weights, four
-// for 4 R P multiply-adds; with a few channels it is read again for each channel and F filters. There is no
-// tile in shared memory and no barrier in the loop: a warp computes and stores by itself. The last tile of a
-// row or column is moved back to end at the edge; what it shares with its neighbour is computed twice.
+// With one channel the window serves all M filters, and the loop over them reads nothing but weights: 4 per load from
+// shared memory, for 4 ROWS COLUMNS multiply-adds. With a few channels it is read again per channel and FILTERS
+// filters. There is no tile of x in shared memory and no barrier in the loop: a warp computes and stores by itself. The
+// last tile of a row or column is moved back to end at the edge; the outputs that two tiles share are computed twice.
 //
-// With POOL, R and P are even and a thread takes the maxima of its own sums; an odd last row or column, which no
-// maximum takes, is not computed.
+// With POOL, ROWS and COLUMNS are even, and a thread takes the maxima of its own sums; an odd last row or column, which
+// no maximum takes, is not computed.
 //
-// Arithmetic: 2 M C K K operations an output pixel, 95 % of all instructions for 50 filters of 5 x 5. Bytes: x
-// once and its overlaps from the cache; y once, P neighbouring floats in one store or in stores next to
-// each other, neighbouring lanes side by side: stores with gaps between the lanes took twice as long.
+// Arithmetic intensity: 2 M C K K FLOP per output pixel; for 50 filters of 5 x 5, 95 % of all instructions are
+// multiply-adds. Memory: x once, its overlaps from the caches; y once. With one channel the stores of y limit it, so
+// neighbouring lanes store neighbouring vectors: with gaps between the lanes, stores take twice as long.
+// Source: V. Volkov, Better Performance at Lower Occupancy, 2010 (outputs per thread instead of threads).
+// Restrictions: a few channels; a window that fits the registers; POOL 1 only at an odd edge.
 
-constexpr int STEP = POOL ? 2 : 1;                                   // from one element of y to the next, in outputs
-constexpr int ROWS_DONE = STEP * YH, COLUMNS_DONE = STEP * YW;       // outputs of a map that are computed
-constexpr int TILES_X = (COLUMNS_DONE + P - 1) / P, TILES_Y = (ROWS_DONE + R - 1) / R;
-constexpr int ROWS = R + K - 1, COLUMNS = P + K - 1;
-constexpr int READ = (COLUMNS + XV - 1) / XV * XV;                   // floats of a window row, whole vectors
-constexpr int KF = (K * K * F + 3) / 4 * 4;                          // weights of one channel for F filters
-constexpr int PASSES = (M + F - 1) / F, PART = (PASSES + PARTS - 1) / PARTS;
+constexpr int ROWS = Config::rows, COLUMNS = Config::columns, FILTERS = Config::filters;  // outputs per thread
+constexpr int THREADS = Config::threads, STORE = Config::store_vector, LOAD = Config::load_vector;
+constexpr int STEP = POOL ? 2 : 1;                                      // from one element of y to the next, in outputs
+constexpr int MAP_ROWS = STEP * YH, MAP_COLUMNS = STEP * YW;            // outputs of a map that are computed
+constexpr int TILES_IN_ROW = (MAP_COLUMNS + COLUMNS - 1) / COLUMNS, TILE_ROWS = (MAP_ROWS + ROWS - 1) / ROWS;
+constexpr int WINDOW_ROWS = ROWS + K - 1, WINDOW_COLUMNS = COLUMNS + K - 1;
+constexpr int WINDOW_PITCH = (WINDOW_COLUMNS + LOAD - 1) / LOAD * LOAD;  // whole vectors
+constexpr int CHANNEL_WEIGHTS = (K * K * FILTERS + 3) / 4 * 4;           // of FILTERS filters, padded
+constexpr int PASSES = (M + FILTERS - 1) / FILTERS;                      // over the tile, FILTERS filters each
+constexpr int BLOCK_PASSES = (PASSES + Config::parts - 1) / Config::parts;
 
-template <int V>
-__device__ __forceinline__ void read(float *to, const float *from) {
-    if (V == 4) {
+template <int N>
+__device__ __forceinline__ void load(float *to, const float *from) {
+    if (N == 4) {
         const float4 v = __ldg(reinterpret_cast<const float4 *>(from));
-        to[0] = v.x, to[V / 4] = v.y, to[V / 2] = v.z, to[3 * V / 4] = v.w;
-    } else if (V == 2) {
+        to[0] = v.x, to[N / 4] = v.y, to[N / 2] = v.z, to[3 * N / 4] = v.w;
+    } else if (N == 2) {
         const float2 v = __ldg(reinterpret_cast<const float2 *>(from));
-        to[0] = v.x, to[V / 2] = v.y;
+        to[0] = v.x, to[N / 2] = v.y;
     } else {
         to[0] = __ldg(from);
     }
 }
 
-// Outputs are not read again here: they should not push the inputs out of the cache.
-template <int V>
-__device__ __forceinline__ void write_through(float *to, const float *from) {
-    if (V == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[V / 4], from[V / 2], from[3 * V / 4]));
-    else if (V == 2) __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[V / 2]));
+// A non-temporal store: the kernel does not read y again, so y should not push x out of L2.
+template <int N>
+__device__ __forceinline__ void store_streaming(float *to, const float *from) {
+    if (N == 4) __stcs(reinterpret_cast<float4 *>(to), make_float4(from[0], from[N / 4], from[N / 2], from[3 * N / 4]));
+    else if (N == 2) __stcs(reinterpret_cast<float2 *>(to), make_float2(from[0], from[N / 2]));
     else __stcs(to, *from);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first, int images) {
-    extern __shared__ __align__(16) float weights[];  // [pass][channel][filter row and column][F]
-    const int part = blockIdx.x % PARTS * PART;       // the filters are shared out among PARTS blocks
-    for (int e = threadIdx.x; e < PART * C * KF; e += THREADS) {
-        const int pqf = e % KF, c = e / KF % C, m = (part + e / (KF * C)) * F + pqf % F;
-        const bool real = pqf < K * K * F && m < M;
-        weights[e] = real ? __ldg(w + (index_t(m) * C + c) * (K * K) + pqf / F) : 0.0f;
+// Fill [pass][channel][tap][filter] with the weights of the block's passes, padded with zeros. The caller synchronises.
+__device__ __forceinline__ void load_weights(float *weights, const float *w, int first_pass) {
+    for (int e = threadIdx.x; e < BLOCK_PASSES * C * CHANNEL_WEIGHTS; e += THREADS) {
+        const int in_channel = e % CHANNEL_WEIGHTS, c = e / CHANNEL_WEIGHTS % C;
+        const int m = (first_pass + e / (CHANNEL_WEIGHTS * C)) * FILTERS + in_channel % FILTERS;
+        const bool exists = in_channel < K * K * FILTERS && m < M;
+        weights[e] = exists ? __ldg(w + (index_t(m) * C + c) * (K * K) + in_channel / FILTERS) : 0.0f;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
+sliding_window(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y, long long first,
+               int images) {
+    extern __shared__ __align__(16) float weights[];
+    const int first_pass = blockIdx.x % Config::parts * BLOCK_PASSES;  // `parts` blocks share the filters of a tile
+    load_weights(weights, w, first_pass);
     __syncthreads();
 
-    const unsigned tiles = images * unsigned(TILES_X * TILES_Y);
-    const Turn turn = turn_of((tiles + THREADS - 1) / THREADS, blockIdx.x / PARTS, gridDim.x / PARTS);
-    for (unsigned item = turn.item; item < turn.end; item += turn.step) {
+    const unsigned tiles = images * unsigned(TILES_IN_ROW * TILE_ROWS);
+    const WorkItems mine =
+        work_items((tiles + THREADS - 1) / THREADS, blockIdx.x / Config::parts, gridDim.x / Config::parts);
+    for (unsigned item = mine.first; item < mine.end; item += mine.stride) {
         const unsigned tile = item * THREADS + threadIdx.x;
         if (tile >= tiles) return;
-        const unsigned strip = tile / TILES_X, image = strip / TILES_Y;
-        const int x0 = min(int(tile - strip * TILES_X) * P, COLUMNS_DONE - P);
-        const int y0 = min(int(strip - image * TILES_Y) * R, ROWS_DONE - R);
-        const float *const in = image_of(x, first + image, IMAGE) + index_t(y0) * W + x0;
-        float *out = image_of(y, first + image, OUTPUTS) + part * F * PIXELS + index_t(y0 / STEP) * YW + x0 / STEP;
+        const unsigned tile_row = tile / TILES_IN_ROW, image = tile_row / TILE_ROWS;
+        const int column = min(int(tile - tile_row * TILES_IN_ROW) * COLUMNS, MAP_COLUMNS - COLUMNS);
+        const int row = min(int(tile_row - image * TILE_ROWS) * ROWS, MAP_ROWS - ROWS);
+        const float *const in = image_of(x, first + image, IMAGE) + index_t(row) * W + column;
+        float *out = image_of(y, first + image, OUTPUTS) + first_pass * FILTERS * PIXELS + index_t(row / STEP) * YW +
+                     column / STEP;
 
-        float xr[ROWS][READ];
-        const auto read_window = [&](int c) {
+        float window[WINDOW_ROWS][WINDOW_PITCH];
+        const auto load_window = [&](int c) {
 #pragma unroll
-            for (int i = 0; i < ROWS; i++)
+            for (int i = 0; i < WINDOW_ROWS; i++)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j += XV) read<XV>(&xr[i][j], in + (c * index_t(H) + i) * W + j);
+                for (int j = 0; j < WINDOW_COLUMNS; j += LOAD)
+                    load<LOAD>(&window[i][j], in + (c * index_t(H) + i) * W + j);
         };
-        if (C == 1) read_window(0);
+        if (C == 1) load_window(0);
 
-        const float *ws = weights;
+        const float *channel_weights = weights;
 #pragma unroll 1
-        for (int m = part * F; m < min(M, (part + PART) * F); m += F, out += F * PIXELS) {
-            float sum[F][R * P];
+        for (int m = first_pass * FILTERS; m < min(M, (first_pass + BLOCK_PASSES) * FILTERS);
+             m += FILTERS, out += FILTERS * PIXELS) {
+            float sum[FILTERS][ROWS * COLUMNS];
 #pragma unroll
-            for (int i = 0; i < F * R * P; i++) sum[i / (R * P)][i % (R * P)] = 0.0f;
+            for (int i = 0; i < FILTERS * ROWS * COLUMNS; i++) sum[i / (ROWS * COLUMNS)][i % (ROWS * COLUMNS)] = 0.0f;
 #pragma unroll 1
-            for (int c = 0; c < C; c++, ws += KF) {
-                if (C > 1) read_window(c);
-                float wr[KF];
+            for (int c = 0; c < C; c++, channel_weights += CHANNEL_WEIGHTS) {  // main loop
+                if (C > 1) load_window(c);
+                float weight[CHANNEL_WEIGHTS];
 #pragma unroll
-                for (int e = 0; e < KF; e += 4) {
-                    const float4 v = *reinterpret_cast<const float4 *>(ws + e);
-                    wr[e] = v.x, wr[e + 1] = v.y, wr[e + 2] = v.z, wr[e + 3] = v.w;
+                for (int e = 0; e < CHANNEL_WEIGHTS; e += 4) {
+                    const float4 v = *reinterpret_cast<const float4 *>(channel_weights + e);
+                    weight[e] = v.x, weight[e + 1] = v.y, weight[e + 2] = v.z, weight[e + 3] = v.w;
                 }
 #pragma unroll
                 for (int e = 0; e < K * K; e++)
 #pragma unroll
-                    for (int f = 0; f < F; f++)
+                    for (int f = 0; f < FILTERS; f++)
 #pragma unroll
-                        for (int i = 0; i < R * P; i++)
-                            sum[f][i] = fmaf(xr[i / P + e / K][i % P + e % K], wr[e * F + f], sum[f][i]);
+                        for (int i = 0; i < ROWS * COLUMNS; i++)
+                            sum[f][i] = fmaf(window[i / COLUMNS + e / K][i % COLUMNS + e % K],
+                                             weight[e * FILTERS + f], sum[f][i]);
             }
-            // Once; a loop, so that no store comes before the last sum. The compiler would part those of a row, and two that
-            // share a sector then go to the cache one by one (docs/performance.md).
+            // Epilogue. A loop that runs once, so that no store comes before the last sum. Otherwise the compiler
+            // separates the stores of a row, and two that share a sector reach L2 as two requests.
             do {
 #pragma unroll
-                for (int f = 0; f < F; f++)
-                    if (M % F == 0 || m + f < M)
+                for (int f = 0; f < FILTERS; f++)
+                    if (M % FILTERS == 0 || m + f < M)
 #pragma unroll
-                        for (int r = 0; r < R; r += STEP) {
-                            const float *const row = &sum[f][r * P];
-#if POOL
-                            float done[P / 2];
+                        for (int r = 0; r < ROWS; r += STEP) {
+                            const float *const row = &sum[f][r * COLUMNS];
+                            float pooled[COLUMNS / STEP];
+                            const float *const values = POOL ? pooled : row;
+                            if constexpr (POOL) {
 #pragma unroll
-                            for (int j = 0; j < P; j += 2)
-                                done[j / 2] = tanh_of_max(row[j], row[j + 1], row[P + j], row[P + j + 1]);
-#else
-                            const float *const done = row;
-#endif
+                                for (int j = 0; j < COLUMNS; j += 2)
+                                    pooled[j / 2] =
+                                        tanh_of_max(row[j], row[j + 1], row[COLUMNS + j], row[COLUMNS + j + 1]);
+                            }
 #pragma unroll
-                            for (int j = 0; j < P / STEP; j += OV)
-                                write_through<OV>(out + f * PIXELS + r / STEP * index_t(YW) + j, done + j);
+                            for (int j = 0; j < COLUMNS / STEP; j += STORE)
+                                store_streaming<STORE>(out + f * PIXELS + r / STEP * index_t(YW) + j, values + j);
                         }
             } while (images < 0);
         }

@@ -1,13 +1,12 @@
-"""A window in registers: the fastest plain float32 kernel for layers of one channel or a few.
+"""sliding_window: sliding-window direct convolution, the fastest plain float32 kernel for one channel or a few.
 
-Every thread keeps the inputs of its R x P output pixels in registers while it goes through all filters;
-``sliding_window.cu`` says how. This file picks R, P and F.
+This file chooses the tile; ``sliding_window.cu`` says how a thread computes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,115 +17,111 @@ from ece408_op.runtime.launch import (
     Chip,
     Launch,
     Plan,
-    blocks_in_waves,
     ceil_div,
     images_per_launch,
     layer_defines,
     round_up,
-    waves_defines,
 )
+
+from .waves import blocks_in_waves
 
 _FOLDER = Path(__file__).parent
 _THREADS = 128
-#: Registers of one scheduler, of which a multiprocessor has four.
-_REGISTERS = 16384
-#: Registers beside window and sums.
-_OTHER = 24
-#: With more channels the window is read too often.
+#: Registers of one scheduler, of which a multiprocessor has four; of a thread, besides its window and sums; at most.
+_SCHEDULER_REGISTERS, _OTHER_REGISTERS, _MOST_REGISTERS = 16384, 24, 248
+#: With more channels, the window is read too often.
 _MOST_CHANNELS = 4
-#: Filters, or groups of them, that one block goes through: fewer would read the window too often, more leave too few
-#: tiles to go round.
+#: Passes of FILTERS filters per block, at most: with fewer the window is read too often, with more there are too few
+#: blocks for all multiprocessors.
 _PASSES = 12
-#: How often the grid fills the chip.
 _WAVES = 7
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A thread's share; the letters are those of ``sliding_window.cu``."""
+class SlidingWindowTile:
+    """What a thread computes: Config of ``sliding_window.cu``."""
 
-    rows: int  # R
-    pixels: int  # P
-    filters: int  # F
-    x_vector: int  # XV: floats of one read from global memory
-    y_vector: int  # OV: floats of one store
+    rows: int
+    columns: int
+    filters: int
+    load_vector: int  # floats of one load from global memory
+    store_vector: int  # floats of one store
 
     def registers(self, kernel: int) -> int:
-        """Registers that a thread needs, about."""
-        window = (self.rows + kernel - 1) * round_up(self.pixels + kernel - 1, self.x_vector)
-        return window + self.rows * self.pixels * self.filters + _OTHER
+        """Return about how many registers a thread needs."""
+        window = (self.rows + kernel - 1) * round_up(self.columns + kernel - 1, self.load_vector)
+        return window + self.rows * self.columns * self.filters + _OTHER_REGISTERS
 
     def warps(self, kernel: int) -> int:
-        """Warps of one scheduler."""
-        return _REGISTERS // (32 * round_up(self.registers(kernel), 8))
+        """Return the warps that a scheduler holds."""
+        return _SCHEDULER_REGISTERS // (32 * round_up(self.registers(kernel), 8))
 
     def tiles(self, problem: ConvProblem) -> int:
-        """Tiles of one image."""
+        """Return the tiles of one image."""
         rows, columns = _computed(problem)
-        return ceil_div(rows, self.rows) * ceil_div(columns, self.pixels)
+        return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
     def parts(self, problem: ConvProblem) -> int:
-        """Blocks that share the filters of a tile: PARTS."""
-        passes = ceil_div(problem.filters, self.filters)
-        room = SHARED_BYTES // self.pass_bytes(problem)
-        return ceil_div(passes, min(_PASSES, room))
+        """Return how many blocks share the filters of a tile."""
+        fitting = SHARED_BYTES // self.pass_bytes(problem)
+        return ceil_div(ceil_div(problem.filters, self.filters), min(_PASSES, fitting))
 
     def pass_bytes(self, problem: ConvProblem) -> int:
-        """Shared memory of F filters' weights."""
+        """Return the shared memory of the weights of one pass."""
         return ITEM_BYTES * problem.channels * round_up(problem.kernel**2 * self.filters, 4)
 
 
 def _step(problem: ConvProblem) -> int:
-    """Outputs from one element of y to the next: STEP."""
+    """Return the outputs from one element of y to the next."""
     return 2 if isinstance(problem, PooledProblem) else 1
 
 
 def _computed(problem: ConvProblem) -> tuple[int, int]:
-    """Rows and columns of the convolution that are computed: what no maximum takes is left out."""
+    """Return the rows and columns of the convolution that are computed: those that some maximum takes."""
     rows, columns = problem.y_shape[2:]
     return _step(problem) * rows, _step(problem) * columns
 
 
-def _tiles(problem: ConvProblem, aligned: int) -> Iterator[Tile]:
+def _tiles(problem: ConvProblem, aligned: int) -> Iterator[SlidingWindowTile]:
     (height, width), step = _computed(problem), _step(problem)
-    for pixels in (p for p in (1, 2, 4) if p <= width and p % step == 0):
-        # A vector is aligned if every tile begins at one, the last too, which is moved back to the edge.
-        begins = (width, pixels) if width % pixels == 0 else (width, pixels, width - pixels)
+    for columns in (p for p in (1, 2, 4) if p <= width and p % step == 0):
+        # A vector is aligned if every tile begins at one, also the last one, which is moved back to the edge.
+        begins = (width, columns) if width % columns == 0 else (width, columns, width - columns)
         vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
-        read = next(v for v in vectors if all(n % v == 0 for n in (problem.width, *begins[1:])))
-        stored = next(v for v in vectors if all(n // step % v == 0 for n in begins))
+        load = next(v for v in vectors if all(n % v == 0 for n in (problem.width, *begins[1:])))
+        store = next(v for v in vectors if all(n // step % v == 0 for n in begins))
         for rows in range(step, min(height, 12) + 1, step):
             for filters in (1, 2) if problem.filters > 1 else (1,):
-                yield Tile(rows, pixels, filters, read, stored)
+                yield SlidingWindowTile(rows, columns, filters, load, store)
 
 
-def _cost(problem: ConvProblem, tile: Tile) -> float:
-    """Issue slots a multiply-add, fitted to 105 tiles of nine layers timed on an H200."""
-    k, sums = problem.kernel, tile.rows * tile.pixels
-    done = problem.channels * k * k * sums
-    reads = (tile.rows + k - 1) * ceil_div(tile.pixels + k - 1, tile.x_vector)
-    # A change of weight and its read; a store of less than 16 bytes a lane costs as much as a whole one.
+def _cost(problem: ConvProblem, tile: SlidingWindowTile) -> float:
+    """Return the issue slots per multiply-add, fitted to 105 tiles of nine layers timed on an H200."""
+    k, sums = problem.kernel, tile.rows * tile.columns
+    products = problem.channels * k * k * sums
+    loads = (tile.rows + k - 1) * ceil_div(tile.columns + k - 1, tile.load_vector)
+    # A change of weight and its read; a store of less than 16 bytes per lane costs as much as a whole one.
     stores = sums / _step(problem) ** 2
-    slots = 1.04 * done + 0.78 * problem.channels * k * k + 2.3 * stores / tile.y_vector + 5.7
-    # A window's inputs are waited for.
-    often = 1 if problem.channels == 1 else ceil_div(problem.filters, tile.filters)
-    slots += 25 * reads * problem.channels * often / problem.filters
+    slots = 1.04 * products + 0.78 * problem.channels * k * k + 2.3 * stores / tile.store_vector + 5.7
+    # The warp waits for a window's inputs.
+    windows = 1 if problem.channels == 1 else ceil_div(problem.filters, tile.filters)
+    slots += 25 * loads * problem.channels * windows / problem.filters
     height, width = _computed(problem)
-    twice = tile.tiles(problem) * sums / (height * width)
-    # Seen, not understood: tiles moved back from the lower edge made 20 % slower what they should have made 3 %.
-    twice *= 1.15 if height % tile.rows else 1.0
-    few = {1: 2.0, 2: 1.57, 3: 1.04, 4: 1.08}.get(tile.warps(k), 1.0)
-    return slots / done * twice * few
+    repeated = tile.tiles(problem) * sums / (height * width)
+    # Measured, not understood: tiles moved back from the lower edge cost 20 % where 3 % more work was expected.
+    repeated *= 1.15 if height % tile.rows else 1.0
+    few_warps = {1: 2.0, 2: 1.57, 3: 1.04, 4: 1.08}.get(tile.warps(k), 1.0)
+    return slots / products * repeated * few_warps
 
 
 @lru_cache(maxsize=256)
-def best_tile(problem: ConvProblem, aligned: int) -> Tile | None:
-    """The tile of the least cost for the layer; None where no window fits the registers."""
-    fitting = [t for t in _tiles(problem, aligned) if t.registers(problem.kernel) <= 248]
+def best_tile(problem: ConvProblem, aligned: int) -> SlidingWindowTile | None:
+    """Return the tile of the least cost for the layer; None if no window fits the registers."""
+    fitting = [t for t in _tiles(problem, aligned) if t.registers(problem.kernel) <= _MOST_REGISTERS]
     return min(fitting, key=lambda tile: _cost(problem, tile), default=None)
 
 
-def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     reasons = []
     rows, columns = _computed(problem)
     if rows > problem.output_height or columns > problem.output_width:
@@ -141,37 +136,27 @@ def _reasons(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     tile = best_tile(problem.with_batch(1), aligned)
-    assert tile is not None, "a problem that _reasons takes"
+    assert tile is not None, "_limits refuses a problem without a tile"
     blocks = tile.warps(problem.kernel) * 128 // _THREADS
     parts, passes = tile.parts(problem), ceil_div(problem.filters, tile.filters)
     shared = ceil_div(passes, parts) * tile.pass_bytes(problem)
     tiles = tile.tiles(problem)
-    held = max(1, chip.multiprocessors * blocks // parts)
+    resident_blocks = max(1, chip.multiprocessors * blocks // parts)
 
     def steps(images: int) -> tuple[Launch, ...]:
-        grid = (blocks_in_waves(ceil_div(images * tiles, _THREADS), held, _WAVES) * parts, 1, 1)
+        grid = (blocks_in_waves(ceil_div(images * tiles, _THREADS), resident_blocks, _WAVES) * parts, 1, 1)
         return (Launch("sliding_window", grid, (_THREADS, 1, 1), ("x", "w", "y", "first", "images"), shared),)
 
-    defines = {
-        **layer_defines(problem),
-        "R": tile.rows,
-        "P": tile.pixels,
-        "F": tile.filters,
-        "XV": tile.x_vector,
-        "OV": tile.y_vector,
-        "PARTS": parts,
-        "THREADS": _THREADS,
-        "BLOCKS": blocks,
-        **waves_defines(held, _WAVES),
-    }
-    return Plan(defines, images_per_launch(problem.batch, tiles), steps)
+    own = {"parts": parts, "threads": _THREADS, "blocks": blocks, "resident_blocks": resident_blocks, "waves": _WAVES}
+    images = images_per_launch(problem.batch, tiles)
+    return Plan(layer_defines(problem), images, steps, config={**asdict(tile), **own})
 
 
 KERNEL = CudaKernel(
     "sliding_window",
-    "the whole input window of a thread's pixels in registers, for all filters",
-    (_FOLDER / "../layer.cuh", _FOLDER / "../waves.cuh", _FOLDER / "sliding_window.cu"),
+    "sliding-window direct convolution: a thread's input window in registers, for all filters",
+    (_FOLDER / "../layer.cuh", _FOLDER / "waves.cuh", _FOLDER / "sliding_window.cu"),
     _plan,
-    _reasons,
+    _limits,
     fuses_pooling=True,
 )

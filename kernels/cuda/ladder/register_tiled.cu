@@ -13,8 +13,8 @@
 // other buffer after them, so arithmetic hides the latency of global memory (prefetch distance: one step).
 //
 // Arithmetic intensity: 2 M C K K FLOP per output pixel; x is read once per block of filters, y written once. A thread
-// reads shared memory ten times per 64 multiply-adds, where `implicit_gemm` needs 128 reads. The float32 lanes limit it;
-// some of their work is lost on the filters that round M up to a block's.
+// reads shared memory ten times per 64 multiply-adds, where `implicit_gemm` needs 128 reads. The float32 units limit
+// it; some of their work is lost on the filters that round M up to a block's.
 // Source: V. Volkov and J. Demmel, Benchmarking GPUs to Tune Dense Linear Algebra, 2008; CUTLASS, efficient GEMM.
 // Restriction: the blocks of one image fit a grid.
 //

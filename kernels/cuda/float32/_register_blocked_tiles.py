@@ -1,0 +1,276 @@
+"""The tiles of ``register_blocked``: their memory, the candidates for a layer, and the cost model that chooses one.
+
+The model counts the instructions and the shared-memory cycles of each candidate and takes the one that does a layer's
+products in the fewest. Its constants were fitted to 524 tiles of 45 layers timed on an H200; they spread by 10 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime.launch import CONSTANT_BYTES, REGISTERS, Chip, ceil_div, round_up
+
+#: The chip whose compiler moves weights from constant memory to uniform registers.
+UNIFORM_CAPABILITY = (9, 0)
+#: The lowest capability that copies into shared memory asynchronously.
+_ASYNCHRONOUS = (8, 0)
+#: Bytes of constant memory that are left free, and that the nearest constant cache holds, less some.
+RESERVED_BYTES, CACHED_BYTES = 512, 8192
+#: Pixels per strip from which weights are needed so seldom that the constant cache's misses don't matter, and the least
+#: with which weights may come from constant memory at all.
+LONG_STRIP, SHORT_STRIP = 20, 9
+
+#: Shared memory that a multiprocessor reserves per block.
+_BLOCK_BYTES = 1024
+#: Candidates: filters of a thread, warps of strips per block, groups of filters per block.
+_FILTERS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+_WARPS = (1, 2, 3, 4, 8)
+_GROUPS = (1, 2, 3, 4, 6, 8)
+_MOST_BLOCK_WARPS = 16
+#: Blocks and warps that every chip's multiprocessors can hold.
+_MOST_BLOCKS, _MOST_WARPS = 16, 32
+#: With more sums or pixels per thread, the inputs and weights don't fit the registers with them.
+_MOST_SUMS, _MOST_PIXELS = 120, 28
+#: Thread tiles, best first, for which every block is tried.
+_TRIED = 8
+
+
+@dataclass(frozen=True)
+class RegisterBlockedTile:
+    """What a thread, a warp and a block compute: Config of ``register_blocked.cu``."""
+
+    strip_pixels: int  # outputs of a row per thread
+    filters: int  # of a thread
+    columns: int  # output columns of a column tile
+    groups: int  # of filters, computed side by side by the warps of a block
+    passes: int  # groups per warp, one after another
+    strips: int  # of a block
+    channels: int  # in shared memory at a time
+    stages: int  # of the pipeline: chunks of channels in shared memory
+    blocks: int  # per multiprocessor
+    rows: int  # input rows in shared memory
+    row_pitch: int  # floats from one of them to the next
+    input_vector: int  # floats of one read of inputs from shared memory
+    copy_vector: int  # floats of one copy into it
+    keep_weights: bool  # those of all channels stay in shared memory
+    uniform: bool = False  # weights in constant memory
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.strips * self.groups
+
+    @property
+    def strips_in_row(self) -> int:
+        """Strips in a row of a column tile."""
+        return ceil_div(self.columns, self.strip_pixels)
+
+    def exact(self, problem: ConvProblem) -> bool:
+        """Whether a row of y is a whole number of strips."""
+        return self.columns == problem.output_width and self.columns % self.strip_pixels == 0
+
+    def constant_bytes(self, problem: ConvProblem) -> int:
+        """Return the constant memory of all weights."""
+        groups = round_up(ceil_div(problem.filters, self.filters), self.groups * self.passes)
+        return ITEM_BYTES * groups * problem.channels * problem.kernel * round_up(problem.kernel * self.filters, 4)
+
+    def input_slack(self, kernel: int) -> int:
+        """Return how many floats the last strip of the last row may read beyond it."""
+        read = round_up(self.strip_pixels + kernel - 1, self.input_vector)
+        return max(0, (self.strips_in_row - 1) * self.strip_pixels + read - self.row_pitch)
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Return the shared memory of a block: input rows, weights, and the sums that the epilogue stages."""
+        k, chunks = problem.kernel, ceil_div(problem.channels, self.channels)
+        x = round_up(self.channels * self.rows * self.row_pitch + self.input_slack(k), 4)
+        weights = 0 if self.uniform else self.passes * self.groups * self.channels * k * round_up(k * self.filters, 4)
+        sums = self.threads * self.strip_pixels
+        return ITEM_BYTES * (self.stages * x + (chunks if self.keep_weights else self.stages) * weights + sums)
+
+
+class _ThreadTile(NamedTuple):
+    """A thread's tile; ``cost`` in issue cycles per product and output."""
+
+    cost: float
+    pixels: int
+    filters: int
+    input_vector: int
+    row_pitch: int
+    uniform: bool
+
+
+@lru_cache(maxsize=256)
+def best_tile(problem: ConvProblem, chip: Chip, aligned: int, uniform: bool = False) -> RegisterBlockedTile | None:
+    """Return the tile of the least cost; None if none fits the chip's shared or constant memory."""
+    width = problem.output_width
+    for columns in [width, *(c for c in (512, 256, 128, 64, 32, 16, 8, 4) if c < width)]:
+        copied = _copy_vector(problem, columns, aligned)
+        thread_tiles = sorted(_thread_tiles(problem, columns, copied, uniform))[:_TRIED]
+        found = [each for tile in thread_tiles for each in _block_tiles(problem, tile, columns, chip, copied)]
+        if found:
+            return min(found, key=lambda pair: pair[0])[1]
+    return None
+
+
+def _thread_tiles(problem: ConvProblem, columns: int, copied: int, uniform: bool) -> Iterator[_ThreadTile]:
+    """Yield the thread tiles for column tiles of that width."""
+    k, width = problem.kernel, min(problem.width, columns + problem.kernel - 1)
+    even = {ceil_div(columns, n) for n in range(1, columns + 1)}
+    even = {p for p in even if columns < 64 or p >= LONG_STRIP}
+    for pixels in sorted(p for p in even | {4, 6, 8, 10, 12, 20} if p <= min(_MOST_PIXELS, columns)):
+        strips = ceil_div(columns, pixels)
+        for filters, vector in product(_FILTERS, (1, 2, 4)):
+            if pixels * filters > _MOST_SUMS or filters > problem.filters or (strips > 1 and pixels % vector):
+                continue
+            if uniform and not _fits_constant_cache(problem, pixels, filters):
+                continue
+            pitch = _row_pitch(round_up(width, copied), strips, pixels, max(vector, copied))
+            cycles = _read_cycles(pitch, strips, pixels, vector)
+            waste = strips * pixels / columns * round_up(problem.filters, filters) / problem.filters
+            cost = waste * _loop_cycles(problem, pixels, filters, vector, cycles, uniform) / (k * pixels * filters)
+            yield _ThreadTile(cost, pixels, filters, vector, pitch, uniform)
+
+
+def _block_tiles(
+    problem: ConvProblem, thread: _ThreadTile, columns: int, chip: Chip, copied: int
+) -> Iterator[tuple[float, RegisterBlockedTile]]:
+    """Yield cost and tile of every block that fits the chip, for a thread's tile."""
+    k, channels, uniform = problem.kernel, problem.channels, thread.uniform
+    all_groups = ceil_div(problem.filters, thread.filters)
+    exact = columns == problem.output_width and columns % thread.pixels == 0
+    # A multiprocessor has four schedulers, each with a quarter of the registers; a thread has them in steps of 8.
+    per_thread = min(255, round_up(_registers(thread, k, exact, chip), 8))
+    resident_warps = min(_MOST_WARPS, 4 * (REGISTERS // (4 * 32 * per_thread)))
+    loop = thread.cost * k * thread.pixels * thread.filters  # of one row of one channel, with all waste
+    chunks = sorted({channels, *(ceil_div(channels, n) for n in (2, 3, 4, 6, 8)), min(2, channels), 1})
+    groups_tried = sorted({min(all_groups, g) for g in _GROUPS})
+    keeps = (True,) if uniform else (True, False)
+    stages_tried = (1, 2) if chip.capability >= _ASYNCHRONOUS else (1,)
+    for warps in _WARPS:
+        rows = _rows(problem, ceil_div(columns, thread.pixels), 32 * warps)
+        for chunk, groups, stages, keep in product(chunks, groups_tried, stages_tried, keeps):
+            if warps * groups > min(_MOST_BLOCK_WARPS, resident_warps):
+                continue
+            for passes in {1, ceil_div(all_groups, groups)} if chunk == channels and keep else {1}:
+                tile = RegisterBlockedTile(
+                    strip_pixels=thread.pixels,
+                    filters=thread.filters,
+                    columns=columns,
+                    groups=groups,
+                    passes=passes,
+                    strips=32 * warps,
+                    channels=chunk,
+                    stages=stages,
+                    blocks=resident_warps // (warps * groups),
+                    rows=rows,
+                    row_pitch=thread.row_pitch,
+                    input_vector=thread.input_vector,
+                    copy_vector=copied,
+                    keep_weights=keep,
+                    uniform=uniform,
+                )
+                if uniform and tile.constant_bytes(problem) > CONSTANT_BYTES - RESERVED_BYTES:
+                    continue
+                fitting = (chip.shared_bytes + _BLOCK_BYTES) // (tile.shared_bytes(problem) + _BLOCK_BYTES)
+                if fitting:
+                    tile = replace(tile, blocks=min(tile.blocks, fitting, _MOST_BLOCKS))
+                    yield _cost(problem, tile, loop, all_groups), tile
+
+
+def _registers(thread: _ThreadTile, kernel: int, exact: bool, chip: Chip) -> int:
+    """Return about how many registers a thread needs; ``exact``: strips do not reach beyond their row."""
+    values = thread.pixels * thread.filters + thread.pixels + kernel - 1
+    if thread.uniform and chip.capability == UNIFORM_CAPABILITY:  # with more, the compiler uses ordinary registers
+        return values + 12
+    # The compiler needs fewer for the chip that the model was fitted on than for others.
+    return values + (24 if chip.capability == (9, 0) else 40) + (0 if exact else 4)
+
+
+def _rows(problem: ConvProblem, strips_in_row: int, strips: int) -> int:
+    """Return the most input rows that neighbouring strips read, wherever they begin."""
+    spanned = strips // strips_in_row if strips % strips_in_row == 0 else (strips - 2) // strips_in_row + 2
+    images_begun = ceil_div(spanned - 1, problem.output_height)
+    return spanned + (problem.kernel - 1) * (images_begun + 1)
+
+
+@lru_cache(maxsize=4096)
+def _read_cycles(pitch: int, strips: int, pixels: int, vector: int) -> float:
+    """Return the shared-memory cycles of a warp's read of one vector per strip, averaged over where a warp begins."""
+    starts = range(0, strips, ceil_div(strips, 4))
+    cycles = 0
+    for start in starts:
+        offsets = [lane // strips * pitch + lane % strips * pixels for lane in range(start, start + 32)]
+        for part in range(0, 32, 32 // vector):
+            banks: dict[int, set[int]] = {}
+            for offset in offsets[part : part + 32 // vector]:
+                for word in range(offset, offset + vector):
+                    banks.setdefault(word % 32, set()).add(word)
+            cycles += max(len(words) for words in banks.values())
+    return cycles / len(starts)
+
+
+@lru_cache(maxsize=1024)
+def _row_pitch(width: int, strips: int, pixels: int, vector: int) -> int:
+    """Return floats from one row to the next such that a warp's reads have few bank conflicts."""
+    first = round_up(width, vector)
+    options = range(first, first + 33, vector)
+    return min(options, key=lambda s: (_read_cycles(s, strips, pixels, vector) * (1 + (s - first) / 100), s))
+
+
+def _copy_vector(problem: ConvProblem, columns: int, aligned: int) -> int:
+    """Return the floats of one copy from global to shared memory."""
+    whole = columns == problem.output_width
+    return next(v for v in (4, 2, 1) if 4 * v <= aligned and problem.width % v == 0 and (whole or columns % v == 0))
+
+
+def _fits_constant_cache(problem: ConvProblem, pixels: int, filters: int) -> bool:
+    """Return whether the weights fit constant memory, and warps either need them seldom or find them in the cache."""
+    k = problem.kernel
+    size = ITEM_BYTES * ceil_div(problem.filters, filters) * problem.channels * k * round_up(k * filters, 4)
+    return pixels >= SHORT_STRIP and size <= (CONSTANT_BYTES - RESERVED_BYTES if pixels >= LONG_STRIP else CACHED_BYTES)
+
+
+def _loop_cycles(problem: ConvProblem, pixels: int, filters: int, vector: int, cycles: float, uniform: bool) -> float:
+    """Return a scheduler's cycles for a warp's filter row: those of issue, or those of shared memory if more."""
+    k = problem.kernel
+    products = k * pixels * filters
+    reads, weights = ceil_div(pixels + k - 1, vector), round_up(k * filters, 4) // 4
+    if uniform:
+        # Fitted to 101 tiles of the course's layers on an H200: bank conflicts, odd filters; reads; the loop itself.
+        conflicts = (1.02 if pixels >= LONG_STRIP else 1.07) * (1.05 if filters % 2 else 1.0)
+        return max(products * conflicts + reads + 2 * weights + 8, 3.5 * cycles * reads)
+    issue = 1.09 * products + 3 * (reads + weights) + 36 + 0.2 * k * filters
+    return max(issue, 3.5 * (cycles * reads + 4 * weights))
+
+
+def _cost(problem: ConvProblem, tile: RegisterBlockedTile, loop: float, all_groups: int) -> float:
+    """Return the issue cycles per product and output, with all that the main loop does not contain."""
+    k, channels = problem.kernel, problem.channels
+    chunks = ceil_div(channels, tile.channels)
+    warps = tile.threads // 32
+    # Of one warp for one group of filters: the loop, clearing the sums, storing them.
+    aligned_maps = problem.output_height * problem.output_width % 4 == 0
+    store = (1.5 if aligned_maps else 3.0) if tile.exact(problem) else 25.0
+    group = channels * k * loop + store * tile.strip_pixels * tile.filters + 24
+    copies = 2.8 * tile.rows * tile.row_pitch / tile.copy_vector / 32 * (channels + 20 * chunks) / warps
+    weights = 0.0 if tile.keep_weights else 110 * tile.groups * channels * k * k * tile.filters / tile.threads
+    item = tile.passes * group + copies + weights + 260
+    # Few warps hide little latency; a number of warps that is no multiple of four loads the schedulers unevenly.
+    item *= 1 + 1.27 * math.exp(-tile.blocks * warps / 4)
+    item *= 1 + (0.34 * (round_up(warps, 4) / warps - 1) if warps > 4 else 0.05 * (warps == 3))
+    # A block's warps wait for the last one, and for their input; only the other blocks work meanwhile.
+    item += 80 * chunks * warps
+    item += 270 * chunks * (0.31 if tile.stages == 2 else 1.0) * (1.37 if tile.blocks == 1 else 1.0) / tile.blocks
+    useful = tile.passes * channels * k * k * tile.strip_pixels * tile.filters
+    # Groups that a warp computes one after another have their weights elsewhere in constant memory each time.
+    if tile.uniform and tile.passes > 1 and channels > 1:
+        item *= 1.05 if tile.blocks > 1 else 1.15
+    groups_per_block = tile.groups * tile.passes
+    padding = ceil_div(all_groups, groups_per_block) * groups_per_block / all_groups
+    return item * padding / useful
