@@ -137,7 +137,7 @@ class Buffers:
         unit = np.float32(2.0**-11 if kind == _judge.REAL else 1)
         least = int(rng.integers(2)) if p.batch == 1 else 1
         for image in rng.permutation(p.batch)[: max(least, min(p.batch // _SPARSE, _MOST_SPARSE))]:
-            self._x[image] = self.xp.asarray(self._sparse_image(rng) * unit)
+            self._x[int(image)] = self.xp.asarray(self._sparse_image(rng) * unit)
         if kind == _judge.WIDE:
             self._x *= np.float32(_WIDE)
         signs = rng.integers(0, 2, p.w_shape).astype(np.float32) * 2 - 1

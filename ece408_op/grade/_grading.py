@@ -83,6 +83,7 @@ class Grader:
                 name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[submission.context]
                 raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")
             else:
+                self.bench.progress("compiling")
                 with new_folder("build") as name:
                     program, notes = self._program(submission, submission.source, Path(name))
                     record["compiler"] = [asdict(one) for one in notes]

@@ -81,6 +81,8 @@ class Bench:
     clock_check: ClockCheck = field(default_factory=ClockCheck)
     #: Where submissions share a processor, and their times are to be right.
     turns: Turns | None = None
+    #: Shows the step at work to people.
+    progress: Callable[[str], None] = lambda text: None
 
     @property
     def gpu(self) -> bool:
@@ -214,6 +216,7 @@ class Trial:
                 layer.roofline = self.bench.roofline(layer.problem, device, program.arithmetic)
         while self._steps and not any(layer.certainly_wrong for layer in layers):
             purpose, net = self._steps[0]
+            self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
             disturbed = self._real_images(net) if net is not None else self._all_layers(purpose)
             self._ended += 1
             self.worker.note_size()

@@ -73,12 +73,9 @@ def build(
     gxx = [compiler("g++"), "-O1", "-std=c++17"]
     commands = {"supervisor": [*gxx, str(_NATIVE / "supervisor.cpp")]}
     for gpu, python in set(kinds):
-        # -x cu is for the source alone, so the source comes last.
-        nvcc = [compiler("nvcc"), "-O1", "-std=c++17", "-cudart", "static", "-DECE408_GRADE_GPU"] if gpu else []
-        words = [*nvcc, "-Xcompiler", "-fPIC", "-ldl", "-x", "cu"] if gpu else [*gxx, "-fPIC"]
-        commands[tools.worker(gpu, python).name] = [
-            *(*words, *(["-shared"] if python else []), str(_NATIVE / "worker.cpp"), *([] if gpu else ["-ldl"]))
-        ]
+        options = ["-cudart", "static", "-DECE408_GRADE_GPU", "-x", "cu", "-Xcompiler", "-fPIC"] if gpu else ["-fPIC"]
+        first = [compiler("nvcc" if gpu else "g++"), "-O1", "-std=c++17", *options, *(["-shared"] if python else [])]
+        commands[tools.worker(gpu, python).name] = [*first, str(_NATIVE / "worker.cpp"), "-ldl"]
     if many:
         before = folder / "headers" / "ece408_grade" / "before.h"
         commands["headers/ece408_grade/before.h.gch"] = [*gxx[:1], *CPU_OPTIONS, "-x", "c++-header", str(before)]

@@ -126,9 +126,19 @@ def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
             )
         graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
         graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
+        if len(found) == 1:
+            graders = {
+                name: replace(one, bench=replace(one.bench, progress=_progress)) for name, one in graders.items()
+            }
         # One submission has a GPU to itself; others are compiled meanwhile.
         jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
         return _written(found, _class.here(graders.__getitem__, jobs, tools.processes.close), arguments, rules)
+
+
+def _progress(text: str) -> None:
+    """Show the step of a single submission on a terminal, in one line that the next one overwrites."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _private(arguments: argparse.Namespace, found: list[_submission.Submission]) -> tuple[Path, ...]:
@@ -158,6 +168,7 @@ def _written(
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
     records = _class.grade_all(found, run, log)
+    _progress("")
     if log:
         with replacing(arguments.json) as file:
             file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
