@@ -32,7 +32,7 @@ _SYSTEM = (
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: A call on a GPU may take less time than a sleeping process to wake up: the supervisor polls between two commands.
 _SPIN_MILLISECONDS = 5
-_MEMORY = {False: "memory is limited by address space", True: "the worker's memory has no limit"}
+_MEMORY = {False: "memory is limited by address space", True: "resident memory is watched"}
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
 #: Bytes of a tool's output that are read, and characters per line.
@@ -122,6 +122,8 @@ def start(
         numbers[resource.RLIMIT_CPU] = limits.cpu_seconds
     if cgroup is None and not gpu:  # an address space limit keeps CUDA from starting
         numbers[resource.RLIMIT_AS] = limits.memory + limits.reserved
+    if cgroup is None and gpu and limits.memory:
+        words.append(f"memory={limits.memory}")
     if os.geteuid() == 0:
         uid, user = _free_user()
         words.append(f"uid={uid}")

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from sandbox import needs_sandbox
 
-from ece408_op.grade import _grading, _sources, _submission, _tools
+from ece408_op.grade import _grading, _sandbox, _sources, _submission, _tools
 from ece408_op.grade._class import Log
 from ece408_op.grade._errors import EndedError, SpecError
 
@@ -134,3 +135,16 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
     with _tools.new_folder("case") as own:
         _tools.remove_stale()
         assert Path(own).exists() and not stale.exists()
+
+
+@needs_sandbox
+def test_the_memory_of_a_program_on_a_gpu_is_limited(tmp_path: Path) -> None:
+    tools = _tools.build(tmp_path, [])
+    with open(tmp_path / "output", "wb") as output:
+        # It looks for the beginning of a last line, and keeps all that it reads.
+        command = ["/usr/bin/tail", "/dev/zero"]
+        process = _sandbox.start(
+            tools, command, limits=_sandbox.Limits(memory=200 << 20), output=output, device=0, filtered=False
+        )
+        assert process.wait_for("ended", 60)
+    assert process.end() == "signal 9"

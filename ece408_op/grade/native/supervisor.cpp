@@ -7,6 +7,7 @@
 //   tmpfs=PATH         the tmpfs mounted there gets the options of mount=OPTIONS; any number of times
 //   uid=NUMBER         the user and group that PROGRAM runs as
 //   filter=FD          a seccomp program for PROGRAM
+//   memory=BYTES       PROGRAM is killed when more of its memory is resident
 //   spin=MILLISECONDS  after a command, poll for the next one for this long before sleeping
 //
 // bubblewrap has built the namespaces and the file system; with --unsafe there are none, and this is an ordinary process.
@@ -39,6 +40,7 @@ namespace {
 struct Settings {
   int control = -1, filter = -1;
   long uid = 0, spin = 0;
+  long long memory = 0;
   std::string mount;
   std::vector<std::pair<int, rlim_t>> limits;
   std::vector<std::string> tmpfs;
@@ -63,6 +65,7 @@ void parse(char** words) {
     if (key == "control") settings.control = atoi(value.c_str());
     else if (key == "filter") settings.filter = atoi(value.c_str());
     else if (key == "uid") settings.uid = atol(value.c_str());
+    else if (key == "memory") settings.memory = atoll(value.c_str());
     else if (key == "spin") settings.spin = atol(value.c_str());
     else if (key == "mount") settings.mount = value;
     else if (key == "tmpfs") settings.tmpfs.push_back(value);
@@ -108,15 +111,32 @@ long long milliseconds() {
   return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
+bool too_large(pid_t program) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/statm", (int)program);
+  FILE* file = fopen(path, "r");
+  long long pages = 0;
+  if (!file) return false;
+  bool read = fscanf(file, "%*s %lld", &pages) == 1;
+  fclose(file);
+  return read && pages * sysconf(_SC_PAGESIZE) > settings.memory;
+}
+
 // Carries out commands until the program ends; returns its wait status.
 int supervise(pid_t program, bool in_sandbox, int signals) {
   // Process 1 reaches every process inside; elsewhere the program's session has to do.
   auto signal_all = [&](int number) { kill(in_sandbox ? -1 : -program, number); };
   bool stopped = false;
-  long long awake_until = 0;
+  long long awake_until = 0, next_look = 0;
+  const int memory_period = 50;  // milliseconds
   pollfd sources[2] = {{settings.control, POLLIN, 0}, {signals, POLLIN, 0}};
   while (true) {
-    if (poll(sources, 2, milliseconds() < awake_until ? 0 : -1) <= 0) continue;
+    int ready = poll(sources, 2, milliseconds() < awake_until ? 0 : settings.memory > 0 ? memory_period : -1);
+    if (settings.memory > 0 && milliseconds() >= next_look) {
+      next_look = milliseconds() + memory_period;
+      if (too_large(program)) signal_all(SIGKILL);
+    }
+    if (ready <= 0) continue;
     if (sources[1].revents) {
       signalfd_siginfo info;
       ssize_t got = read(signals, &info, sizeof info);
