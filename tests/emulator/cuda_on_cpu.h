@@ -1,7 +1,8 @@
-// CUDA C++ as plain C++, for one block at a time: a fiber for each thread, a switch of fibers at every barrier.
+// CUDA C++ as plain C++, for one block at a time: each thread is a fiber, and every barrier switches fibers.
 //
-// Only what split's sources and those that pool use. Values that threads of a warp exchange go through arrays between two barriers of the
-// warp; tensor-core instructions are done lane by lane in double precision. Shared memory is full of NaN at first.
+// It has what the tested kernels use. Values that the threads of a warp exchange go through arrays between two
+// barriers of the warp. Tensor-core instructions are computed lane by lane in double precision. Shared memory is full
+// of NaN at first.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -52,8 +53,8 @@ inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return
 inline float2 make_float2(float a, float b) { return {a, b}; }
 inline int2 make_int2(int a, int b) { return {a, b}; }
 
-alignas(1024) static unsigned char memory[256 * 1024];
-inline size_t __cvta_generic_to_shared(const void *p) { return static_cast<const unsigned char *>(p) - memory; }
+alignas(1024) static unsigned char shared_memory[256 * 1024];
+inline size_t __cvta_generic_to_shared(const void *p) { return static_cast<const unsigned char *>(p) - shared_memory; }
 
 template <typename T>
 void require_aligned(const T *p, size_t bytes = sizeof(T)) {
@@ -69,7 +70,7 @@ inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); retu
 // ---------------------------------------------------------------------------------------------- fibers
 
 constexpr size_t STACK = 256 * 1024;
-constexpr int MOST_IDLE = 64;  // rounds in which nobody comes to a barrier: they all wait
+constexpr int MOST_IDLE = 64;  // passes over all threads in which none arrives at a barrier: a deadlock
 
 static ucontext_t scheduler;
 static std::vector<ucontext_t> fibers;
@@ -84,7 +85,7 @@ UNWATCHED inline void yield() {
     threadIdx.x = current;
 }
 
-// What a barrier orders: all that came before it with all behind it.
+// A barrier orders all accesses in front of it before all behind it.
 struct Order {
 #ifdef RACES
     races::Clock pending, opened;
@@ -123,6 +124,8 @@ extern "C" UNWATCHED void __tsan_vptr_update(void **, void *) {}
 extern "C" int races_found() { return races::found; }
 #endif
 
+static std::map<void *, Order> of_mbarriers;
+
 UNWATCHED inline int atomicExch(int *p, int v) {
 #ifdef RACES
     watch(p, 4, races::ATOMIC, HERE);
@@ -133,7 +136,7 @@ UNWATCHED inline int atomicExch(int *p, int v) {
 }
 UNWATCHED inline int atomicAdd(int *p, int v) { return atomicExch(p, *p + v); }
 
-struct Barrier {
+struct ThreadBarrier {
     int arrived = 0;
     long generation = 0;
     Order order;
@@ -147,33 +150,10 @@ struct Barrier {
         if (orders) order.passed();
     }
 };
-// An mbarrier: its count, how many have yet to arrive, and how often it has opened.
-struct GateOnCpu {
-    short count, left;
-    int times;
-};
-static_assert(sizeof(GateOnCpu) == 8, "a Gate");
-static std::map<void *, Order> of_gates;
-UNWATCHED inline void make_gate_on_cpu(void *gate, int count) {
-    *static_cast<GateOnCpu *>(gate) = {short(count), short(count), 0};
-}
-UNWATCHED inline void arrive_on_cpu(void *gate) {
-    const races::Pause pause;
-    GateOnCpu &mine = *static_cast<GateOnCpu *>(gate);
-    idle = 0;
-    of_gates[gate].arrived();
-    if (--mine.left == 0) mine.left = mine.count, mine.times++, of_gates[gate].complete();
-}
-UNWATCHED inline bool opened_on_cpu(void *gate, int parity) {
-    const races::Pause pause;
-    if (static_cast<GateOnCpu *>(gate)->times % 2 == parity) return yield(), false;
-    return of_gates[gate].passed(), true;
-}
-
-static Barrier named[16], of_warp[32], of_team[8];
+static ThreadBarrier named[16], of_warp[32], of_warpgroup[8];
 inline void __syncthreads() { named[0].sync(fibers.size()); }
 inline void __syncwarp() { of_warp[threadIdx.x / 32].sync(32); }
-inline void exchange() { of_warp[threadIdx.x / 32].sync(32, false); }  // values of registers: memory is in no order
+inline void exchange() { of_warp[threadIdx.x / 32].sync(32, false); }  // of registers: it orders no memory
 
 UNWATCHED inline void start() {
     threadIdx.x = current;
@@ -186,12 +166,12 @@ UNWATCHED inline void start() {
     yield();
 }
 
-// Runs one block; 0 where all threads came to their end and left every barrier as it was.
+// Run one block. Returns 0 if all threads end and leave no barrier half used.
 UNWATCHED inline int run_block(int threads, void (*entry)()) {
-    std::memset(memory, 0xff, sizeof memory);
-    for (auto [first, last] : {std::pair(named, named + 16), {of_warp, of_warp + 32}, {of_team, of_team + 8}})
-        std::fill(first, last, Barrier());
-    of_gates.clear();
+    std::memset(shared_memory, 0xff, sizeof shared_memory);
+    for (auto [first, last] : {std::pair(named, named + 16), {of_warp, of_warp + 32}, {of_warpgroup, of_warpgroup + 8}})
+        std::fill(first, last, ThreadBarrier());
+    of_mbarriers.clear();
 #ifdef RACES
     races::begin(threads);
 #endif
@@ -206,7 +186,7 @@ UNWATCHED inline int run_block(int threads, void (*entry)()) {
         bool left = false;
         for (current = 0; current < threads; current++)
             if (!finished[current]) left = true, swapcontext(&scheduler, &fibers[current]);
-        if (!left) return std::any_of(named, named + 16, [](const Barrier &b) { return b.arrived; });
+        if (!left) return std::any_of(named, named + 16, [](const ThreadBarrier &b) { return b.arrived; });
     }
     return 1;
 }
@@ -250,26 +230,17 @@ inline double half_of(unsigned word, int k) {
     std::memcpy(&value, &bits, 2);
     return value;
 }
-inline unsigned halves_of(float a, float b) {
-    const _Float16 both[2] = {_Float16(a), _Float16(b)};
-    unsigned word;
-    std::memcpy(&word, both, 4);
-    return word;
-}
-inline unsigned rest_of(float a, float b, unsigned word) {
-    return halves_of((a - float(half_of(word, 0))) * 2048, (b - float(half_of(word, 1))) * 2048);
-}
 
-static unsigned rows_of[32][32][4], columns_of[32][32][2];  // A and B as the lanes of a warp hold them
+static unsigned rows_of[32][32][4], columns_of[32][32][2];  // A and B, by warp and lane
 
 // Product k of row r of the warp's 16 x 16 matrix A.
 UNWATCHED inline double row_value(int warp, int r, int k) {
     return half_of(rows_of[warp][r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k);
 }
 
-// A tensor core's sum of 17 terms: each is cut off two bits behind the last one that a float as large as the largest term
-// has, and the sum at its own last bit, both towards zero. Two, as an H200's sums show (docs/numerics.md).
-UNWATCHED inline float cut_off(const double (&terms)[17]) {
+// A tensor core's sum of 17 terms: each is truncated two bits behind the last bit of a float as large as the largest
+// term, and the sum at its own last bit, both towards zero. Two bits, as an H200's sums show (docs/numerics.md).
+UNWATCHED inline float truncated_sum(const double (&terms)[17]) {
     double largest = 0, sum = 0;
     for (const double term : terms) largest = std::fmax(largest, std::fabs(term)), sum += term;
     if (!(largest > 0) || !std::isfinite(sum)) return float(sum);
@@ -292,7 +263,7 @@ UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, uns
             const unsigned word = columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 8 / 2][k / 8];
             terms[1 + k] = row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
         }
-        d[v] = cut_off(terms);
+        d[v] = truncated_sum(terms);
     }
     exchange();
 }
@@ -301,28 +272,39 @@ UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, uns
 inline unsigned described(unsigned long long at, int row, int k) {
     const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
     unsigned word;
-    std::memcpy(&word, memory + field(0) + row / 8 * field(32) + row % 8 * 16 + k / 8 * field(16) + k % 8 / 2 * 4, 4);
+    const unsigned char *const matrix = shared_memory + field(0) + row / 8 * field(32) + k / 8 * field(16);
+    std::memcpy(&word, matrix + row % 8 * 16 + k % 8 / 2 * 4, 4);
     return word;
 }
 
+// A warpgroup's 64 x 16, in registers, times 16 x columns in shared memory, added to d.
 inline void emulated_wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
-    of_team[warp / 4].sync(128, false);
+    of_warpgroup[warp / 4].sync(128, false);
     for (int i = 0; i < columns / 2; i++) {
         double terms[17] = {d[i]};
         for (int k = 0; k < 16; k++)
             terms[1 + k] = row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
                            half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
-        d[i] = cut_off(terms);
+        d[i] = truncated_sum(terms);
     }
-    of_team[warp / 4].sync(128, false);
+    of_warpgroup[warp / 4].sync(128, false);
 }
 
-// The same with A, 64 rows, in shared memory too: a lane's words of it are those that it would have in registers.
+// The same with A, 64 rows, in shared memory too: a lane reads the words that it would have in registers.
 inline void emulated_wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
     const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, k = threadIdx.x % 4 * 2;
     const unsigned own[4] = {described(a, row, k), described(a, row + 8, k), described(a, row, k + 8),
                              described(a, row + 8, k + 8)};
     emulated_wgmma(d, own, b, columns);
 }
+template <typename A>
+void wgmma_overwrite(float *d, A a, unsigned long long b, int columns) {
+    std::fill_n(d, columns / 2, 0.0f);
+    emulated_wgmma(d, a, b, columns);
+}
+
+// denormals.cuh
+inline float multiply(float a, float b) { return a * b; }
+inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }

@@ -1,17 +1,12 @@
-"""The CUDA kernels with tanh and 2 x 2 maxima behind them, translated to C++ and run on the CPU, against float64.
-
-Indices, edges and values are a GPU's; the order of threads and tanhf's last bits are not.
-"""
+"""The CUDA kernels fused with tanh and 2 x 2 max-pooling, on the CPU, against float64: indices, edges and values."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_emulator import can_emulate, emulate
 from cuda_layers import chip_of
 from test_tanh_pool import arrays, assert_right
 
@@ -20,67 +15,14 @@ from ece408_op.errors import ProblemError
 from ece408_op.kernels.cuda.float32 import sliding_window
 from ece408_op.kernels.cuda.ladder import naive, register_tiled
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Launch
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-
-HERE = Path(__file__).parent
-CHIP = chip_of(80)
-#: A pattern of no number, around the output and in it.
-POISON = np.float32(np.nan)
-
-ENTRIES = {
-    "naive": "naive(x_, w_, y_, 0)",
-    "sliding_window": "sliding_window(x_, w_, y_, 0, images_)",
-    "register_tiled": "register_tiled(x_, w_, y_, 0, images_)",
-}
-#: Threads of naive never wait for one another; a block of its 1024 would need as many stacks.
-ENTRY = """
-static const float *x_, *w_;
-static float *y_;
-static int images_;
-extern "C" int run(const float *x, const float *w, float *y, int images, int grid, int across, int down) {
-    x_ = x, w_ = w, y_ = y, images_ = images, gridDim.x = grid;
-    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
-        if (down > 1)
-            for (int t = 0; t < across * down; t++) threadIdx.x = t %% across, threadIdx.y = t / across, %(call)s;
-        else if (run_block(across, [] { %(call)s; }))
-            return 1;
-    }
-    return 0;
-}
-"""
+pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
 
-def run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, aligned: int, folder: Path):
-    """The kernel's output, the elements around it untouched."""
-    plan = kernel.plan(problem, CHIP, aligned)
-    (launch,) = plan.steps(problem.batch)
-    assert isinstance(launch, Launch)
-    text = kernel.text(plan).replace(
-        "extern __shared__ __align__(16) float weights[];", "float *const weights = reinterpret_cast<float *>(memory);"
-    )
-    source, library = folder / "kernel.cpp", folder / "kernel.so"
-    source.write_text(f'#include <utility>\n#include "cuda_on_cpu.h"\n{text}{ENTRY % {"call": ENTRIES[launch.entry]}}')
-    flags = ["-O1", "-std=c++17", "-w", "-fno-gnu-unique", "-shared", "-fPIC", f"-I{HERE}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True, capture_output=True)
-    placed = [_at(array, aligned) for array in (x, w, np.full(problem.y_shape, POISON))]
-    status = ctypes.CDLL(str(library)).run(
-        *(ctypes.c_void_p(inner.ctypes.data) for _, inner in placed), problem.batch, launch.grid[0], *launch.block[:2]
-    )
-    assert status == 0, "threads wait for ever"
-    around, out = placed[2]
-    assert np.isnan(around).sum() - np.isnan(out).sum() == around.size - out.size, "it wrote beyond its output"
-    return out
-
-
-def _at(array: np.ndarray, aligned: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory full of the pattern, and the array in the middle of it, at a multiple of so many bytes and no more."""
-    around = np.full(array.size + 64, POISON)
-    first = next(n for n in range(16, 48) if (around.ctypes.data + 4 * n) % 32 == aligned % 32)
-    inner = around[first : first + array.size].reshape(array.shape)
-    inner[...] = array
-    return around, inner
+def run(
+    kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, aligned: int, folder: Path
+) -> np.ndarray:
+    return emulate(kernel, problem, kernel.plan(problem, chip_of(80), aligned), x, w, aligned, folder)[0]
 
 
 #: Layers, and what their arrays' addresses are multiples of, which only sliding_window looks at.

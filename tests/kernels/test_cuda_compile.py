@@ -124,23 +124,25 @@ def test_the_compiler_check_sees_an_error_a_warning_and_a_spill():
 
 
 def test_the_compiler_check_sees_products_that_wait_for_one_another():
-    text = split_precision.TEAMS.text(split_precision.TEAMS.plan(COURSE[-1], chip_of(90), 16))
+    text = split_precision.WARPGROUP.text(split_precision.WARPGROUP.plan(COURSE[-1], chip_of(90), 16))
     # A sum that is used while products add to it.
-    used = text.replace("    commit();\n}", "    commit();\n    sums[0][0] += 1.0f;\n}")
+    used = text.replace("        wgmma_commit();\n    }", "        wgmma_commit();\n        sums[0][0] += 1.0f;\n    }")
     assert used != text
-    assert nvrtc.compile_text(used, 90, split_precision.TEAMS.options)["split"].serialized
+    assert nvrtc.compile_text(used, 90, split_precision.WARPGROUP.options)["split_precision_convolution"].serialized
 
 
-def test_teams_keep_their_addresses_in_registers_where_a_filter_row_takes_many_steps():
-    plan = split_precision.TEAMS.plan(ConvProblem(1000, 24, 43, 37, 24, 6), chip_of(90), 16)
-    report = nvrtc.compile_text(split_precision.TEAMS.text(plan), 90, split_precision.TEAMS.options)["split"]
+def test_warpgroups_keep_their_addresses_in_registers_where_a_filter_row_takes_many_steps():
+    plan = split_precision.WARPGROUP.plan(ConvProblem(1000, 24, 43, 37, 24, 6), chip_of(90), 16)
+    report = nvrtc.compile_text(split_precision.WARPGROUP.text(plan), 90, split_precision.WARPGROUP.options)[
+        "split_precision_convolution"
+    ]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
 
 
 def test_a_compiler_older_than_the_chip_is_given_what_it_knows():
     chip, problem = replace(chip_of(90), compiler=(11, 8)), ConvProblem(10_000, 6, 30, 30, 16, 5)
     reason = "NVRTC: at least 12.0, got 11.8; install a CuPy for a newer CUDA"
-    assert split_precision.TEAMS.not_supported_reasons(problem, chip) == [reason]
-    for kernel in (split_precision.ROWS, register_blocked.UNIFORM):
+    assert split_precision.WARPGROUP.not_supported_reasons(problem, chip) == [reason]
+    for kernel in (split_precision.OUTPUT_ROWS, register_blocked.UNIFORM):
         assert not kernel.not_supported_reasons(problem, chip)
         assert nvrtc.compile_text(kernel.text(kernel.plan(problem, chip, 16)), 90, kernel.options, "11.8")

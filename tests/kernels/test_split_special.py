@@ -1,50 +1,86 @@
-"""What split must not lose: values of every size, zeros, infinities and NaN, alone and beside each other."""
+"""Split precision on a GPU: values of every size, infinities and NaN, and the error of long sums."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
+from cuda_layers import CUDA_KERNELS
 from gpu_case import require_gpu
 
 from ece408_op.core import reference
 from ece408_op.core.check import compare
-from ece408_op.kernels.cuda.split_precision import split_precision
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = [
-    split_precision.COLUMNS, split_precision.TEAMS, split_precision.WARPS, split_precision.IMPLICIT,
-    split_precision.ROUNDED_COLUMNS, split_precision.ROUNDED_TEAMS, split_precision.ROUNDED,
-    split_precision.ROUNDED_IMPLICIT,
-]  # fmt: skip
-EXACT = KERNELS[:4]
-#: Channels and filters' size of the kernels that not every layer fits.
-SHAPES = {"fp16x3_one_channel": (1, 7), "fp16x3_implicit_gemm": (6, 5)}
-LAYERS = {1: ConvProblem(37, 1, 20, 22, 9, 5), 3: ConvProblem(37, 3, 20, 22, 9, 5)}
+
+def _kernels(*arithmetics: str, parts: tuple[str, ...] = ("",)) -> pytest.MarkDecorator:
+    """Parametrise over the kernels that compute products so and have one of these parts in their names."""
+    chosen = [k for k in CUDA_KERNELS if k.arithmetic in arithmetics and any(part in k.name for part in parts)]
+    assert len(chosen) >= 7 * len(arithmetics) or parts != ("",)
+    return pytest.mark.parametrize("kernel", chosen, ids=lambda kernel: kernel.name)
 
 
-def _scaled(x: float, w: float) -> Any:
+#: Those that promote their accumulators for sums of any length.
+PROMOTING = _kernels("fp16x3", parts=("warpgroup", "mma_sync"))
+#: Layers in order of preference, of which a test takes the first that the kernel supports: long sums, and what the
+#: kernels for one channel, for short sums and for 1 x 1 filters take.
+LONG_SUMS = [(12, 34, 34, 24, 7), (6, 34, 34, 24, 5), (1, 34, 34, 24, 7), (64, 34, 34, 24, 1)]
+SMALL = [(3, 20, 22, 9, 5), (1, 20, 22, 9, 5), (30, 20, 22, 9, 1)]
+
+
+def _layer(kernel: CudaKernel, batch: int, layers: list[tuple[int, ...]]) -> ConvProblem:
+    """Return the first layer that the kernel supports on this GPU; skip the test, with the reasons, without one."""
+    reasons: list[str] = []
+    for layer in layers:
+        problem = ConvProblem(batch, *layer)
+        reasons = kernel.not_supported_reasons(problem, cuda.chip())
+        if not reasons:
+            return problem
+    pytest.skip("; ".join(reasons))
+
+
+def _run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, times: int = 1) -> np.ndarray:
+    cupy = cuda.cupy()
+    out = cupy.full(problem.y_shape, cupy.nan, "f")
+    for _ in range(times):
+        kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
+    result: np.ndarray = out.get()
+    return result
+
+
+def _random(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(408)
+    return rng.uniform(-1, 1, problem.x_shape).astype(np.float32), rng.standard_normal(problem.w_shape).astype(
+        np.float32
+    )
+
+
+Change = Callable[[np.ndarray, np.ndarray], Any]
+
+
+def _scaled(x: float, w: float) -> Change:
     return lambda a, b: (a.__imul__(np.float32(x)), b.__imul__(np.float32(w)))
 
 
-def _put(which: int, place: tuple, value: float) -> Any:
+def _put(which: int, place: Any, value: float) -> Change:
     return lambda *arrays: arrays[which].__setitem__(place, np.float32(value))
 
 
-def _wide(x: np.ndarray, w: np.ndarray) -> None:
+def _tiny_windows(x: np.ndarray, w: np.ndarray) -> None:
     x[5, :, :10] *= np.float32(1e-12)
     x[5, :, 10:] *= np.float32(1e8)
 
 
-CASES = {
+CASES: dict[str, Change] = {
     "NaN in x": _put(0, (3, 0, 4, 5), np.nan),
     "infinity in the last pixel": _put(0, (36, 0, 19, 21), np.inf),
-    "NaN in w": _put(1, (2, 0, 1, 1), np.nan),
-    "infinity in w": _put(1, (8, 0, 4, 4), np.inf),
+    "NaN in w": _put(1, (2, 0, -1, -1), np.nan),
+    "infinity in w": _put(1, (8, 0, -1, -1), np.inf),
     "x 1e30": _scaled(1e30, 1),
     "x 1e38": _scaled(1e38, 1),
     "x 1e-30": _scaled(1e-30, 1),
@@ -54,126 +90,95 @@ CASES = {
     "both 1e-19": _scaled(1e-19, 1e-19),
     "1e30 and 1e-30": _scaled(1e30, 1e-30),
     "1e-35 and 1e35": _scaled(1e-35, 1e35),
-    "no x": _scaled(0, 1),
-    "no w": _scaled(1, 0),
-    "images of zeros": _put(0, (slice(4, 8),), 0),
-    "an image of denormals": _put(0, (7,), 1e-40),
+    "x of zeros": _scaled(0, 1),
+    "w of zeros": _scaled(1, 0),
+    "images of zeros": _put(0, slice(4, 8), 0),
+    "an image of denormals": _put(0, 7, 1e-40),
     "one value of 1e-20": _put(0, (9, 0, 3, 3), 1e-20),
-    "a filter of zeros": _put(1, (4,), 0),
+    "a filter of zeros": _put(1, 4, 0),
     "one weight of 1e-12": _put(1, (3, 0, 0, 0), 1e-12),
-    "windows of tiny values beside large ones": _wide,
+    "windows of tiny values beside large ones": _tiny_windows,
 }
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_it_is_right_for(kernel):
-    cupy = require_gpu()
-    problem = LAYERS[3]
-    if kernel.not_supported_reasons(problem, cuda.chip()):
-        problem = LAYERS[1]
-    if kernel.not_supported_reasons(problem, cuda.chip()):
-        pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
-    rng = np.random.default_rng(408)
+@_kernels("fp16x3", "fp16x1")
+def test_special_values_are_right(kernel):
+    require_gpu()
+    problem = _layer(kernel, 37, SMALL)
     wrong = {}
     for name, change in CASES.items():
-        x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
-        w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+        x, w = _random(problem)
         with np.errstate(all="ignore"):
             change(x, w)
-        out = cupy.full(problem.y_shape, cupy.nan, "f")
-        kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
-        found = compare(out.get(), x, w, kernel)
+        found = compare(_run(kernel, problem, x, w), x, w, kernel)
         if not found.passed:
             wrong[name] = str(found)
     assert not wrong
 
 
-@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("positive", [False, True], ids=["random", "positive"])
-def test_its_error_is_float32s(kernel, positive):
-    cupy = require_gpu()
-    channels, size = SHAPES.get(kernel.name, (12, 7))
-    problem = ConvProblem(20, channels, 34, 34, 24, size)
-    if kernel.not_supported_reasons(problem, cuda.chip()):
-        pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
+@_kernels("fp16x3")
+@pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
+def test_the_error_is_of_float32s_class(kernel, positive):
+    require_gpu()
+    problem = _layer(kernel, 20, LONG_SUMS)
     rng = np.random.default_rng(408)
-    x = rng.integers(0, 256, problem.x_shape) if positive else rng.uniform(-1, 1, problem.x_shape)
-    w = rng.uniform(0, 1, problem.w_shape) if positive else rng.standard_normal(problem.w_shape)
-    x, w = x.astype(np.float32), w.astype(np.float32)
-    out = cupy.full(problem.y_shape, cupy.nan, "f")
-    kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
-    found = compare(out.get(), x, w, kernel)
+    x, w = _random(problem)
+    if positive:
+        x = rng.integers(0, 256, problem.x_shape).astype(np.float32)
+        w = rng.uniform(0, 1, problem.w_shape).astype(np.float32)
+    found = compare(_run(kernel, problem, x, w), x, w, kernel)
     assert found.passed
-    # Far below the bound, which adds up what in fact mostly cancels: twice what cuDNN's float32 was seen to make here.
+    # Far below the bound, which adds up errors that cancel in fact: twice what cuDNN's float32 was seen to err here.
     assert found.scaled < (3.5e-6 if positive else 7e-7)
 
 
-def _long_sums(
-    kernel: Any, x: Any, w: Any, filters: int = 24, channels: int = 12, size: int = 7
-) -> tuple[np.ndarray, np.ndarray]:
-    """What the kernel makes of inputs that the generators give, and what it should; sums of 49 products or of many."""
-    cupy = require_gpu()
-    channels, size = SHAPES.get(kernel.name, (channels, size))
-    problem = ConvProblem(8, channels, 34, 34, filters, size)
-    if kernel.not_supported_reasons(problem, cuda.chip()):
-        pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
-    x, w = x(problem.x_shape).astype(np.float32), w(problem.w_shape).astype(np.float32)
-    out = cupy.full(problem.y_shape, cupy.nan, "f")
-    kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
-    return out.get(), reference.convolve(x, w)
+def _relative_shortfall(out: np.ndarray, exact: np.ndarray) -> float:
+    return float(((exact - out) * exact).sum() / (exact * exact).sum())
 
 
-@pytest.mark.parametrize("kernel", [split_precision.TEAMS, split_precision.WARPS], ids=lambda kernel: kernel.name)
-def test_sums_do_not_come_out_too_small(kernel):
-    # Cut off towards zero 37 times, they fell short by 5.4 units of 2^-23 in the mean; of one channel by less than one.
-    rng = np.random.default_rng(408)
-    out, exact = _long_sums(kernel, lambda shape: rng.uniform(-1, 1, shape), rng.standard_normal)
-    short = ((exact - out) * exact).sum() / (exact * exact).sum()
-    assert abs(short) < 2 * 2.0**-23
+@PROMOTING
+def test_sums_are_not_too_small_in_the_mean(kernel):
+    # Truncated 37 times, they fell short by 5.4 units of 2^-23 in the mean; of one channel by less than one.
+    require_gpu()
+    problem = _layer(kernel, 8, LONG_SUMS)
+    x, w = _random(problem)
+    assert abs(_relative_shortfall(_run(kernel, problem, x, w), reference.convolve(x, w))) < 2 * 2.0**-23
 
 
-# 24 channels of 8 x 8: so many steps that those of fp16x3_warpgroup are a loop.
+# 24 channels of 8 x 8: so many k-steps that those of fp16x3_warpgroup are a loop.
 @pytest.mark.parametrize(("channels", "size"), [(12, 7), (24, 8)])
 @pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
-@pytest.mark.parametrize("kernel", [split_precision.TEAMS, split_precision.WARPS], ids=lambda kernel: kernel.name)
-def test_long_sums_that_are_parted_lose_less(kernel, positive, channels, size):
+@PROMOTING
+def test_promotion_lowers_the_error_of_long_sums(kernel, positive, channels, size):
     # Of 588 products, added up by tensor cores alone, positive ones fell short by 21 units of 2^-23 in the mean, where
-    # they do by 2 now, and mixed ones erred by up to 1.9e-7 of sum |x||w|.
+    # they do by 2 with promotion, and mixed ones erred by up to 1.9e-7 of sum |x||w|.
+    require_gpu()
+    problem = _layer(kernel, 8, [(channels, 34, 34, 16, size)])
     rng = np.random.default_rng(408)
-
-    def mixed(shape: tuple[int, ...]) -> np.ndarray:
-        return rng.uniform(-1, 1, shape)
-
-    def nonnegative(shape: tuple[int, ...]) -> np.ndarray:
-        return rng.uniform(0, 1, shape)
-
-    draw = nonnegative if positive else mixed
-    out, exact = _long_sums(kernel, draw, draw, 16, channels, size)
-    short = ((exact - out) * exact).sum() / (exact * exact).sum()
-    assert abs(short) < (4 if positive else 2) * 2.0**-23
+    low = 0 if positive else -1
+    x, w = (rng.uniform(low, 1, shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
+    out, exact = _run(kernel, problem, x, w), reference.convolve(x, w)
+    assert abs(_relative_shortfall(out, exact)) < (4 if positive else 2) * 2.0**-23
     if not positive:
         mean = channels * size**2 / 4  # of sum |x||w|: each factor is 1/2 in the mean
         assert np.abs(out - exact).max() / mean < 1.2e-7
 
 
-@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
+@_kernels("fp16x3")
 def test_sums_of_small_integers_are_exact(kernel):
+    require_gpu()
+    problem = _layer(kernel, 8, LONG_SUMS)
     rng = np.random.default_rng(408)
-    out, exact = _long_sums(kernel, lambda shape: rng.integers(0, 256, shape), lambda shape: rng.integers(-8, 9, shape))
-    assert np.array_equal(out, exact)
+    x = rng.integers(0, 256, problem.x_shape).astype(np.float32)
+    w = rng.integers(-8, 9, problem.w_shape).astype(np.float32)
+    assert np.array_equal(_run(kernel, problem, x, w), reference.convolve(x, w))
 
 
-@pytest.mark.parametrize("kernel", EXACT, ids=lambda kernel: kernel.name)
+@_kernels("fp16x3")
 def test_images_that_cannot_be_split_leave_the_others_alone(kernel):
-    cupy = require_gpu()
-    problem = LAYERS[1].with_batch(600)
-    if kernel.not_supported_reasons(problem, cuda.chip()):
-        pytest.skip("; ".join(kernel.not_supported_reasons(problem, cuda.chip())))
-    rng = np.random.default_rng(408)
-    x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
-    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    require_gpu()
+    problem = _layer(kernel, 600, SMALL[1:])
+    x, w = _random(problem)
     x[::7, 0, 3, 3] = np.inf
-    out = cupy.full(problem.y_shape, cupy.nan, "f")
-    for _ in range(3):  # the list of images is emptied each time
-        kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
-        assert compare(out.get(), x, w, kernel).passed
+    # Three times: the list of images is emptied each time.
+    assert compare(_run(kernel, problem, x, w, times=3), x, w, kernel).passed

@@ -1,6 +1,6 @@
-"""The candidate tiles: every one whose sums fit the registers and whose planes fit shared memory.
+"""The candidate tiles of each kernel: all whose sums fit the registers and whose stages fit shared memory.
 
-Which of them is taken is for their prices to say (_cost_model.py).
+The cost model (_cost_model.py) chooses among them.
 """
 
 from __future__ import annotations
@@ -8,300 +8,339 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any, NamedTuple
 
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div
 
 from ._shared_memory_layout import NO_TAP, folded_layout, layout, row_taps
-from ._tile import Tile, copied, cuts
+from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, OutputRowsTile, WarpgroupTile
 
-#: A tile has no more images.
-MOST_IMAGES = 16
-#: Images of a tile of one channel whose inputs are worth copying a tile ahead: of two it took longer.
-_MANY_IMAGES = 8
-#: Bytes of filters that mma.sync has in shared memory; more are read from the cache.
+#: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
+#: multiprocessors without a tile.
+MOST_IMAGES, _MOST_POSITIONS = 16, 4096
+#: Images of a one-channel tile from which on prefetching the input is worth it: with two it took longer.
+_PREFETCHED_IMAGES = 8
+#: Bytes of filters that ``mma.sync`` kernels keep in shared memory; larger ones are read from L2.
 _MOST_FILTERS = 100 * 1024
-#: Share of the shared memory that wgmma's filters may take.
+#: The share of shared memory that wgmma's filters may take.
 _MOST_SHARE = 0.7
-#: Registers of a thread for the pixels that stay with it, and, by warps of a block, for sums and filters; where sums
-#: are parted every few steps, for three registers of a sum instead of two.
-_KEPT = 64
-_SUMS, _CHUNKED_SUMS = {8: 100, 12: 72}, {8: 104, 12: 72}
-#: Steps after which sums are parted, whole pairs and threes; of sums shorter than LONG_SUM there is little to win.
-_CHUNK, LONG_SUM = 6, 9
-#: Registers for filters, and pixels or sums, where filters stay: of 128 of a thread, of 168. Tiles of filters then.
+#: Registers of a thread for words of positions that stay there; by math warps of a block, those for sums and filters,
+#: with two registers per sum, and with the three that accumulator promotion needs.
+_KEPT_REGISTERS = 64
+_SUM_REGISTERS, _PROMOTED_SUM_REGISTERS = {8: 100, 12: 72}, {8: 104, 12: 72}
+#: K-steps between promotions, a multiple of the two and of the three that loops take at a time; sums of fewer k-steps
+#: than LONG_SUM gain little from promotion.
+_PROMOTION_INTERVAL, LONG_SUM = 6, 9
+#: Where filters stay in registers: registers for them, of 128 and of 168 per thread, and the most column tiles.
 _MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
-#: Warps by four that multiply; registers of each of their threads, the fewer, the more for loaders, and how many to
-#: leave beside sums and fragments, such that the compiler neither spilled nor let products wait for one another; column
-#: tiles, of all rows of sums, that it did so for with sums that are parted. Of so few rows of sums long ones are always
-#: parted: where three teams have no registers for that, two have, for so many tiles.
-_TEAMS, _TEAM_REGISTERS, _CHUNKED_TILES = 3, {144: 44, 152: 28}, 6
-_FEW_SETS, _FEW_TEAMS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
-#: Of ``fp16x3_implicit_gemm``: teams; loading warps, with the registers of a team's thread beside so many; how many of these  # noqa: E501
-#: to leave beside sums and filters; positions of one instruction at most.
-_IMPLICIT_TEAMS, _IMPLICIT_LOADERS, _IMPLICIT_OTHERS, _MOST_ACROSS = 2, {8: 200, 4: 216}, 32, 184
-#: Steps of its sums and of those of ``fp16x3_output_rows``, which are not parted, at most: of uniform positive data those of 14  # noqa: E501
-#: err by up to twice as much as cuDNN's on the same layer, those of 21 by up to 2.8 times.
-_MOST_UNPARTED = 14
-#: Rows of filters with fewer words than this are not taken step by step.
-_LEAST_ROW = 7
-#: Steps that are worth doing one by one, where rows share nothing.
-_MOST_STEPS = 24
-#: Tiles so much larger than shared memory are looked at: rows and planes may lie closer together than at first.
+#: Of ``warpgroup_mma.cu``: warpgroups that multiply; the registers of their threads, with those to leave besides sums
+#: and fragments so that the compiler neither spills nor serializes wgmmas (the fewer, the more the producers get); and
+#: column tiles of all output rows for which promotion then fits. With at most two output rows, two warpgroups with
+#: more registers promote more column tiles.
+_WARPGROUPS, _WARPGROUP_REGISTERS, _PROMOTED_TILES = 3, {144: 44, 152: 28}, 6
+_FEW_ROWS, _FEW_WARPGROUPS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
+#: Of ``implicit_gemm.cu``: warpgroups; producer warps, with the registers of a math thread; registers to leave besides
+#: sums and filters; the most positions per instruction.
+_IMPLICIT_WARPGROUPS, _IMPLICIT_PRODUCERS, _IMPLICIT_OTHERS, _MOST_WGMMA_N = 2, {8: 200, 4: 216}, 32, 184
+#: The most k-steps of the kernels that do not promote: on uniform positive data, sums of 14 err by up to twice as much
+#: as cuDNN's on the same layer, sums of 21 by up to 2.8 times.
+_MOST_UNPROMOTED = 14
+#: The fewest words of a filter row for which k-steps go row by row, and the most k-steps where they do not.
+_LEAST_ROW, _MOST_STEPS = 7, 24
+#: Tiles that exceed shared memory by this factor are candidates: the cost model may find a closer layout.
 _NEARLY = 1.1
 
 
-def _stationary(tiles: int, warps: int, a_tile: int, others: int, most: int) -> int | None:
-    """How many tiles a warp keeps where so many registers for each, and some others, fit; None where one does not."""
+class _Region(NamedTuple):
+    """Images, lines and columns of a tile, and the input that it needs."""
+
+    images: int
+    lines: int
+    columns: int
+    whole: bool  # whole rows
+    width: int
+    height: int
+    copy_floats: int
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"tile_images": self.images, "tile_lines": self.lines, "tile_columns": self.columns,
+                "copy_floats": self.copy_floats}  # fmt: skip
+
+
+def _copy_floats(problem: ConvProblem, rows: int, aligned: int) -> int:
+    """Return the floats per copy of whole input rows: all copies start at multiples of them."""
+    starts = [problem.height * problem.width, rows * problem.width, problem.width]
+    if rows >= problem.output_height:
+        starts = [problem.channels * problem.height * problem.width]
+    return next(v for v in (4, 2, 1) if 4 * v <= aligned and all(n % v == 0 for n in starts))
+
+
+def _cuts(problem: ConvProblem, position_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield images, lines and columns of tiles: several images, one, bands of one, then parts of bands."""
+    lines, width = ceil_div(problem.output_height, position_rows), problem.output_width
+    for images in (16, 12, 8, 6, 5, 4, 3, 2):
+        if images * lines * width <= _MOST_POSITIONS and images <= problem.batch:
+            yield images, lines, width
+    for bands in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64):
+        if bands <= lines:
+            yield 1, ceil_div(lines, bands), width
+    for parts in (2, 3, 4, 6, 8, 12, 16):
+        columns = ceil_div(width, parts)
+        if 8 <= columns <= 256:
+            for high in sorted({min(lines, n) for n in (4, 8, 16)}):
+                yield 1, high, columns
+    # Whole units of 64 positions.
+    for columns, high in ((64, 1), (64, 2), (32, 2), (32, 4), (16, 4), (16, 8), (21, 3), (21, 6)):
+        if columns < width and high <= lines:
+            yield 1, high, columns
+
+
+def _regions(problem: ConvProblem, chip: Chip, rows: int, aligned: int, components: int) -> Iterator[_Region]:
+    """Yield every region whose split input may fit shared memory; a position is ``rows`` output rows of a column."""
+    for images, lines, columns in _cuts(problem, rows):
+        whole = columns == problem.output_width
+        width = problem.width if whole else columns + problem.kernel - 1
+        height = rows * lines + problem.kernel - 1
+        if 4 * components * images * problem.channels * height * width <= chip.shared_bytes:
+            floats = _copy_floats(problem, rows * lines, aligned) if whole else 1
+            yield _Region(images, lines, columns, whole, width, height, floats)
+
+
+def _input_sources(problem: ConvProblem, region: _Region, rows: int) -> tuple[bool, ...]:
+    """Return the values of input_from_global to try: True only for a whole image, whose rows are contiguous."""
+    whole = region.images == 1 and rows * region.lines >= problem.output_height and region.whole
+    return (False, True) if whole else (False,)
+
+
+def _kept_tiles(tiles: int, warps: int, per_tile: int, others: int, most: int) -> int | None:
+    """Return how many column tiles a warp keeps in registers, of as few groups as fit; None where not one fits."""
     for groups in range(1, warps + 1):
         each = ceil_div(tiles, groups)
-        if warps % groups == 0 and ceil_div(tiles, each) == groups and a_tile * each + others <= most:
+        if warps % groups == 0 and ceil_div(tiles, each) == groups and per_tile * each + others <= most:
             return each
     return None
 
 
-def _columns_warps(steps: int, tiles: int, stays: bool) -> tuple[int, int]:
-    """NC and NP, as timed: 8 warps store in fewer places at a time, but with few sums each they wait for products."""
-    if tiles < 3 and steps > 2:
-        return 12, 4
-    return 8, 4 if stays and steps > 2 else 8
-
-
-def by_columns(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for one channel, two outputs of a row a position (``one_channel.cu``)."""
+def one_channel_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[OneChannelTile]:
     width, pixels = problem.output_width, problem.output_height * problem.output_width
     if problem.channels != 1 or width % 2 or pixels % 4:
         return
-    ways = [(images, problem.output_height) for images in (1, 2, 3, 4, 5, 6, 8, 12, 16) if images <= problem.batch]
+    sizes = [(images, problem.output_height) for images in (1, 2, 3, 4, 5, 6, 8, 12, 16) if images <= problem.batch]
     if width % 4 == 0:
-        ways += [(1, ceil_div(problem.output_height, n)) for n in range(2, problem.output_height + 1)]
+        sizes += [(1, ceil_div(problem.output_height, n)) for n in range(2, problem.output_height + 1)]
     tiles = ceil_div(2 * problem.filters, 8)
-    for images, lines in ways:
-        high = lines + problem.kernel - 1
-        if 4 * images * high * problem.width > chip.shared_bytes:
+    for images, lines in sizes:
+        height = lines + problem.kernel - 1
+        if 4 * images * height * problem.width > chip.shared_bytes:
             continue
-        stride, plane, taps = folded_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), high)
-        steps = len(taps) // 8
-        stays = tiles <= _MOST_TILES and 2 * parts * steps * (tiles + 2) <= _MOST_KEPT
-        kept = 1 if stays else next((n for n in (2, 1) if steps * n * 4 * parts <= _KEPT), 0)
-        if not kept:
+        stride, plane, taps = folded_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), height)
+        k_steps = len(taps) // 8
+        stays = tiles <= _MOST_TILES and 2 * components * k_steps * (tiles + 2) <= _MOST_KEPT
+        m_tiles = 1 if stays else next((n for n in (2, 1) if k_steps * n * 4 * components <= _KEPT_REGISTERS), 0)
+        if not m_tiles:
             return
-        warps, loaders = _columns_warps(steps, tiles, stays)
-        for direct in (False, True):
-            tile = Tile(
-                parts, 2, 1, images, lines, width // 2, stride, plane, taps, 0, tiles, warps,
-                copied(problem, 1, lines, True, aligned), loaders, pixels=kept, stationary=stays, folded=True,
-                direct=direct, shared_weights=not stays and steps * tiles * 256 * parts <= _MOST_FILTERS,
-                y_vector=aligned // 4,
+        # As measured: 8 math warps store to fewer places at a time, but with few sums each they wait for products.
+        few = tiles < 3 and k_steps > 2
+        for from_global in (False, True):
+            tile = OneChannelTile(
+                problem, components, images, lines, width // 2, stride, plane, taps, tiles, 12 if few else 8,
+                _copy_floats(problem, lines, aligned), producer_warps=4 if few or (stays and k_steps > 2) else 8,
+                m_tiles=m_tiles, filters_in_registers=stays, input_from_global=from_global, store_floats=aligned // 4,
+                filters_in_shared=not stays and k_steps * tiles * 256 * components <= _MOST_FILTERS,
             )  # fmt: skip
-            further = replace(tile, ahead=not direct and images >= _MANY_IMAGES)
-            yield from [each for each in (further, tile) if each.shared_bytes(problem) <= chip.shared_bytes][:1]
+            prefetching = replace(tile, prefetch_input=not from_global and images >= _PREFETCHED_IMAGES)
+            yield from [each for each in (prefetching, tile) if each.shared_bytes <= chip.shared_bytes][:1]
 
 
-def _copied_or_not(problem: ConvProblem, images: int, rows: int, columns: int) -> tuple[bool, ...]:
-    """DIRECT: inputs are read twice from the cache only for a whole image, where all rows follow one another."""
-    whole = images == 1 and rows >= problem.output_height and columns == problem.output_width
-    return (False, True) if whole else (False,)
-
-
-def by_rows(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for filters that stay in registers, inputs shared by rows of outputs (``output_rows.cu``)."""
-    tiles, words = ceil_div(problem.filters, 8), len(row_taps(problem.channels, problem.kernel))
-    row_steps = ceil_div(words, 8)
-    if parts == 2 and problem.kernel * row_steps > _MOST_UNPARTED:
+def output_rows_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[OutputRowsTile]:
+    tiles, row_k_steps = ceil_div(problem.filters, 8), ceil_div(len(row_taps(problem.channels, problem.kernel)), 8)
+    if components == 2 and problem.kernel * row_k_steps > _MOST_UNPROMOTED:
         return
-    for sets, first in product((1, 2, 3, 4), (False, True)):
-        # Of two tiles' filters as A the sums of eight positions are as many as those of one tile's for 16.
-        filters, sums = 2 * parts * problem.kernel * row_steps, (2 if first else 4) * parts * sets
-        each = _stationary(tiles, 8, filters + sums, 8 * parts, _MOST_STATIONARY)
-        if each is None or sets > problem.output_height or (first and each % 2):
+    for rows, filters_are_a in product((1, 2, 3, 4), (False, True)):
+        # With two tiles of filters as A, eight positions have as many sums as 16 have with one tile as B.
+        filters, sums = 2 * components * problem.kernel * row_k_steps, (2 if filters_are_a else 4) * components * rows
+        each = _kept_tiles(tiles, 8, filters + sums, 8 * components, _MOST_STATIONARY)
+        if each is None or rows > problem.output_height or (filters_are_a and each % 2):
             continue
-        for images, lines, columns in cuts(problem, sets):
-            whole = columns == problem.output_width
-            width = problem.width if whole else columns + problem.kernel - 1
-            high = sets * lines + problem.kernel - 1
-            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
+        for region in _regions(problem, chip, rows, aligned, components):
+            pairs = region.columns % 2 == 0 and problem.output_width % 2 == 0 and aligned >= 8
+            if filters_are_a and not pairs:
                 continue
-            pairs = columns % 2 == 0 and problem.output_width % 2 == 0 and aligned >= 8
-            if first and not pairs:
-                continue
-            step = 2 if pairs and not first else 1
             stride, plane, taps, _ = layout(
-                problem.channels, problem.kernel, 1, sets, columns, width, high, step, whole_rows=True
+                problem.channels, problem.kernel, 1, rows, region.columns, region.width, region.height,
+                2 if pairs and not filters_are_a else 1, whole_rows=True,
+            )  # fmt: skip
+            runs = region.whole and problem.output_height * region.columns % 4 == 0
+            runs = runs and (
+                rows * region.lines >= problem.output_height or rows * region.lines * region.columns % 4 == 0
             )
-            vector = copied(problem, sets, lines, whole, aligned)
-            for direct in _copied_or_not(problem, images, sets * lines, columns):
-                tile = Tile(
-                    parts, 1, sets, images, lines, columns, stride, plane, taps, row_steps, each, 8, vector,
-                    direct=direct, stationary=True, shared_weights=False, pairs=pairs, filters_first=first,
-                )  # fmt: skip
-                runs = whole and problem.output_height * columns % 4 == 0
-                runs = runs and (sets * lines >= problem.output_height or sets * lines * columns % 4 == 0)
-                knows_bulk = chip.capability >= (9, 0) and chip.compiler >= (12, 0)
-                bulk = knows_bulk and aligned == 16 and pairs and runs
-                for way, ahead in product((True, False) if bulk else (False,), (False,) if direct else (True, False)):
-                    found = replace(tile, bulk=way, ahead=ahead)
-                    if found.shared_bytes(problem) <= chip.shared_bytes:
-                        yield found
+            knows_bulk = chip.capability >= (9, 0) and chip.compiler >= (12, 0)
+            bulk = knows_bulk and aligned == 16 and pairs and runs
+            for from_global in _input_sources(problem, region, rows):
+                for bulk_store, prefetch in product(
+                    (True, False) if bulk else (False,), (False,) if from_global else (True, False)
+                ):
+                    tile = OutputRowsTile(
+                        problem, components, **region.sizes, row_stride=stride, plane_stride=plane, taps=taps,
+                        group_tiles=each, math_warps=8, row_accumulators=rows, row_k_steps=row_k_steps,
+                        input_from_global=from_global, prefetch_input=prefetch, bulk_store=bulk_store,
+                        paired_stores=pairs, filters_are_a=filters_are_a,
+                    )  # fmt: skip
+                    if tile.shared_bytes <= chip.shared_bytes:
+                        yield tile
 
 
-def chunk_of(steps: int, parts: int) -> int:
-    """CHUNK: steps after which sums are parted, 0 where they are not."""
-    return _CHUNK if parts == 2 and steps >= LONG_SUM else 0
+def wanted_interval(k_steps: int, components: int) -> int:
+    """Return the k-steps between promotions that sums of this length should have; 0: none."""
+    return _PROMOTION_INTERVAL if components == 2 and k_steps >= LONG_SUM else 0
 
 
-def _shapes(steps: int, tiles: int, parts: int) -> Iterator[tuple[int, int, bool, int]]:
-    """MT, NT, KEEP_A and NC that fit the registers."""
-    if steps * 4 * parts <= _KEPT:
-        for pixels in (2, 1):
-            if steps * pixels * 4 * parts <= _KEPT:
-                yield pixels, tiles, True, 12
+def _mma_sync_shapes(k_steps: int, tiles: int, components: int) -> Iterator[dict[str, Any]]:
+    """Yield m_tiles, group_tiles, inputs_in_registers and math_warps that fit the registers."""
+    if k_steps * 4 * components <= _KEPT_REGISTERS:
+        for m_tiles in (2, 1):
+            if k_steps * m_tiles * 4 * components <= _KEPT_REGISTERS:
+                yield {"m_tiles": m_tiles, "group_tiles": tiles, "inputs_in_registers": True, "math_warps": 12}
         return
-    chunked = chunk_of(steps, parts) > 0
-    for warps, room in (_CHUNKED_SUMS if chunked else _SUMS).items():
-        for pixels in (4, 3, 2, 1):
+    interval = wanted_interval(k_steps, components)
+    for warps, registers in (_PROMOTED_SUM_REGISTERS if interval else _SUM_REGISTERS).items():
+        for m_tiles in (4, 3, 2, 1):
             for groups in range(1, tiles + 1):
                 each = ceil_div(tiles, groups)
-                fits = 4 * ((parts + chunked) * pixels + parts) * each <= room
+                fits = 4 * ((components + (interval > 0)) * m_tiles + components) * each <= registers
                 if fits and (groups == 1 or ceil_div(tiles, each) == groups):
-                    yield pixels, each, False, warps
+                    yield {"m_tiles": m_tiles, "group_tiles": each, "math_warps": warps, "promotion_interval": interval}
                     break
 
 
-def by_warps(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for warps by themselves (``mma_sync.cu``)."""
+def mma_sync_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[MmaSyncTile]:
     out = problem.output_height * problem.output_width
     for rows in (1, 2, 4) if problem.channels == 1 else (1,):
         if rows > problem.output_height:
             continue
         tiles = ceil_div(rows * problem.filters, 8)
-        for images, lines, columns in cuts(problem, rows):
-            whole = columns == problem.output_width
-            width = problem.width if whole else columns + problem.kernel - 1
-            high = rows * lines + problem.kernel - 1
-            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
-                continue
-            straight = whole and rows == 1 and out % 4 == 0 and (lines == problem.output_height or columns % 4 == 0)
-            vector = copied(problem, rows, lines, whole, aligned)
-            for quads in (True, False) if straight and aligned == 16 else (False,):
+        for region in _regions(problem, chip, rows, aligned, components):
+            contiguous = region.whole and rows == 1 and out % 4 == 0
+            contiguous = contiguous and (region.lines == problem.output_height or region.columns % 4 == 0)
+            for quads in (True, False) if contiguous and aligned == 16 else (False,):
                 stride, plane, taps, _ = layout(
-                    problem.channels, problem.kernel, rows, 0, columns, width, high, 4 if quads else 1
-                )
-                steps = len(taps) // 8
-                shapes = [shape for shape in _shapes(steps, tiles, parts) if not (quads and shape[0] % 2)]
-                ways = _copied_or_not(problem, images, rows * lines, columns)
-                for (pixels, each, keep_a, warps), direct in product(shapes, ways):
-                    tile = Tile(
-                        parts, rows, 1, images, lines, columns, stride, plane, taps, 0, each, warps, vector,
-                        pixels=pixels, keep_a=keep_a, direct=direct, quads=quads,
-                        shared_weights=steps * tiles * 256 * parts <= _MOST_FILTERS,
-                        chunk=0 if keep_a else chunk_of(steps, parts),
+                    problem.channels, problem.kernel, rows, 0, region.columns, region.width, region.height,
+                    4 if quads else 1,
+                )  # fmt: skip
+                k_steps = len(taps) // 8
+                shapes = list(_mma_sync_shapes(k_steps, tiles, components))
+                for shape, from_global in product(shapes, _input_sources(problem, region, rows)):
+                    if quads and shape["m_tiles"] % 2:
+                        continue
+                    tile = MmaSyncTile(
+                        problem, components, **region.sizes, row_stride=stride, plane_stride=plane, taps=taps,
+                        filter_shifts=rows, input_from_global=from_global, quad_stores=quads,
+                        filters_in_shared=k_steps * tiles * 256 * components <= _MOST_FILTERS, **shape,
                     )  # fmt: skip
-                    if tile.shared_bytes(problem) <= chip.shared_bytes:
+                    if tile.shared_bytes <= chip.shared_bytes:
                         yield tile
 
 
-def _team_groups(tiles: int, sets: int, parts: int, registers: int) -> tuple[int, int] | None:
-    """How many groups of how many column tiles a block has whose sums fit the registers."""
-    others = 8 * parts + _TEAM_REGISTERS[registers]
+def _warpgroup_groups(tiles: int, rows: int, components: int, registers: int) -> tuple[int, int] | None:
+    """Return groups per block, and column tiles per group, of as few groups as have registers for their sums."""
+    others = 8 * components + _WARPGROUP_REGISTERS[registers]
     for groups in range(1, tiles + 1):
         each = ceil_div(tiles, groups)
-        if (12 if parts == 2 else 4) * each * sets + others <= registers and each * parts <= 32:
+        if (12 if components == 2 else 4) * each * rows + others <= registers and each * components <= 32:
             return groups, each
     return None
 
 
-def _parting(chunk: int, sets: int, each: int, registers: int) -> tuple[int, int, int] | None:
-    """CHUNK, teams and registers of their threads for rows of sums of so many column tiles, whose threads have so many
-    registers where three teams multiply; None where sums are to be parted, and have no registers for it."""
-    if chunk == 0 or sets * each <= _CHUNKED_TILES:
-        return chunk, _TEAMS, registers
-    if sets > _FEW_SETS:
-        return 0, _TEAMS, registers
-    return (chunk, _FEW_TEAMS, _FEW_REGISTERS) if sets * each <= _FEW_TILES else None
+def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int, int, int] | None:
+    """Return the promotion interval, warpgroups and registers for ``each`` column tiles of ``rows`` output rows.
+
+    None where sums should be promoted and no number of warpgroups has the registers.
+    """
+    if interval == 0 or rows * each <= _PROMOTED_TILES:
+        return interval, _WARPGROUPS, registers
+    if rows > _FEW_ROWS:
+        return 0, _WARPGROUPS, registers
+    return (interval, _FEW_WARPGROUPS, _FEW_REGISTERS) if rows * each <= _FEW_TILES else None
 
 
-def by_teams(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for groups of four warps (``warpgroup_mma.cu``), those among them that nearly fit."""
-    ways = [(1, sets) for sets in (1, 2, 3, 4) if len(row_taps(problem.channels, problem.kernel)) >= _LEAST_ROW]
-    ways += [(rows, 0) for rows in ((1, 2, 4) if problem.channels <= 3 else (1,))]
-    for rows, by_row in ways:
-        sets = max(1, by_row)
-        down, tiles = rows * sets, ceil_div(rows * problem.filters, 8)
+def warpgroup_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[WarpgroupTile]:
+    """Yield every tile of ``warpgroup_mma.cu``, those included that nearly fit."""
+    ways = [(1, rows) for rows in (1, 2, 3, 4) if len(row_taps(problem.channels, problem.kernel)) >= _LEAST_ROW]
+    ways += [(shifts, 0) for shifts in ((1, 2, 4) if problem.channels <= 3 else (1,))]
+    for shifts, by_row in ways:
+        rows = max(1, by_row)
+        down, tiles = shifts * rows, ceil_div(shifts * problem.filters, 8)
         if down > problem.output_height:
             continue
-        for images, lines, columns in cuts(problem, down):
-            whole = columns == problem.output_width
-            width = problem.width if whole else columns + problem.kernel - 1
-            high = down * lines + problem.kernel - 1
-            if 4 * parts * images * problem.channels * high * width > chip.shared_bytes:
-                continue
-            stride, plane, taps, row_steps = layout(
-                problem.channels, problem.kernel, rows, by_row, columns, width, high
+        for region in _regions(problem, chip, down, aligned, components):
+            stride, plane, taps, row_k_steps = layout(
+                problem.channels, problem.kernel, shifts, by_row, region.columns, region.width, region.height
             )
-            if not by_row and len(taps) > 8 * _MOST_STEPS:
+            k_steps = len(taps) // 8
+            if not by_row and k_steps > _MOST_STEPS:
                 continue
-            vector = copied(problem, down, lines, whole, aligned)
-            for blocks, direct in product(range(1, tiles + 1), _copied_or_not(problem, images, down * lines, columns)):
-                # Loaders that copy rows do not do with the fewer registers.
-                most = [r for r in _TEAM_REGISTERS if direct or r == min(_TEAM_REGISTERS)]
-                groups = {r: _team_groups(ceil_div(tiles, blocks), sets, parts, r) for r in most}
+            for blocks, from_global in product(range(1, tiles + 1), _input_sources(problem, region, down)):
+                # Producers that copy rows need more registers.
+                most = [r for r in _WARPGROUP_REGISTERS if from_global or r == min(_WARPGROUP_REGISTERS)]
+                groups = {r: _warpgroup_groups(ceil_div(tiles, blocks), rows, components, r) for r in most}
                 found = groups[most[-1]]
                 if found is None or ceil_div(ceil_div(tiles, found[1]), found[0]) != blocks:
                     continue
-                if len(taps) // 8 * found[0] * found[1] * 256 * parts > chip.shared_bytes * _MOST_SHARE:
+                if k_steps * found[0] * found[1] * 256 * components > chip.shared_bytes * _MOST_SHARE:
                     continue
                 registers = next(r for r in most if groups[r] == found)
-                shared_out = _parting(chunk_of(len(taps) // 8, parts), sets, found[1], registers)
-                if shared_out is None:
+                promotion = _promotion(wanted_interval(k_steps, components), rows, found[1], registers)
+                if promotion is None:
                     continue
-                chunk, teams, registers = shared_out
-                tile = Tile(
-                    parts, rows, sets, images, lines, columns, stride, plane, taps, row_steps, found[1],
-                    4 * teams, vector, teams=teams, registers=registers, direct=direct, filter_blocks=blocks,
-                    chunk=chunk,
+                interval, warpgroups, registers = promotion
+                tile = WarpgroupTile(
+                    problem, components, **region.sizes, row_stride=stride, plane_stride=plane, taps=taps,
+                    group_tiles=found[1], math_warps=4 * warpgroups, filter_shifts=shifts, row_accumulators=rows,
+                    row_k_steps=row_k_steps, consumer_registers=registers, input_from_global=from_global,
+                    filter_blocks=blocks, promotion_interval=interval,
                 )  # fmt: skip
-                if tile.shared_bytes(problem) <= _NEARLY * chip.shared_bytes:
+                if tile.shared_bytes <= _NEARLY * chip.shared_bytes:
                     yield tile
 
 
-def by_implicit(problem: ConvProblem, chip: Chip, aligned: int, parts: int) -> Iterator[Tile]:
-    """Every tile for filters in registers, inputs as wgmma's B (``implicit_gemm.cu``)."""
+def implicit_gemm_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[ImplicitGemmTile]:
     columns, out = ceil_div(problem.output_width, 2), problem.output_height * problem.output_width
     reach = ceil_div(problem.kernel + 1, 2)
     pairs = problem.output_width % 2 == 0 and aligned >= 8
-    for down in (1, 2, 4):
-        if down > problem.output_height:
+    for rows in (1, 2, 4):
+        if rows > problem.output_height:
             continue
-        high = ceil_div(problem.kernel + down - 1, down)
-        steps = ceil_div(ceil_div(down * problem.channels, 4) * reach * high, 2)
-        most = (min(_IMPLICIT_LOADERS.values()) - _IMPLICIT_OTHERS - 4 * steps) * 2 // parts // 8 * 8
-        if most < 8 or (parts == 2 and steps > _MOST_UNPARTED):
+        height = ceil_div(problem.kernel + rows - 1, rows)
+        k_steps = ceil_div(ceil_div(rows * problem.channels, 4) * reach * height, 2)
+        most = (min(_IMPLICIT_PRODUCERS.values()) - _IMPLICIT_OTHERS - 4 * k_steps) * 2 // components // 8 * 8
+        if most < 8 or (components == 2 and k_steps > _MOST_UNPROMOTED):
             continue
-        tiles = 4 // down
-        for images, lines, width in cuts(problem, down):
+        tiles = 4 // rows
+        for images, lines, width in _cuts(problem, rows):
             if width != problem.output_width:
                 continue
-            # Two pieces at least: one tile for each team would leave none to load.
+            # At least two pieces: with one tile per warpgroup none would be left to load.
             strips = ceil_div(columns, 8)
-            parts_of_lines = max(ceil_div(8 * lines, min(most, _MOST_ACROSS)), 2 if images * strips == 1 else 1)
-            across = 8 * ceil_div(lines, parts_of_lines)
-            if images * strips * ceil_div(8 * lines, across) < 2:
+            pieces_down = max(ceil_div(8 * lines, min(most, _MOST_WGMMA_N)), 2 if images * strips == 1 else 1)
+            wgmma_n = 8 * ceil_div(lines, pieces_down)
+            if images * strips * ceil_div(8 * lines, wgmma_n) < 2:
                 continue
             stride = columns + reach - 1
-            whole = down * lines >= problem.output_height
+            all_rows = rows * lines >= problem.output_height
             bulk = aligned == 16 and pairs and out % 4 == 0
-            bulk = bulk and (whole or down * lines * problem.output_width % 4 == 0)
-            ways = product((2, 1, 0) if bulk else (0,), (True, False), _IMPLICIT_LOADERS.items())
-            for outs, ahead, (loaders, registers) in ways:
-                tile = Tile(
-                    parts, 1, down, images, lines, columns, stride, 4 * (lines + high - 1) * stride,
-                    (NO_TAP,) * 8 * steps, 0, tiles, 4 * _IMPLICIT_TEAMS, copied(problem, down, lines, True, aligned),
-                    loaders, _IMPLICIT_TEAMS, registers, pairs=pairs, ahead=ahead,
-                    bulk=outs > 0, outs=outs,
-                    one_run=down * lines == problem.output_height and 8 * tiles >= problem.filters,
-                    shared_weights=parts == 2, filter_blocks=ceil_div(ceil_div(problem.filters, 8), tiles),
-                    across=across,
+            bulk = bulk and (all_rows or rows * lines * problem.output_width % 4 == 0)
+            ways = product((2, 1, 0) if bulk else (0,), (True, False), _IMPLICIT_PRODUCERS.items())
+            for stages, prefetch, (producers, registers) in ways:
+                tile = ImplicitGemmTile(
+                    problem, components, images, lines, columns, stride, 4 * (lines + height - 1) * stride,
+                    (NO_TAP,) * 8 * k_steps, tiles, 4 * _IMPLICIT_WARPGROUPS,
+                    _copy_floats(problem, rows * lines, aligned),
+                    row_accumulators=rows, producer_warps=producers, consumer_registers=registers, wgmma_n=wgmma_n,
+                    prefetch_input=prefetch, bulk_store=stages > 0, output_stages=max(1, stages), paired_stores=pairs,
+                    whole_images=rows * lines == problem.output_height and 8 * tiles >= problem.filters,
+                    filter_blocks=ceil_div(ceil_div(problem.filters, 8), tiles),
                 )  # fmt: skip
-                if tile.shared_bytes(problem) <= chip.shared_bytes:
+                if tile.shared_bytes <= chip.shared_bytes:
                     yield tile

@@ -1,40 +1,67 @@
-// The multiplying warps of split where filters fit registers, by wgmma (sm_90a): filters are its A, inputs its B.
+// implicit_gemm: an implicit GEMM by wgmma (sm_90a) that reads its inputs from shared memory, without an im2col copy.
 //
-// An implicit GEMM: a position (i, j) stands for RA rows of two outputs. Inputs lie in shared memory (implicit_gemm_operands.cu)
-// in units of eight values, 16 bytes from one position to the next, as B wants them: a descriptor names two units of
-// ACROSS positions, eight neighbouring ones of so many lines, and one that begins a position or a line further what filters
-// meet there. Lines are S positions long.
+//                                   wgmma_n positions: eight neighbours of each of PIECE_LINES lines, in shared memory
+//                                 +-----------------------------------------------+
+//     64 rows of A: filters in    |  sums in registers: main (x_high w_high),     |
+//     registers (high) and in     |  cross (x_high w_low + x_low w_high)          |
+//     shared memory (low)         +-----------------------------------------------+
 //
-//     A (64 x 16 products)   row 16 w + 8 q + g: filter_of_row((w % NT) * 8 + g), for the outputs w / NT down and q to the right
-//     B (16 x ACROSS)        two units of so many positions
-//     D (64 x ACROSS)        in registers: a lane has both outputs of two neighbouring positions
+// A position is row_accumulators rows of two outputs. Row 16 w + 8 q + g of A is filter filter_of_row((w %
+// group_tiles) 8 + g), moved w / group_tiles rows down and q columns to the right. A k-step is two units
+// (implicit_gemm_operands.cu); the descriptor of another unit is the same one with another start, so the im2col matrix
+// exists only as addresses.
 //
-// High parts of filters stay in registers, low ones in shared memory; the warps themselves read nothing.
-// Two teams take turns: one's outputs are stored while the other's products are multiplied.
+// Two warpgroups take turns ("ping-pong" in CUTLASS): one stores its sums while the other's products are multiplied.
 //
-// Arithmetic: 3 (PARTS 2) or 1 times 64 x 16 KSTEPS products a position, of which RA x 2 x M x C K K are wanted. Bytes:
-// x once and K - 1 rows more for each band of rows; y once. Limits: what fits a team's registers, 4 KSTEPS for filters
-// and ACROSS / 2 or ACROSS for sums; shared memory's rate, of which B takes half where nothing waits; of more than
-// 32 / RA filters every block splits the inputs anew.
+// Arithmetic: 3 (once with one component) times 64 x 16 k_steps products per position, of which row_accumulators x 2 x
+// M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once. What limits it: shared memory, of whose
+// rate B takes half, and the registers of a thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Each block
+// of 32 / row_accumulators filters splits the inputs again. Restrictions: sm_90a; at most 14 k-steps, which are not
+// promoted. See "Asynchronous warpgroup level matrix instructions" in the PTX ISA.
 
-constexpr int TEAMS = 2, UNITS = IMG * PIECES;                 // at least one unit of a tile for each team
-constexpr int FILTER = BULK ? OUT_PITCH : PIXELS;              // floats from one filter's outputs to the next
+constexpr int WARPGROUPS = 2, UNITS = Config::tile_images * PIECES;  // at least one unit of a tile per warpgroup
+constexpr int K_STEPS = Config::k_steps, SUMS = Config::wgmma_n / 2, ROW_OUTPUTS = Config::row_accumulators;
+constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
+constexpr int OUTPUT_STAGES = Config::output_stages, OUTPUT_STAGE = Config::staged_outputs / OUTPUT_STAGES;
 
-// The teams queue products in turn: while one's are multiplied, the other stores. It is told so many steps before the
-// last: waking took it some 550 cycles.
-constexpr int MOST_EARLY = KSTEPS < 6 ? 1 : KSTEPS / 3, WAKING = 600 / (ACROSS / 2 * (PARTS == 2 ? 3 : 1)) + 1;
-constexpr int TOLD = KSTEPS - (WAKING < MOST_EARLY ? WAKING : MOST_EARLY);
+// The other warpgroup may start when this one has so many k-steps left: waking it took some 550 cycles.
+constexpr int MOST_STEPS_AHEAD = K_STEPS < 6 ? 1 : K_STEPS / 3;
+constexpr int WAKING_STEPS = 600 / (SUMS * (COMPONENTS == 2 ? 3 : 1)) + 1;
+constexpr int HANDOVER_STEP = K_STEPS - (WAKING_STEPS < MOST_STEPS_AHEAD ? WAKING_STEPS : MOST_STEPS_AHEAD);
 
-constexpr bool ALL_LINES = OH % (RA * TR) == 0 && TR % LINES == 0;  // a lane stores all lines of a piece, or none
+constexpr bool ALL_LINES = OH % (ROW_OUTPUTS * Config::tile_lines) == 0 && Config::tile_lines % PIECE_LINES == 0;
 
-// Where unit number `unit` of those that filters meet lies, seen from a position, in units: the last one twice where two
-// are wanted, once for filters of nothing.
-__device__ constexpr int place_of(int unit) { return unit / (KP * SR) * (PL / 4) + unit / KP % SR * S + unit % KP; }
+// Offset of a unit of the filters from a position, in 16 bytes.
+__device__ constexpr int unit_offset(int unit) {
+    return unit / (FILTER_PAIRS * FILTER_LINES) * (Config::plane_stride / 4) +
+           unit / FILTER_PAIRS % FILTER_LINES * Config::row_stride + unit % FILTER_PAIRS;
+}
 
-// Outputs of one position: the two of its row, of which the second may not be there.
+// Main loop of one piece, whose first position's units begin at `b`. On exit the sums are complete.
+__device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], float *cross,
+                                          const unsigned (&filters)[K_STEPS][4], Descriptor low_filters, Descriptor b,
+                                          int warpgroup) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < K_STEPS; k++) {
+        if (k == HANDOVER_STEP) mbarrier_arrive(s.barriers + MAY_MULTIPLY + 1 - warpgroup);
+        // Two units; the last one twice where there is no other, for filters that are zero.
+        const int first = unit_offset(2 * k), second = unit_offset(min(2 * k + 1, FILTER_UNITS - 1));
+        const Descriptor both = b + (first | (second - first) << 16);
+        if (k == 0) WGMMA_REGISTERS_OVERWRITE(main, filters[k], both);
+        else WGMMA_REGISTERS(main, filters[k], both);
+        if (COMPONENTS < 2) continue;
+        if (k == 0) WGMMA_SHARED_OVERWRITE(cross, low_filters, both);
+        else WGMMA_SHARED(cross, low_filters + k * 128, both);
+        WGMMA_REGISTERS(cross, filters[k], both + LOW / 4);
+    }
+    wgmma_commit();
+}
+
+// Both outputs of one position and row, of which the second may not exist.
 __device__ __forceinline__ void store(float *to, float first, float second, int column) {
-    if (PAIRS) {
-        if (BULK) *reinterpret_cast<float2 *>(to) = make_float2(first, second);
+    if (Config::paired_stores) {
+        if (Config::bulk_store) *reinterpret_cast<float2 *>(to) = make_float2(first, second);
         else __stcs(reinterpret_cast<float2 *>(to), make_float2(first, second));
     } else {
         __stcs(to, first);
@@ -42,100 +69,100 @@ __device__ __forceinline__ void store(float *to, float first, float second, int 
     }
 }
 
-// Say that the copy engine has read the outputs of that turn, which this team gave it; none remain.
-__device__ __forceinline__ int all_read(const Shared &s, int turn) {
-    await_read();
-    arrive(s.gates + OUT_EMPTY + turn % 2);
+// Announce that the copy engine has read the outputs of that iteration, which this warpgroup gave it. Returns -1: none
+// remain.
+__device__ __forceinline__ int release_output(const Shared &s, int iteration) {
+    wait_until_output_is_read();
+    mbarrier_arrive(s.barriers + OUTPUT_STORED + iteration % 2);
     return -1;
 }
 
-__device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *global, int images, int items) {
-    const int lane = threadIdx.x % 32, team = __shfl_sync(~0u, threadIdx.x / 128, 0), g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / 32 % 4, block = blockIdx.x % MBLOCKS;
-    const int own_filter = filter_of_row(warp % NT * 8 + g), filter = block * (8 * NT) + own_filter, down = warp / NT;
-    // Of two neighbouring positions some lanes stage the second one first, so that four filters' lie in different banks.
-    const int later = BULK && (NT == 1 ? g % 2 : g / 2 % 2) ? 2 : 0;
-    const uint4 *const own = reinterpret_cast<const uint4 *>(global) + block * (PARTS * KSTEPS * 128) + threadIdx.x % 128;
-    unsigned a[KSTEPS][4];
+// The math warps' loop over tiles. Warpgroups take the pieces of all tiles in turn, so that none waits for one that
+// has one more piece of a tile.
+__device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
+    const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / 32 % 4, block = blockIdx.x % Config::filter_blocks;
+    const int down = warp / Config::group_tiles;
+    const int own_filter = filter_of_row(warp % Config::group_tiles * 8 + g);
+    const int filter = block * (8 * Config::group_tiles) + own_filter;
+    // Some lanes stage the second of two neighbouring positions first, so that four filters' lie in different banks.
+    const int swap = Config::bulk_store && (Config::group_tiles == 1 ? g % 2 : g / 2 % 2) ? 2 : 0;
+    const uint4 *const from =
+        reinterpret_cast<const uint4 *>(global) + block * (COMPONENTS * K_STEPS * 128) + threadIdx.x % 128;
+    unsigned filters[K_STEPS][4];
 #pragma unroll
-    for (int k = 0; k < KSTEPS; k++) {
-        const uint4 four = own[k * 128];
-        a[k][0] = four.x, a[k][1] = four.y, a[k][2] = four.z, a[k][3] = four.w;
+    for (int k = 0; k < K_STEPS; k++) {
+        const uint4 four = from[k * 128];
+        filters[k][0] = four.x, filters[k][1] = four.y, filters[k][2] = four.z, filters[k][3] = four.w;
     }
-    // Core matrices without a swizzle: of filters 128 bytes apart along the products, 256 along the rows.
-    const unsigned long long low = address_of(s.filters) >> 4 | (128ull >> 4) << 16 | (256ull >> 4) << 32;
-    int turn = 0, mine = team, done = 0, sent = -1, number = blockIdx.x / MBLOCKS;
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2;
-        await(s.gates + FULL + half, turn / 2);
-        number = after(s, half);
-        const Restore restore(s.e[half], s.columns[min(filter, NTILES * 8 - 1)]);
-        // The teams take the units of all tiles in turn, so that none waits for one that has one more.
-        int unit = mine;
+    const Descriptor low_filters = matrix_descriptor(shared_address(s.filters), 128, 256);
+    int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x / Config::filter_blocks;
+    for (; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2, output_stage = iteration % OUTPUT_STAGES;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        number = next_tile(s, stage);
+        const OutputScale scale(s.exponents[stage], s.filter_scales[min(filter, Config::column_tiles * 8 - 1)]);
+        int unit = next_unit;
 #pragma unroll 1
-        for (; unit < UNITS; unit += TEAMS) {
-            const int image = unit / PIECES, strip = unit % STRIPS, line = unit % PIECES / STRIPS * LINES;
-            const unsigned at = address_of(s.planes + half * STAGE + image * IMAGE_WORDS) / 16 + line * S + 8 * strip;
-            unsigned long long b = at | (unsigned long long)(S) << 32;  // the next line's eight
-            asm volatile("" : "+l"(b));  // otherwise every step's is worked out beforehand, and kept
-            float high[ACROSS / 2], cross[PARTS == 2 ? ACROSS / 2 : 1];  // the first products are not added to anything
-            if (team || done) await(s.gates + MAY + team, done - 1 + team);
-            fence();
-#pragma unroll
-            for (int k = 0; k < KSTEPS; k++) {
-                if (k == TOLD) arrive(s.gates + MAY + 1 - team);
-                const int first = place_of(2 * k), second = place_of(min(2 * k + 1, UP * SR * KP - 1));
-                const unsigned long long both = b + (first | (second - first) << 16);
-                if (k == 0) FIRST_MMA_HIGH(high, a[k], both);
-                else MMA_HIGH(high, a[k], both);
-                if (PARTS < 2) continue;
-                if (k == 0) FIRST_MMA_LOW(cross, low, both);
-                else MMA_LOW(cross, low + k * 128, both);
-                MMA_HIGH(cross, a[k], both + LOW / 4);
-            }
-            commit();
+        for (; unit < UNITS; unit += WARPGROUPS) {
+            const int image = unit / PIECES, strip = unit % STRIPS, line = unit % PIECES / STRIPS * PIECE_LINES;
+            const unsigned at = shared_address(s.stages + stage * Config::stage_words + image * IMAGE_WORDS) / 16 +
+                                line * Config::row_stride + 8 * strip;
+            Descriptor b = at | Descriptor(Config::row_stride) << 32;  // the next line's eight positions
+            hide_from_compiler(b);  // otherwise it precomputes the descriptors of all k-steps, and keeps them
+            float main[SUMS], cross[COMPONENTS == 2 ? SUMS : 1];
+            if (warpgroup || done) mbarrier_wait(s.barriers + MAY_MULTIPLY + warpgroup, done - 1 + warpgroup);
+            main_loop(s, main, cross, filters, low_filters, b, warpgroup);
             done++;
-            wait<0>();
-            if (unit + TEAMS >= UNITS) arrive(s.gates + EMPTY + half);
-            if (BULK && sent >= 0) sent = all_read(s, sent);
-            if (BULK && turn >= OUTS) await(s.gates + OUT_EMPTY + (turn - OUTS) % 2, (turn - OUTS) / 2);
+            wgmma_wait<0>();
+            if (unit + WARPGROUPS >= UNITS) mbarrier_arrive(s.barriers + EMPTY + stage);
+            if (Config::bulk_store && given >= 0) given = release_output(s, given);
+            if (Config::bulk_store && iteration >= OUTPUT_STAGES)
+                mbarrier_wait(s.barriers + OUTPUT_STORED + (iteration - OUTPUT_STAGES) % 2,
+                              (iteration - OUTPUT_STAGES) / 2);
 
+            // Epilogue: to the staging area or to y.
             const int column = 16 * strip + 4 * t;
-            float *const staged = s.out + turn % OUTS * (OUT_FLOATS / OUTS) + image * (FILTERS_HERE * OUT_PITCH) + own_filter * FILTER;
-            float *const map = image_of(y, item.image + image, OUTPUTS) + filter * index_t(FILTER) + item.row * index_t(OW);
-            float *const to = (BULK ? staged : map) + (line * RA + down) * OW + column;
-            const int real = filter < M && image < item.images ? min(TR, (OH - item.row - down + RA - 1) / RA) - line : 0;
-            // Lines that have the position stored first, and the other.
-            const int first = column + later < 2 * TW ? real : 0, second = column + 2 - later < 2 * TW ? real : 0;
+            float *const staged = s.output + output_stage * OUTPUT_STAGE +
+                                  image * (Config::block_filters * Config::output_pitch) + own_filter * FILTER_PITCH;
+            float *const map =
+                image_of(y, tile.image + image, OUTPUTS) + filter * index_t(FILTER_PITCH) + tile.row * index_t(OW);
+            float *const to = (Config::bulk_store ? staged : map) + (line * ROW_OUTPUTS + down) * OW + column;
+            const int lines =
+                filter < M && image < tile.images
+                    ? min(Config::tile_lines, (OH - tile.row - down + ROW_OUTPUTS - 1) / ROW_OUTPUTS) - line : 0;
+            // Lines that have the position stored first, and the other one.
+            const int first_lines = column + swap < 2 * Config::tile_columns ? lines : 0;
+            const int second_lines = column + 2 - swap < 2 * Config::tile_columns ? lines : 0;
 #pragma unroll
-            for (int i = 0; i < LINES; i++) {
-                float v[2][2];  // of positions 2 t and 2 t + 1
+            for (int i = 0; i < PIECE_LINES; i++) {
+                float v[2][2];  // of positions 2 t and 2 t + 1, both outputs
 #pragma unroll
                 for (int j = 0; j < 2; j++)
 #pragma unroll
                     for (int q = 0; q < 2; q++) {
                         const int d = 4 * i + 2 * q + j;
-                        v[j][q] = PARTS == 2 ? fmaf(cross[PARTS == 2 ? d : 0], 1.0f / 2048, high[d]) : high[d];
-                        v[j][q] = restore(v[j][q], high[d]);
+                        v[j][q] = scale(join_sums(main[d], cross[COMPONENTS == 2 ? d : 0]), main[d]);
                     }
-                float *const row = to + i * (RA * OW);
-                const float here[] = {later ? v[1][0] : v[0][0], later ? v[1][1] : v[0][1]};
-                const float there[] = {later ? v[0][0] : v[1][0], later ? v[0][1] : v[1][1]};
-                if (ALL_LINES ? first > 0 : i < first) store(row + later, here[0], here[1], column + later);
-                if (ALL_LINES ? second > 0 : i < second) store(row + 2 - later, there[0], there[1], column + 2 - later);
+                float *const row = to + i * (ROW_OUTPUTS * OW);
+                const float first[] = {swap ? v[1][0] : v[0][0], swap ? v[1][1] : v[0][1]};
+                const float second[] = {swap ? v[0][0] : v[1][0], swap ? v[0][1] : v[1][1]};
+                if (ALL_LINES ? first_lines > 0 : i < first_lines) store(row + swap, first[0], first[1], column + swap);
+                if (ALL_LINES ? second_lines > 0 : i < second_lines)
+                    store(row + 2 - swap, second[0], second[1], column + 2 - swap);
             }
         }
-        mine = unit - UNITS;
-        if (!BULK) continue;
-        make_visible();
-        arrive(s.gates + OUT_FULL + half);
-        // Whoever had the last unit gives the copy engine the tile's outputs. What was staged there before is read by then.
-        if (mine != TEAMS - 1) continue;
-        await(s.gates + OUT_FULL + half, turn / 2);
-        send(s.out + turn % OUTS * (OUT_FLOATS / OUTS), y, item, lane * 4 + warp, 128);
-        sent = turn;
-        if (OUTS == 1) sent = all_read(s, sent);
+        next_unit = unit - UNITS;
+        if (!Config::bulk_store) continue;
+        fence_staged_output();
+        mbarrier_arrive(s.barriers + OUTPUT_STAGED + stage);
+        // The warpgroup that had the last piece gives the copy engine the tile's outputs, when all of them are staged.
+        if (next_unit != WARPGROUPS - 1) continue;
+        mbarrier_wait(s.barriers + OUTPUT_STAGED + stage, iteration / 2);
+        store_staged_output(s.output + output_stage * OUTPUT_STAGE, y, tile, lane * 4 + warp, 128);
+        given = iteration;
+        if (OUTPUT_STAGES == 1) given = release_output(s, given);
     }
-    await_read();
+    wait_until_output_is_read();
 }

@@ -1,66 +1,122 @@
-// implicit_gemm_operands: a tile's input for implicit_gemm.cu, in units of eight 16-bit floats, high and low.
+// implicit_gemm_operands: the operands of implicit_gemm.cu, which wgmma reads from shared memory without an im2col
+// copy.
 //
-// Word (r, c) of a pair of columns holds both of them of input row r of RA and channel c; four words in that order are a
-// unit. A plane has one unit of every pair, S for a line of RA rows, then the next unit's plane begins.
+//     a stage   [component][image][unit][line][column pair] units of four words, 16 bytes: one row of a core matrix
 //
-// Inputs are split by the scale of the tile before, and looked at meanwhile; only where theirs is another, again.
+// A line is `row_accumulators` input rows. Word (r, c) of a column pair holds both columns of row r of the line and
+// channel c; four words in that order are a unit. Neighbouring column pairs lie 16 bytes apart, as wgmma's B wants its
+// columns.
+//
+// Input is split with the scale of the tile before, and its range is found on the way: one pass instead of two. Only
+// where the scale turns out to be another one, it is split again.
 
-// Tiles whose inputs are there or on their way; pairs of columns of a line, and of an image.
-constexpr int RAWS = 1 + AHEAD, PAIRS_IN = TW + KP - 1, LINES_IN = PL / 4 / S;
+constexpr int ROWS_PER_LINE = Config::row_accumulators;
+constexpr int UNITS_PER_PAIR = (ROWS_PER_LINE * C + 3) / 4;
+// Column pairs, and lines, that a filter reaches.
+constexpr int FILTER_PAIRS = (K + 2) / 2, FILTER_LINES = (K + 2 * ROWS_PER_LINE - 2) / ROWS_PER_LINE;
+constexpr int FILTER_UNITS = UNITS_PER_PAIR * FILTER_PAIRS * FILTER_LINES;
+// A piece is what one series of wgmmas computes: eight positions of PIECE_LINES lines. An image has STRIPS of them
+// across.
+constexpr int PIECE_LINES = Config::wgmma_n / 8, STRIPS = (Config::tile_columns + 7) / 8;
+constexpr int PIECES = (Config::tile_lines + PIECE_LINES - 1) / PIECE_LINES * STRIPS;
+// Column pairs and lines of a stage.
+constexpr int INPUT_PAIRS = Config::tile_columns + FILTER_PAIRS - 1;
+constexpr int INPUT_LINES = Config::plane_stride / 4 / Config::row_stride;
 
-// Threads of a line: sixteens, the last ones idle, where that takes no more rounds, for sixteen lanes that read one line
-// read from different banks.
-__device__ constexpr int rounds(int line_threads) { return (IMG * LINES_IN * line_threads + LOADERS - 1) / LOADERS; }
-constexpr int SIXTEENS = (PAIRS_IN + 15) / 16 * 16;
-constexpr int LINE_THREADS = rounds(SIXTEENS) == rounds(PAIRS_IN) ? SIXTEENS : PAIRS_IN, QUANTITY = LINES_IN * LINE_THREADS;
-
-// The copy engine brings so many bytes, a multiple of 16, and tells the gate, which opens once it has had all of them.
-__device__ __forceinline__ void bring(float *to, const float *from, int bytes, Gate *gate) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
-                 "l"(from), "r"(bytes), "r"(address_of(gate)) : "memory");
+// Which row of A, of eight per warp, a filter has, and the reverse: chosen such that the staged outputs of four lanes
+// lie 16 banks apart where those of neighbouring filters lie four apart.
+constexpr bool SPREADS_FILTERS = Config::output_pitch % 8 == 4;
+__device__ __forceinline__ int row_of(int filter) {
+    if (!SPREADS_FILTERS) return filter;
+    if (Config::group_tiles == 1) return filter / 2 + filter % 2 * 4;
+    return filter / 16 * 16 + filter % 4 / 2 * 8 + filter % 2 * 4 + filter % 16 / 4;
 }
-__device__ __forceinline__ void expect(Gate *gate, int bytes) {
-    asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}" ::"r"(address_of(gate)), "r"(bytes)
-                 : "memory");
+__device__ __forceinline__ int filter_of_row(int row) {
+    if (!SPREADS_FILTERS) return row;
+    if (Config::group_tiles == 1) return row % 4 * 2 + row / 4;
+    return row / 16 * 16 + row % 4 * 4 + row / 8 % 2 * 2 + row / 4 % 2;
 }
 
-// By one lane of a warp; or, of rows that are not aligned, by all loading threads.
-__device__ __forceinline__ void bring_tile(const Shared &s, const float *x, const Item &item, int buffer, int thread) {
-    float *const raw = s.raw + buffer * RAW;
-    if (XV < 4) {
-        load(raw, x, item, thread);
+// As in operands.cu, for filter 8 tile + n. Its rows of A are the outputs of a position: two columns of each row. The
+// high components lie as a lane's A registers, the low ones behind them as core matrices.
+__device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
+                                                      int tile, int n, int t) {
+    unsigned used = 0;
+    const int block = tile / Config::group_tiles;
+#pragma unroll 1
+    for (int output = 0; output < 4 * ROWS_PER_LINE; output++) {  // of a position, and of both units of the k-step
+        const int word = output % 2, right = output / 2 % 2, down = output / 4, unit = 2 * k_step + word;
+        const int at = unit / (FILTER_PAIRS * FILTER_LINES) * 4 + t, c = at % C, q = unit % FILTER_PAIRS * 2 - right;
+        const int p = unit / FILTER_PAIRS % FILTER_LINES * ROWS_PER_LINE + at / C - down;
+        const int row = row_of(tile % Config::group_tiles * 8 + n);
+        const int warp = down * Config::group_tiles + row / 8, g = row % 8;
+        const bool real = unit < FILTER_UNITS && at < ROWS_PER_LINE * C && tile * 8 + n < Config::filter_columns &&
+                          p >= 0 && p < K;
+        const float first = real && q >= 0 && q < K ? filter[(c * K + p) * K + q] * scale : 0.0f;
+        const float second = real && q >= -1 && q < K - 1 ? filter[(c * K + p) * K + q + 1] * scale : 0.0f;
+        const unsigned high = to_fp16x2(first, second);
+        unsigned *const to = filters + (block * COMPONENTS * Config::k_steps + k_step) * 512;
+        to[(warp * 32 + g * 4 + t) * 4 + right + 2 * word] = high;
+        if (first != 0 || second != 0) used |= 1u << n;
+        if (COMPONENTS == 2) {
+            const unsigned low = fp16x2_residual(first, second, high);
+            to[Config::k_steps * 512 + (((warp * 2 + right) * 2 + word) * 8 + g) * 4 + t] = low;
+            if (low & 0x7fff7fff) used |= 256u << n;
+        }
+    }
+    return used;
+}
+
+// Producers: start copying a tile's input. Aligned rows by the copy engine, which one lane asks; others by all
+// threads.
+__device__ __forceinline__ void load_tile(const Shared &s, const float *x, const WorkTile &tile, int buffer,
+                                          int thread) {
+    float *const to = s.input + buffer * STAGED_INPUT;
+    if (Config::copy_floats < 4) {
+        load_input(to, x, tile, thread);
     } else if (thread % 32 == 0) {
-        const float *const from = image_of(x, item.image, IMAGE) + index_t(item.row) * W;
-        Gate *const gate = s.gates + ARRIVED + buffer;
-        const int bytes = WHOLE ? 4 * item.images * RAW_IMAGE : 4 * item.rows() * W;
-        for (int c = 0; c < (WHOLE ? 1 : C); c++) bring(raw + c * (RAW_ROWS * W), from + c * (index_t(H) * W), bytes, gate);
-        expect(gate, WHOLE ? bytes : C * bytes);
+        const float *const from = image_of(x, tile.image, IMAGE) + index_t(tile.row) * W;
+        Barrier *const barrier = s.barriers + INPUT_LOADED + buffer;
+        const int bytes = WHOLE_IMAGES ? 4 * tile.images * INPUT_SIZE : 4 * tile.input_rows() * W;
+        for (int c = 0; c < (WHOLE_IMAGES ? 1 : C); c++)
+            bulk_load(to + c * (Config::input_rows * W), from + c * (index_t(H) * W), bytes, barrier);
+        mbarrier_arrive_expect_bytes(barrier, WHOLE_IMAGES ? bytes : C * bytes);
     }
 }
 
-// Every unit of the tile: a thread has all of a pair of columns. Of all inputs the largest magnitude and the smallest but
-// zero, as bits; the smallest one less.
-__device__ __forceinline__ void convert(unsigned *planes, const float *from, const Item &item, float scale, unsigned &most,
-                                        unsigned &least, int thread) {
-    // Rows and columns beyond the input meet filters of nothing, but must be numbers.
-    constexpr bool ALL_ROWS = TILES_Y == 1 && LINES_IN * RA <= H, ALL_COLUMNS = 2 * PAIRS_IN <= W;
-    const int rows = item.rows();
-    most = 0, least = ~0u;
+// Threads of a line of units: a multiple of 16 where that takes no more iterations, so that 16 lanes, which read from
+// one line, read from different banks.
+__device__ constexpr int iterations(int line_threads) {
+    return (Config::tile_images * INPUT_LINES * line_threads + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
+}
+constexpr int ROUNDED_PAIRS = (INPUT_PAIRS + 15) / 16 * 16;
+constexpr int LINE_THREADS = iterations(ROUNDED_PAIRS) == iterations(INPUT_PAIRS) ? ROUNDED_PAIRS : INPUT_PAIRS;
+constexpr int IMAGE_THREADS = INPUT_LINES * LINE_THREADS;
+
+// Producers: every unit of the stage; a thread makes all units of a column pair. Returns the range of this warp's
+// share. Rows and columns beyond the input meet filters that are zero, but must be numbers.
+__device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
+                                             int thread) {
+    constexpr bool ALL_ROWS = Config::tiles_down == 1 && INPUT_LINES * ROWS_PER_LINE <= H;
+    constexpr bool ALL_COLUMNS = 2 * INPUT_PAIRS <= W;
+    const int rows = tile.input_rows();
+    Range range;
 #pragma unroll 1
-    for (int at = thread; at < item.images * QUANTITY; at += LOADERS) {
+    for (int at = thread; at < tile.images * IMAGE_THREADS; at += PRODUCER_THREADS) {
         const int line_of_all = at / LINE_THREADS, pair = at - line_of_all * LINE_THREADS, column = 2 * pair;
-        const int image = IMG == 1 ? 0 : at / QUANTITY, line = line_of_all - image * LINES_IN, row = line * RA;
-        if (pair >= PAIRS_IN) continue;
-        const float *const x = from + image * INPUTS + row * index_t(ROW) + column;
-        unsigned *const to = planes + image * IMAGE_WORDS + (line * S + pair) * 4;
+        const int image = Config::tile_images == 1 ? 0 : at / IMAGE_THREADS, line = line_of_all - image * INPUT_LINES;
+        const int row = line * ROWS_PER_LINE;
+        if (pair >= INPUT_PAIRS) continue;
+        const float *const from = input + image * INPUT_IMAGE + row * index_t(INPUT_ROW) + column;
+        unsigned *const to = stage + image * IMAGE_WORDS + (line * Config::row_stride + pair) * 4;
 #pragma unroll
-        for (int unit = 0; unit < UP; unit++) {
+        for (int unit = 0; unit < UNITS_PER_PAIR; unit++) {
             unsigned high[4], low[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int word = 4 * unit + i, down = word / C, c = word % C;
-                const bool inside = word < RA * C && (ALL_ROWS || row + down < rows);
-                const float *const two = x + c * CHANNEL + down * ROW;
+                const bool inside = word < ROWS_PER_LINE * C && (ALL_ROWS || row + down < rows);
+                const float *const two = from + c * INPUT_CHANNEL + down * INPUT_ROW;
                 float a = 0.0f, b = 0.0f;
                 if (W % 2 == 0) {
                     if (inside && (ALL_COLUMNS || column < W)) {
@@ -71,59 +127,72 @@ __device__ __forceinline__ void convert(unsigned *planes, const float *from, con
                     if (inside && (ALL_COLUMNS || column < W)) a = two[0];
                     if (inside && (ALL_COLUMNS || column + 1 < W)) b = two[1];
                 }
-                if (word < RA * C) look_at(a, most, least), look_at(b, most, least);
+                if (word < ROWS_PER_LINE * C) range.add(a), range.add(b);
                 a *= scale, b *= scale;
-                high[i] = to_halves(a, b), low[i] = PARTS == 2 ? to_rest(a, b, high[i]) : 0;
+                high[i] = to_fp16x2(a, b), low[i] = COMPONENTS == 2 ? fp16x2_residual(a, b, high[i]) : 0;
             }
-            unsigned *const at_unit = to + unit * PL;
+            unsigned *const at_unit = to + unit * Config::plane_stride;
             *reinterpret_cast<uint4 *>(at_unit) = make_uint4(high[0], high[1], high[2], high[3]);
-            if (PARTS == 2) *reinterpret_cast<uint4 *>(at_unit + LOW) = make_uint4(low[0], low[1], low[2], low[3]);
+            if (COMPONENTS == 2)
+                *reinterpret_cast<uint4 *>(at_unit + LOW) = make_uint4(low[0], low[1], low[2], low[3]);
         }
     }
-    most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
+    range.join_warp();
+    return range;
 }
 
-__device__ __forceinline__ void loader(const Shared &s, const float *x, float *y, int *marks, int images, int items) {
-    const int thread = threadIdx.x - COMPUTE, blocks = gridDim.x / MBLOCKS;
-    int number = blockIdx.x / MBLOCKS, coming = number + blocks, turn = 0, looks = 0, lowest = 0, highest = 0, e = 0;
-    find_range(s.columns, lowest, highest);
-    const bool brings = XV < 4 || __shfl_sync(~0u, thread / 32, 0) == 0;
-    if (brings) {
-        bring_tile(s, x, Item(number, images), 0, thread);
-        if (AHEAD && coming < items) bring_tile(s, x, Item(coming, images), 1, thread);
+// The producer warps' loop over tiles: load, wait for an empty stage, split (again if the scale changed), announce the
+// full stage. Loads run one tile ahead, or two with prefetch_input.
+__device__ __forceinline__ void produce(const Shared &s, const float *x, float *y, int *state, int images, int tiles) {
+    constexpr int BUFFERS = 1 + Config::prefetch_input;
+    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / Config::filter_blocks;
+    int number = blockIdx.x / Config::filter_blocks, coming = number + blocks, iteration = 0, splits = 0;
+    int lowest = 0, highest = 0, exponent = 0;
+    find_filter_exponents(s, lowest, highest);
+    const bool loads = Config::copy_floats < 4 || __shfl_sync(~0u, thread / 32, 0) == 0;
+    if (loads) {
+        load_tile(s, x, WorkTile(number, images), 0, thread);
+        if (Config::prefetch_input && coming < tiles) load_tile(s, x, WorkTile(coming, images), 1, thread);
     }
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2, buffer = turn % RAWS;
-        const int wanted = AHEAD ? coming : number;
-        if (turn && wanted < items && brings)
-            bring_tile(s, x, Item(wanted, images), (turn + RAWS - 1) % RAWS, thread);
-        // To add to it here would wait for it.
-        const int taken = thread == 0 ? atomicAdd(queue_of(marks, images), 1) : 0;
-        if (XV == 4) await(s.gates + ARRIVED + buffer, turn / RAWS);
-        else copies_arrived(), meet<LOADED, LOADERS>();
-        if (turn > 1) await(s.gates + EMPTY + half, turn / 2 - 1);
-        bool bad, again;
+    for (; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2, buffer = iteration % BUFFERS;
+        const int wanted = Config::prefetch_input ? coming : number;
+        if (iteration && wanted < tiles && loads)
+            load_tile(s, x, WorkTile(wanted, images), (iteration + BUFFERS - 1) % BUFFERS, thread);
+        // Its value is used only behind the wait: an addition here would stall on the atomic.
+        const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
+        if (Config::copy_floats == 4) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, iteration / BUFFERS);
+        else wait_for_input(), named_barrier<PRODUCERS, PRODUCER_THREADS>();
+        if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
+
+        bool unsplittable, again;
         do {
-            unsigned most, least;
-            convert(s.planes + half * STAGE, s.raw + buffer * RAW, item, __uint_as_float((127 + e) << 23), most, least, thread);
-            unsigned *const found = s.found + looks++ % 2 * (2 * NP);
-            if (thread % 32 == 0) found[thread / 32] = most, found[NP + thread / 32] = least;
-            if (thread == 0) s.e[COMING + half] = 2 * blocks + taken;
-            meet<LOADED, LOADERS>();
+            Range range = split_input(s.stages + stage * Config::stage_words, s.input + buffer * STAGED_INPUT, tile,
+                                      power_of_two(exponent), thread);
+            unsigned *const ranges = s.ranges + splits++ % 2 * (2 * Config::producer_warps);
+            if (thread % 32 == 0)
+                ranges[thread / 32] = range.largest, ranges[Config::producer_warps + thread / 32] = range.smallest;
+            if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
+            named_barrier<PRODUCERS, PRODUCER_THREADS>();
 #pragma unroll
-            for (int i = 0; i < NP; i++) most = max(most, found[i]), least = min(least, found[NP + i]);
-            const Scale scale(most, least, lowest, highest);
-            bad = scale.bad, again = !bad && most && scale.e != e;
-            if (again) e = scale.e;
+            for (int i = 0; i < Config::producer_warps; i++) {
+                range.largest = max(range.largest, ranges[i]);
+                range.smallest = min(range.smallest, ranges[Config::producer_warps + i]);
+            }
+            const TileScale scale(range.largest, range.smallest, lowest, highest);
+            unsplittable = scale.unsplittable;
+            again = !unsplittable && range.largest && scale.exponent != exponent;
+            if (again) exponent = scale.exponent;
         } while (again);
-        const int after_that = s.e[COMING + half];
+
+        const int after_coming = s.exponents[LATER_TILE + stage];
         if (thread == 0) {
-            s.e[half] = e, s.e[NEXT + half] = coming;
-            if (bad) mark(marks, item.image, item.images, images);
+            s.exponents[stage] = exponent, s.exponents[NEXT_TILE + stage] = coming;
+            if (unsplittable) list_for_fallback(state, tile, images);
         }
-        make_visible();
-        arrive(s.gates + FULL + half);
-        number = coming, coming = after_that;
+        fence_staged_output();
+        mbarrier_arrive(s.barriers + FULL + stage);
+        number = coming, coming = after_coming;
     }
 }

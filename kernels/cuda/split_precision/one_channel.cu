@@ -1,166 +1,180 @@
-// The multiplying warps of split for one input channel: a position is two neighbouring outputs of a row.
+// one_channel: an implicit GEMM by mma.sync (sm_80 and later) for one input channel. A position is two neighbouring
+// outputs.
 //
-// A word holds two neighbouring inputs, columns 2 i and 2 i + 1, so that every input is split once. Column n of the
-// filters is filter n / 2, moved right by n % 2. Lane (g, t) then has both outputs of positions 2 g and 2 g + 1 of
-// filter t of four in its four sums: one store of 16 bytes, 128 bytes in a row for the eight lanes of one filter. So
-// nothing goes through shared memory on its way out; OH OW must be a multiple of four.
+//                                filters m, m + 1, m + 2, m + 3, each for both outputs of a position: 8 columns
+//                               +-----+-----+-----+-----+
+//     16 positions, in pairs    | o o | o o | o o | o o |     lane (g, t) has both outputs of positions 2 g and 2 g + 1
+//     2 g and 2 g + 1 of lane g | o o | o o | o o | o o |     of filter t: four neighbours of a row of y
+//                               +-----+-----+-----+-----+
 //
-// STATIONARY: few filters stay in a warp's registers while it goes through the positions, sixteen at a time; a step's
-// words are replaced by those of the next positions as soon as they have been used. Otherwise the words of 16 MT
-// positions stay in registers (KSTEPS is small) while the warp goes through the filters in shared memory.
+// A word holds input columns 2 i and 2 i + 1, so each input is split once; the second output's filter column is the
+// filter moved right by one. A lane's four sums are one 16-byte store, 128 bytes for the eight lanes of a filter: no
+// staging.
+//
+// With filters_in_registers the filters stay in a warp's registers while it goes through the positions, 16 at a time,
+// and a k-step's words are replaced by those of the next positions once they are used. Otherwise the words of 16
+// m_tiles positions stay in registers while the warp goes through the filters in shared memory.
+//
+// Arithmetic: 2 M K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
+// per tile, and y once: 11 FLOP per byte for the course's 2017 layer. What limits it: storing y. Restrictions: C = 1,
+// OW even, OH OW a multiple of four.
 
-constexpr int UNITS = (POSITIONS + 16 * MT - 1) / (16 * MT);
-constexpr int SPAN = TR * TW;                                  // positions of an image in a tile
+constexpr int M_TILES = Config::m_tiles, K_STEPS = Config::k_steps, COLUMN_TILES = Config::column_tiles;
+constexpr int UNITS = (POSITIONS + 16 * M_TILES - 1) / (16 * M_TILES);
+constexpr int IMAGE_POSITIONS = Config::tile_lines * Config::tile_columns;
 
-// Outputs are not read again here: they should not push the inputs out of the cache.
-__device__ __forceinline__ void write_through(float *to, const float (&v)[4]) {
-#if YV == 4
-    __stcs(reinterpret_cast<float4 *>(to), make_float4(v[0], v[1], v[2], v[3]));
-#elif YV == 2
-    __stcs(reinterpret_cast<float2 *>(to), make_float2(v[0], v[1]));
-    __stcs(reinterpret_cast<float2 *>(to) + 1, make_float2(v[2], v[3]));
-#else
+// Four neighbouring outputs to y, past the cache, which the inputs need.
+__device__ __forceinline__ void store(float *to, const float (&v)[4]) {
+    if constexpr (Config::store_floats == 4) {
+        __stcs(reinterpret_cast<float4 *>(to), make_float4(v[0], v[1], v[2], v[3]));
+    } else if constexpr (Config::store_floats == 2) {
+        __stcs(reinterpret_cast<float2 *>(to), make_float2(v[0], v[1]));
+        __stcs(reinterpret_cast<float2 *>(to) + 1, make_float2(v[2], v[3]));
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++) __stcs(to + i, v[i]);
-#endif
+        for (int i = 0; i < 4; i++) __stcs(to + i, v[i]);
+    }
 }
 
-// The sums of one tile of filters: scaled back, and stored.
-__device__ __forceinline__ void finish(float *to, float (&sums)[4], const float (&cross)[4], Restore restore, bool real) {
+// Epilogue of one tile of filters: the sums, rescaled, to y.
+__device__ __forceinline__ void store_sums(float *to, float (&sums)[4], const float (&cross)[4], OutputScale scale,
+                                           bool real) {
 #pragma unroll
     for (int v = 0; v < 4; v++) {
-        if (PARTS == 2) sums[v] = fmaf(cross[v], 1.0f / 2048, sums[v]);
-        sums[v] = restore(sums[v]);
+        sums[v] = join_sums(sums[v], cross[v]);
+        sums[v] = scale(sums[v], sums[v]);
     }
-    if (real) write_through(to, sums);
+    if (real) store(to, sums);
 }
 
-__device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *global, int images, int items) {
+// The math warps' loop over tiles. Warps take the units of all tiles in turn, so that none waits for those that have
+// one more unit of a tile.
+__device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const Filters *const filters = reinterpret_cast<const Filters *>(W_SHARED ? s.filters : global) + lane;
-#if STATIONARY
-    Filters b[KSTEPS][NTILES];
+    const FilterFragment *const filters =
+        reinterpret_cast<const FilterFragment *>(Config::filters_in_shared ? s.filters : global) + lane;
+    constexpr bool KEEPS_FILTERS = Config::filters_in_registers;
+    FilterFragment kept[KEEPS_FILTERS ? K_STEPS : 1][KEEPS_FILTERS ? COLUMN_TILES : 1];
+    if constexpr (KEEPS_FILTERS)
 #pragma unroll
-    for (int k = 0; k < KSTEPS; k++)
+        for (int k = 0; k < K_STEPS; k++)
 #pragma unroll
-        for (int n = 0; n < NTILES; n++) b[k][n] = filters[(k * NTILES + n) * 32];
-#endif
-#if AFFINE
-    // The four words of every half of a step lie alike: one address for all.
-    const int apart = s.taps[t].x - s.taps[0].x;
-    constexpr int halves[] = {HALF_LIST};
-    const auto tap_x = [&](int k) { return halves[2 * k]; };
-    const auto tap_y = [&](int k) { return halves[2 * k + 1]; };
-#else
-    const int apart = 0;
-    int2 tap[KSTEPS];
+            for (int n = 0; n < COLUMN_TILES; n++) kept[k][n] = filters[(k * COLUMN_TILES + n) * 32];
+    // Offsets of words t and t + 4 of each k-step. With uniform_taps the four words of every half k-step lie alike:
+    // the offsets are constants, and `lane_offset` alone depends on t.
+    constexpr bool UNIFORM = Config::uniform_taps;
+    constexpr int HALF_STEPS[] = {HALF_STEP_TABLE};
+    const int lane_offset = UNIFORM ? s.taps[t].x - s.taps[0].x : 0;
+    int2 taps[UNIFORM ? 1 : K_STEPS];
+    if constexpr (!UNIFORM)
 #pragma unroll
-    for (int k = 0; k < KSTEPS; k++) tap[k] = s.taps[k * 4 + t];
-    const auto tap_x = [&](int k) { return tap[k].x; };
-    const auto tap_y = [&](int k) { return tap[k].y; };
-#endif
-    const auto read = [&](unsigned (&a)[PARTS][4], int k, const Pair &base) {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                a[part][h] = *reinterpret_cast<const unsigned *>(base.at[h] + tap_x(k) + part * (4 * LOW));
-                a[part][2 + h] = *reinterpret_cast<const unsigned *>(base.at[h] + tap_y(k) + part * (4 * LOW));
-            }
+        for (int k = 0; k < K_STEPS; k++) taps[k] = s.taps[k * 4 + t];
+    const auto tap = [&](int k) {
+        return UNIFORM ? make_int2(HALF_STEPS[2 * k], HALF_STEPS[2 * k + 1]) : taps[UNIFORM ? 0 : k];
     };
-    int turn = 0, mine = warp, number = blockIdx.x;
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2;
-        await(s.gates + FULL + half, turn / 2);
-        number = after(s, half);
-        const int span = min(SPAN, (OH - item.row) * TW);
+    int iteration = 0, next_first = warp, number = blockIdx.x;
+    for (; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        number = next_tile(s, stage);
+        const int positions_here = min(IMAGE_POSITIONS, (OH - tile.row) * Config::tile_columns);
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
-        meet<BEGUN, COMPUTE>();
-        const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE) + apart;
-        const int e = s.e[half];
-        float *const out = image_of(y, item.image, OUTPUTS) + item.row * index_t(OW) + t * PIXELS;
-        const auto restoring = [&](int n) { return Restore(e, s.columns[n * 8 + 2 * t]); };
-        // The warps take the units of all tiles in turn, so that none waits for those that have one more.
-        int unit = mine;
-#if STATIONARY
-        const auto place = [&](int unit) {
-            const ushort2 at = *reinterpret_cast<const ushort2 *>(s.places + unit * 16 + 2 * g);
-            return Pair{{planes + 4 * at.x, planes + 4 * at.y}};
-        };
-        unsigned a[KSTEPS][PARTS][4];
-        const Pair start = place(min(unit, UNITS - 1));
+        named_barrier<MATH, MATH_THREADS>();
+        const unsigned char *const stage_words =
+            reinterpret_cast<const unsigned char *>(s.stages + stage * Config::stage_words) + lane_offset;
+        const int exponent = s.exponents[stage];
+        float *const out = image_of(y, tile.image, OUTPUTS) + tile.row * index_t(OW) + t * PIXELS;
+        const auto scale_of = [&](int n) { return OutputScale(exponent, s.filter_scales[n * 8 + 2 * t]); };
+        int unit = next_first;
+        if constexpr (KEEPS_FILTERS) {
+            const auto words_of = [&](int unit) {
+                const ushort2 at = *reinterpret_cast<const ushort2 *>(s.positions + unit * 16 + 2 * g);
+                return FirstWords{{stage_words + 4 * at.x, stage_words + 4 * at.y}};
+            };
+            Fragment f[K_STEPS];
+            const FirstWords first_unit = words_of(min(unit, UNITS - 1));
 #pragma unroll
-        for (int k = 0; k < KSTEPS; k++) read(a[k], k, start);
+            for (int k = 0; k < K_STEPS; k++) f[k].load(first_unit, tap(k));
 #pragma unroll 1
-        for (; unit < UNITS; unit += NC) {
-            const Pair next = place(min(unit + NC, UNITS - 1));
-            const int first = unit * 16 + 2 * g, image = IMG == 1 ? 0 : first / SPAN, at = first - image * SPAN;
-            const bool inside = image < item.images && at < span;
-            float *const to = out + image * OUTPUTS + 2 * at;
-            float sums[NTILES][4] = {}, cross[NTILES][4] = {};
+            for (; unit < UNITS; unit += Config::math_warps) {
+                const FirstWords next_unit = words_of(min(unit + Config::math_warps, UNITS - 1));
+                const int first = unit * 16 + 2 * g, image = Config::tile_images == 1 ? 0 : first / IMAGE_POSITIONS;
+                const int at = first - image * IMAGE_POSITIONS;
+                const bool inside = image < tile.images && at < positions_here;
+                float *const to = out + image * OUTPUTS + 2 * at;
+                float main[COLUMN_TILES][4] = {}, cross[COLUMN_TILES][4] = {};
 #pragma unroll
-            for (int k = 0; k < KSTEPS; k++) {
-                // Sums that were just added to are left alone for as long as there are others.
-                const auto add = [&](float (&to)[NTILES][4], int n, int last, int part, int word) {
+                for (int k = 0; k < K_STEPS; k++) {
+                    // Between two products of one sum come those of other sums, as far as there are any.
+                    const auto add = [&](float (&sums)[COLUMN_TILES][4], int n, int last, int component, int word) {
 #pragma unroll
-                    for (; n < last; n++) mma(to[n], a[k][part], b[k][n].word[word], b[k][n].word[word + 1]);
-                };
-                if (PARTS == 2) add(cross, 0, NTILES, 0, WORDS - 2);
-                add(sums, 0, (NTILES + 1) / 2, 0, 0);
-                if (PARTS == 2) add(cross, 0, NTILES, PARTS - 1, 0);
-                add(sums, (NTILES + 1) / 2, NTILES, 0, 0);
-                read(a[k], k, next);
-            }
-#pragma unroll
-            for (int n = 0; n < NTILES; n++)
-                finish(to + n * (4 * PIXELS), sums[n], cross[n], restoring(n), inside && (M % 4 == 0 || n * 4 + t < M));
-        }
-#else
-#pragma unroll 1
-        for (; unit < UNITS; unit += NC) {
-            unsigned a[MT][KSTEPS][PARTS][4];
-            float *to[MT];
-            bool inside[MT];
-#pragma unroll
-            for (int i = 0; i < MT; i++) {
-                const int first = unit * (16 * MT) + 16 * i + 2 * g;
-                Pair base;
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const int at = min(first + h, POSITIONS - 1), line = at / TW, image = IMG == 1 ? 0 : line / TR;
-                    base.at[h] = planes + 4 * (image * IMAGE_WORDS + (line - image * TR) * S + (at - line * TW));
+                        for (; n < last; n++)
+                            mma(sums[n], f[k].a[component], kept[k][n].word[word], kept[k][n].word[word + 1]);
+                    };
+                    constexpr int HALF = (COLUMN_TILES + 1) / 2;
+                    if (COMPONENTS == 2) add(cross, 0, COLUMN_TILES, 0, FILTER_WORDS - 2);
+                    add(main, 0, HALF, 0, 0);
+                    if (COMPONENTS == 2) add(cross, 0, COLUMN_TILES, COMPONENTS - 1, 0);
+                    add(main, HALF, COLUMN_TILES, 0, 0);
+                    f[k].load(next_unit, tap(k));
                 }
 #pragma unroll
-                for (int k = 0; k < KSTEPS; k++) read(a[i][k], k, base);
-                const int image = IMG == 1 ? 0 : first / SPAN, at = first - image * SPAN;
-                inside[i] = image < item.images && at < span;
-                to[i] = out + image * OUTPUTS + 2 * at;
+                for (int n = 0; n < COLUMN_TILES; n++)
+                    store_sums(to + n * (4 * PIXELS), main[n], cross[n], scale_of(n),
+                               inside && (M % 4 == 0 || n * 4 + t < M));
             }
-#pragma unroll 2
-            for (int n = 0; n < NTILES; n++) {
-                float sums[MT][4] = {}, cross[MT][4] = {};
+        } else {
+#pragma unroll 1
+            for (; unit < UNITS; unit += Config::math_warps) {
+                Fragment f[M_TILES][K_STEPS];
+                float *to[M_TILES];
+                bool inside[M_TILES];
 #pragma unroll
-                for (int k = 0; k < KSTEPS; k++) {
-                    const Filters b = filters[(k * NTILES + n) * 32];
+                for (int i = 0; i < M_TILES; i++) {
+                    const int first = unit * (16 * M_TILES) + 16 * i + 2 * g;
+                    FirstWords words;
 #pragma unroll
-                    for (int i = 0; i < MT; i++) mma(sums[i], a[i][k][0], b.word[0], b.word[1]);
-                    if (PARTS == 2) {
-#pragma unroll
-                        for (int i = 0; i < MT; i++) mma(cross[i], a[i][k][0], b.word[WORDS - 2], b.word[WORDS - 1]);
-#pragma unroll
-                        for (int i = 0; i < MT; i++) mma(cross[i], a[i][k][PARTS - 1], b.word[0], b.word[1]);
+                    for (int h = 0; h < 2; h++) {
+                        const int at = min(first + h, POSITIONS - 1), line = at / Config::tile_columns;
+                        const int image = Config::tile_images == 1 ? 0 : line / Config::tile_lines;
+                        words.of[h] = stage_words + 4 * (image * IMAGE_WORDS +
+                                                         (line - image * Config::tile_lines) * Config::row_stride +
+                                                         (at - line * Config::tile_columns));
                     }
-                }
-                const Restore restore = restoring(n);
 #pragma unroll
-                for (int i = 0; i < MT; i++)
-                    finish(to[i] + n * (4 * PIXELS), sums[i], cross[i], restore,
-                           inside[i] && (M % 4 == 0 || n * 4 + t < M));
+                    for (int k = 0; k < K_STEPS; k++) f[i][k].load(words, tap(k));
+                    const int image = Config::tile_images == 1 ? 0 : first / IMAGE_POSITIONS;
+                    const int at = first - image * IMAGE_POSITIONS;
+                    inside[i] = image < tile.images && at < positions_here;
+                    to[i] = out + image * OUTPUTS + 2 * at;
+                }
+#pragma unroll 2
+                for (int n = 0; n < COLUMN_TILES; n++) {
+                    float main[M_TILES][4] = {}, cross[M_TILES][4] = {};
+#pragma unroll
+                    for (int k = 0; k < K_STEPS; k++) {
+                        const FilterFragment b = filters[(k * COLUMN_TILES + n) * 32];
+#pragma unroll
+                        for (int i = 0; i < M_TILES; i++) mma(main[i], f[i][k].a[0], b.word[0], b.word[1]);
+                        if (COMPONENTS == 2) {
+#pragma unroll
+                            for (int i = 0; i < M_TILES; i++)
+                                mma(cross[i], f[i][k].a[0], b.word[FILTER_WORDS - 2], b.word[FILTER_WORDS - 1]);
+#pragma unroll
+                            for (int i = 0; i < M_TILES; i++)
+                                mma(cross[i], f[i][k].a[COMPONENTS - 1], b.word[0], b.word[1]);
+                        }
+                    }
+                    const OutputScale scale = scale_of(n);
+#pragma unroll
+                    for (int i = 0; i < M_TILES; i++)
+                        store_sums(to[i] + n * (4 * PIXELS), main[i], cross[i], scale,
+                                   inside[i] && (M % 4 == 0 || n * 4 + t < M));
+                }
             }
         }
-#endif
-        mine = unit - UNITS;
-        arrive(s.gates + EMPTY + half);
+        next_first = unit - UNITS;
+        mbarrier_arrive(s.barriers + EMPTY + stage);
     }
 }

@@ -1,184 +1,291 @@
-// operands: a tile's input as planes of words, each of two 16-bit floats, high and low; and the warps that make them.
+// operands: a tile of x as words of two fp16, and the producer warps that make them; the filters in the same order.
 //
-// NP warps do it for one half of the planes while the others multiply the other half. They look at a tile's values
-// twice: for the largest and the smallest, then to split them.
+//     a stage   [component][image][plane][row][column] words; plane p holds channels 2 p and 2 p + 1 of one pixel
 //
-// A word of a plane holds two products of one input pixel: those of two channels; of an odd last channel, of two
-// neighbouring rows (PAIR_ROWS) or columns. FOLDED: columns 2 i and 2 i + 1 of one channel, for every i.
+// An odd last channel has a plane of its own, whose words hold two neighbouring rows (odd_channel_pairs_rows) or
+// columns. With one_channel, word i of a row holds columns 2 i and 2 i + 1, and so every input once.
+//
+// Producers read a tile's input twice: for its range, then to split it. Limits: loads from global memory in flight.
 
-// Of the tile's inputs.
-__device__ __forceinline__ void extremes(const float *from, const Item &item, int thread, unsigned &most,
-                                         unsigned &least) {
-    most = 0, least = ~0u;
-    const auto look = [&](float value) { look_at(value, most, least); };
-    if (WHOLE && RAW_IMAGE % 4 == 0 && (XV == 4 || !DIRECT)) {
-        const int length = item.images * (RAW_IMAGE / 4);
-#pragma unroll 4
-        for (int i = thread; i < length; i += LOADERS) {
-            const float4 v = reinterpret_cast<const float4 *>(from)[i];
-            look(v.x), look(v.y), look(v.z), look(v.w);
+constexpr int PLANE_ROWS = TILE_ROWS + K - 1;
+constexpr int ROW_WORDS = (Config::input_columns + Config::position_columns - 1) / Config::position_columns;
+constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one filter column
+
+// The word's place among the split filters: words t and t + 4 of a k-step, column n of a tile of eight.
+__device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, int word, int component) {
+    if (Config::wgmma) {  // per block and group: both components of a tile are two core matrices of eight columns
+        const int group = tile / Config::group_tiles, block = group / Config::groups;
+        const int at = (block * Config::k_steps + k_step) * Config::groups + group - block * Config::groups;
+        const int in_group = tile - group * Config::group_tiles;
+        return ((at * COMPONENTS + component) * Config::group_tiles + in_group) * 64 + word * 32 + n * 4 + t;
+    }
+    return ((k_step * Config::column_tiles + tile) * 32 + n * 4 + t) * FILTER_WORDS + 2 * component + word;
+}
+
+// Split what lane (n, t) has of a k-step of column 8 tile + n, which is filter (8 tile + n) / filter_shifts moved down
+// (one_channel: right) by the remainder. Returns bit n if a product is not zero, and bit 8 + n if a low component is
+// not.
+__device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
+                                                      int tile, int n, int t) {
+    unsigned used = 0;
+    const int column = tile * 8 + n, shift = column % Config::filter_shifts;
+#pragma unroll
+    for (int word = 0; word < 2; word++) {
+        const Tap tap = TAPS[k_step * 8 + t + 4 * word];
+        const bool odd = C % 2 && tap.plane == C / 2, pairs_rows = Config::odd_channel_pairs_rows;
+        float value[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int c = 2 * tap.plane + (odd ? 0 : j);
+            const int p = tap.row + (Config::one_channel ? 0 : (odd && pairs_rows ? j : 0) - shift);
+            const int q = Config::one_channel ? 2 * tap.column + j - shift : tap.column + (odd && !pairs_rows ? j : 0);
+            const bool real = tap.plane >= 0 && column < Config::filter_columns && p >= 0 && p < K && q >= 0 && q < K;
+            value[j] = real ? filter[(c * K + p) * K + q] * scale : 0.0f;
         }
-    } else if (WHOLE) {
-        const int length = item.images * RAW_IMAGE;
+        const unsigned high = to_fp16x2(value[0], value[1]);
+        filters[filter_word(k_step, tile, n, t, word, 0)] = high;
+        if (value[0] != 0 || value[1] != 0) used |= 1u << n;
+        if (COMPONENTS == 2) {
+            const unsigned low = fp16x2_residual(value[0], value[1], high);
+            filters[filter_word(k_step, tile, n, t, word, COMPONENTS - 1)] = low;
+            if (low & 0x7fff7fff) used |= 256u << n;
+        }
+    }
+    return used;
+}
+
+// Where the words of two positions of a lane begin.
+struct FirstWords {
+    const unsigned char *of[2];
+};
+
+// The A operand of one k-step for 16 positions: words t and t + 4 of positions g and g + 8, of both components.
+struct Fragment {
+    unsigned a[COMPONENTS][4];
+
+    __device__ __forceinline__ void load(const unsigned char *first0, const unsigned char *first1,
+                                         const unsigned char *second0, const unsigned char *second1) {
+#pragma unroll
+        for (int component = 0; component < COMPONENTS; component++) {
+            const int at = component * (4 * LOW);
+            a[component][0] = *reinterpret_cast<const unsigned *>(first0 + at);
+            a[component][1] = *reinterpret_cast<const unsigned *>(first1 + at);
+            a[component][2] = *reinterpret_cast<const unsigned *>(second0 + at);
+            a[component][3] = *reinterpret_cast<const unsigned *>(second1 + at);
+        }
+    }
+    __device__ __forceinline__ void load(const FirstWords &first, int2 tap, int offset = 0) {
+#pragma unroll
+        for (int component = 0; component < COMPONENTS; component++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned char *const word = first.of[i % 2] + (i < 2 ? tap.x : tap.y) + offset;
+                a[component][i] = *reinterpret_cast<const unsigned *>(word + component * (4 * LOW));
+            }
+    }
+};
+
+// The B operand of mma.sync for one k-step and tile of filter columns: products 2 t and 2 t + 1, and those 8 further.
+struct __align__(4 * FILTER_WORDS) FilterFragment {
+    unsigned word[FILTER_WORDS];  // high, then low
+};
+
+// Producers: the range of the tile's input, of this warp's share.
+__device__ __forceinline__ Range find_range(const float *input, const WorkTile &tile, int thread) {
+    Range range;
+    if (WHOLE_IMAGES && INPUT_SIZE % 4 == 0 && (Config::copy_floats == 4 || !Config::input_from_global)) {
+        const int length = tile.images * (INPUT_SIZE / 4);
+#pragma unroll 4
+        for (int i = thread; i < length; i += PRODUCER_THREADS) {
+            const float4 v = reinterpret_cast<const float4 *>(input)[i];
+            range.add(v.x), range.add(v.y), range.add(v.z), range.add(v.w);
+        }
+    } else if (WHOLE_IMAGES) {
+        const int length = tile.images * INPUT_SIZE;
 #pragma unroll 8
-        for (int i = thread; i < length; i += LOADERS) look(from[i]);
-    } else if (TILES_X == 1) {
-        const int length = item.rows() * W;
+        for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[i]);
+    } else if (WHOLE_ROWS) {
+        const int length = tile.input_rows() * W;
         for (int c = 0; c < C; c++)
 #pragma unroll 8
-            for (int i = thread; i < length; i += LOADERS) look(from[c * CHANNEL + i]);
+            for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[c * INPUT_CHANNEL + i]);
     } else {
-        const int columns = item.columns(), rows = item.rows();
-        for (int run = thread / 32; run < C * rows; run += NP)
+        const int columns = tile.input_columns(), rows = tile.input_rows();
+        for (int run = thread / 32; run < C * rows; run += Config::producer_warps)
             for (int i = thread % 32; i < columns; i += 32)
-                look(from[run / rows * CHANNEL + run % rows * index_t(ROW) + i]);
+                range.add(input[run / rows * INPUT_CHANNEL + run % rows * index_t(INPUT_ROW) + i]);
     }
-    most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
+    range.join_warp();
+    return range;
 }
 
-// Two values as a word of the planes, high and low.
-__device__ __forceinline__ void put(unsigned *to, float first, float second, bool real) {
-    const unsigned high = to_halves(first, second), low = PARTS == 2 ? to_rest(first, second, high) : 0;
+// Two scaled values as one word of the stage, high and low.
+__device__ __forceinline__ void write_word(unsigned *to, float first, float second, bool real) {
+    const unsigned high = to_fp16x2(first, second), low = COMPONENTS == 2 ? fp16x2_residual(first, second, high) : 0;
     if (real) {
         *to = high;
-        if (PARTS == 2) to[LOW] = low;
+        if (COMPONENTS == 2) to[LOW] = low;
     }
 }
 
-constexpr int MOST_KEPT = WGMMA ? 14 : 24;
+// Where rows are whole, every thread has the same words in every plane, and keeps their offsets in registers, if they
+// are few. The planes of one channel's images follow one another: ONE_PLANE is then all of them.
+constexpr bool ONE_PLANE =
+    C == 1 && WHOLE_IMAGES && PLANE_ROWS == H && Config::plane_stride == PLANE_ROWS * Config::row_stride;
+constexpr int PLANE_WORDS = (ONE_PLANE ? Config::tile_images * PLANE_ROWS : PLANE_ROWS) * ROW_WORDS;
+constexpr int THREAD_WORDS = (PLANE_WORDS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
+constexpr bool KEEPS_OFFSETS = (WHOLE_ROWS || (!Config::input_from_global && C % 2 == 0)) &&
+                               THREAD_WORDS <= (Config::wgmma ? 14 : 24) &&
+                               (Config::position_columns == 1 || W % 2 == 0);
 
-// Whole rows: every thread has the same places in every plane, and keeps them. Of one channel, the images' planes lie
-// in a row like one.
-constexpr bool MERGED = C == 1 && WHOLE && ROWS == H && PL == ROWS * S;
-constexpr int PLANE_LINES = MERGED ? IMG * ROWS : ROWS, PLANE_WORDS = PLANE_LINES * LINE;
-constexpr int EACH = (PLANE_WORDS + LOADERS - 1) / LOADERS;
-constexpr bool KEPT = (TILES_X == 1 || (!DIRECT && C % 2 == 0)) && EACH <= MOST_KEPT && (ALONG == 1 || W % 2 == 0);
+struct WordOffsets {
+    int offsets[KEEPS_OFFSETS ? THREAD_WORDS : 1];
 
-struct Kept {
-    int places[KEPT ? EACH : 1];
-    __device__ explicit Kept(int thread) {
+    __device__ explicit WordOffsets(int thread) {
 #pragma unroll
-        for (int k = 0; k < (KEPT ? EACH : 0); k++) {
-            const int word = thread + k * LOADERS;
-            places[KEPT ? k : 0] = word / LINE * S + word % LINE;
+        for (int k = 0; k < (KEEPS_OFFSETS ? THREAD_WORDS : 0); k++) {
+            const int word = thread + k * PRODUCER_THREADS;
+            offsets[KEEPS_OFFSETS ? k : 0] = word / ROW_WORDS * Config::row_stride + word % ROW_WORDS;
         }
     }
 };
 
-// Every word of the tile's planes, zeros where the image has ended. Several words are read before the first is
-// written: between two reads that wait for memory there must be no write.
-__device__ __forceinline__ void convert(unsigned *planes, const float *from, const Item &item, float scale,
-                                        const Kept &kept, int thread) {
-    const int rows = item.rows(), columns = item.columns();
-    if (KEPT) {
-        const int real = (MERGED ? item.images * ROWS : rows) * LINE;
-        constexpr int AT_ONCE = EACH % 8 == 0 || EACH > 16 ? 8 : EACH > 8 ? (EACH + 1) / 2 : EACH;
+// Producers: every word of the stage, zeros beyond the image's end. Several words are read before the first is
+// written: a write between two reads would have to wait for the first.
+__device__ __forceinline__ void split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
+                                            const WordOffsets &kept, int thread) {
+    constexpr int ALONG = Config::position_columns, PLANES = Config::planes;
+    constexpr index_t ODD_PARTNER = Config::odd_channel_pairs_rows ? INPUT_ROW : 1;
+    const int rows = tile.input_rows(), columns = tile.input_columns();
+    if (KEEPS_OFFSETS) {
+        const int real = (ONE_PLANE ? tile.images * PLANE_ROWS : rows) * ROW_WORDS;
+        constexpr int BATCH =
+            THREAD_WORDS % 8 == 0 || THREAD_WORDS > 16 ? 8 : THREAD_WORDS > 8 ? (THREAD_WORDS + 1) / 2 : THREAD_WORDS;
 #pragma unroll 1
-        for (int plane = 0; plane < (MERGED ? 1 : item.images * PLANES); plane++) {
-            const int image = PLANES == 1 ? plane : IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
-            const float *const at = from + image * INPUTS + 2 * pair * CHANNEL;
-            unsigned *const to = planes + image * IMAGE_WORDS + pair * PL;
-            const bool alone = C % 2 && pair == C / 2;
-            const index_t other = alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL;
-            const int both = alone ? (PAIR_ROWS ? real - LINE : ALONG == 2 ? real : real - 1) : real;
+        for (int plane = 0; plane < (ONE_PLANE ? 1 : tile.images * PLANES); plane++) {
+            const int image = PLANES == 1 ? plane : Config::tile_images == 1 ? 0 : plane / PLANES;
+            const int pair = plane - image * PLANES;
+            const float *const from = input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL;
+            unsigned *const to = stage + image * IMAGE_WORDS + pair * Config::plane_stride;
+            const bool odd = C % 2 && pair == C / 2;
+            const index_t partner = odd ? ODD_PARTNER : INPUT_CHANNEL;
+            const int with_partner =
+                odd ? (Config::odd_channel_pairs_rows ? real - ROW_WORDS : ALONG == 2 ? real : real - 1) : real;
 #pragma unroll
-            for (int first = 0; first < EACH; first += AT_ONCE) {
-                float a[AT_ONCE], b[AT_ONCE];
+            for (int first = 0; first < THREAD_WORDS; first += BATCH) {
+                float a[BATCH], b[BATCH];
 #pragma unroll
-                for (int k = 0; k < AT_ONCE; k++) {
-                    const int word = thread + (first + k) * LOADERS;
-                    a[k] = first + k < EACH && word < real ? at[ALONG * word] : 0.0f;
-                    b[k] = first + k < EACH && word < both ? at[ALONG * word + other] : 0.0f;
+                for (int k = 0; k < BATCH; k++) {
+                    const int word = thread + (first + k) * PRODUCER_THREADS;
+                    a[k] = first + k < THREAD_WORDS && word < real ? from[ALONG * word] : 0.0f;
+                    b[k] = first + k < THREAD_WORDS && word < with_partner ? from[ALONG * word + partner] : 0.0f;
                 }
 #pragma unroll
-                for (int k = 0; k < AT_ONCE; k++)
-                    if (first + k < EACH)
-                        put(to + kept.places[KEPT && first + k < EACH ? first + k : 0], a[k] * scale, b[k] * scale,
-                            thread + (first + k) * LOADERS < PLANE_WORDS);
+                for (int k = 0; k < BATCH; k++)
+                    if (first + k < THREAD_WORDS)
+                        write_word(to + kept.offsets[KEEPS_OFFSETS && first + k < THREAD_WORDS ? first + k : 0],
+                                   a[k] * scale, b[k] * scale, thread + (first + k) * PRODUCER_THREADS < PLANE_WORDS);
             }
         }
         return;
     }
-    const int lines = item.images * (PLANES * ROWS);
-    // A thread's words lie LOADERS apart, counted along the lines: it goes on by so many lines and columns.
-    constexpr int DOWN = LOADERS / LINE, ACROSS = LOADERS % LINE, AT_ONCE = 8;
-    int line = thread / LINE, column = thread % LINE;
+    const int lines = tile.images * (PLANES * PLANE_ROWS);
+    // A thread's words lie PRODUCER_THREADS apart, counted along the rows: so many rows and columns further.
+    constexpr int DOWN = PRODUCER_THREADS / ROW_WORDS, ACROSS = PRODUCER_THREADS % ROW_WORDS, BATCH = 8;
+    int line = thread / ROW_WORDS, column = thread % ROW_WORDS;
     while (line < lines) {
-        float a[AT_ONCE], b[AT_ONCE];
-        int to[AT_ONCE];
+        float a[BATCH], b[BATCH];
+        int to[BATCH];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
+        for (int i = 0; i < BATCH; i++) {
             const bool real = line < lines;
-            const int plane = PLANES * IMG == 1 ? 0 : line / ROWS, row = line - plane * ROWS;  // planes of all images
-            const int image = IMG == 1 ? 0 : plane / PLANES, pair = plane - image * PLANES;
-            const float *const at = from + image * INPUTS + 2 * pair * CHANNEL + row * index_t(ROW) + ALONG * column;
-            const bool alone = C % 2 && pair == C / 2;
-            const bool inside = real && ((RAW_ROWS == ROWS && WHOLE) || row < rows) &&
-                                (TILES_X == 1 || ALONG * column < columns);
-            const bool both = inside && (!alone || (PAIR_ROWS ? row + 1 < rows : ALONG * column + 1 < columns));
-            a[i] = inside ? at[0] : 0.0f;
-            b[i] = both ? at[alone ? index_t(PAIR_ROWS ? ROW : 1) : CHANNEL] : 0.0f;
-            to[i] = real ? image * IMAGE_WORDS + pair * PL + row * S + column : -1;
+            const int plane = PLANES * Config::tile_images == 1 ? 0 : line / PLANE_ROWS;  // of all images
+            const int row = line - plane * PLANE_ROWS, image = Config::tile_images == 1 ? 0 : plane / PLANES;
+            const int pair = plane - image * PLANES;
+            const float *const from = input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL +
+                                      row * index_t(INPUT_ROW) + ALONG * column;
+            const bool odd = C % 2 && pair == C / 2;
+            const bool inside = real && ((Config::input_rows == PLANE_ROWS && WHOLE_IMAGES) || row < rows) &&
+                                (WHOLE_ROWS || ALONG * column < columns);
+            const bool both =
+                inside && (!odd || (Config::odd_channel_pairs_rows ? row + 1 < rows : ALONG * column + 1 < columns));
+            a[i] = inside ? from[0] : 0.0f;
+            b[i] = both ? from[odd ? ODD_PARTNER : INPUT_CHANNEL] : 0.0f;
+            to[i] = real ? image * IMAGE_WORDS + pair * Config::plane_stride + row * Config::row_stride + column : -1;
             line += DOWN, column += ACROSS;
-            if (column >= LINE) column -= LINE, line++;
+            if (column >= ROW_WORDS) column -= ROW_WORDS, line++;
         }
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) put(planes + to[i], a[i] * scale, b[i] * scale, to[i] >= 0);
+        for (int i = 0; i < BATCH; i++) write_word(stage + to[i], a[i] * scale, b[i] * scale, to[i] >= 0);
     }
 }
 
-__device__ __forceinline__ void loader(const Shared &s, const float *x, float *y, int *marks, int images, int items) {
-    const int thread = threadIdx.x - COMPUTE;
-    int number = blockIdx.x / MBLOCKS, coming = number + gridDim.x / MBLOCKS;  // the first one's rows are on their way
-    const Kept kept(thread);
-    int turn = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
-    find_range(s.columns, lowest, highest);
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2;
-        // Multiprocessors store at speeds of their own, by up to a third: whichever comes first takes the next tile.
-        const int after = thread == 0 ? (1 + AHEAD) * (gridDim.x / MBLOCKS) + atomicAdd(queue_of(marks, images), 1) : 0;
-        const float *const direct = image_of(x, item.image, IMAGE) + index_t(item.row) * W + item.column;
-        const float *const from = DIRECT ? direct : s.raw + turn % (1 + AHEAD) * RAW;
-        if (!DIRECT) {
-            copies_arrived();
-            meet<LOADED, LOADERS>();
+// The producer warps' loop over tiles: load, find the range, wait for an empty stage, split, announce the full stage.
+__device__ __forceinline__ void produce(const Shared &s, const float *x, float *y, int *state, int images, int tiles) {
+    constexpr int PREFETCH = Config::prefetch_input, STAGED_OUTPUT = Config::staged_outputs / 2;
+    const int thread = threadIdx.x - MATH_THREADS;
+    int number = blockIdx.x / Config::filter_blocks;  // the first tile's input is being copied
+    int coming = number + gridDim.x / Config::filter_blocks;
+    const WordOffsets kept(thread);
+    int iteration = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
+    find_filter_exponents(s, lowest, highest);
+    for (; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2;
+        const int taken = thread == 0 ? (1 + PREFETCH) * (gridDim.x / Config::filter_blocks) +
+                                            atomicAdd(tile_counter(state, images), 1) : 0;
+        const float *const global = image_of(x, tile.image, IMAGE) + index_t(tile.row) * W + tile.column;
+        const float *const input =
+            Config::input_from_global ? global : s.input + iteration % (1 + PREFETCH) * STAGED_INPUT;
+        if (!Config::input_from_global) {
+            wait_for_input();
+            named_barrier<PRODUCERS, PRODUCER_THREADS>();
         }
-        if (AHEAD) {
-            if (turn) coming = s.e[COMING];
-            if (coming < items) load(s.raw + (turn + 1) % 2 * RAW, x, Item(coming, images), thread);
+        if (PREFETCH) {
+            if (iteration) coming = s.exponents[LATER_TILE];
+            if (coming < tiles)
+                load_input(s.input + (iteration + 1) % 2 * STAGED_INPUT, x, WorkTile(coming, images), thread);
         }
-        unsigned most, least;
-        extremes(from, item, thread, most, least);
-        if (thread % 32 == 0) s.found[thread / 32] = most, s.found[NP + thread / 32] = least;
-        meet<LOADED, LOADERS>();
+
+        Range range = find_range(input, tile, thread);
+        if (thread % 32 == 0)
+            s.ranges[thread / 32] = range.largest, s.ranges[Config::producer_warps + thread / 32] = range.smallest;
+        named_barrier<PRODUCERS, PRODUCER_THREADS>();
 #pragma unroll
-        for (int i = 0; i < NP; i++) most = max(most, s.found[i]), least = min(least, s.found[NP + i]);
-        const Scale scale(most, least, lowest, highest);
-        if (turn > 1) {
-            await(s.gates + EMPTY + half, turn / 2 - 1);
-            if (BULK) send(s.out + half * (OUT_FLOATS / 2), y, Item(last_but_one, images), thread, LOADERS);
+        for (int i = 0; i < Config::producer_warps; i++) {
+            range.largest = max(range.largest, s.ranges[i]);
+            range.smallest = min(range.smallest, s.ranges[Config::producer_warps + i]);
+        }
+        const TileScale scale(range.largest, range.smallest, lowest, highest);
+
+        if (iteration > 1) {
+            mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
+            if (Config::bulk_store)
+                store_staged_output(s.output + stage * STAGED_OUTPUT, y, WorkTile(last_but_one, images), thread,
+                                    PRODUCER_THREADS);
         }
         if (thread == 0) {
-            s.e[half] = scale.e;
-            if (scale.bad) mark(marks, item.image, item.images, images);
+            s.exponents[stage] = scale.exponent;
+            if (scale.unsplittable) list_for_fallback(state, tile, images);
         }
-        convert(s.planes + half * STAGE, from, item, scale.factor(), kept, thread);
-        if (thread == 0) s.e[NEXT + half] = AHEAD ? coming : after, s.e[COMING] = after;
-        await_read();
-        arrive(s.gates + FULL + half);
+        split_input(s.stages + stage * Config::stage_words, input, tile, power_of_two(scale.exponent), kept, thread);
+        if (thread == 0) s.exponents[NEXT_TILE + stage] = PREFETCH ? coming : taken, s.exponents[LATER_TILE] = taken;
+        wait_until_output_is_read();
+        mbarrier_arrive(s.barriers + FULL + stage);
+
         last_but_one = last, last = number, number = coming;
-        if (AHEAD) continue;
-        meet<LOADED, LOADERS>();
-        number = s.e[NEXT + half];
-        if (number < items) load(s.raw, x, Item(number, images), thread);
+        if (PREFETCH) continue;
+        named_barrier<PRODUCERS, PRODUCER_THREADS>();
+        number = s.exponents[NEXT_TILE + stage];
+        if (number < tiles) load_input(s.input, x, WorkTile(number, images), thread);
     }
-    // What the last two tiles have left.
-    const auto send_last = [&](int turn, int number) {
-        await(s.gates + EMPTY + turn % 2, turn / 2);
-        send(s.out + turn % 2 * (OUT_FLOATS / 2), y, Item(number, images), thread, LOADERS);
+    if (!Config::bulk_store) return;
+    const auto store_last = [&](int iteration, int number) {
+        mbarrier_wait(s.barriers + EMPTY + iteration % 2, iteration / 2);
+        store_staged_output(s.output + iteration % 2 * STAGED_OUTPUT, y, WorkTile(number, images), thread,
+                            PRODUCER_THREADS);
     };
-    if (BULK && turn > 1) send_last(turn - 2, last_but_one);
-    if (BULK) send_last(turn - 1, last);
-    await_read();
+    if (iteration > 1) store_last(iteration - 2, last_but_one);
+    store_last(iteration - 1, last);
+    wait_until_output_is_read();
 }

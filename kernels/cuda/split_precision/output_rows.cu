@@ -1,134 +1,176 @@
-// The multiplying warps of split for filters that fit registers: inputs are shared by RA rows of outputs.
+// output_rows: an implicit GEMM by mma.sync (sm_80 and later) for filters that fit registers. Output rows share their
+// inputs.
 //
-// Position (i, j) stands for RA rows of outputs of one column; the words that it reads of input row p serve the sum of
-// row r with the filters' row p - r, KR steps for each. A warp keeps the filters of NT tiles in registers and goes
-// through the positions, sixteen at a time: it reads K + RA - 1 rows of inputs from shared memory and no filters, where
-// split reads K rows of inputs for each of the RA rows of outputs, and the filters for every group of positions.
+//                        filters of group_tiles tiles, in registers
+//                       +----------------------------+
+//     16 positions      |  OUTPUT_ROWS rows of sums  |     input row p of a position serves output row r with filter
+//     from shared       |  per filter, main + cross  |     row p - r: K + OUTPUT_ROWS - 1 rows are read, once each
+//     memory            +----------------------------+
 //
-// PAIRS: a lane has two neighbouring positions and stores both outputs at once; OW and TW are even.
+// A position is OUTPUT_ROWS outputs of one column. With filters_are_a the tensor core's A is 16 filters of two tiles
+// and its B eight positions, so that sums of more output rows fit. With paired_stores a lane's two positions are
+// neighbours.
+//
+// Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), k-steps of each filter row
+// rounded up to 16 products. Bytes: x once, K - 1 rows more per tile, and y once. What limits it: shared memory and
+// stores. Restrictions: at most 14 k-steps, which are not promoted; OW even for paired_stores; bulk_store on sm_90.
 
-#if !FILTERS_FIRST
+constexpr bool FILTERS_ARE_A = Config::filters_are_a, PAIRS = Config::paired_stores;
+constexpr int OUTPUT_ROWS = Config::row_accumulators, GROUP_TILES = Config::group_tiles, K_STEPS = Config::k_steps;
+constexpr int ROW_STEPS = Config::row_k_steps, COLUMN_TILES = Config::column_tiles;
+constexpr int UNIT_POSITIONS = FILTERS_ARE_A ? 8 : 16, UNITS = (POSITIONS + UNIT_POSITIONS - 1) / UNIT_POSITIONS;
+constexpr int SLOTS = Config::math_warps / Config::groups;         // warps with the same filters
+constexpr int SETS = FILTERS_ARE_A ? GROUP_TILES / 2 : GROUP_TILES;  // accumulators per output row
+constexpr int FRAGMENTS = (K + OUTPUT_ROWS - 1) * ROW_STEPS;       // read per position
+constexpr index_t FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
 
-struct Fragment {
-    unsigned a[PARTS][4];
+// One k-step of the unit's positions: 16 as A, or eight as B.
+struct PositionFragment {
+    static constexpr int WORDS = FILTERS_ARE_A ? 2 : 4;
+    unsigned word[COMPONENTS][WORDS];
+
+    __device__ __forceinline__ void load(const FirstWords &first, int2 tap, int offset) {
+#pragma unroll
+        for (int component = 0; component < COMPONENTS; component++)
+#pragma unroll
+            for (int i = 0; i < WORDS; i++) {
+                const unsigned char *const at = first.of[FILTERS_ARE_A ? 0 : i % 2] + offset + component * (4 * LOW);
+                word[component][i] = *reinterpret_cast<const unsigned *>(at + (i < WORDS / 2 ? tap.x : tap.y));
+            }
+    }
 };
 
-constexpr int UNITS = (POSITIONS + 15) / 16, SLOTS = NC / NGROUPS;
-constexpr index_t FILTER = BULK ? OUT_PITCH : PIXELS;               // floats from one filter's outputs to the next
-constexpr int LINES = K + RA - 1, FRAGMENTS = LINES * KR;          // rows that a position reads; fragments
-
-__device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *global, int images, int items) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int slot = warp / NGROUPS, first_tile = warp % NGROUPS * NT;
-    const int own = PAIRS ? 2 * g : g, other = PAIRS ? own + 1 : own + 8;
-    const Filters *const filters = reinterpret_cast<const Filters *>(global) + lane;
-    Filters b[KSTEPS][NT];
+// The math warps' loop over tiles. Warps take the units of all tiles in turn, so that none waits for those that have
+// one more unit of a tile.
+__device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = FILTERS_ARE_A ? __shfl_sync(~0u, threadIdx.x / 32, 0) : threadIdx.x / 32;
+    const int slot = warp / Config::groups, first_tile = warp % Config::groups * GROUP_TILES;
+    const int first_position = FILTERS_ARE_A ? 2 * t : PAIRS ? 2 * g : g;  // of a lane's two sums, and the other
+    const int second_position = FILTERS_ARE_A || PAIRS ? first_position + 1 : first_position + 8;
+    const FilterFragment *const from = reinterpret_cast<const FilterFragment *>(global) + lane;
+    FilterFragment filters[K_STEPS][GROUP_TILES];
 #pragma unroll
-    for (int k = 0; k < KSTEPS; k++)
+    for (int k = 0; k < K_STEPS; k++)
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-            b[k][n] = filters[(k * NTILES + min(first_tile + n, NTILES - 1)) * 32];
-    int2 tap[KR];
+        for (int n = 0; n < GROUP_TILES; n++)
+            filters[k][n] = from[(k * COLUMN_TILES + min(first_tile + n, COLUMN_TILES - 1)) * 32];
+    int2 taps[ROW_STEPS];
 #pragma unroll
-    for (int j = 0; j < KR; j++) tap[j] = s.taps[j * 4 + t];
-    int turn = 0, mine = slot, number = blockIdx.x;
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2;
-        await(s.gates + FULL + half, turn / 2);
-        number = after(s, half);
-        if (!BULK) meet<BEGUN, COMPUTE>();  // parts of one line of y that two warps store then leave the cache as one
-        const unsigned char *const planes = reinterpret_cast<const unsigned char *>(s.planes + half * STAGE);
-        const int e = s.e[half];
-        const auto place = [&](int unit) {
-            return Pair{{planes + 4 * s.places[unit * 16 + own], planes + 4 * s.places[unit * 16 + other]}};
+    for (int j = 0; j < ROW_STEPS; j++) taps[j] = s.taps[j * 4 + t];
+    int iteration = 0, next_unit = slot, number = blockIdx.x;
+    for (; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        number = next_tile(s, stage);
+        // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
+        if (!Config::bulk_store) named_barrier<MATH, MATH_THREADS>();
+        const unsigned char *const stage_words =
+            reinterpret_cast<const unsigned char *>(s.stages + stage * Config::stage_words);
+        const int exponent = s.exponents[stage];
+        const auto words_of = [&](int unit) {
+            const int first = unit * UNIT_POSITIONS + (FILTERS_ARE_A ? g : first_position);
+            const int second = FILTERS_ARE_A ? first : unit * UNIT_POSITIONS + second_position;
+            return FirstWords{{stage_words + 4 * s.positions[first], stage_words + 4 * s.positions[second]}};
         };
-        const auto read = [&](Fragment &f, int load, const Pair &base) {
-            const int2 at = tap[load % KR];
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const unsigned char *const from = base.at[h] + load / KR * (4 * S) + part * (4 * LOW);
-                    f.a[part][h] = *reinterpret_cast<const unsigned *>(from + at.x);
-                    f.a[part][2 + h] = *reinterpret_cast<const unsigned *>(from + at.y);
-                }
+        const auto load = [&](PositionFragment &f, int number, const FirstWords &words) {
+            f.load(words, taps[number % ROW_STEPS], number / ROW_STEPS * (4 * Config::row_stride));
         };
-        // The warps take the units of all tiles in turn, so that none waits for those that have one more.
-        int unit = mine;
-        Fragment f[2];  // the next one is on its way while this one is multiplied
-        Pair base = place(min(unit, UNITS - 1));
-        read(f[0], 0, base);
+        int unit = next_unit;
+        PositionFragment f[2];  // the next one is loaded while this one is multiplied
+        FirstWords words = words_of(min(unit, UNITS - 1));
+        load(f[0], 0, words);
 #pragma unroll 1
         for (; unit < UNITS; unit += SLOTS) {
-            float sums[RA][NT][4] = {}, cross[RA][NT][4] = {};
-            const Pair next = place(min(unit + SLOTS, UNITS - 1));
+            // Main loop.
+            float main[OUTPUT_ROWS][SETS][4] = {}, cross[OUTPUT_ROWS][SETS][4] = {};
+            const FirstWords next_words = words_of(min(unit + SLOTS, UNITS - 1));
+            // FILTERS_ARE_A: output rows that any of the eight positions has; others are not multiplied.
+            const int line = unit * 8 / Config::tile_columns;
+            const int last_line = min(unit * 8 + 7, POSITIONS - 1) / Config::tile_columns;
+            const int down = tile.row + line % Config::tile_lines * OUTPUT_ROWS;
+            const bool one_image = line / Config::tile_lines == last_line / Config::tile_lines;
+            const int existing_rows = OH % OUTPUT_ROWS == 0 || !one_image ? OUTPUT_ROWS : OH - down;
 #pragma unroll
-            for (int load = 0; load < FRAGMENTS; load++) {
-                const Fragment &now = f[load % 2];
-                if (load + 1 < FRAGMENTS) read(f[1 - load % 2], load + 1, base);
-                else if (FRAGMENTS % 2 == 0) read(f[0], 0, next);
-// Sums that were just added to are left alone for as long as there are others.
-                const auto add = [&](float (&to)[RA][NT][4], int first, int last, int part, int word) {
+            for (int k = 0; k < FRAGMENTS; k++) {
+                const PositionFragment &now = f[k % 2];
+                if (k + 1 < FRAGMENTS) load(f[1 - k % 2], k + 1, words);
+                else if (FRAGMENTS % 2 == 0) load(f[0], 0, next_words);
+                // Between two products of one sum come those of other sums, as far as there are any.
+                const auto add = [&](float (&sums)[OUTPUT_ROWS][SETS][4], int first, int last, int component,
+                                     int word) {
 #pragma unroll
                     for (int i = first; i < last; i++) {
-                        const int r = i / NT, row = load / KR - r;
+                        const int r = i / SETS, row = k / ROW_STEPS - r;
                         if (row < 0 || row >= K) continue;
-                        const Filters &w = b[row * KR + load % KR][i % NT];
-                        mma(to[r][i % NT], now.a[part], w.word[word], w.word[word + 1]);
+                        const FilterFragment *const step = filters[row * ROW_STEPS + k % ROW_STEPS];
+                        const unsigned *const x = now.word[component];
+                        if (FILTERS_ARE_A) {
+                            const FilterFragment &top = step[i % SETS * 2], &bottom = step[i % SETS * 2 + 1];
+                            const unsigned a[] = {top.word[word], bottom.word[word], top.word[word + 1],
+                                                  bottom.word[word + 1]};
+                            mma_if(r < existing_rows, sums[r][i % SETS], a, x[0], x[1]);
+                        } else
+                            mma(sums[r][i % SETS], x, step[i % SETS].word[word], step[i % SETS].word[word + 1]);
                     }
                 };
-                constexpr int ALL_SUMS = RA * NT, HALF = (ALL_SUMS + 1) / 2;
-                if (PARTS == 2) add(cross, 0, ALL_SUMS, 0, WORDS - 2);
-                add(sums, 0, HALF, 0, 0);
-                if (PARTS == 2) add(cross, 0, ALL_SUMS, PARTS - 1, 0);
-                add(sums, HALF, ALL_SUMS, 0, 0);
+                constexpr int ALL = OUTPUT_ROWS * SETS, HALF = FILTERS_ARE_A ? ALL : (ALL + 1) / 2;
+                if (COMPONENTS == 2) add(cross, 0, ALL, 0, FILTER_WORDS - 2);
+                add(main, 0, HALF, 0, 0);
+                if (COMPONENTS == 2) add(cross, 0, ALL, COMPONENTS - 1, 0);
+                add(main, HALF, ALL, 0, 0);
             }
-            if (FRAGMENTS % 2) read(f[0], 0, next);
+            if (FRAGMENTS % 2) load(f[0], 0, next_words);
 
+            // Epilogue.
             float *to[2];
-            int rows[2];  // output rows there are, from the position's first on
+            int rows[2];  // output rows that exist, from the position's first on
 #pragma unroll
             for (int h = 0; h < (PAIRS ? 1 : 2); h++) {
-                const int at = unit * 16 + (h ? other : own), line = at / TW, image = IMG == 1 ? 0 : line / TR;
-                const int row = item.row + (line - image * TR) * RA, column = item.column + at - line * TW;
-                rows[h] = image < item.images && line - image * TR < TR && column < OW ? OH - row : 0;
-                to[h] = BULK ? s.out + half * (OUT_FLOATS / 2) + image * (M * OUT_PITCH) + (row - item.row) * OW + column
-                             : image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
+                const int at = unit * UNIT_POSITIONS + (h ? second_position : first_position);
+                const int line = at / Config::tile_columns;
+                const int image = Config::tile_images == 1 ? 0 : line / Config::tile_lines;
+                const int row = tile.row + (line - image * Config::tile_lines) * OUTPUT_ROWS;
+                const int column = tile.column + at - line * Config::tile_columns;
+                rows[h] = image < tile.images && line - image * Config::tile_lines < Config::tile_lines && column < OW
+                              ? OH - row : 0;
+                to[h] = Config::bulk_store ? s.output + stage * (Config::staged_outputs / 2) +
+                                                 image * (M * Config::output_pitch) + (row - tile.row) * OW + column
+                                           : image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
             }
 #pragma unroll
-            for (int n = 0; n < NT; n++)
+            for (int i = 0; i < SETS; i++)
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    const int m = (first_tile + n) * 8 + 2 * t + c;
-                    const Restore restore(e, s.columns[min(m, NTILES * 8 - 1)]);
-                    if ((NTILES % NT || M % 8) && m >= M) continue;
+                    const int m = FILTERS_ARE_A ? (first_tile + 2 * i + c) * 8 + g : (first_tile + i) * 8 + 2 * t + c;
+                    const OutputScale scale(exponent, s.filter_scales[min(m, COLUMN_TILES * 8 - 1)]);
+                    if ((COLUMN_TILES % GROUP_TILES || M % 8) && m >= M) continue;
 #pragma unroll
-                    for (int r = 0; r < RA; r++) {
+                    for (int r = 0; r < OUTPUT_ROWS; r++) {
                         float v[2];
 #pragma unroll
                         for (int h = 0; h < 2; h++) {
-                            v[h] = sums[r][n][2 * h + c];
-                            if (PARTS == 2) v[h] = fmaf(cross[r][n][2 * h + c], 1.0f / 2048, v[h]);
-                            v[h] = restore(v[h], sums[r][n][2 * h + c]);
+                            const int d = FILTERS_ARE_A ? 2 * c + h : 2 * h + c;
+                            v[h] = scale(join_sums(main[r][i][d], cross[r][i][d]), main[r][i][d]);
                         }
                         if (PAIRS) {
-                            float2 *const pair = reinterpret_cast<float2 *>(to[0] + m * FILTER + r * index_t(OW));
+                            float2 *const pair = reinterpret_cast<float2 *>(to[0] + m * FILTER_PITCH + r * index_t(OW));
                             if (r >= rows[0]) continue;
-                            if (BULK) *pair = make_float2(v[0], v[1]);
+                            if (Config::bulk_store) *pair = make_float2(v[0], v[1]);
                             else __stcs(pair, make_float2(v[0], v[1]));
                         } else {
-                            if (r < rows[0]) __stcs(to[0] + m * PIXELS + r * index_t(OW), v[0]);
-                            if (r < rows[PAIRS ? 0 : 1]) __stcs(to[PAIRS ? 0 : 1] + m * PIXELS + r * index_t(OW), v[1]);
+#pragma unroll
+                            for (int h = 0; h < 2; h++)
+                                if (r < rows[PAIRS ? 0 : h])
+                                    __stcs(to[PAIRS ? 0 : h] + m * PIXELS + r * index_t(OW), v[h]);
                         }
                     }
                 }
-            base = next;
+            words = next_words;
         }
-        mine = unit - UNITS;
-        make_visible();
-        arrive(s.gates + EMPTY + half);
+        next_unit = unit - UNITS;
+        fence_staged_output();
+        mbarrier_arrive(s.barriers + EMPTY + stage);
     }
 }
-
-#endif

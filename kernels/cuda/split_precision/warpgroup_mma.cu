@@ -1,256 +1,302 @@
-// The multiplying warps of split, in groups of four (wgmma, sm_90a): A in registers, B in shared memory.
+// warpgroup_mma: an implicit GEMM by wgmma (sm_90a). A warpgroup multiplies 64 positions, whose words go from shared
+// memory to registers (A), by a group of filter columns in shared memory (B), while producer warps split the next
+// tile.
 //
-// A group takes 64 positions. Position (i, j) stands for RA rows of outputs, RA sums; the words that it reads of input
-// row p serve the sum of row r with the filters' row p - r, so that they are read once for up to RA products. That is
-// for the first KR K steps, KR for each row of the filters; the words left over, KREST steps of them, are read for each
-// row of outputs. With one channel there is nothing to share (RA 1, KR 0), R of split_filters.cu does it instead.
+//                                 w_high           w_low          8 group_tiles filter columns each, B
+//                          +----------------+----------------+
+//     64 positions  x_high |  main sums     |  cross sums    |    one wgmma m64 n(16 group_tiles) k16 per k-step
+//     A                    +----------------+----------------+
+//                   x_low  |  low sums      |                     one wgmma m64 n(8 group_tiles) k16 per k-step
+//                          +----------------+
 //
-// One product of 64 x 16 NT x 16 gives sum high high and sum high low side by side, one of 64 x 8 NT x 16 sum low high.
+// A position is OUTPUT_ROWS outputs of one column (or filter_shifts, with one row of sums). The words of input row p
+// serve output row r with filter row p - r, so they are read once for up to OUTPUT_ROWS products:
 //
-// Outputs lie in shared memory until their team multiplies again: between two products it sends a piece of them.
+//     input row 0    filter row 0 -> output row 0
+//     input row 1    filter row 1 -> output row 0,   filter row 0 -> output row 1
+//     input row 2    filter row 2 -> output row 0,   filter row 1 -> output row 1,   filter row 0 -> output row 2   ...
+//
+// That holds for the first row_k_steps k-steps of each filter row. Words that fill no whole k-step of a row are
+// collected in rest_k_steps k-steps at the end, and read once per output row.
+//
+// Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
+// per tile, and y once: 168 FLOP per byte for the course's last layer, 10 times an H200's float32 balance. What limits
+// it: the tensor cores' rate, and registers, which hold the sums. Restrictions: sm_90a; group_tiles components <= 32.
+// See "Asynchronous warpgroup level matrix instructions" in the PTX ISA, and CUTLASS's "ping-pong" and "cooperative"
+// kernels.
 
-constexpr int UNITS = (POSITIONS + 63) / 64 * NGROUPS, TEAMS = NC / 4;
-constexpr int SUMS = 4 * PARTS * NT, LOW_SUMS = 4 * NT;        // of a thread, for one row of outputs
-constexpr int OUT = 64 + 4;                                    // floats from one column to the next on the way out
-constexpr int ROW_STEPS = KR * (K + RA - 1), ALL_STEPS = ROW_STEPS + RA * KREST;
-constexpr int ROW_MOD = KR ? KR : 1, REST_MOD = KREST ? KREST : 1;
+constexpr int OUTPUT_ROWS = Config::row_accumulators, WARPGROUPS = Config::math_warps / 4;
+constexpr int UNITS = (POSITIONS + 63) / 64 * Config::groups;  // of a tile: 64 positions times a group of columns
+constexpr int LOW_SUMS = 4 * Config::group_tiles, SUMS = COMPONENTS * LOW_SUMS;  // per thread and output row
+constexpr int SHARED_ROW_STEPS = Config::row_k_steps * (K + OUTPUT_ROWS - 1);
+constexpr int ALL_STEPS = SHARED_ROW_STEPS + OUTPUT_ROWS * Config::rest_k_steps;  // k-steps that are read
+constexpr int PER_ROW = Config::row_k_steps ? Config::row_k_steps : 1;            // divisors
+constexpr int PER_REST = Config::rest_k_steps ? Config::rest_k_steps : 1;
+constexpr int REST_BEGIN = K * Config::row_k_steps;                               // the filters' first rest k-step
 constexpr bool UNROLLED = ALL_STEPS > 1 && ALL_STEPS <= 64;
-constexpr int ALIKE = UNROLLED && PATTERNS > 0 ? PATTERNS : 1;   // ways in which the four words of half a step lie
-constexpr int STEP = NGROUPS * PARTS * NT * 16;                // of the filters, from one step to the next, 16 bytes each
+constexpr int FILTER_STEP = Config::groups * COMPONENTS * Config::group_tiles * 16;  // of B per k-step, in 16 bytes
+constexpr int ROW_BYTES = 4 * Config::row_stride;
 
-struct Fragment {
-    unsigned a[PARTS][4];
-};
+// A thread's sums of one unit. In `sums` those with w_high come first, then those with w_low.
+struct Accumulators {
+    float sums[OUTPUT_ROWS][SUMS] = {}, low[OUTPUT_ROWS][LOW_SUMS] = {};
+    float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? LOW_SUMS : 1] = {};
 
-// The words of both halves of a step: of positions g and g + 8.
-__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *first0, const unsigned char *first1,
-                                      const unsigned char *second0, const unsigned char *second1) {
+    // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
+    // k-step of row 0; that of each further row lies `back` before it.
+    __device__ __forceinline__ void multiply_add(const Fragment &f, Descriptor b, int first, int last, int back) {
+        wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        const int at = part * (4 * LOW);
-        f.a[part][0] = *reinterpret_cast<const unsigned *>(first0 + at);
-        f.a[part][1] = *reinterpret_cast<const unsigned *>(first1 + at);
-        f.a[part][2] = *reinterpret_cast<const unsigned *>(second0 + at);
-        f.a[part][3] = *reinterpret_cast<const unsigned *>(second1 + at);
+        for (int r = 0; r < OUTPUT_ROWS; r++)
+            if (OUTPUT_ROWS == 1 || (first <= r && r <= last)) WGMMA_ALL_COMPONENTS(sums[r], f.a[0], b - r * back);
+        if (COMPONENTS == 2)
+#pragma unroll
+            for (int r = 0; r < OUTPUT_ROWS; r++)
+                if (OUTPUT_ROWS == 1 || (first <= r && r <= last))
+                    WGMMA_HIGH_COMPONENT(low[r], f.a[COMPONENTS - 1], b - r * back);
+        wgmma_commit();
     }
-}
-__device__ __forceinline__ void fetch(Fragment &f, const unsigned char *const (&base)[2], int2 tap, int more) {
-    fetch(f, base[0] + tap.x + more, base[1] + tap.x + more, base[0] + tap.y + more, base[1] + tap.y + more);
-}
 
-// Step number `step` of the sums of the rows from `first` up to `last`, the filters' step being `back` less for each.
-__device__ __forceinline__ void add_products(float (&sums)[RA][SUMS], float (&low)[RA][LOW_SUMS], const Fragment &f, unsigned long long b, int first,
-                                         int last, int back) {
-    fence();
-#pragma unroll
-    for (int r = 0; r < RA; r++)
-        if (RA == 1 || (first <= r && r <= last)) MMA_HIGH(sums[r], f.a[0], b - r * back);
-    if (PARTS == 2)
-#pragma unroll
-        for (int r = 0; r < RA; r++)
-            if (RA == 1 || (first <= r && r <= last)) MMA_LOW(low[r], f.a[PARTS - 1], b - r * back);
-    commit();
-}
-
-// What was moved up of the sums of high by high, of which a thread has so many for each row of outputs.
-struct Whole {
-    float sums[CHUNKED ? RA : 1][CHUNKED ? LOW_SUMS : 1];
-    __device__ __forceinline__ void add_up(float (&from)[RA][SUMS]) {
-        wait<0>();
-        // A loop of one turn, which the compiler cannot know: where sums are changed between products in one run of
-        // instructions it lets every product wait for the one before (C7511).
+    // Wait for all products, and promote the main sums.
+    __device__ __forceinline__ void promote_all() {
+        wgmma_wait<0>();
+        // A loop of one iteration that the compiler cannot see through: sums that change between wgmmas in
+        // straight-line code make it serialize all of them (ptxas, C7511).
         int once = 1;
-        asm volatile("" : "+r"(once));
+        hide_from_compiler(once);
 #pragma unroll 1
         for (int i = 0; i < once; i++) {
 #pragma unroll
-            for (int r = 0; r < RA; r++)
+            for (int r = 0; r < OUTPUT_ROWS; r++)
 #pragma unroll
-                for (int v = 0; v < LOW_SUMS; v++) move_up(from[r][v], sums[CHUNKED ? r : 0][CHUNKED ? v : 0]);
+                for (int v = 0; v < LOW_SUMS; v++) promote(sums[r][v], promoted[PROMOTES ? r : 0][PROMOTES ? v : 0]);
         }
+    }
+
+    // Value v of column tile n and output row r, but for the scales.
+    __device__ __forceinline__ float total(int r, int n, int v) const {
+        float sum = sums[r][4 * n + v];
+        if (COMPONENTS == 2) sum = join_sums(sum, sums[r][(COMPONENTS - 1) * LOW_SUMS + 4 * n + v] + low[r][4 * n + v]);
+        if (PROMOTES) sum += promoted[PROMOTES ? r : 0][PROMOTES ? 4 * n + v : 0];
+        return sum;
     }
 };
 
-constexpr int PIECES = RA * 4 * NT;                            // of a lane's outputs, each a float
-constexpr int PIECES_A_STEP = UNROLLED ? (PIECES + ALL_STEPS - 2) / (ALL_STEPS - 1) : PIECES;
+// ---- Epilogue: sums -> shared memory at a unit's end; shared memory -> y between the k-steps of the next unit. A
+// warpgroup that stores starts no products, and the others could not fill that gap.
 
-// A unit's outputs on their way out: of one position a lane has every second column of the filters.
-struct Outgoing {
-    static constexpr bool ALL_COLUMNS = COLUMNS % (8 * NT * NGROUPS * MBLOCKS) == 0, ALL_ROWS = OH % SUPER_ROWS == 0;
+constexpr int STAGING_PITCH = 64 + 4;                             // floats from one filter column to the next
+constexpr int STAGING = OUTPUT_ROWS * 8 * Config::group_tiles * STAGING_PITCH;  // floats of a warpgroup
+constexpr int STORES = OUTPUT_ROWS * LOW_SUMS;                    // outputs of a lane
+constexpr int STORES_PER_STEP = UNROLLED ? (STORES + ALL_STEPS - 2) / (ALL_STEPS - 1) : STORES;
+
+// The staged outputs of a warpgroup's last unit: a lane has one position, and every second filter column.
+struct StagedOutput {
+    static constexpr bool ALL_COLUMNS =
+        Config::filter_columns % (8 * Config::group_tiles * Config::groups * Config::filter_blocks) == 0;
+    static constexpr bool ALL_ROWS = OH % Config::position_rows == 0;
     const float *from;
     float *to;
-    int rows;     // output rows there are, from the position's first on
-    int columns;  // columns of filters there are, from the warp's first on
+    int rows;     // output rows that exist, from the position's first on; 0 before the first unit
+    int columns;  // filter columns that exist, from the lane's first on
 
-    __device__ __forceinline__ explicit Outgoing(const float *out) : from(out), to(nullptr), rows(0), columns(0) {}
-    __device__ __forceinline__ Outgoing(const float *out, float *y, const Item &item, int group, int n0) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, odd = warp % 2, in_group = warp / 2 * 32 + lane;
-        const int at = group * 64 + in_group, line = at / TW, image = line / TR;
-        const int row = item.row + line % TR * SUPER_ROWS + odd % R, column = item.column + at % TW;
-        from = out + odd * OUT + in_group;
-        columns = COLUMNS - n0 * 8 - odd;
-        rows = image < item.images && column < OW ? OH - row : 0;
-        to = image_of(y, item.image + image, OUTPUTS) + row * index_t(OW) + column;
-        to += index_t((n0 * 8 + odd) / R) * PIXELS;
+    __device__ __forceinline__ explicit StagedOutput(const float *staging)
+        : from(staging), to(nullptr), rows(0), columns(0) {}
+    __device__ __forceinline__ StagedOutput(const float *staging, float *y, const WorkTile &tile, int group,
+                                            int first_tile) {
+        constexpr int SHIFTS = Config::filter_shifts;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, odd = warp % 2, in_unit = warp / 2 * 32 + lane;
+        const int at = group * 64 + in_unit, line = at / Config::tile_columns, image = line / Config::tile_lines;
+        const int row = tile.row + line % Config::tile_lines * Config::position_rows + odd % SHIFTS;
+        const int column = tile.column + at % Config::tile_columns;
+        from = staging + odd * STAGING_PITCH + in_unit;
+        columns = Config::filter_columns - first_tile * 8 - odd;
+        rows = image < tile.images && column < OW ? OH - row : 0;
+        to = image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
+        to += index_t((first_tile * 8 + odd) / SHIFTS) * PIXELS;
     }
-    // A piece is read at one step and written at the next.
-    __device__ __forceinline__ float read(int piece) const {
-        const int n = piece % (4 * NT) * 2, r = piece / (4 * NT);
-        return from[(r * (8 * NT) + n) * OUT];
+    // Output number i of the lane: read during one k-step, stored during the next.
+    __device__ __forceinline__ float read(int i) const {
+        const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS;
+        return from[(r * (8 * Config::group_tiles) + n) * STAGING_PITCH];
     }
-    __device__ __forceinline__ void write(int piece, float v) const {
-        const int n = piece % (4 * NT) * 2, r = piece / (4 * NT), down = r * R + n % R;
+    __device__ __forceinline__ void store(int i, float value) const {
+        constexpr int SHIFTS = Config::filter_shifts;
+        const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS, down = r * SHIFTS + n % SHIFTS;
         if ((ALL_COLUMNS || n < columns) && (ALL_ROWS ? 0 : down) < rows)
-            __stcs(to + n / R * PIXELS + down * index_t(OW), v);
+            __stcs(to + n / SHIFTS * PIXELS + down * index_t(OW), value);
+    }
+    __device__ __forceinline__ void store_all() const {
+#pragma unroll
+        for (int i = 0; i < STORES; i++) store(i, read(i));
     }
 };
 
-__device__ __forceinline__ void computer(const Shared &s, float *y, const unsigned *, int images, int items) {
-    const int lane = threadIdx.x % 32, team = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-    const int2 *const taps = s.taps + t;
-    float *const out = s.out + team * (RA * 8 * NT * OUT);
-    Outgoing outgoing(out);
-    const unsigned filters = address_of(s.filters);
-    // Core matrices without a swizzle: 128 bytes apart along the products, 256 along the columns.
-    const unsigned long long described = (filters >> 4) | (128ull >> 4) << 16 | (256ull >> 4) << 32;
-    const auto send = [&] {
+// The warpgroup's sums, rescaled, to its staging area. All its threads have stored what lay there.
+__device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &sums, float *staging, int exponent,
+                                             int first_tile) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int piece = 0; piece < PIECES; piece++) outgoing.write(piece, outgoing.read(piece));
+    for (int r = 0; r < OUTPUT_ROWS; r++)
+#pragma unroll
+        for (int n = 0; n < Config::group_tiles; n++) {
+            OutputScale scales[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                scales[i] = OutputScale(exponent, s.filter_scales[(first_tile + n) * 8 + 2 * t + i]);
+#pragma unroll
+            for (int v = 0; v < 4; v++) {
+                const int column = (r * Config::group_tiles + n) * 8 + 2 * t + v % 2;
+                staging[column * STAGING_PITCH + 16 * warp + v / 2 * 8 + g] =
+                    scales[v % 2](sums.total(r, n, v), sums.sums[r][4 * n + v]);
+            }
+        }
+}
+
+// ---- Main loop: all k-steps of a unit. While the products of one fragment are added, the next fragment is loaded.
+
+// The k-steps written out. Half k-steps whose four words lie alike share an address register per pattern: HALF_STEPS
+// has, per half, the offset of its first word and its pattern; PATTERN_EXAMPLES has a half with each pattern. With two
+// fragments ahead OUTPUT_ROWS 2 is faster, but OUTPUT_ROWS 3, which gains more, has no registers for it.
+constexpr int PATTERNS = UNROLLED && Config::address_patterns > 0 ? Config::address_patterns : 1;
+__device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const FirstWords &words,
+                                                   const int2 *taps, Descriptor b, const StagedOutput &output) {
+    // Static: the compiler then knows the values before it asks whether the addresses are in shared memory.
+    static constexpr int HALF_STEPS[][2] = {HALF_STEP_TABLE}, PATTERN_EXAMPLES[] = {PATTERN_TABLE};
+    const unsigned char *by_pattern[PATTERNS];
+    const int second_position = words.of[1] - words.of[0];
+#pragma unroll
+    for (int i = 0; i < PATTERNS; i++) {
+        const int2 tap = taps[PATTERN_EXAMPLES[i] / 2 * 4];
+        by_pattern[i] = words.of[0] + ((PATTERN_EXAMPLES[i] % 2 ? tap.y : tap.x) - HALF_STEPS[PATTERN_EXAMPLES[i]][0]);
+    }
+    hide_from_compiler(b);  // otherwise it precomputes the descriptors of all k-steps, and keeps them
+    Fragment fragments[2];
+    const auto load = [&](int k) {
+        Fragment &f = fragments[k % 2];
+        const int rest = k - SHARED_ROW_STEPS;
+        if (k < SHARED_ROW_STEPS && Config::address_patterns > 0) {
+            const int half = k % PER_ROW * 2, row = k / PER_ROW * ROW_BYTES;
+            const int x = HALF_STEPS[half][0] + row, y = HALF_STEPS[half + 1][0] + row;
+            const auto first = by_pattern[HALF_STEPS[half][1]], second = by_pattern[HALF_STEPS[half + 1][1]];
+            f.load(first + x, first + second_position + x, second + y, second + second_position + y);
+        } else if (k < SHARED_ROW_STEPS)
+            f.load(words, taps[k % PER_ROW * 4], k / PER_ROW * ROW_BYTES);
+        else if (k < ALL_STEPS)
+            f.load(words, taps[(REST_BEGIN + rest % PER_REST) * 4], rest / PER_REST * ROW_BYTES);
     };
-    // Where the first word of every half of a row's steps lies, and which pattern its words make; a half for each
-    // pattern. Static: the compiler then knows them before it asks whether the addresses are those of shared memory.
-    static constexpr int halves[][2] = {HALF_LIST}, examples[] = {PATTERN_LIST};
-    int turn = 0, mine = team, number = blockIdx.x / MBLOCKS;
-    const int tile0 = blockIdx.x % MBLOCKS * (GB * NT);
-    for (; number < items; turn++) {
-        const Item item(number, images);
-        const int half = turn % 2;
-        await(s.gates + FULL + half, turn / 2);
-        number = after(s, half);
-        const unsigned *const planes = s.planes + half * STAGE;
-        const int e = s.e[half];
-        // The groups take the units of all tiles in turn, so that none waits for those that have one more.
-        int unit = mine;
+    float outgoing[STORES_PER_STEP];
+    load(0);
+#pragma unroll
+    for (int k = 0; k < ALL_STEPS; k++) {
+        const int input_row = k / PER_ROW, rest = k - SHARED_ROW_STEPS, r = rest / PER_REST;
+        const Fragment &f = fragments[k % 2];
+        if (k < SHARED_ROW_STEPS)
+            sums.multiply_add(f, b + k * FILTER_STEP, input_row - K + 1, input_row, Config::row_k_steps * FILTER_STEP);
+        else
+            sums.multiply_add(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0);
+#pragma unroll
+        for (int i = 0; i < STORES_PER_STEP; i++) {
+            const int now = k * STORES_PER_STEP + i, before = now - STORES_PER_STEP;
+            if (before >= 0 && before < STORES) output.store(before, outgoing[i]);
+            if (now < STORES) outgoing[i] = output.read(now);
+        }
+        wgmma_wait<1>();
+        load(k + 1);
+        if (PROMOTES && (k + 1) % PROMOTION_INTERVAL == 0) sums.promote_all();
+    }
+}
+
+// The k-steps as a loop, three at a time, for filters with too many of them to write out.
+__device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &words, const int2 *taps,
+                                          Descriptor b, const StagedOutput &output) {
+    hide_from_compiler(b);
+    output.store_all();
+    Fragment f0, f1, f2;
+    int j = 0, input_row = 0;  // of the next fragment: its k-step within the row, and the row
+    int2 tap = taps[0];
+    const auto load = [&](Fragment &f) {
+        f.load(words, tap, input_row * ROW_BYTES);
+        if (++j == Config::row_k_steps) j = 0, input_row++;
+        tap = taps[j * 4];
+    };
+    int j_done = 0, row_done = 0;
+    const auto multiply_add = [&](const Fragment &f) {
+        sums.multiply_add(f, b + (row_done * Config::row_k_steps + j_done) * FILTER_STEP, row_done - K + 1, row_done,
+                          Config::row_k_steps * FILTER_STEP);
+        if (++j_done == Config::row_k_steps) j_done = 0, row_done++;
+        wgmma_wait<1>();
+    };
+    if (SHARED_ROW_STEPS > 0) load(f0);
+    if (SHARED_ROW_STEPS > 1) load(f1);
 #pragma unroll 1
-        for (; unit < UNITS; unit += TEAMS) {
-            const int group = unit / NGROUPS, in_block = unit % NGROUPS * NT, n0 = tile0 + in_block;
-            const unsigned char *base[2];
+    for (int k = 0; k < SHARED_ROW_STEPS; k += 3) {
+        multiply_add(f0);
+        if (k + 2 < SHARED_ROW_STEPS) load(f2);
+        if (k + 1 < SHARED_ROW_STEPS) multiply_add(f1);
+        if (k + 3 < SHARED_ROW_STEPS) load(f0);
+        if (k + 2 < SHARED_ROW_STEPS) multiply_add(f2);
+        if (k + 4 < SHARED_ROW_STEPS) load(f1);
+        if (PROMOTES && (k + 3) % PROMOTION_INTERVAL == 0) sums.promote_all();
+    }
+    wgmma_wait<0>();
+    // At most one k-step per filter row: too few to promote for.
+#pragma unroll
+    for (int k = 0; k < OUTPUT_ROWS * Config::rest_k_steps; k++) {
+        Fragment &f = k % 2 ? f1 : f0;
+        const int rest = REST_BEGIN + k % PER_REST, r = k / PER_REST;
+        wgmma_wait<1>();
+        f.load(words, taps[rest * 4], r * ROW_BYTES);
+        sums.multiply_add(f, b + rest * FILTER_STEP, r, r, 0);
+    }
+}
+
+// The math warps' loop over tiles. Warpgroups take the units of all tiles in turn, so that none waits for those that
+// have one more unit of a tile.
+__device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *, int images, int tiles) {
+    const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4;
+    const int g = lane / 4;
+    const int2 *const taps = s.taps + lane % 4;
+    float *const staging = s.output + warpgroup * STAGING;
+    StagedOutput output(staging);
+    const Descriptor filters = matrix_descriptor(shared_address(s.filters), 128, 256);
+    int iteration = 0, next_unit = warpgroup, number = blockIdx.x / Config::filter_blocks;
+    const int block_tile = blockIdx.x % Config::filter_blocks * (Config::groups * Config::group_tiles);
+    for (; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        number = next_tile(s, stage);
+        const unsigned *const stage_words = s.stages + stage * Config::stage_words;
+        const int exponent = s.exponents[stage];
+        int unit = next_unit;
+#pragma unroll 1
+        for (; unit < UNITS; unit += WARPGROUPS) {
+            const int group = unit / Config::groups, in_block = unit % Config::groups * Config::group_tiles;
+            const int first_tile = block_tile + in_block;
+            FirstWords words;  // of positions g and g + 8
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int at = min(group * 64 + warp * 16 + i * 8 + g, POSITIONS - 1), line = at / TW;
-                base[i] = reinterpret_cast<const unsigned char *>(
-                    planes + line / TR * IMAGE_WORDS + line % TR * (SUPER_ROWS * S) + at % TW);
+                const int at = min(group * 64 + warp * 16 + i * 8 + g, POSITIONS - 1);
+                const int line = at / Config::tile_columns;
+                words.of[i] = reinterpret_cast<const unsigned char *>(
+                    stage_words + line / Config::tile_lines * IMAGE_WORDS +
+                    line % Config::tile_lines * (Config::position_rows * Config::row_stride) +
+                    at % Config::tile_columns);
             }
-            const unsigned char *alike[ALIKE];
-            const int second_line = base[1] - base[0];
-#pragma unroll
-            for (int i = 0; i < ALIKE; i++) {
-                const int2 tap = taps[examples[i] / 2 * 4];
-                alike[i] = base[0] + ((examples[i] % 2 ? tap.y : tap.x) - halves[examples[i]][0]);
-            }
-            unsigned long long b = described + in_block * (PARTS * 16);
-            asm volatile("" : "+l"(b));  // otherwise every step's is worked out beforehand, and kept
-            float sums[RA][SUMS] = {}, low[RA][LOW_SUMS] = {};
-            Whole whole = {};
+            const Descriptor b = filters + in_block * (COMPONENTS * 16);
+            Accumulators sums;
+            if constexpr (UNROLLED) main_loop_unrolled(sums, words, taps, b, output);
+            else main_loop(sums, words, taps, b, output);
+            wgmma_wait<0>();
 
-            Fragment f0, f1, f2;
-            if constexpr (UNROLLED) {
-                // While the products of one fragment are added, the next is read. With one more in between RA 2 is
-                // faster, but there are no registers for it with RA 3, which is worth more.
-                const auto number = [&](int k) -> Fragment & { return k % 2 == 0 ? f0 : f1; };
-                const auto fetch_step = [&](int k) {
-                    const int rest = k - ROW_STEPS;
-                    if (k < ROW_STEPS && PATTERNS > 0) {
-                        constexpr int down = 4 * S;
-                        const int j = k % ROW_MOD * 2, p = k / ROW_MOD * down;
-                        const int x = halves[j][0] + p, y = halves[j + 1][0] + p;
-                        const auto first = alike[halves[j][1]], second = alike[halves[j + 1][1]];
-                        fetch(number(k), first + x, first + second_line + x, second + y, second + second_line + y);
-                    } else if (k < ROW_STEPS)
-                        fetch(number(k), base, taps[k % ROW_MOD * 4], k / ROW_MOD * (4 * S));
-                    else if (k < ALL_STEPS)
-                        fetch(number(k), base, taps[(K * KR + rest % REST_MOD) * 4], rest / REST_MOD * (4 * S));
-                };
-                float held[PIECES_A_STEP];
-                fetch_step(0);
-#pragma unroll
-                for (int k = 0; k < ALL_STEPS; k++) {
-                    const int p = k / ROW_MOD, rest = k - ROW_STEPS, r = rest / REST_MOD;
-                    if (k < ROW_STEPS) add_products(sums, low, number(k), b + k * STEP, p - K + 1, p, KR * STEP);
-                    else add_products(sums, low, number(k), b + (K * KR + rest % REST_MOD) * STEP, r, r, 0);
-#pragma unroll
-                    for (int i = 0; i < PIECES_A_STEP; i++) {
-                        const int piece = k * PIECES_A_STEP + i, before = piece - PIECES_A_STEP;
-                        if (before >= 0 && before < PIECES) outgoing.write(before, held[i]);
-                        if (piece < PIECES) held[i] = outgoing.read(piece);
-                    }
-                    wait<1>();
-                    fetch_step(k + 1);
-                    if (CHUNKED && (k + 1) % CHUNK == 0) whole.add_up(sums);
-                }
-            } else {
-                send();
-                int j = 0, p = 0;  // the step within its row, and the row
-                int2 tap = taps[0];
-                const auto next = [&](Fragment &f) {
-                    fetch(f, base, tap, p * (4 * S));
-                    if (++j == KR) j = 0, p++;
-                    tap = taps[j * 4];
-                };
-                int j_done = 0, p_done = 0;
-                const auto use = [&](const Fragment &f) {
-                    add_products(sums, low, f, b + (p_done * KR + j_done) * STEP, p_done - K + 1, p_done, KR * STEP);
-                    if (++j_done == KR) j_done = 0, p_done++;
-                    wait<1>();
-                };
-                if (ROW_STEPS > 0) next(f0);
-                if (ROW_STEPS > 1) next(f1);
-#pragma unroll 1
-                for (int k = 0; k < ROW_STEPS; k += 3) {
-                    use(f0);
-                    if (k + 2 < ROW_STEPS) next(f2);
-                    if (k + 1 < ROW_STEPS) use(f1);
-                    if (k + 3 < ROW_STEPS) next(f0);
-                    if (k + 2 < ROW_STEPS) use(f2);
-                    if (k + 4 < ROW_STEPS) next(f1);
-                    if (CHUNKED && (k + 3) % CHUNK == 0) whole.add_up(sums);
-                }
-                wait<0>();
-                // A step at most for each row of filters: too few to part the sums for.
-#pragma unroll
-                for (int k = 0; k < RA * KREST; k++) {
-                    Fragment &f = k % 2 ? f1 : f0;
-                    wait<1>();
-                    fetch(f, base, taps[(K * KR + k % REST_MOD) * 4], k / REST_MOD * (4 * S));
-                    add_products(sums, low, f, b + (K * KR + k % REST_MOD) * STEP, k / REST_MOD, k / REST_MOD, 0);
-                }
-            }
-            wait<0>();
-
-            meet(HANDED + team, 128);  // all have sent what lay there
-#pragma unroll
-            for (int r = 0; r < RA; r++)
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    Restore restore[2];
-#pragma unroll
-                    for (int i = 0; i < 2; i++)
-                        restore[i] = Restore(e, s.columns[(n0 + n) * 8 + 2 * t + i]);
-#pragma unroll
-                    for (int v = 0; v < 4; v++) {
-                        float sum = sums[r][4 * n + v];
-                        if (PARTS == 2)
-                            sum = fmaf(sums[r][(PARTS - 1) * 4 * NT + 4 * n + v] + low[r][4 * n + v], 1.0f / 2048, sum);
-                        if (CHUNKED) sum += whole.sums[CHUNKED ? r : 0][CHUNKED ? 4 * n + v : 0];
-                        const int column = (r * NT + n) * 8 + 2 * t + v % 2;
-                        out[column * OUT + 16 * warp + v / 2 * 8 + g] = restore[v % 2](sum, sums[r][4 * n + v]);
-                    }
-                }
-            meet(HANDED + team, 128);
-            outgoing = Outgoing(out, y, item, group, n0);
+            named_barrier(WARPGROUP + warpgroup, 128);
+            stage_output(s, sums, staging, exponent, first_tile);
+            named_barrier(WARPGROUP + warpgroup, 128);
+            output = StagedOutput(staging, y, tile, group, first_tile);
         }
-        mine = unit - UNITS;
-        arrive(s.gates + EMPTY + half);
+        next_unit = unit - UNITS;
+        mbarrier_arrive(s.barriers + EMPTY + stage);
     }
-    send();
+    output.store_all();
 }

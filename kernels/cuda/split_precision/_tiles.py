@@ -1,0 +1,379 @@
+"""The tile that one block computes at a time: one class per kernel, with the shared memory that it takes.
+
+CUDA sources read its public numbers as ``Config::name``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
+
+from ._shared_memory_layout import NO_TAP, Tap
+
+#: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
+_SLACK = 1536
+#: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
+_MOST_PATTERNS = 5
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's share of a layer, as a GEMM: positions of the outputs times filter columns, over C K K products.
+
+    A position is ``position_rows`` x ``position_columns`` outputs. A filter has ``filter_shifts`` columns of the GEMM,
+    for outputs that neighbour one another. Columns come in tiles of eight, tiles in groups, one group per unit of work.
+    """
+
+    layer: ConvProblem
+    components: int  # fp16 values per float32 value: 2 (fp16x3) or 1 (fp16x1)
+    tile_images: int
+    tile_lines: int  # lines of positions per image
+    tile_columns: int  # positions per line
+    row_stride: int  # words of a stage from one input row to the next
+    plane_stride: int  # and from one plane to the next: a plane holds two channels
+    taps: tuple[Tap, ...]  # the im2col table: eight words per k-step of 16 products
+    group_tiles: int  # column tiles that a warp or warpgroup accumulates at once
+    math_warps: int
+    copy_floats: int  # floats per asynchronous copy of the input
+
+    # Defaults of what only some kernels have.
+    wgmma = one_channel = implicit_gemm = False
+    filter_shifts = position_columns = 1
+    row_accumulators = 1  # output rows with accumulators of their own, which share the words of their input rows
+    row_k_steps = 0  # k-steps per filter row, where they go row by row
+    filter_blocks = 1  # blocks among which the filters are divided
+    producer_warps = 4
+    consumer_registers = 0  # per thread of a math warp; producers get the rest
+    promotion_interval = 0  # k-steps after which accumulators are promoted; 0: never
+    barriers = 4
+    filters_in_registers = filters_are_a = False
+    filters_in_shared = True
+    input_from_global = False  # producers read global memory twice instead of staging the input
+    prefetch_input = False  # the next tile's input is copied while this one's is split
+    bulk_store = False  # the copy engine stores outputs that are staged in shared memory
+    output_stages = 2  # tiles whose outputs are staged for bulk stores
+    whole_images = False  # staged outputs lie as in y, and one copy stores them
+
+    @property
+    def config(self) -> dict[str, bool | int | float]:
+        """The sources' ``struct Config``: every public number of the tile."""
+        names = [name for name in dir(self) if name[0] != "_" and name not in ("layer", "taps", "config", "defines")]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        """The constants that are no numbers."""
+        return {"TAP_TABLE": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in self.taps)}
+
+    @property
+    def k_steps(self) -> int:
+        return len(self.taps) // 8
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.math_warps + self.producer_warps)
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers per producer thread, of those that the math warps leave."""
+        warps = self.math_warps + self.producer_warps
+        pool = REGISTERS // (32 * warps) // 8 * 8 * warps
+        return (pool - self.math_warps * self.consumer_registers) // self.producer_warps // 8 * 8
+
+    @property
+    def positions(self) -> int:
+        return self.tile_images * self.tile_lines * self.tile_columns
+
+    @property
+    def position_rows(self) -> int:
+        return 1 if self.one_channel else self.filter_shifts * self.row_accumulators
+
+    @property
+    def odd_channel_pairs_rows(self) -> bool:
+        """Whether words of an odd last channel hold two rows, not two columns."""
+        return self.row_k_steps == 0 and not self.one_channel
+
+    @property
+    def filter_columns(self) -> int:
+        return self.filter_shifts * self.layer.filters
+
+    @property
+    def column_tiles(self) -> int:
+        return ceil_div(self.filter_columns, 8)
+
+    @property
+    def groups(self) -> int:
+        """Groups of column tiles per block."""
+        return ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks)
+
+    @property
+    def padded_tiles(self) -> int:
+        """Column tiles in whole groups, as many for every block."""
+        return self.groups * self.group_tiles * self.filter_blocks
+
+    @property
+    def block_filters(self) -> int:
+        """Filters of a block whose outputs are staged."""
+        return self.layer.filters if self.filter_blocks == 1 else 8 * self.group_tiles * self.groups
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of all split filters."""
+        return self.k_steps * self.padded_tiles * 32 * 8 * self.components
+
+    @property
+    def filter_words(self) -> int:
+        """Words of a block's split filters, as far as they may lie in shared memory."""
+        return self.filter_bytes // self.filter_blocks // ITEM_BYTES
+
+    @property
+    def tiles_across(self) -> int:
+        return ceil_div(self.layer.output_width, self.tile_columns * self.position_columns)
+
+    @property
+    def tiles_down(self) -> int:
+        return ceil_div(ceil_div(self.layer.output_height, self.position_rows), self.tile_lines)
+
+    @property
+    def tiles_per_image(self) -> int:
+        """Tiles that an image is cut into; 1 where a tile is one image or several."""
+        return self.tiles_across * self.tiles_down
+
+    @property
+    def input_rows(self) -> int:
+        return min(self.layer.height, self.position_rows * self.tile_lines + self.layer.kernel - 1)
+
+    @property
+    def input_columns(self) -> int:
+        return self.layer.width if self.tiles_across == 1 else self.tile_columns + self.layer.kernel - 1
+
+    @property
+    def input_floats(self) -> int:
+        """Floats of a tile's input."""
+        return self.tile_images * self.layer.channels * self.input_rows * self.input_columns
+
+    @property
+    def planes(self) -> int:
+        return ceil_div(self.layer.channels, 2)
+
+    @property
+    def stage_words(self) -> int:
+        """Words of one pipeline stage."""
+        return self.components * self.tile_images * self.planes * self.plane_stride
+
+    @property
+    def output_pitch(self) -> int:
+        """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks."""
+        run = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
+        bank = 8 if self.filters_are_a or self.implicit_gemm else 4
+        return run if self.whole_images else run + (bank - run) % 16
+
+    @property
+    def staged_outputs(self) -> int:
+        """Floats of staged outputs."""
+        return self.output_stages * self.tile_images * self.block_filters * self.output_pitch if self.bulk_store else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        words = 2 * self.stage_words + self.staged_outputs + 8 * self.k_steps + 8 * self.padded_tiles
+        words += 0 if self.input_from_global else (1 + self.prefetch_input) * self.input_floats
+        words += round_up(self.positions, 16) // 2 if self.filters_in_registers else 0
+        words += self.filter_words if self.filters_in_shared else 0
+        return ITEM_BYTES * words + _SLACK
+
+    def _tap_offsets(self) -> list[int]:
+        return [plane * self.plane_stride + row * self.row_stride + column for plane, row, column in self.taps]
+
+
+@dataclass(frozen=True)
+class MmaSyncTile(Tile):
+    """``mma_sync.cu``: a warp multiplies ``m_tiles`` x 16 positions by ``group_tiles`` x 8 filter columns."""
+
+    filter_shifts: int = 1
+    m_tiles: int = 4
+    inputs_in_registers: bool = False  # a warp keeps the words of its positions while it goes through the filters
+    input_from_global: bool = False
+    quad_stores: bool = False  # a lane stores four neighbouring outputs at a time
+    filters_in_shared: bool = True
+    promotion_interval: int = 0
+
+    @property
+    def staged_outputs(self) -> int:
+        return 0 if self.quad_stores else self.math_warps * 8 * (16 * self.m_tiles + 4)
+
+
+@dataclass(frozen=True)
+class OneChannelTile(Tile):
+    """``one_channel.cu``: a position is two neighbouring outputs of a row."""
+
+    producer_warps: int = 4
+    m_tiles: int = 1
+    filters_in_registers: bool = False
+    filters_in_shared: bool = True
+    input_from_global: bool = False
+    prefetch_input: bool = False
+    store_floats: int = 1  # floats per store
+    one_channel = True
+    filter_shifts = position_columns = 2
+
+    @property
+    def uniform_taps(self) -> bool:
+        """Whether the four words of every half k-step lie alike; a half without words does."""
+        offsets = self._tap_offsets()
+        real = [i for i in range(0, len(offsets), 4) if set(self.taps[i : i + 4]) != {NO_TAP}]
+        halves = [[offset - offsets[i] for offset in offsets[i : i + 4]] for i in real]
+        return all(half == halves[0] for half in halves)
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        offsets = self._tap_offsets()
+        firsts = (0 if self.taps[i] == NO_TAP else 4 * offsets[i] for i in range(0, len(offsets), 4))
+        return {**super().defines, "HALF_STEP_TABLE": ", ".join(map(str, firsts))}
+
+
+@dataclass(frozen=True)
+class OutputRowsTile(Tile):
+    """``output_rows.cu``: filters stay in registers, and rows of outputs share the words of their inputs."""
+
+    row_accumulators: int = 1
+    row_k_steps: int = 0
+    input_from_global: bool = False
+    prefetch_input: bool = False
+    bulk_store: bool = False
+    paired_stores: bool = False  # a lane stores two neighbouring outputs at a time
+    filters_are_a: bool = False  # filters are the tensor cores' A operand, positions their B
+    filters_in_registers = True
+    filters_in_shared = False
+
+
+@dataclass(frozen=True)
+class WarpgroupTile(Tile):
+    """``warpgroup_mma.cu``: wgmma, positions from registers, filters in shared memory."""
+
+    filter_shifts: int = 1
+    row_accumulators: int = 1
+    row_k_steps: int = 0
+    consumer_registers: int = 0
+    input_from_global: bool = False
+    filter_blocks: int = 1
+    promotion_interval: int = 0
+    wgmma = True
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups that multiply."""
+        return self.math_warps // 4
+
+    @property
+    def rest_k_steps(self) -> int:
+        """K-steps of the words that fill no whole k-step of a filter row."""
+        return self.k_steps - self.layer.kernel * self.row_k_steps
+
+    @property
+    def staged_outputs(self) -> int:
+        return self.warpgroups * self.row_accumulators * 8 * self.group_tiles * 68
+
+    def _address_patterns(self) -> tuple[list[tuple[int, int]], list[int]]:
+        halves: list[tuple[int, int]] = []
+        patterns: dict[tuple[int, ...], int] = {}
+        offsets = self._tap_offsets()
+        for i in range(0, 8 * self.row_k_steps, 4):
+            words = tuple(offset - offsets[i] for offset in offsets[i : i + 4])
+            patterns.setdefault(words, i // 4)
+            halves.append((4 * offsets[i], list(patterns).index(words)))
+        return (halves, list(patterns.values())) if len(patterns) <= _MOST_PATTERNS else ([], [])
+
+    @property
+    def address_patterns(self) -> int:
+        """In how many ways the four words of half a k-step lie; 0 where they are too many for the registers."""
+        return len(self._address_patterns()[1])
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        halves, examples = self._address_patterns()
+        return {
+            **super().defines,
+            "HALF_STEP_TABLE": ", ".join(f"{{{offset}, {pattern}}}" for offset, pattern in halves) or "{0}",
+            "PATTERN_TABLE": ", ".join(map(str, examples)) or "0",
+            **_wgmma("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
+            **_wgmma("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles if self.components == 2 else 0),
+        }
+
+
+@dataclass(frozen=True)
+class ImplicitGemmTile(Tile):
+    """``implicit_gemm.cu``: wgmma, filters in registers, positions as B in shared memory, without an im2col copy."""
+
+    row_accumulators: int = 1
+    producer_warps: int = 4
+    consumer_registers: int = 0
+    wgmma_n: int = 8  # positions of one instruction, eight of each line
+    prefetch_input: bool = False
+    bulk_store: bool = False
+    output_stages: int = 2
+    paired_stores: bool = False
+    whole_images: bool = False
+    filter_blocks: int = 1
+    wgmma = implicit_gemm = True
+    barriers = 12
+    position_columns = 2
+
+    @property
+    def filters_in_shared(self) -> bool:  # type: ignore[override]
+        return self.components == 2  # the low components alone
+
+    @property
+    def filter_bytes(self) -> int:
+        return self.k_steps * self.filter_blocks * 64 * 16 * 2 * self.components
+
+    @property
+    def filter_words(self) -> int:
+        return self.k_steps * 512
+
+    @property
+    def planes(self) -> int:
+        return ceil_div(self.row_accumulators * self.layer.channels, 4)
+
+    @property
+    def stage_words(self) -> int:
+        # The last piece reads on behind the last plane, whatever lies there.
+        lines, reach = round_up(self.tile_lines, self.wgmma_n // 8), (self.layer.kernel + 2) // 2
+        over = (lines - 1 - self.tile_lines) * self.row_stride + round_up(self.tile_columns, 8) + reach - 1
+        return super().stage_words + 4 * max(0, over)
+
+    @property
+    def pieces(self) -> int:
+        """Strips of eight positions of ``wgmma_n`` / 8 lines that an image is multiplied in."""
+        return ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        shared = self.wgmma_n if self.components == 2 else 0
+        return {
+            **super().defines,
+            **_wgmma("WGMMA_REGISTERS", self.wgmma_n),
+            **_wgmma("WGMMA_REGISTERS_OVERWRITE", self.wgmma_n, overwrite=True),
+            **_wgmma("WGMMA_SHARED", shared, shared=True),
+            **_wgmma("WGMMA_SHARED_OVERWRITE", shared, shared=True, overwrite=True),
+        }
+
+
+def _wgmma(name: str, columns: int, shared: bool = False, overwrite: bool = False) -> dict[str, int | str]:
+    """Return wgmma as a macro, which does nothing for 0 columns.
+
+    It is d += a b or, with ``overwrite``, d = a b. b is a descriptor; a is in registers or, ``shared``, a descriptor.
+    """
+    if not columns:
+        return {f"{name}(d, a, b)": ""}
+    sums = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    factor = f"%{sums}" if shared else "{" + ", ".join(f"%{i}" for i in range(sums, sums + 4)) + "}"
+    shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
+    outputs = ", ".join(f'"{"=" if overwrite else "+"}f"((d)[{i}])' for i in range(sums))
+    inputs = '"l"(a)' if shared else ", ".join(f'"r"((a)[{i}])' for i in range(4))
+    flags = f"{0 if overwrite else 1}, 1, 1, 0{', 0' if shared else ''}"
+    text = f"{shape} {{{registers}}}, {factor}, %{sums + (1 if shared else 4)}, {flags};"
+    return {f"{name}(d, a, b)": f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))'}

@@ -1,0 +1,101 @@
+// split: the arithmetic of split precision. A float32 product becomes three fp16 products that tensor cores add in
+// float32.
+//
+//     x 2^e = x_high + x_low / 2^11          w 2^f = w_high + w_low / 2^11
+//     y 2^(e + f) = sum x_high w_high  +  (sum x_high w_low + sum x_low w_high) / 2^11     x_low w_low is left out
+//
+// e belongs to a tile of x and f to a filter: the largest value then lies in [2^14, 2^15), so that nothing overflows,
+// and values down to 2^-28 of it keep 22 bits. Tiles and filters with a smaller value, an infinity or a NaN cannot be
+// split; convolution.cu computes their images in float32. With Config::components 1 (fp16x1) only the high components
+// exist.
+//
+// The method: Markidis et al. 2018; the factor 2^11: Ootomo and Yokota 2022; the same with tf32: CUTLASS, 3xTF32. What
+// tensor cores truncate: Fasi et al. 2021. docs/numerics.md has the references, split_precision.py the error bound.
+
+constexpr int COMPONENTS = Config::components;
+constexpr int MAX_SPREAD = 28;     // powers of two below the largest value within which all others must lie
+constexpr int MAX_EXPONENT = 120;  // so that 2^120 and 2^-120 are both float32 numbers
+constexpr bool PROMOTES = Config::promotion_interval > 0;
+constexpr int PROMOTION_INTERVAL = PROMOTES ? Config::promotion_interval : Config::k_steps;
+constexpr bool CORRECTS_SAME_SIGN = COMPONENTS == 2 && !PROMOTES && Config::k_steps >= Config::long_sum;
+
+// The largest magnitude, and the smallest but zero, minus one, as bits: those of positive floats are ordered as they
+// are.
+struct Range {
+    unsigned largest = 0, smallest = ~0u;
+
+    __device__ __forceinline__ void add(float value) {
+        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
+        largest = max(largest, bits), smallest = min(smallest, bits - 1);
+    }
+    __device__ __forceinline__ void join_warp() {
+        largest = __reduce_max_sync(~0u, largest), smallest = __reduce_min_sync(~0u, smallest);
+    }
+};
+
+// The power of two that scales a tile of x, and whether the tile cannot be split. The filters' own powers of two lie
+// from `lowest` to `highest`; the product of both must be a float32 number too. Denormal numbers count as too small.
+struct TileScale {
+    int exponent;
+    bool unsplittable;
+
+    __device__ TileScale(unsigned largest, unsigned smallest, int lowest, int highest) {
+        const int top = largest >> 23, wanted = largest == 0 ? 0 : 141 - top;  // 2^(top - 127) <= largest
+        const unsigned limit = max(top - MAX_SPREAD, 1) << 23;
+        const bool far = wanted > MAX_EXPONENT || wanted + lowest < -126 || wanted + highest > 126;
+        unsplittable = largest && (top == 255 || far || smallest + 1 < limit);
+        exponent = min(wanted, MAX_EXPONENT);
+    }
+};
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
+
+// Truncation bias. A tensor core truncates a sum at its last bit at each k-step, always towards zero. Of mixed signs a
+// sum of n k-steps loses about Config::truncation_bias n units of 2^-23, as measured with mma.sync and wgmma, 2 to 122
+// k-steps. Filters are scaled up by that, except those whose weights are exact in one fp16 each: sums of small
+// integers stay exact. With accumulator promotion only the last interval's k-steps count.
+//
+// Same-sign bias. Products of one sign lose Config::same_sign_bias units more per k-step, and less as signs differ: by
+// the share of sum |x||w| that a sum is. That share is at least |sum| over 2^15 times the filter's sum of |w|, and so
+// much is corrected (CORRECTS_SAME_SIGN) where a long sum is not promoted.
+
+// A filter's power of two, the mantissa bits of its truncation correction, and the upper bits of its same-sign
+// correction.
+__device__ __forceinline__ int pack_filter_scale(int exponent, int k_steps, float weight_sum) {
+    const unsigned same_sign =
+        CORRECTS_SAME_SIGN && k_steps
+            ? __float_as_uint(Config::same_sign_bias * 0x1p-38f * k_steps / weight_sum) >> 20 : 0;
+    return exponent * 0x80000 + (same_sign << 8) +
+           min(int(Config::truncation_bias * min(k_steps, PROMOTION_INTERVAL) + 0.5f), 255);
+}
+__device__ __forceinline__ int filter_exponent(int filter_scale) { return filter_scale >> 19; }
+
+// Turns a sum into an output: undoes the scales of tile and filter, and corrects both biases. The correction goes by
+// the sum of x_high w_high alone, which is there before the whole sum is.
+struct OutputScale {
+    float scale, same_sign;
+
+    __device__ __forceinline__ OutputScale() {}
+    __device__ __forceinline__ OutputScale(int tile_exponent, int filter_scale) {
+        scale = __uint_as_float(((127 - tile_exponent - filter_exponent(filter_scale)) << 23) + (filter_scale & 255));
+        if (CORRECTS_SAME_SIGN) same_sign = scale * __uint_as_float((filter_scale & 0x7ff00) << 12);
+    }
+    __device__ __forceinline__ float operator()(float sum, float main) const {
+        return multiply(sum, CORRECTS_SAME_SIGN ? fmaf(fabsf(main), same_sign, scale) : scale);
+    }
+};
+
+// sum x_high w_high and (sum x_high w_low + sum x_low w_high) in one.
+__device__ __forceinline__ float join_sums(float main, float cross) {
+    return COMPONENTS == 2 ? fmaf(cross, 1.0f / 2048, main) : main;
+}
+
+// Accumulator promotion: every Config::promotion_interval k-steps the part of `sum` that is whole in units of 2^13
+// moves to `promoted`. Both operations are exact, so only the sums of a few k-steps are truncated, at bits that weigh
+// less. Products are below 2^30; sums beyond 2^35 move in units of 2^12 or 2^14, and `promoted` is exact below 2^36. A
+// window so much darker than its tile that its sums stay below 2^12 is never promoted.
+__device__ __forceinline__ void promote(float &sum, float &promoted) {
+    constexpr float SHIFT = 1.5f * 0x1p36f;
+    const float moved = (sum + SHIFT) - SHIFT;
+    promoted += moved;
+    sum -= moved;
+}
