@@ -163,8 +163,7 @@ def test_sums_of_small_integers_are_exact(kind, tmp_path):
     assert (found.scaled, recomputed) == (0, 0)
 
 
-#: Of mma_sync; of warpgroup with its k-steps written out, and with so many that they are a loop, of one output row and
-#: two.
+#: Tiles of mma_sync; of warpgroup with unrolled k-steps, and with a loop of k-steps, for one output row and for two.
 PROMOTED = [
     (MmaSyncTile, (2, 12, 12, 12, 9, 7), {}),
     (WarpgroupTile, (2, 12, 12, 12, 9, 7), {}),

@@ -145,7 +145,7 @@ def test_sums_are_not_too_small_in_the_mean(kernel):
     assert abs(_relative_shortfall(_run(kernel, problem, x, w), reference.convolve(x, w))) < 2 * 2.0**-23
 
 
-# 24 channels of 8 x 8: so many k-steps that those of fp16x3_warpgroup are a loop.
+# 24 channels of 8 x 8 have too many k-steps for fp16x3_warpgroup to unroll.
 @pytest.mark.parametrize(("channels", "size"), [(12, 7), (24, 8)])
 @pytest.mark.parametrize("positive", [False, True], ids=["mixed", "positive"])
 @PROMOTING

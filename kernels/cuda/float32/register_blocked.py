@@ -95,7 +95,7 @@ def _limits(uniform: bool, problem: ConvProblem, chip: Chip | None = None) -> li
 
 
 def _copying_pays(problem: ConvProblem, chip: Chip) -> bool:
-    """Return whether copying the weights first pays: for much work that memory does not limit, on the chip it suits."""
+    """Return whether copying the weights first is profitable: for large layers that memory does not limit, on sm_90."""
     return chip.capability == tiles.UNIFORM_CAPABILITY and problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
 
 

@@ -125,7 +125,7 @@ __device__ __forceinline__ unsigned long long descriptor(unsigned address) {
            SWIZZLE << 62;
 }
 
-// The pipeline's barriers, of so many arrivals when a stage is full. Also a barrier of the block.
+// Initialise the full barrier (of `arrivals` arrivals) and the empty barrier of each stage, and synchronise the block.
 __device__ __forceinline__ void init_barriers(unsigned full, unsigned empty, int arrivals) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < Config::stages; i++)
