@@ -1,1 +1,7 @@
-"""The CPU kernels, compiled for each layer by LLVM: loops, im2col, direct, winograd."""
+"""The CPU kernels. All but im2col are compiled for each layer by LLVM.
+
+loops     the textbook's seven loops
+im2col    windows as the columns of a matrix, then BLAS
+direct    blocked for registers and caches
+winograd  fewer multiplications, images in the lanes
+"""

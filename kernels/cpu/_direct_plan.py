@@ -1,4 +1,4 @@
-"""How ``direct`` cuts a layer into tiles, by counting what each cut costs. No code is made here."""
+"""How ``direct`` cuts a layer into tiles: a cost model of each cut. No code is generated here."""
 
 from __future__ import annotations
 
@@ -7,34 +7,31 @@ from functools import cache
 
 from ece408_op.problem import ConvProblem
 
-#: Bytes of a unit's shifted rows, at most, and as a share of the second-level cache: it holds two units' and the
-#: weights and outputs at work. Less makes more bands and passes, more made all layers tried slower.
+from ._ir import Pieces, share_out, whole_lines
+
+#: Bytes of a unit's shifted rows, at most, and as a share of L2, which holds two units' and the weights and outputs in
+#: use. Less makes more bands and passes; more made all layers tried slower.
 CACHE_BYTES, CACHE_SHARE = 320 * 1024, 5 / 16
 
-#: Floats in a cache line.
-LINE_FLOATS = 16
-
-#: A multiply-add's result can be used after 4 cycles; two are begun in each; so are two loads.
+#: Cycles until a multiply-add's result can be used; multiply-adds, and loads, that begin per cycle.
 LATENCY, PER_CYCLE = 4, 2
 
-#: Vector registers that a tile needs beside its sums and its pixels: one for a weight, and one that keeps the compiler
+#: Vector registers that a tile needs besides its sums and its pixels: one for a weight, and one that keeps the compiler
 #: from spilling (4 x 3 in 16 registers spilled, and took twice as long).
 SPARE = 2
 
-#: Cycles to move a vector between the first and the second-level cache.
+#: Cycles to move a vector between L1 and L2.
 ACCESS = 4
-
-#: (size, count) pairs: how something is cut.
-Pieces = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class DirectPlan:
     """The cut of one layer.
 
-    ``blocks``, ``tiles`` and ``passes`` are (size, count) pairs, larger ones first: filters in a block, vectors in a
-    tile, and channels in a pass, of which a later one adds to what those before it left in y. ``rows`` output rows
-    make a band, and there are ``bands`` of them; the last may overlap the one before.
+    blocks  filters per block
+    tiles   vectors of output pixels per tile
+    passes  channels per pass; a later pass adds to the sums that the earlier ones left in y
+    rows    output rows per band; the last of ``bands`` bands may overlap the one before
     """
 
     layer: ConvProblem
@@ -47,8 +44,13 @@ class Plan:
 
     @property
     def pixels(self) -> int:
-        """Output pixels in a band's plane."""
+        """Output pixels in a band of a plane."""
         return self.rows * self.layer.output_width
+
+    @property
+    def shifted_rows(self) -> int:
+        """Rows of the image that a band needs."""
+        return self.rows + self.layer.kernel - 1
 
     @property
     def channel_stride(self) -> int:
@@ -62,13 +64,8 @@ class Plan:
 
     @property
     def single(self) -> bool:
-        """One pass takes all channels."""
+        """Whether one pass takes all channels."""
         return self.passes == ((self.layer.channels, 1),)
-
-    @property
-    def shifted_rows(self) -> int:
-        """Rows of the image that a band needs."""
-        return self.rows + self.layer.kernel - 1
 
     @property
     def pass_count(self) -> int:
@@ -82,40 +79,33 @@ class Plan:
 
     @property
     def tile_count(self) -> int:
-        """Tiles in a band's plane."""
+        """Tiles in a band of a plane."""
         return sum(count for _, count in self.tiles)
 
     @property
-    def ahead(self) -> int:
-        """Rows of the next unit that are shifted during each tile, as long as there are any left."""
+    def rows_ahead(self) -> int:
+        """Rows of the next unit that each tile shifts, while there are any left."""
         return -(-self.shifted_rows // (self.tile_count * sum(count for _, count in self.blocks)))
 
     @property
     def copies(self) -> int:
-        """Floats of a unit's shifted copies, and a vector that may be read beyond them; whole cache lines."""
-        return -(-(self.layer.kernel * self.shift_stride + self.lanes) // LINE_FLOATS) * LINE_FLOATS
+        """Floats of a unit's shifted copies, with one vector that may be read beyond them; whole cache lines."""
+        return whole_lines(self.layer.kernel * self.shift_stride + self.lanes)
 
     @property
     def scratch(self) -> int:
-        """Floats of scratch for a thread: the copies of the unit that computes, and those of the next one."""
+        """Floats of scratch per thread: the copies of the unit in progress, and those of the next one."""
         return 2 * self.copies
 
     @property
-    def whole_lines(self) -> bool:
-        """Where y begins at a cache line, every vector that is stored lies in one line, and is stored once."""
+    def nontemporal(self) -> bool:
+        """Whether y may be stored past the caches: each cache line of y is a whole number of vectors, stored once."""
         plane = self.layer.output_height * self.layer.output_width
-        return self.single and plane % LINE_FLOATS == 0 and self.pixels % LINE_FLOATS == 0
-
-
-def share_out(total: int, largest: int) -> Pieces:
-    """``total`` in the fewest pieces of at most ``largest``, sizes as even as can be: (size, count) pairs."""
-    pieces = -(-total // largest)
-    size, larger = divmod(total, pieces)
-    return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)
+        return self.single and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
 
 
 def _last_two_together(tiles: Pieces) -> Pieces:
-    """The tiles, but that the last is not of one vector, if there is another. It may spill: it is one of many."""
+    """Merge a last tile of one vector with the one before it. The merged tile may spill: it is one of many."""
     size, count = tiles[-1]
     if size > 1 or sum(many for _, many in tiles) == 1:
         return tiles
@@ -129,16 +119,16 @@ def _cycles(taps: int, blocks: Pieces, tiles: Pieces) -> float:
     for filters, many in blocks:
         for vectors, times in tiles:
             arithmetic = filters * vectors / PER_CYCLE
-            loads = (filters + 1.5 * vectors) / PER_CYCLE  # half of the vectors lie across two cache lines
-            tap = max(arithmetic, loads, LATENCY) + loads / 16  # of two that are as quick, the one that loads less
+            loads = (filters + 1.5 * vectors) / PER_CYCLE  # half of the vectors cross a cache line
+            tap = max(arithmetic, loads, LATENCY) + loads / 16  # of two equally fast ones, the one with fewer loads
             total += many * times * (taps * tap + filters * vectors + 12)
     return total
 
 
 def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
-    """(channels in a pass, rows in a band, bands): the cheapest that keeps a pass's shifted rows in ``limit`` bytes.
+    """Return (channels per pass, rows per band, bands): the cheapest whose shifted rows fit ``limit`` bytes.
 
-    More passes read and write y more often; more bands shift rows again that two of them need.
+    More passes read and write y more often; more bands shift more rows twice.
     """
     kernel, columns = layer.kernel, layer.output_width
     best = (float("inf"), 0, 0, 0)
@@ -150,17 +140,17 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
         rows = -(-layer.output_height // bands)
         passes = -(-layer.channels // channels)
         if passes > 1 and rows * columns < lanes:
-            continue  # less than a vector cannot be added to
+            continue  # a later pass cannot add to less than a vector
         shifted = layer.channels * kernel * (rows + kernel - 1) * bands * -(-columns // lanes)
-        again = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
-        best = min(best, (ACCESS * (shifted + again), channels, rows, bands))
+        added = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
+        best = min(best, (ACCESS * (shifted + added), channels, rows, bands))
     return best[1:]
 
 
 @cache
-def make_plan(layer: ConvProblem, lanes: int, registers: int, cache_bytes: int) -> Plan:
-    """The cheapest cut for vectors of ``lanes`` floats, that many registers and that large a second-level cache."""
-    channels, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * cache_bytes)))
+def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> DirectPlan:
+    """Return the cheapest cut for vectors of ``lanes`` floats, that many registers, and an L2 of that size."""
+    channels, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))
     passes = share_out(layer.channels, channels)
     pixels = rows * layer.output_width
     vectors = -(-pixels // lanes)
@@ -174,4 +164,4 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int, cache_bytes: int) 
         if f * p + p + SPARE <= registers
     ]
     blocks, tiles = min(cuts, key=lambda cut: _cycles(layer.products, *cut))
-    return Plan(layer, lanes, blocks, tiles, passes, rows, bands)
+    return DirectPlan(layer, lanes, blocks, tiles, passes, rows, bands)

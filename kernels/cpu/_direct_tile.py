@@ -1,4 +1,4 @@
-"""The inner loops of ``direct``: one tile of outputs, and the rows that are shifted meanwhile."""
+"""The inner loops of ``direct``: one tile of outputs, and the rows that it shifts for the next unit meanwhile."""
 
 from __future__ import annotations
 
@@ -10,115 +10,106 @@ from ece408_op.runtime.llvm import (
     F32,
     F32_PTR,
     I32,
-    I64,
     Cpu,
     const,
     element,
     fma,
     for_range,
-    new_function,
     offset,
     prefetch,
     store_nontemporal,
 )
 
-from ._direct_plan import LINE_FLOATS, Plan
+from ._direct_plan import DirectPlan
+from ._ir import LINE_FLOATS, broadcast, function, load, store
 
-#: Columns of a filter that are written out one after the other; in larger ones they are a loop.
+#: Columns of a filter that are unrolled; the columns of a larger filter are a loop.
 UNROLL = 16
 
 #: Vectors of a row, or of several, that are copied without a loop.
 UNROLLED_COPIES = 8
 
 
-def tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu, streamed: bool) -> ir.Function:
-    """A function for one tile in one pass.
+def tile(module: ir.Module, plan: DirectPlan, size: tuple[int, int], target: Cpu, nontemporal: bool) -> ir.Function:
+    """Build the function that computes one tile, of (filters, vectors), in one pass.
 
-    Its arguments are (x, x_last, w, y, y_last, y_next, source, later, to, channels, done, ahead). ``x`` and ``y``
-    are at the tile's first pixel, ``x_last`` and ``y_last`` at its last vector, which may overlap the one before,
-    ``y_next`` is at the next tile's first; ``w`` is at the pass's packed weights of the block. ``channels`` are in
-    this pass and ``done`` in those before it, whose sums are in y. Of each of the next unit's first ``ahead``
-    channels, plan.ahead rows are shifted from ``source`` to ``to``, by q while row q of the channel's filters is
-    at work; ``later`` is at the same rows of the unit after that.
+    x, y         the tile's first pixel in the shifted copies, and in y
+    x_last, y_last
+                 its last vector there, which may overlap the one before
+    y_next       the next tile's first pixel in y, whose lines are prefetched
+    w            the pass's packed weights of the block
+    channels     in this pass; ``done`` channels came before it, and their sums are in y
+    source, to   the next unit's rows, in the image and in its shifted copies. Of each of the first ``ahead`` channels,
+                 plan.rows_ahead rows are shifted by q while row q of the channel's filters is in progress
+    later        the same rows of the unit after that, which are prefetched
     """
     layer, lanes = plan.layer, plan.lanes
     filters, vectors = size
-    vector = ir.VectorType(F32, lanes)
-    pointers = dict.fromkeys(("x", "x_last", "w", "y", "y_last", "y_next", "source", "later", "to"), F32_PTR)
-    b, (x, x_last, w, y, y_last, y_next, source, later, to, channels, done, ahead) = new_function(
-        module,
-        f"tile_{filters}_{vectors}",
-        {**pointers, **dict.fromkeys(("channels", "done", "ahead"), I64)},
-        internal=True,
-    )
+    pointers, integers = "x x_last w y y_last y_next source later to", "channels done ahead"
+    b, arguments = function(module, f"tile_{filters}_{vectors}", pointers, integers)
+    x, x_last, w, y, y_last, y_next, source, later, to, channels, done, ahead = arguments
 
-    def at(first: Any, last: Any, v: int, place: int) -> Any:
-        start = element(b, last, place) if v == vectors - 1 else element(b, first, v * lanes + place)
-        return b.bitcast(start, vector.as_pointer())
+    def pointer(first: Any, last: Any, v: int, start: int) -> Any:
+        return element(b, last, start) if v == vectors - 1 else element(b, first, v * lanes + start)
 
     def tap(sums: list[Any], here: Any, last: Any, weights: Any, q: int) -> list[Any]:
-        pixels = [b.load(at(here, last, v, q * plan.shift_stride), align=4) for v in range(vectors)]
+        pixels = [load(b, pointer(here, last, v, q * plan.shift_stride), lanes) for v in range(vectors)]
         result = []
         for f in range(filters):
-            weight = all_lanes(b, b.load(element(b, weights, q * filters + f), align=4), lanes)
+            weight = broadcast(b, b.load(element(b, weights, q * filters + f), align=4), lanes)
             result += [fma(b, target, pixels[v], weight, sums[f * vectors + v]) for v in range(vectors)]
         return result
 
     plane = layer.output_height * layer.output_width
-    outputs = [at(y, y_last, v, f * plane) for f in range(filters) for v in range(vectors)]
+    vector = ir.VectorType(F32, lanes)
+    outputs = [
+        b.bitcast(pointer(y, y_last, v, f * plane), vector.as_pointer()) for f in range(filters) for v in range(vectors)
+    ]
     sums = [ir.Constant(vector, [0.0] * lanes)] * len(outputs)
     if not plan.single:
         sums = _sums_so_far(b, done, sums, outputs)
     with for_range(b, layer.channels if plan.single else channels, sums) as c:
         with for_range(b, layer.kernel, c.values) as p:
             with b.if_then(b.icmp_signed("<", c.index, ahead)):
-                _rows_ahead(b, plan, (source, later, to), c.index, p.index)
-            if not streamed:
-                _ask_for_outputs(b, plan, size, y_next, b.add(offset(b, (c.index, layer.kernel)), p.index))
-            place = offset(b, (c.index, plan.channel_stride), (p.index, layer.output_width))
-            here, last = element(b, x, place), element(b, x_last, place)
+                _shift_ahead(b, plan, (source, later, to), c.index, p.index)
+            if not nontemporal:
+                _prefetch_outputs(b, plan, size, y_next, b.add(offset(b, (c.index, layer.kernel)), p.index))
+            start = offset(b, (c.index, plan.channel_stride), (p.index, layer.output_width))
+            here, last = element(b, x, start), element(b, x_last, start)
             row = offset(b, (c.index, layer.kernel**2 * filters), (p.index, layer.kernel * filters))
             weights = element(b, w, row)
             if layer.kernel <= UNROLL:
                 for q in range(layer.kernel):
                     p.values = tap(p.values, here, last, weights, q)
             else:
-                with for_range(b, layer.kernel, p.values) as many:
-                    shift = offset(b, (many.index, plan.shift_stride))
-                    step = element(b, weights, offset(b, (many.index, filters)))
-                    many.values = tap(many.values, element(b, here, shift), element(b, last, shift), step, 0)
-                p.values = many.values
+                with for_range(b, layer.kernel, p.values) as each:
+                    shift = offset(b, (each.index, plan.shift_stride))
+                    step = element(b, weights, offset(b, (each.index, filters)))
+                    each.values = tap(each.values, element(b, here, shift), element(b, last, shift), step, 0)
+                p.values = each.values
         c.values = p.values
-    for value, place in zip(c.values, outputs):
+    for value, output in zip(c.values, outputs):
         if plan.pixels < lanes:
-            _store_first(b, value, place, plan.pixels)
-        elif streamed:
-            store_nontemporal(b, value, place, 4 * lanes)
+            _store_first(b, value, output, plan.pixels)
+        elif nontemporal:
+            store_nontemporal(b, value, output, 4 * lanes)
         else:
-            b.store(value, place, align=4)
+            b.store(value, output, align=4)
     b.ret_void()
     return b.function
 
 
 def _sums_so_far(b: ir.IRBuilder, done: Any, zeros: list[Any], outputs: list[Any]) -> list[Any]:
-    """Zeros in the first pass, later what the passes before it left."""
+    """Return zeros in the first pass, and the sums that earlier passes left in y in the later ones."""
     before = b.block
     with b.if_then(b.icmp_signed("!=", done, const(0))):
-        found = [b.load(place, align=4) for place in outputs]
+        found = [b.load(output, align=4) for output in outputs]
         loaded = b.block
     sums = [b.phi(zero.type) for zero in zeros]
     for total, zero, value in zip(sums, zeros, found):
         total.add_incoming(zero, before)
         total.add_incoming(value, loaded)
     return sums
-
-
-def all_lanes(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
-    """A vector with one number in all lanes."""
-    vector = ir.VectorType(F32, lanes)
-    one = b.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
-    mask = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-    return b.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
 
 
 def _store_first(b: ir.IRBuilder, value: Any, pointer: Any, count: int) -> None:
@@ -128,46 +119,44 @@ def _store_first(b: ir.IRBuilder, value: Any, pointer: Any, count: int) -> None:
         b.store(b.extract_element(value, ir.Constant(I32, lane)), element(b, scalar, lane), align=4)
 
 
-def _ask_for_outputs(b: ir.IRBuilder, plan: Plan, size: tuple[int, int], y_next: Any, turn: Any) -> None:
-    """Ask for some of the lines that the next tile ends in: all are asked for in the rows of taps of this one."""
+def _prefetch_outputs(b: ir.IRBuilder, plan: DirectPlan, size: tuple[int, int], y_next: Any, tap_row: Any) -> None:
+    """Prefetch a share of the lines of y where the next tile ends: the tap rows of this tile prefetch all of them."""
     filters, vectors = size
     plane = plan.layer.output_height * plan.layer.output_width
     lines = -(-vectors * plan.lanes // LINE_FLOATS) + 1
     count = -(-filters * lines // (plan.passes[-1][0] * plan.layer.kernel))
     for number in range(count):
-        line = b.add(offset(b, (turn, count)), const(number))
+        line = b.add(offset(b, (tap_row, count)), const(number))
         f, column = b.udiv(line, const(lines)), b.urem(line, const(lines))
         f = b.select(b.icmp_signed("<", f, const(filters)), f, const(filters - 1))
         prefetch(b, element(b, y_next, offset(b, (f, plane), (column, LINE_FLOATS))), write=True)
 
 
-def _rows_ahead(b: ir.IRBuilder, plan: Plan, pointers: tuple[Any, Any, Any], c: Any, q: Any) -> None:
-    """Shift plan.ahead rows of channel c by q, and ask for a share of the rows of the unit after that."""
+def _shift_ahead(b: ir.IRBuilder, plan: DirectPlan, pointers: tuple[Any, Any, Any], c: Any, q: Any) -> None:
+    """Shift plan.rows_ahead rows of channel c by q, and prefetch a share of the rows of the unit after that."""
     layer = plan.layer
     channel = offset(b, (c, layer.height * layer.width))
     source, later = (element(b, pointer, channel) for pointer in pointers[:2])
-    count = -(-(-(-plan.ahead * layer.width // LINE_FLOATS) + 1) // layer.kernel)
+    count = -(-(-(-plan.rows_ahead * layer.width // LINE_FLOATS) + 1) // layer.kernel)
     for number in range(count):
-        place = b.add(offset(b, (q, count * LINE_FLOATS)), const(number * LINE_FLOATS))
-        prefetch(b, element(b, later, place), write=False)
+        start = b.add(offset(b, (q, count * LINE_FLOATS)), const(number * LINE_FLOATS))
+        prefetch(b, element(b, later, start), write=False)
     to = element(b, pointers[2], offset(b, (c, plan.channel_stride), (q, plan.shift_stride)))
-    shift_rows(b, plan, element(b, source, q), to, plan.ahead)
+    shift_rows(b, plan, element(b, source, q), to, plan.rows_ahead)
 
 
-def shift_rows(b: ir.IRBuilder, plan: Plan, source: Any, to: Any, rows: Any) -> None:
-    """Copy the columns of so many rows of one channel, from the image to the shifted copy."""
+def shift_rows(b: ir.IRBuilder, plan: DirectPlan, source: Any, to: Any, rows: Any) -> None:
+    """Emit a copy of ``rows`` rows of one channel, output_width columns each, from the image to a shifted copy."""
     width, columns = plan.layer.width, plan.layer.output_width
-    # A row is copied in vectors of the largest power of two that fits; the last overlaps, so that none
-    # reads beyond the row.
+    # A row is copied in vectors of the largest power of two that fits; the last one overlaps, so that none reads
+    # beyond the row.
     lanes = 1 << (min(plan.lanes, columns).bit_length() - 1)
-    vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
     whole = columns // lanes
 
     def copy(r: Any, start: Any) -> None:
-        place = element(b, source, b.add(offset(b, (r, width)), start))
-        value = b.load(b.bitcast(place, vector.as_pointer()), align=4)
-        place = element(b, to, b.add(offset(b, (r, columns)), start))
-        b.store(value, b.bitcast(place, vector.as_pointer()), align=4)
+        read = element(b, source, b.add(offset(b, (r, width)), start))
+        value = load(b, read, lanes) if lanes > 1 else b.load(read, align=4)
+        store(b, value, element(b, to, b.add(offset(b, (r, columns)), start)))
 
     def copy_row(r: Any, unrolled: bool) -> None:
         if unrolled:

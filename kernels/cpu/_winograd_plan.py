@@ -1,4 +1,4 @@
-"""How ``winograd`` cuts a filter, and a layer, into what its code runs through. No code is made here."""
+"""How ``winograd`` decomposes filters and cuts a layer: a cost model of each cut. No code is generated here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import numpy as np
 from ece408_op.core.kernel import EPS32
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
-from ._direct_plan import LATENCY, LINE_FLOATS, PER_CYCLE, Pieces, share_out
+from ._direct_plan import LATENCY, PER_CYCLE
+from ._ir import LINE_FLOATS, Pieces, share_out, whole_lines
 
-#: Terms of a sum, as (place, sign) pairs.
+#: Rows per channel of the image that stay transposed: as many as forms reach over.
+RAW_ROWS = 4
+
+#: Terms of a sum, as (position, sign) pairs.
 Terms = tuple[tuple[int, int], ...]
 
 #: Classes of products, by the outputs that they belong to: y0 = a + c + d, y1 = b + c - d.
@@ -23,7 +27,7 @@ FIRST, SECOND, BOTH, OPPOSITE = "abcd"
 class Slot:
     """One product of two neighbouring outputs of one row (or column), y[2 i] and y[2 i + 1].
 
-    Its input is form number ``form`` (see ``Cut.forms``) of place ``2 (i + shift)``; its weight is the sum of the
+    Its input is form number ``form`` (see ``Cut.forms``) at position ``2 (i + shift)``; its weight is the sum of the
     filter's taps times ``factors``.
     """
 
@@ -35,9 +39,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Cut:
-    """A filter's K taps in groups of three, two and one, of which each makes 4, 3 or 2 products for two outputs.
+    """A filter's K taps in groups of three, two and one, which take 4, 3 and 2 products for two outputs.
 
-    ``forms`` are what inputs are added up to: form f of place s is the sum of sign * x[s + place] over its terms.
+    ``forms`` are the sums of inputs that products need: form f at position s is the sum of sign * x[s + position] over
+    its terms.
     """
 
     groups: tuple[int, ...]
@@ -51,19 +56,19 @@ class Cut:
 
     @property
     def reach(self) -> int:
-        """The farthest place of a form."""
-        return max(place for form in self.forms for place, _ in form)
+        """The farthest position of a form."""
+        return max(position for form in self.forms for position, _ in form)
 
     def family(self, name: str) -> list[int]:
-        """The numbers of the slots of one class."""
+        """Return the numbers of the slots of one class."""
         return [number for number, slot in enumerate(self.slots) if slot.family == name]
 
 
 def _products(group: int, at: int) -> list[tuple[str, dict[int, int], dict[int, float]]]:
-    """(class, inputs with their signs, taps with their factors) of each product of taps at, at + 1, ...
+    """Return (class, inputs with their signs, taps with their factors) of each product of taps at, at + 1, ...
 
-    Toom's and Cook's algorithm at the points 0, 1 (for three taps -1) and infinity: the smallest, whose sums cancel
-    least. For two outputs of three taps it is Winograd's F(2, 3), for two Karatsuba's.
+    It is the Toom-Cook algorithm at the points 0, 1, for three taps -1, and infinity: the smallest points, whose sums
+    cancel least. For two outputs, three taps give Winograd's F(2, 3), two taps Karatsuba's products.
     """
     zero, one, two, three = range(at, at + 4)
     if group == 1:
@@ -85,7 +90,7 @@ def _products(group: int, at: int) -> list[tuple[str, dict[int, int], dict[int, 
 
 @cache
 def make_cut(groups: tuple[int, ...]) -> Cut:
-    """The products of a filter cut into those groups."""
+    """Return the products of a filter cut into those groups."""
     kernel, at = sum(groups), 0
     forms: list[Terms] = []
     slots = []
@@ -93,7 +98,7 @@ def make_cut(groups: tuple[int, ...]) -> Cut:
         for family, inputs, taps in _products(group, at):
             shift = min(inputs) // 2
             first = inputs[min(inputs)]
-            terms = tuple(sorted((place - 2 * shift, sign * first) for place, sign in inputs.items()))
+            terms = tuple(sorted((position - 2 * shift, sign * first) for position, sign in inputs.items()))
             if terms not in forms:
                 forms.append(terms)
             factors = tuple(first * taps.get(tap, 0.0) for tap in range(kernel))
@@ -104,10 +109,10 @@ def make_cut(groups: tuple[int, ...]) -> Cut:
 
 @dataclass(frozen=True)
 class Step:
-    """One class of products down and one across, of all channels: their sum, what it begins with, where it goes.
+    """One class of products down and one across, of all channels, and what happens to their sum.
 
-    ``begin`` and ``add`` are sums of earlier steps, or None; the result goes to ``to``; where there is a ``less``,
-    what it gets is ``add`` less than the sum instead of more. "y00" to "y11" are the four outputs.
+    The sum begins with ``begin``, a sum of an earlier step, or with zeros. sum + ``add`` goes to ``to``, and, if there
+    is a ``less``, sum - ``add`` goes there. "y00" to "y11" are the four outputs.
     """
 
     down: str
@@ -119,12 +124,12 @@ class Step:
 
     @property
     def last(self) -> bool:
-        """The result is an output."""
+        """Whether the result is an output."""
         return self.to.startswith("y")
 
 
 def make_steps(opposite: bool) -> tuple[Step, ...]:
-    """All steps, in an order in which each sum goes on from one before it; ``opposite``: there is such a class."""
+    """Return all steps, each after those whose sums it uses; ``opposite``: there are products of that class."""
     steps = []
     for down in (OPPOSITE, BOTH, FIRST, SECOND)[not opposite :]:
         if opposite:
@@ -144,18 +149,20 @@ def make_steps(opposite: bool) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _apart(floats: int) -> int:
-    """A stride of at least so many floats: those of many cache lines would all fall into the same few sets."""
+def _stride(floats: int) -> int:
+    """Return a stride of at least that many floats; a multiple of many cache lines would use a few cache sets only."""
     return floats + LINE_FLOATS * (floats % (4 * LINE_FLOATS) == 0)
 
 
 @dataclass(frozen=True)
 class WinogradPlan:
-    """The cut of one layer for vectors of as many images as there are ``lanes``.
+    """The cut of one layer, for vectors of ``lanes`` images.
 
-    ``blocks`` and ``tiles`` are (size, count) pairs, larger ones first: filters in a block, and in a tile the
-    neighbouring pairs of columns. Of inputs, a row stands for two rows of the image and K - 1 more that their outputs
-    need: [row of a ring][form down][form across][pair of columns][channel][image].
+    blocks  filters per block
+    tiles   neighbouring pairs of columns per tile
+
+    The inputs are [row of a ring][form down][form across][pair of columns][channel][image], where a row stands for two
+    output rows.
     """
 
     layer: ConvProblem
@@ -166,7 +173,7 @@ class WinogradPlan:
 
     @property
     def rows(self) -> int:
-        """Pairs of output rows; of the last, one may not be there."""
+        """Pairs of output rows; the last may have one row only."""
         return -(-self.layer.output_height // 2)
 
     @property
@@ -176,7 +183,7 @@ class WinogradPlan:
 
     @property
     def ring(self) -> int:
-        """Rows of inputs that a row of outputs needs."""
+        """Rows of inputs that a pair of output rows needs."""
         return self.cut.shifts + 1
 
     @property
@@ -187,12 +194,12 @@ class WinogradPlan:
     @property
     def pair_stride(self) -> int:
         """Floats from the inputs of a pair of columns, of all channels, to those of the next."""
-        return _apart(self.layer.channels * self.lanes)
+        return _stride(self.layer.channels * self.lanes)
 
     @property
     def form_stride(self) -> int:
         """Floats from one form across to the next."""
-        return _apart(self.wide * self.pair_stride)
+        return _stride(self.wide * self.pair_stride)
 
     @property
     def row_stride(self) -> int:
@@ -201,12 +208,12 @@ class WinogradPlan:
 
     @property
     def raw_width(self) -> int:
-        """Columns of the image that forms reach to: more than it has."""
+        """Columns of the image that forms read: more than it has."""
         return 2 * self.wide + self.cut.reach
 
     @property
     def rows_together(self) -> bool:
-        """The outputs of two rows lie one after the other, as they do in y: no column is left out."""
+        """Whether the outputs of two rows are contiguous, as they are in y: no column is left out."""
         return self.layer.output_width % 2 == 0
 
     @property
@@ -226,31 +233,31 @@ class WinogradPlan:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """What is summed up, in order."""
+        """The steps of a pair of output rows, in order."""
         return make_steps(bool(self.cut.family(OPPOSITE)))
 
     def products(self, step: Step) -> list[tuple[Slot, Slot]]:
-        """The slots down and across of a step's products, in order."""
+        """Return the slots down and across of a step's products, in order."""
         down, across = (self.cut.family(name) for name in (step.down, step.across))
         return [(self.cut.slots[i], self.cut.slots[j]) for i in down for j in across]
 
     @property
     def product_count(self) -> int:
-        """Products of a channel for two by two outputs."""
+        """Products per channel for two by two outputs."""
         return len(self.cut.slots) ** 2
 
     @property
     def values_seen(self) -> int:
-        """Values of an image that are turned, some of them twice."""
+        """Values of an image that are transposed, some of them twice."""
         rows = 2 * (self.rows + self.ring - 2) + self.cut.reach + 1
         return self.layer.channels * rows * -(-self.layer.width // self.lanes) * self.lanes
 
     @property
     def cycles(self) -> float:
-        """About how many cycles as many images as there are lanes take, on a Zen 3.
+        """Predicted cycles for ``lanes`` images on a Zen 3.
 
-        Fitted to times with the parts left out one by one: a step begins and ends with its sums; what inputs are added
-        up to is stored in the second-level cache; outputs are turned.
+        The terms were fitted to times with parts left out: products; loads and stores of a step's sums; forms, which
+        are stored in L2; the transposition of outputs.
         """
         channels, filters = self.layer.channels, self.layer.filters
         products = self.product_count * channels * _tile_cycles(self.blocks, self.tiles) / self.columns
@@ -260,42 +267,42 @@ class WinogradPlan:
 
     @property
     def plain_cycles(self) -> float:
-        """The same of ``direct``, which takes a tenth more than its multiply-adds do."""
+        """Predicted cycles of ``direct``, which takes a tenth longer than its multiply-adds."""
         return 1.11 * self.layer.flops / 2 / PER_CYCLE
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of a thread's scratch."""
-        return ITEM_BYTES * self.places["end"]
+        """Bytes of scratch per thread."""
+        return ITEM_BYTES * self.offsets["end"]
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """Where each part of a thread's scratch begins, in floats, and under "end" what all take."""
+    def offsets(self) -> dict[str, int]:
+        """The offset of each part of a thread's scratch, in floats, and the size of all under "end"."""
         filters, lanes = self.layer.filters, self.lanes
         sums = sorted({name for step in self.steps for name in (step.to, step.less) if name and name[0] != "y"})
         sizes = {
             "table": 2 * self.product_count,
-            "raw": 4 * self.layer.channels * self.raw_width * lanes,
+            "raw": RAW_ROWS * self.layer.channels * self.raw_width * lanes,
             "y": filters * self.output_stride,
             **dict.fromkeys(sums, filters * self.sum_stride),
             "ring": self.ring * self.row_stride,
         }
-        found, place = {}, 0
+        found, end = {}, 0
         for name, size in sizes.items():
-            found[name] = place
-            place += -(-size // LINE_FLOATS) * LINE_FLOATS
-        return {**found, "end": place}
+            found[name] = end
+            end += whole_lines(size)
+        return {**found, "end": end}
 
 
 def _cuts(kernel: int) -> set[tuple[int, ...]]:
-    """How the K taps of a row may be cut: in twos, or in threes."""
+    """Return the ways to cut the K taps of a row: in twos, and in threes."""
     threes, rest = divmod(kernel, 3)
     in_threes = (3,) * (threes - 1) + (2, 2) if rest == 1 and threes else (3,) * threes + (rest,) * (rest > 0)
     return {(2,) * (kernel // 2) + (1,) * (kernel % 2), in_threes}
 
 
 def _tile_cycles(blocks: Pieces, tiles: Pieces) -> float:
-    """Cycles for one product of a row of pairs, of all filters."""
+    """Return the cycles for one product of a row of pairs, of all filters."""
     total = 0.0
     for filters, many in blocks:
         for pairs, times in tiles:
@@ -306,7 +313,7 @@ def _tile_cycles(blocks: Pieces, tiles: Pieces) -> float:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
-    """The cheapest cut for vectors of ``lanes`` images and that many registers."""
+    """Return the cheapest cut for vectors of ``lanes`` images and that many registers."""
     columns = -(-layer.output_width // 2)
     # A register for each sum and for each vector of inputs, and one for a weight.
     sizes = [(f, p) for f in range(1, registers) for p in range(1, registers) if f * p + p + 1 <= registers]
@@ -317,31 +324,31 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
 
 
 def _spread(groups: tuple[int, ...]) -> np.ndarray:
-    """(K, K): how often, at most, |w[column]| is in the products that a value under tap ``row`` is in."""
+    """Return (K, K): how often, at most, |w[column]| occurs in the products of an input under tap ``row``."""
     cut = make_cut(groups)
     kernel = sum(groups)
     found = np.zeros((2, kernel, kernel))
     for output, families in enumerate(((FIRST, BOTH, OPPOSITE), (SECOND, BOTH, OPPOSITE))):
         for slot in cut.slots:
-            for place, _ in cut.forms[slot.form]:
-                tap = 2 * slot.shift + place - output
+            for position, _ in cut.forms[slot.form]:
+                tap = 2 * slot.shift + position - output
                 if slot.family in families:
                     found[output, tap] += np.abs(slot.factors)
     return found.max(axis=0)
 
 
 def magnitude_weights(w: np.ndarray) -> np.ndarray:
-    """Weights (M, C, K, K), float64, for which the sum of |x| times them bounds what is added up for an output."""
+    """Return weights (M, C, K, K), float64: the sum of |x| times them bounds the sum of |products| of an output."""
     return np.maximum.reduce(
         [spread @ np.abs(w.astype(np.float64)) @ spread.T for spread in map(_spread, sorted(_cuts(w.shape[-1])))]
     )
 
 
 def bound(problem: ConvProblem) -> float:
-    """The largest |y - exact| as a share of the sum of |x| times ``magnitude_weights`` weights.
+    """Return the largest |y - exact| as a share of the sum of |x| times ``magnitude_weights``.
 
-    Each product passes no more sums than a plain one would, and a few roundings before and behind them: two of its
-    input, one of its weight, three where classes are added up (N. Higham, Accuracy and Stability of Numerical
+    Each product takes part in no more additions than in a plain sum, and in a few roundings before and after them: two
+    of its input, one of its weight, three where classes are added (N. Higham, Accuracy and Stability of Numerical
     Algorithms, section 3.1).
     """
     n = problem.products + 6
@@ -349,9 +356,9 @@ def bound(problem: ConvProblem) -> float:
 
 
 def packed_weights(plan: WinogradPlan, w: np.ndarray) -> np.ndarray:
-    """The weights, shape (M, C, K, K), as [block][product][channel][filter], flat; rounded once, from float64.
+    """Return the weights, shape (M, C, K, K), as [block][product][channel][filter], flat; rounded once, from float64.
 
-    What is too large for a float32 becomes an infinity.
+    Values too large for float32 become infinite.
     """
     layer, kernel = plan.layer, plan.layer.kernel
     factors = np.array([slot.factors for slot in plan.cut.slots])
@@ -359,8 +366,8 @@ def packed_weights(plan: WinogradPlan, w: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         down = (factors @ taps.reshape(kernel, -1)).reshape(len(factors), kernel, -1)
         combined = np.matmul(factors, down).astype(np.float32)  # (slots down, slots across, C M)
-    places = {id(slot): place for place, slot in enumerate(plan.cut.slots)}
-    pairs = [(places[id(one)], places[id(other)]) for step in plan.steps for one, other in plan.products(step)]
+    numbers = {id(slot): number for number, slot in enumerate(plan.cut.slots)}
+    pairs = [(numbers[id(one)], numbers[id(other)]) for step in plan.steps for one, other in plan.products(step)]
     ordered = combined[tuple(zip(*pairs))].reshape(len(pairs), layer.channels, layer.filters)
     packed, start, first = np.empty(ordered.size, np.float32), 0, 0
     for filters, count in plan.blocks:

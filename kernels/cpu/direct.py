@@ -1,26 +1,27 @@
-"""direct: a convolution blocked for registers and caches, compiled for the layer.
+"""direct: a direct convolution blocked for registers and caches, compiled for the layer.
 
-The output plane of an image is one row of OH*OW pixels, cut into vectors. Shifted copies of the image make a
-tap's pixels contiguous there, with nothing wasted at the ends of rows:
+The output plane of an image is one row of OH*OW pixels, cut into vectors. Shifted copies of the image make a tap's
+pixels contiguous there, with nothing wasted at the ends of rows:
 
     shifted[q][c][r*OW + j] = x[c][r][j + q]                       for q in 0..K-1, j in 0..OW-1
     y[m][o] = sum over c, p, q of w[m][c][p][q] * shifted[q][c][p*OW + o]
 
-A tile of F filters x P vectors stays in registers while c, p and q run: each tap loads P vectors and F
-weights (one number to all lanes) and does F*P multiply-adds. What is left at the plane's end is a vector that
-overlaps the one before it.
+A tile of F filters x P vectors stays in registers while c, p and q run: each tap loads P vectors, broadcasts F weights
+and does F*P multiply-adds. The last vector of the plane overlaps the one before it.
 
-Arithmetic: 2*C*K*K operations an output. Bytes: shifting writes K times the image, into the second-level cache; a
-large image goes in units, passes over some channels, which add to y, of bands of rows. While a unit computes, the next
-unit's rows are shifted, a few in each row of a tile's taps, so that these loads and stores fill the slots that
-arithmetic leaves; the rows of the unit after that, and the lines of y where the next tile ends, are asked for from
-memory. Weights are packed [block][c][p][q][filter]: a tap's lie side by side. Outputs are written once, past the
-caches where planes are whole cache lines and the output is large.
+Arithmetic intensity: 2*C*K*K FLOP per output. Memory: shifting writes K times the image to L2. A large image is divided
+into units: passes over some channels, which add to y, for bands of rows. While a unit computes, it shifts the next
+unit's rows, a few per row of a tile's taps, so that these loads and stores fill the issue slots that arithmetic leaves;
+it prefetches the rows of the unit after that, and the lines of y where the next tile ends. Weights are packed
+[block][c][p][q][filter], so a tap's are neighbours. Outputs are stored once; large ones with non-temporal stores where
+planes are whole cache lines. The multiply-add units limit it: on one core of a Zen 5 (AVX-512), 2018sp-2 reaches 0.94
+of their peak.
 
-Where an image takes several units, layers whose filters fill vectors go another way: see _direct_filters.py.
+Where an image takes several units, layers whose filters fill vectors take another way: see ``_direct_filters``.
 
-Measured on one core of a Zen 5 (AVX-512), share of the FMA peak: 2018sp-2 went from 0.76 to 0.94 with 1386 images
-whose rows were all shifted between units before; without any shifting it was 0.97.
+Source: register and cache blocking of matrix products, K. Goto and R. van de Geijn, Anatomy of High-Performance Matrix
+Multiplication, 2008; E. Georganas et al., Anatomy of High-Performance Deep Learning Convolutions on SIMD
+Architectures, 2018.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ from ece408_op.runtime.thread_pool import share
 
 from . import _direct_code, _direct_filters
 from ._direct_filters import FilterPlan, make_filter_plan
-from ._direct_plan import Plan, make_plan
+from ._direct_plan import DirectPlan, make_plan
 from ._tanh_pool import Pooling
 
-#: Bytes of output that a thread fills before it asks for more work; fewer towards the end.
+#: Bytes of output that a thread claims at a time, at most.
 CHUNK_BYTES = 4 << 20
 
-#: Outputs from this size on are written past the caches, which could not keep them anyway.
-STREAMED_BYTES = 32 << 20
+#: The size of outputs from which they are stored past the caches, which could not hold them anyway.
+NONTEMPORAL_BYTES = 32 << 20
 
 
 @compiled_once
-def _compiled(plan: Plan | FilterPlan, target: Cpu, streamed: bool, pooling: Pooling | None = None) -> Any:
-    if isinstance(plan, Plan):
-        module = _direct_code.build(plan, target, streamed, pooling)
+def _compiled(plan: DirectPlan | FilterPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> Any:
+    if isinstance(plan, DirectPlan):
+        module = _direct_code.build(plan, target, nontemporal, pooling)
     else:
         module = _direct_filters.build(plan, target, pooling)
     return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, target)
 
 
-def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
-    """The weights, shape (M, C, K, K), block by block as [block][c][p][q][filter], flat."""
+def pack(plan: DirectPlan | FilterPlan, w: np.ndarray) -> np.ndarray:
+    """Return the weights, shape (M, C, K, K), block by block as [block][c][p][q][filter], flat."""
     packed, flat, products = np.empty(w.size, np.float32), w.reshape(-1), plan.layer.products
     start = 0
     for filters, blocks in plan.blocks:
@@ -71,61 +72,51 @@ def pack(plan: Plan | FilterPlan, w: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: ConvProblem, target: Cpu) -> Plan | FilterPlan:
+def _layer(
+    problem: ConvProblem, target: Cpu, large: bool, full: bool | None = None
+) -> tuple[DirectPlan | FilterPlan, Any, int]:
+    """Return the layer's plan, its compiled function, and the floats of scratch per thread; ``full`` as in Pooling."""
     layer = problem.with_batch(1)
-    plan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
-    if plan.units == 1:  # its tiles are as quick as those with filters in the lanes, or quicker
-        return plan
-    return make_filter_plan(layer, target.lanes, target.registers) or plan
+    plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
+    if isinstance(plan, DirectPlan) and plan.units > 1:  # with one unit, its tiles are at least as fast as FilterPlan's
+        plan = make_filter_plan(layer, target.lanes, target.registers) or plan
+    pooling = None if full is None else Pooling(layer, full)
+    nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
+    scratch = plan.scratch + (pooling.scratch(target.lanes) if pooling else 0)
+    return plan, _compiled(plan, target, nontemporal, pooling), scratch
 
 
-@lru_cache(maxsize=1024)
-def _code(problem: ConvProblem, target: Cpu, large: bool) -> tuple[Plan | FilterPlan, Any]:
-    plan = _plan(problem, target)
-    return plan, _compiled(plan, target, large and isinstance(plan, Plan) and plan.whole_lines)
-
-
-def _layer(problem: ConvProblem, out: np.ndarray) -> tuple[Plan | FilterPlan, Any]:
-    """The layer's plan, and the compiled function for outputs of that size and alignment."""
-    large = out.nbytes >= STREAMED_BYTES and memory.address(out) % memory.LINE == 0
-    return _code(problem, cpu(), large)
-
-
-def _pooled_layer(problem: ConvProblem, full: bool) -> tuple[Plan | FilterPlan, Pooling, Any]:
-    target = cpu()
-    plan, pooling = _plan(problem, target), Pooling(problem.with_batch(1), full)
-    return plan, pooling, _compiled(plan, target, False, pooling)
+def _is_large(out: np.ndarray) -> bool:
+    return out.nbytes >= NONTEMPORAL_BYTES and memory.address(out) % memory.LINE == 0
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done."""
-    _layer(problem, out)
+    """Compile for the layer and for outputs of that size and alignment, if that has not been done."""
+    _layer(problem, cpu(), _is_large(out))
 
 
 def prepare_tanh_pool(problem: ConvProblem, full: bool) -> None:
-    """The same for run_tanh_pool."""
-    _pooled_layer(problem, full)
+    """Compile what run_tanh_pool needs for the layer, if that has not been done."""
+    _layer(problem, cpu(), False, full)
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the images are shared out among the threads, some megabytes at a time."""
-    plan, conv = _layer(problem, out)
-    _share(plan, conv, (x, w, out), plan.scratch, threads)
+    """Fill out, shape (B, M, OH, OW): the threads claim images, some megabytes of output at a time."""
+    _share(_layer(problem, cpu(), _is_large(out)), (x, w, out), threads)
 
 
 def run_tanh_pool(
     problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int, full: bool
 ) -> None:
-    """Fill out, shape (B, M, rows, columns), with the tanh of the largest of each 2 x 2 outputs, two apart.
+    """Fill out, shape (B, M, rows, columns), with tanh of the maxima of 2 x 2 outputs, two apart.
 
-    ``full``: at an odd edge, of those that are there; otherwise an odd last row or column is left out.
+    ``full``: at an odd edge, a maximum is of the outputs that exist; otherwise an odd last row or column is left out.
     """
-    plan, pooling, conv = _pooled_layer(problem, full)
-    _share(plan, conv, (x, w, out), plan.scratch + pooling.scratch(cpu().lanes), threads)
+    _share(_layer(problem, cpu(), False, full), (x, w, out), threads)
 
 
-def _share(plan: Plan | FilterPlan, conv: Any, arrays: tuple[np.ndarray, ...], scratch: int, threads: int) -> None:
-    x, w, out = arrays
+def _share(layer: tuple[DirectPlan | FilterPlan, Any, int], arrays: tuple[np.ndarray, ...], threads: int) -> None:
+    (plan, conv, scratch), (x, w, out) = layer, arrays
     batch = x.shape[0]
     memory.advise_huge_pages(out)
     packed = pack(plan, w)
@@ -133,8 +124,8 @@ def _share(plan: Plan | FilterPlan, conv: Any, arrays: tuple[np.ndarray, ...], s
     most = max(1, CHUNK_BYTES // (out.nbytes // batch))
 
     def work(part: int) -> None:
-        held = (x, packed, out, memory.aligned(scratch), counter)
-        conv(*map(memory.address, held), batch, most, 2 * threads)
+        arguments = (x, packed, out, memory.aligned(scratch), counter)
+        conv(*map(memory.address, arguments), batch, most, 2 * threads)
 
     share(work, threads, threads)
 

@@ -1,10 +1,12 @@
-"""im2col: each image is unrolled into a matrix of windows, and one matrix product does the rest.
+"""im2col: write the windows of each image as the columns of a matrix, and multiply it by the filters.
 
     columns (C*K*K, OH*OW)      row (c, p, q) is the image's plane c shifted by p rows and q columns
     y[b] = w as (M, C*K*K)  times  columns        by BLAS
 
-Arithmetic: 2*M*C*K*K*OH*OW operations an image, all in the product. Bytes: each pixel is written
-K*K times into the columns and read once more by BLAS, which is what fusing the two saves.
+Arithmetic intensity: 2*M*C*K*K*OH*OW FLOP per image, all in the product by BLAS. Memory: each pixel is written K*K
+times into the columns and read again by BLAS, which limits layers with few filters.
+Source: K. Chellapilla, S. Puri, P. Simard, High Performance Convolutional Neural Networks for Document Processing,
+2006.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ def _images(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray)
     for image, y in zip(x, out):
         windows = sliding_window_view(image, (k, k), axis=(1, 2))  # type: ignore[call-overload]  # (C, OH, OW, K, K)
         columns[...] = windows.transpose(0, 3, 4, 1, 2)
-        with np.errstate(invalid="ignore", over="ignore"):  # infinities are as welcome as in any other kernel
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity in an image are no error
             np.matmul(filters, columns.reshape(problem.products, pixels), out=y.reshape(problem.filters, pixels))
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the images are shared out among the threads."""
+    """Fill out, shape (B, M, OH, OW): the threads share the images evenly."""
     edges = [problem.batch * part // threads for part in range(threads + 1)]
 
     def work(part: int) -> None:

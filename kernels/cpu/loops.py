@@ -1,7 +1,7 @@
 """loops: the textbook's seven nested loops, compiled for the layer.
 
-Arithmetic: 2*C*K*K operations for each output, one at a time; the sum is kept in a register. Bytes:
-each pixel is read M*K*K times, nearly always from the first-level cache. It is the milestone's baseline.
+Arithmetic intensity: 2*C*K*K FLOP per output, one output at a time, its sum in a register. Memory: each pixel is read
+M*K*K times, nearly always from L1. The latency of the multiply-adds, each of which waits for the one before, limits it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ece408_op.runtime.thread_pool import share
 
 @compiled_once
 def _compiled(layer: ConvProblem, target: Cpu) -> Any:
-    """A ctypes function (x, w, y, images) for one layer; its batch does not count."""
+    """Compile a ctypes function (x, w, y, images) for one layer; its batch does not matter."""
     module = ir.Module("loops")
     b, (x, w, y, images) = new_function(module, "conv", {"x": F32_PTR, "w": F32_PTR, "y": F32_PTR, "images": I64})
 
-    def place(shape: tuple[int, ...], *indices: Any) -> Any:
+    def offset_in(shape: tuple[int, ...], *indices: Any) -> Any:
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return offset(b, *zip(indices, strides))
 
@@ -55,12 +55,12 @@ def _compiled(layer: ConvProblem, target: Cpu) -> Any:
             with loop(layer.kernel, c.values) as p:
                 with loop(layer.kernel, p.values) as q:
                     row, column = b.add(i.index, p.index), b.add(j.index, q.index)
-                    pixel = element(b, x, place(layer.x_shape, image.index, c.index, row, column))
-                    weight = element(b, w, place(layer.w_shape, m.index, c.index, p.index, q.index))
+                    pixel = element(b, x, offset_in(layer.x_shape, image.index, c.index, row, column))
+                    weight = element(b, w, offset_in(layer.w_shape, m.index, c.index, p.index, q.index))
                     q.values = [fma(b, target, b.load(pixel, align=4), b.load(weight, align=4), q.values[0])]
                 p.values = q.values
             c.values = p.values
-        output = element(b, y, place(layer.y_shape, image.index, m.index, i.index, j.index))
+        output = element(b, y, offset_in(layer.y_shape, image.index, m.index, i.index, j.index))
         b.store(c.values[0], output, align=4)
     b.ret_void()
     return compile_function(module, "conv", [ctypes.c_void_p] * 3 + [ctypes.c_int64], target)
@@ -72,7 +72,7 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the images are shared out among the threads."""
+    """Fill out, shape (B, M, OH, OW): the threads share the images evenly."""
     conv = _compiled(problem.with_batch(1), cpu())
     edges = [problem.batch * part // threads for part in range(threads + 1)]
     x_bytes, y_bytes = x.nbytes // problem.batch, out.nbytes // problem.batch

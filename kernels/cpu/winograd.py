@@ -1,34 +1,35 @@
-"""winograd: a convolution of fewer multiplications, compiled for the layer, with images in the lanes.
+"""winograd: a convolution with fewer multiplications, compiled for the layer, with images in the lanes.
 
-The K taps of a filter's row are cut into groups of three and two (and one). For two neighbouring outputs a group of
-three takes four products instead of six, one of two takes three instead of four; what is added up for that lies in the
-outputs' own windows:
+The K taps of a filter's row are cut into groups of three and two (and one). For two neighbouring outputs, a group of
+three takes four products instead of six, and a group of two takes three instead of four. The sums that this needs are
+of inputs in the outputs' own windows:
 
     y[0] = x0 w0 + x1 w1 = (x0 - x1) w0 + x1 (w0 + w1)          three taps: Winograd's F(2, 3)
     y[1] = x1 w0 + x2 w1 = (x2 - x1) w1 + x1 (w0 + w1)
 
-Down and across both, so that five taps of five take 64 or 49 products for two by two outputs instead of 100, seven of
-seven 121 or 100 instead of 196, three of three 16 instead of 36. Products are kept apart by the outputs that they
-belong to (winograd_plan.Step): of each class a tile of F filters x P pairs of columns stays in registers while the
-class's products and all channels run, as in ``direct``. A vector holds one value of as many images as it has lanes:
-what is added up is whole vectors, wherever it lies.
+Applied to rows and columns, 5 x 5 taps take 64 or 49 products for 2 x 2 outputs instead of 100, 7 x 7 take 121 or 100
+instead of 196, and 3 x 3 take 16 instead of 36. Products form classes by the outputs that they belong to
+(``_winograd_plan.Step``). A tile of F filters x P pairs of columns stays in registers for all products of a class and
+all channels, as in ``direct``. A vector holds one value of as many images as it has lanes, so the sums of inputs and
+outputs are whole vectors.
 
-Arithmetic: as above. Bytes: x and y once. For two rows of outputs at a time, the image's rows are turned
-(winograd_code), and what inputs are added up to is kept in a ring of rows in the second-level cache; outputs are turned
-back. Limits: at least as many images and columns of outputs as a vector has lanes; K of 2 to 16.
+    x --transpose--> rows of [column][image] --add inputs--> ring of rows in L2 --multiply--> outputs --transpose--> y
 
-Error: each product of a window's value has a weight that others of its group are added to. Against that sum the bound
-is that of any float32 sum (``_winograd_plan``; no algorithm of fewer multiplications keeps the plain one: W.
-Miller, Computational complexity and numerical stability, SIAM J. Comput. 4, 1975). A window of zeros has the sum 0
-exactly, and no sum has a value in it that its output does not see. On dense data the error is smaller than a plain
-sum's, since fewer numbers are added one after the other; where next to nothing is added up, it may be larger. So images
-of which most is zero are computed by ``direct``, and all of them where so many are sparse that computing them twice
-would take longer. So are images with an output that is not finite, and layers with a weight that is not or so small
-that a quarter of it may be rounded.
+Arithmetic intensity: as above. Memory: x and y once, for two rows of outputs at a time. The multiply-adds take most of
+the time (``_winograd_plan.WinogradPlan.cycles``).
+Restrictions: at least as many images, and as many output columns, as a vector has lanes; K of 2 to 16.
+
+Error: a product's weight is the sum of several of the filter's. Relative to these sums, the bound is that of any
+float32 sum (``_winograd_plan.bound``). No algorithm of fewer multiplications keeps the bound of the plain sum
+(W. Miller, Computational complexity and numerical stability, SIAM J. Comput. 4, 1975). A window of zeros has the sum 0
+exactly, and no sum contains an input outside of its output's window. On dense data the error is smaller than a plain
+sum's, since there are fewer additions in a row; on sparse data it may be larger. So ``direct`` computes images of which
+most is zero, all images if so many are sparse that computing them twice would take longer, images with an output that
+is not finite, and layers with a weight that is not finite or so small that a quarter of it may be rounded.
 
 Sources: S. Winograd, Arithmetic Complexity of Computations, SIAM, 1980; A. Lavin and S. Gray, Fast Algorithms for
-Convolutional Neural Networks, CVPR 2016; filters cut into groups: D. Huang et al., DWM: A Decomposable Winograd Method
-for Convolution Acceleration, AAAI 2020.
+Convolutional Neural Networks, 2015 (CVPR 2016); filters cut into groups: D. Huang et al., DWM: A Decomposable Winograd
+Method for Convolution Acceleration, AAAI 2020.
 """
 
 from __future__ import annotations
@@ -50,33 +51,33 @@ from ece408_op.runtime.thread_pool import share
 from . import _winograd_code, direct
 from ._winograd_plan import WinogradPlan, bound, magnitude_weights, make_plan, packed_weights
 
-#: An image of which about so much is zero has windows with next to nothing in them.
+#: The share of zeros from which an image counts as sparse.
 ZEROS = 0.75
 
-#: Zeros of an image beyond this are not counted: their number is a float32.
+#: The most zeros of an image that are counted: the counter is a float32.
 MOST_COUNTED = 2**24 - 1
 
-#: Images that are looked at before any is computed, and bytes of those that ``direct`` gets at a time.
-SAMPLE, AGAIN_BYTES = 32, 16 << 20
+#: Images that are sampled before any is computed, and bytes of images that ``direct`` recomputes at a time.
+SAMPLE, RECOMPUTED_BYTES = 32, 16 << 20
 
-#: A share of sparse images that is always computed twice.
+#: The share of sparse images up to which they are always computed twice.
 LEAST_SPARSE = 0.1
 
-#: A weight below this loses digits when a quarter of it is a float32.
+#: A quarter of a smaller weight loses digits in float32.
 SMALLEST_WEIGHT = 2.0**-100
 
-#: Larger filters have products by the thousand, which are written out one by one.
+#: Larger filters have thousands of products, each of which is unrolled.
 MOST_KERNEL = 16
 
-#: Groups of images, as many as there are lanes, from which on cores have enough to do: so many, and so many each.
-GROUPS, GROUPS_EACH = 32, 4
+#: Groups of as many images as lanes, from which all cores have enough to do: at least, and per core.
+GROUPS, GROUPS_PER_CORE = 32, 4
 
-#: Products of an output below which the plain sum's bound is too near to be kept by numbers that others are added to.
+#: Products per output below which the plain sum's bound is too small for sums of weights.
 PRODUCTS = 128
 
-#: How much faster than ``direct`` it is to be by the plan's count, which was fitted with AVX2, and scratch that was
-#: measured: of more, the caches' part is not in the count. With AVX-512 on AMD's chips, which have units for additions
-#: beside those for multiply-adds; on a Xeon, which has not, it was not faster.
+#: The predicted speed-up over ``direct`` from which it is recommended, by instruction set, and the most scratch memory
+#: that was measured: the cost model, which was fitted with AVX2, leaves out the caches' part for more. With AVX-512 it
+#: pays on AMD's chips, which add in other units than they multiply-add; on a Xeon, which does not, it was not faster.
 GAIN, SCRATCH_BYTES = {"avx2": 1.1, "avx512": 1.4}, 4 << 20
 
 
@@ -93,7 +94,7 @@ def _layer(layer: ConvProblem, target: Cpu) -> tuple[WinogradPlan, Any]:
 
 
 def reasons(problem: ConvProblem) -> list[str]:
-    """Why the kernel cannot take the problem."""
+    """Return why the kernel cannot take the problem."""
     lanes = cpu().lanes
     sizes = {"batch": problem.batch, "output width": problem.output_width}
     found = [f"{name}: at least {lanes} on this CPU, got {size}" for name, size in sizes.items() if size < lanes]
@@ -102,15 +103,15 @@ def reasons(problem: ConvProblem) -> list[str]:
     return found
 
 
-def suits(problem: ConvProblem) -> bool:
-    """Whether it is expected to be faster than ``direct``, whose sums it is held to on all but contrived data.
+def is_profitable(problem: ConvProblem) -> bool:
+    """Return whether it is expected to be faster than ``direct``.
 
-    Measured on Zen 3, Zen 5 and an Intel Xeon (docs/performance.md); on CPUs of other kinds ``direct`` is chosen.
+    Measured on Zen 3, Zen 5 and an Intel Xeon (docs/performance.md); on other kinds of CPU it is not recommended.
     """
     target = cpu()
     if target.level not in GAIN or (target.level == "avx512" and not target.by_amd):
         return False
-    groups = max(GROUPS, GROUPS_EACH * len(os.sched_getaffinity(0)))
+    groups = max(GROUPS, GROUPS_PER_CORE * len(os.sched_getaffinity(0)))
     if problem.products < PRODUCTS or problem.batch < groups * target.lanes or reasons(problem):
         return False
     plan = make_plan(problem.with_batch(1), target.lanes, target.registers)
@@ -118,14 +119,14 @@ def suits(problem: ConvProblem) -> bool:
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
-    """Compile for the layer, if that has not been done: also what ``direct`` needs for all images, and for some."""
+    """Compile for the layer, if that has not been done; also what ``direct`` needs for all images and for some."""
     _layer(problem.with_batch(1), cpu())
     direct.prepare(problem, out)
     direct.prepare(problem, np.empty(1, np.float32))
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): groups of images are shared out among the threads, some megabytes at a time.
+    """Fill out, shape (B, M, OH, OW): the threads claim groups of images, some megabytes of output at a time.
 
     Raises UnsupportedError for a problem that it cannot take.
     """
@@ -134,7 +135,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         raise UnsupportedError(f"winograd cannot take {problem}: {'; '.join(found_reasons)}")
     plan, conv = _layer(problem.with_batch(1), cpu())
     packed = packed_weights(plan, w)
-    # Of more sparse images than what is saved on all, computing them twice would take longer.
+    # With more sparse images than this, computing them twice takes longer than winograd saves on all.
     too_sparse = _sparse_share(x) > max(LEAST_SPARSE, 1 - plan.cycles / plan.plain_cycles)
     if too_sparse or _too_small(w) or not np.isfinite(packed).all():
         direct.run(problem, x, w, out, threads)
@@ -146,11 +147,11 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     most = max(1, direct.CHUNK_BYTES * problem.batch // (out.nbytes * plan.lanes))
 
     def work(part: int) -> None:
-        held = (x, packed, out, memory.aligned(plan.places["end"]), counter, found)
-        conv(*map(memory.address, held), problem.batch, groups, most, 2 * threads)
+        arguments = (x, packed, out, memory.aligned(plan.offsets["end"]), counter, found)
+        conv(*map(memory.address, arguments), problem.batch, groups, most, 2 * threads)
 
     share(work, threads, threads)
-    _again(problem, (x, w, out), _doubtful(plan, found.reshape(groups, 2, plan.lanes), problem.batch), threads)
+    _recompute(problem, (x, w, out), _doubtful(plan, found.reshape(groups, 2, plan.lanes), problem.batch), threads)
 
 
 def _too_small(w: np.ndarray) -> bool:
@@ -159,13 +160,13 @@ def _too_small(w: np.ndarray) -> bool:
 
 
 def _sparse_share(x: np.ndarray) -> float:
-    """Of some images, the share that is sparse."""
+    """Return the share of sparse images among a sample."""
     some = x[:: -(-len(x) // SAMPLE)]
     return float(np.mean([np.mean(image == 0) > ZEROS for image in some]))
 
 
 def _doubtful(plan: WinogradPlan, found: np.ndarray, batch: int) -> np.ndarray:
-    """The numbers of images that are sparse, or have an output that is not finite: see winograd_code.build."""
+    """Return the numbers of images that are sparse or have an output that is not finite: see _winograd_code.build."""
     starts = np.minimum(np.arange(len(found)) * plan.lanes, batch - plan.lanes)
     images = starts[:, None] + np.arange(plan.lanes)
     many = min(ZEROS * plan.values_seen, MOST_COUNTED)
@@ -173,10 +174,10 @@ def _doubtful(plan: WinogradPlan, found: np.ndarray, batch: int) -> np.ndarray:
     return np.unique(images[wrong])
 
 
-def _again(problem: ConvProblem, arrays: tuple[np.ndarray, ...], images: np.ndarray, threads: int) -> None:
-    """Compute these images by ``direct``."""
+def _recompute(problem: ConvProblem, arrays: tuple[np.ndarray, ...], images: np.ndarray, threads: int) -> None:
+    """Compute these images again, with ``direct``."""
     x, w, out = arrays
-    count = max(1, AGAIN_BYTES // (max(x.nbytes, out.nbytes) // problem.batch))
+    count = max(1, RECOMPUTED_BYTES // (max(x.nbytes, out.nbytes) // problem.batch))
     for first in range(0, len(images), count):
         some = images[first : first + count]
         part = problem.with_batch(len(some))
@@ -193,5 +194,5 @@ KERNEL = CpuKernel(
     reasons,
     error_bound=bound,
     magnitude_weights=magnitude_weights,
-    recommended=suits,
+    recommended=is_profitable,
 )
