@@ -207,7 +207,8 @@ def _general(terms: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan
 
 def _pointwise(terms: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     tile = _Tile.of(True, terms, problem, chip)
-    images = max(1, min(problem.batch, (2**31 - 1) // (problem.height * problem.width)))
+    # Two words per image in the list of images to recompute.
+    images = max(1, min(problem.batch, (2**31 - 1) // (problem.height * problem.width), SCRATCH_BYTES // 8))
     recompute = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
 
     @cache
