@@ -1,6 +1,7 @@
 """Shared by all tests: the option ``--exhaustive``, the summary of skipped tests, and the order of files.
 
-With ``ECE408_REQUIRE_GPU=1``, for machines with a GPU, a test marked ``gpu`` fails instead of being skipped.
+With ``ECE408_REQUIRE_GPU=1``, for machines with a GPU, a test marked ``gpu`` fails instead of being skipped, unless its
+kernel does not take the layer.
 
 With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures. The
 grader's files share one process, because two graders at once would run their submissions as the same user.
@@ -65,7 +66,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     skipped = report.skipped and not hasattr(report, "wasxfail")
-    if skipped and item.get_closest_marker("gpu") and os.environ.get("ECE408_REQUIRE_GPU") == "1":
+    required = item.get_closest_marker("gpu") and os.environ.get("ECE408_REQUIRE_GPU") == "1"
+    if skipped and required and "does not take the layer" not in report.longrepr[2]:
         report.outcome = "failed"
         report.longrepr = f"ECE408_REQUIRE_GPU=1, but {item.nodeid} was skipped: {report.longrepr[2]}"
     return report
@@ -85,6 +87,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _kind(report: pytest.TestReport) -> str:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     reason = " ".join(reason.removeprefix("Skipped: ").split())
-    if "gpu" in getattr(report, "keywords", ()):  # a file that is skipped as a whole has none
+    kind = next((kind for part, kind in KINDS.items() if part in reason), None)
+    if not kind and "gpu" in getattr(report, "keywords", ()):  # a file that is skipped as a whole has none
         return f"need an NVIDIA GPU ({reason})"
-    return next((kind for part, kind in KINDS.items() if part in reason), reason)
+    return kind or reason

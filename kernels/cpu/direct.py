@@ -41,7 +41,9 @@ from ece408_op.runtime.thread_pool import share
 from . import _direct_code, _direct_filters
 from ._direct_filters import FilterPlan, make_filter_plan
 from ._direct_plan import DirectPlan, make_plan
-from ._tanh_pool import Pooling
+from ._tanh_pool import TANH_ULPS, Pooling
+
+__all__ = ["KERNEL", "TANH_ULPS", "prepare", "run"]
 
 #: Bytes of output that a thread claims at a time, at most.
 CHUNK_BYTES = 4 << 20

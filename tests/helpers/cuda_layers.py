@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
@@ -34,6 +36,19 @@ POOLED = [
     ConvProblem(2, 64, 12, 15, 256, 11).pooled(False),
     ConvProblem(7, 3, 40, 37, 9, 1).pooled(False),
 ]
+
+
+def random_layers(batches: list[int], side: int) -> st.SearchStrategy[ConvProblem]:
+    """Layers of those batches whose outputs have at most side x side pixels; some with one channel, some pointwise."""
+    return st.builds(
+        lambda b, c, h, w, m, k: ConvProblem(b, c, h + k - 1, w + k - 1, m, k),
+        st.sampled_from(batches),
+        st.one_of(st.integers(1, 64), st.just(1)),
+        st.integers(1, side),
+        st.integers(1, side),
+        st.integers(1, 256),
+        st.one_of(st.integers(1, 11), st.just(1)),
+    )
 
 
 def chip_of(architecture: int) -> Chip:

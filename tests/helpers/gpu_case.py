@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import pooled_case
 import pytest
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import DeviceError, UnsupportedError
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, PooledProblem
 from ece408_op.runtime import cuda
 
 
@@ -22,23 +25,40 @@ def require_gpu() -> Any:
     return cuda.cupy()
 
 
-def refused(kernel: CudaKernel, problem: ConvProblem) -> bool:
-    """Whether the kernel does not support the problem on this GPU; a call must then raise the same reasons."""
+def require_support(kernel: CudaKernel, problem: ConvProblem) -> Any:
+    """Return CuPy; skip the test if the kernel does not take the problem here, after checking that a call says why."""
+    cupy = require_gpu()
     reasons = kernel.not_supported_reasons(problem, cuda.chip())
     if reasons:
-        cupy = cuda.cupy()
         shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         with pytest.raises(UnsupportedError, match=re.escape("; ".join(reasons))):
             # These arrays have no memory: the call must not read or write any.
             kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in shapes))
-    return bool(reasons)
+        pytest.skip(f"{kernel.name} does not take the layer: {'; '.join(reasons)}")
+    return cupy
+
+
+def supported(kernel: CudaKernel, problems: Sequence[ConvProblem], least: int = 1) -> list[ConvProblem]:
+    """Return the problems that the kernel takes on this GPU: at least ``least``, or the test fails.
+
+    Skip the test if the GPU cannot run the kernel at all.
+    """
+    require_gpu()
+    chip = cuda.chip()
+    if not kernel.runs_on(chip):
+        pytest.skip(f"{kernel.name} does not take the layer: it does not run on {chip.name}")
+    found = [problem for problem in problems if not kernel.not_supported_reasons(problem, chip)]
+    assert len(found) >= least, f"{kernel.name} takes {len(found)} of {len(problems)} problems, expected {least}"
+    return found
 
 
 def inputs(cupy: Any, problem: ConvProblem, seed: int = 0) -> tuple[Any, Any, Any]:
-    """x uniform in [-1, 1], w normal, and an output full of NaN."""
+    """x uniform in [-1, 1], w normal, and an output full of NaN. With pooling, w is small, so that tanh is not 1."""
     rng = cupy.random.default_rng(seed)
     x = 2 * rng.random(problem.x_shape, dtype=cupy.float32) - 1
     w = rng.standard_normal(problem.w_shape, dtype=cupy.float32)
+    if isinstance(problem, PooledProblem):
+        w /= np.float32(np.sqrt(problem.products))
     return x, w, cupy.full(problem.y_shape, cupy.nan, "f")
 
 
@@ -61,16 +81,20 @@ def reference(cupy: Any, x: Any, w: Any) -> tuple[Any, Any]:
 def assert_right(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> None:
     """Assert that every element of out is within the kernel's error bound of float64; the message names the worst."""
     cupy = cuda.cupy()
-    # A few images at a time: the reference needs at least 16 bytes per element.
-    step = max(1, 2**27 // max(1, (x[:1].size + out[:1].size)))
+    # A few images at a time: the reference needs at least 16 bytes per element of the convolution.
+    outputs = problem.filters * problem.output_height * problem.output_width
+    step = max(1, 2**27 // max(1, x[:1].size + outputs))
     for first in range(0, problem.batch, step):
         exact, magnitude = reference(cupy, x[first : first + step], w)
         got = out[first : first + step]
+        if isinstance(problem, PooledProblem):
+            pooled_case.assert_right(got, problem, exact, magnitude, cupy)
+            continue
         share = abs(got - exact) / cupy.maximum(kernel.error_bound(problem) * magnitude, 1e-40)
         share = cupy.where(cupy.isnan(share), cupy.inf, share)
         worst = int(share.argmax())
         if float(share.ravel()[worst]) > 1:
-            b, m, i, j = (int(n) for n in cupy.unravel_index(worst, share.shape))
+            b, m, i, j = (int(n) for n in np.unravel_index(worst, share.shape))
             raise AssertionError(
                 f"{kernel.name}, {problem}: {int((share > 1).sum())} elements wrong from image {first} on; worst "
                 f"[{first + b}, {m}, {i}, {j}]: expected {float(exact[b, m, i, j])}, got {float(got[b, m, i, j])}, "
@@ -79,9 +103,18 @@ def assert_right(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: 
 
 
 def check(kernel: CudaKernel, problem: ConvProblem, seed: int = 0) -> None:
-    """Run the kernel once on random values and check its whole output against float64."""
+    """Run the kernel on new values into poisoned memory, and compare its output with float64.
+
+    The memory around the output must stay unchanged.
+    """
     cupy = require_gpu()
-    x, w, out = inputs(cupy, problem, seed)
+    x, w, _ = inputs(cupy, problem, seed)
+    size = int(np.prod(problem.y_shape))
+    around = cupy.full(size + 64, 7.0, "f")
+    out = around[32 : size + 32].reshape(problem.y_shape)
+    out[...] = cupy.nan
     kernel.run(problem, x, w, out)
     cuda.wait(kernel.name, cupy.cuda.get_current_stream())
+    assert bool((around[:32] == 7).all())
+    assert bool((around[size + 32 :] == 7).all())
     assert_right(kernel, problem, x, w, out)

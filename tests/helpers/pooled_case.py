@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core.kernel import EPS32, float32_bound
-from ece408_op.kernels.cpu._tanh_pool import TANH_ULPS
+from ece408_op.kernels.cpu.direct import TANH_ULPS
 from ece408_op.problem import PooledProblem
 
 

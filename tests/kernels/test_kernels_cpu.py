@@ -94,18 +94,22 @@ def test_chosen_shapes_with_each_instruction_set(kernel, shape, level, monkeypat
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    "shape", [(3, 1, 28, 28, 50, 5), (2, 2, 8, 10, 3, 3), (2, 64, 62, 34, 5, 3), (2, 1, 66, 35, 2, 4)]
+    "shape", [(1, 28, 28, 50, 5), (2, 8, 10, 3, 3), (64, 62, 34, 5, 3), (1, 66, 35, 2, 4), (2, 150, 134, 3, 7)], ids=str
 )
 def test_large_outputs_are_right_past_the_caches(shape, level, monkeypatch):
-    monkeypatch.setattr(direct, "STREAMED_BYTES", 0)
+    """From 32 MB on, and with planes of whole cache lines, outputs are stored past the caches."""
     monkeypatch.setenv("ECE408_SIMD", level)
-    problem = ConvProblem(*shape)
-    x, w = arrays(problem)
+    few = ConvProblem(3, *shape)
+    assert np.prod(few.y_shape[2:]) % 16 == 0
+    times = 2**25 // (4 * int(np.prod(few.y_shape))) + 1
+    problem = few.with_batch(3 * times)
+    x, w = arrays(few)
     out = aligned(int(np.prod(problem.y_shape))).reshape(problem.y_shape)
     out[...] = np.nan
-    direct.KERNEL.run(problem, x, w, out, 2)
-    found = compare(out, x, w, direct.KERNEL)
+    direct.KERNEL.run(problem, np.tile(x, (times, 1, 1, 1)), w, out, 2)
+    found = compare(out[:3], x, w, direct.KERNEL)
     assert found.passed, f"{problem}: {found}"
+    assert (out.reshape(times, *few.y_shape) == out[:3]).all()
 
 
 @each_kernel

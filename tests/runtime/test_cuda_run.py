@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cuda_layers import CUDA_KERNELS
-from gpu_case import assert_right, inputs, refused, require_gpu
+from gpu_case import assert_right, inputs, require_gpu, require_support
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import DeviceError, ProblemError, UnsupportedError
@@ -35,10 +35,8 @@ def _broken(source: Path, block: int = 32) -> CudaKernel:
 @pytest.mark.gpu
 @KERNEL
 def test_it_runs_on_the_stream_that_it_is_given(kernel):
-    cupy = require_gpu()
     problem = ConvProblem(500, 3, 40, 40, 16, 5)
-    if refused(kernel, problem):
-        return
+    cupy = require_support(kernel, problem)
     later, w, out = inputs(cupy, problem)
     x = cupy.zeros_like(later)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -81,9 +79,7 @@ def test_threads_with_other_filters_do_not_share_constant_memory():
 @pytest.mark.gpu
 @KERNEL
 def test_ten_thousand_calls_leave_no_memory_behind(kernel):
-    cupy = require_gpu()
-    if refused(kernel, SMALL):
-        return
+    cupy = require_support(kernel, SMALL)
     arrays = inputs(cupy, SMALL)
     kernel.run(SMALL, *arrays)
     cupy.cuda.Device().synchronize()
