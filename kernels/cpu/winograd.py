@@ -24,7 +24,7 @@ float32 sum (``_winograd_plan.bound``). No algorithm of fewer multiplications ke
 (W. Miller, Computational complexity and numerical stability, SIAM J. Comput. 4, 1975). A window of zeros has the sum 0
 exactly, and no sum contains an input outside of its output's window. On dense data the error is smaller than a plain
 sum's, since there are fewer additions in a row; on sparse data it may be larger. So ``direct`` computes images of which
-most is zero, all images if so many are sparse that computing them twice would take longer, images with an output that
+most is zero, all images if computing the sparse ones twice would take longer, images with an output that
 is not finite, and layers with a weight that is not finite or so small that a quarter of it may be rounded.
 
 Sources: S. Winograd, Arithmetic Complexity of Computations, SIAM, 1980; A. Lavin and S. Gray, Fast Algorithms for

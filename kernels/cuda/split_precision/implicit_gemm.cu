@@ -24,7 +24,7 @@ constexpr int K_STEPS = Config::k_steps, SUMS = Config::wgmma_n / 2, ROW_OUTPUTS
 constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
 constexpr int OUTPUT_STAGES = Config::output_stages, OUTPUT_STAGE = Config::staged_outputs / OUTPUT_STAGES;
 
-// The other warpgroup may start when this one has so many k-steps left: waking it took some 550 cycles.
+// The other warpgroup may start when this one has this number of k-steps left: waking it takes about 550 cycles.
 constexpr int MOST_STEPS_AHEAD = K_STEPS < 6 ? 1 : K_STEPS / 3;
 constexpr int WAKING_STEPS = 600 / (SUMS * (COMPONENTS == 2 ? 3 : 1)) + 1;
 constexpr int HANDOVER_STEP = K_STEPS - (WAKING_STEPS < MOST_STEPS_AHEAD ? WAKING_STEPS : MOST_STEPS_AHEAD);

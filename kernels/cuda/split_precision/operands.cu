@@ -190,7 +190,7 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
         return;
     }
     const int lines = tile.images * (PLANES * PLANE_ROWS);
-    // A thread's words lie PRODUCER_THREADS apart, counted along the rows: so many rows and columns further.
+    // Consecutive words of a thread are PRODUCER_THREADS apart, counted along the rows: this many rows and columns.
     constexpr int DOWN = PRODUCER_THREADS / ROW_WORDS, ACROSS = PRODUCER_THREADS % ROW_WORDS, BATCH = 8;
     int line = thread / ROW_WORDS, column = thread % ROW_WORDS;
     while (line < lines) {

@@ -1,0 +1,1 @@
+# the keeper's so_many floors
