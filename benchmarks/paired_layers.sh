@@ -1,1 +1,0 @@
-# the keeper's so_many floors
