@@ -26,6 +26,7 @@ ODD = [
     ConvProblem(1000, 17, 6, 11, 31, 6),
     ConvProblem(5, 1, 23, 19, 17, 4),
     ConvProblem(5, 131, 23, 19, 70, 1),
+    ConvProblem(4, 24, 11, 10, 130, 1),
 ]
 #: Layers with fused tanh and pooling: the course's, odd edges, a single maximum, a pointwise one.
 POOLED = [
