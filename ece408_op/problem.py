@@ -1,34 +1,44 @@
-"""The sizes of the convolution that every kernel of this package computes.
+"""The sizes of a convolution and of its gradients, as every kernel of this package computes them.
 
 The letters in this module and in every kernel:
 
-    B  batch      images                        x  (B, C, H, W)    input
-    C  channels   input feature maps            w  (M, C, K, K)    filters
-    H  height     rows of an input map          y  (B, M, OH, OW)  output
+    B  batch      images                        x  (B, C, H, W)       input
+    C  channels   input feature maps            w  (M, C / G, K, L)   filters
+    H  height     rows of an input map          y  (B, M, OH, OW)     output
     W  width      columns of an input map
-    M  filters    output feature maps           OH = H - K + 1
-    K  kernel     rows and columns of a filter  OW = W - K + 1
+    M  filters    output feature maps           OH = (H + 2 pad - dilate (K - 1) - 1) // stride + 1
+    K  kernel     rows of a filter              OW = the same of W, L and the second stride, pad and dilate
+    L  kernel     columns of a filter, mostly K
+    G  groups     of channels and of filters; C and M are multiples of G
 
-    y[b, m, i, j] = sum over c, p, q of x[b, c, i + p, j + q] * w[m, c, p, q]
+    y[b, m, i, j] = sum over c, p, q of x[b, c, i stride + p dilate - pad, j stride + q dilate - pad] * w[m, c, p, q]
 
-This is a cross-correlation with stride 1, no padding, one group and no bias, in float32.
+with zeros outside x, and c over the channels of the filter's group. This is a cross-correlation without a bias, in
+float32. The course's layers are plain: K = L, stride 1, no padding, no dilation and one group, so OH = H - K + 1.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import index
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from .errors import ProblemError
 
 Shape4 = tuple[int, int, int, int]
+Pair = tuple[int, int]
 Problem = TypeVar("Problem", bound="ConvProblem")
 
 #: Bytes of a float32.
 ITEM_BYTES = 4
+
+#: What a problem may need of a kernel beyond the plain convolution, in the words of an error message.
+RECTANGULAR, STRIDE, PAD = "a rectangular kernel", "a stride", "padding"
+DILATE, GROUPS = "dilation", "several groups"
+ATTRIBUTES = frozenset({RECTANGULAR, STRIDE, PAD, DILATE, GROUPS})
+TANH_POOL, DATA_GRADIENT, WEIGHT_GRADIENT = "tanh and 2 x 2 maxima in the same pass", "data gradient", "weight gradient"
 
 
 @dataclass(frozen=True)
@@ -41,10 +51,16 @@ class ConvProblem:
         height: H, the rows of an image.
         width: W, the columns of an image.
         filters: M, the output channels.
-        kernel: K, the rows and columns of a filter, at most H and W.
+        kernel: K, the rows of a filter.
+        kernel_width: L, the columns of a filter; by default K.
+        stride: rows and columns from one output to the next, at least 1.
+        pad: rows of zeros above and below the image, and columns on both sides, at least 0.
+        dilate: rows and columns from one element of a filter to the next, at least 1.
+        groups: G; each filter sees the C / G channels of its own group.
 
     Raises:
-        ProblemError: a size is no integer or too small, or the kernel is larger than the image.
+        ProblemError: a size is no integer or too small, the groups divide the channels or filters unevenly, or the
+            dilated kernel is larger than the padded image.
     """
 
     batch: int
@@ -53,26 +69,48 @@ class ConvProblem:
     width: int
     filters: int
     kernel: int
+    kernel_width: int = 0
+    stride: Pair = (1, 1)
+    pad: Pair = (0, 0)
+    dilate: Pair = (1, 1)
+    groups: int = 1
+
+    #: The arrays that a kernel reads, two of "x", "w" and "y", and the one that it fills.
+    operands: ClassVar[tuple[str, str, str]] = ("x", "w", "y")
 
     def __post_init__(self) -> None:
+        if not self.kernel_width:
+            object.__setattr__(self, "kernel_width", self.kernel)
         for name, least in _LEAST.items():
+            object.__setattr__(self, name, _integer(name, getattr(self, name), least))
+        for name, least in _LEAST_OF_PAIRS.items():
             value = getattr(self, name)
-            try:
-                whole = index(value)
-            except TypeError:
-                raise ProblemError(f"{name}: expected an integer, got {value!r}") from None
-            if whole < least:
-                raise ProblemError(f"{name}: expected at least {least}, got {whole}")
-            object.__setattr__(self, name, whole)
-        if self.kernel > min(self.height, self.width):
+            if not isinstance(value, (tuple, list)) or len(value) != 2:
+                raise ProblemError(f"{name}: expected two integers, for rows and columns, got {value!r}")
+            object.__setattr__(self, name, tuple(_integer(name, each, least) for each in value))
+        if self.channels % self.groups or self.filters % self.groups:
             raise ProblemError(
-                f"kernel: expected at most the image's {self.height} rows and {self.width} columns, "
-                f"got ({self.kernel}, {self.kernel}); use a smaller kernel or larger images"
+                f"groups: expected a divisor of {self.channels} channels and {self.filters} filters, got {self.groups}"
+            )
+        if self.output_height < 1 or self.output_width < 1:
+            size = f"{self.height} rows and {self.width} columns"
+            dilated = "" if self.dilate == (1, 1) else f", dilated by {self.dilate}"
+            raise ProblemError(
+                f"kernel: expected at most the image's {size}{f' with padding {self.pad}' if any(self.pad) else ''}, "
+                f"got {(self.kernel, self.kernel_width)}{dilated}; use a smaller kernel or larger images"
             )
 
     @classmethod
-    def from_shapes(cls, x: Sequence[int], w: Sequence[int]) -> ConvProblem:
-        """Return the problem of an input of shape (B, C, H, W) and filters of shape (M, C, K, K).
+    def from_shapes(
+        cls: type[Problem],
+        x: Sequence[int],
+        w: Sequence[int],
+        stride: Pair = (1, 1),
+        pad: Pair = (0, 0),
+        dilate: Pair = (1, 1),
+        groups: int = 1,
+    ) -> Problem:
+        """Return the problem of an input of shape (B, C, H, W) and filters of shape (M, C / G, K, L).
 
         Raises:
             ProblemError: the shapes are not those of a convolution.
@@ -81,23 +119,25 @@ class ConvProblem:
             raise ProblemError(f"data: expected 4 dimensions (batch, channels, height, width), got shape {tuple(x)}")
         if len(w) != 4:
             raise ProblemError(
-                f"weight: expected 4 dimensions (filters, channels, kernel, kernel), got shape {tuple(w)}"
+                f"weight: expected 4 dimensions (filters, channels, rows, columns), got shape {tuple(w)}"
             )
-        if w[2] != w[3]:
-            raise ProblemError(f"weight: expected a square kernel, got {w[2]} x {w[3]} in shape {tuple(w)}")
-        if w[1] != x[1]:
-            raise ProblemError(f"weight: expected {x[1]} channels as in data of shape {tuple(x)}, got shape {tuple(w)}")
-        return cls(batch=x[0], channels=x[1], height=x[2], width=x[3], filters=w[0], kernel=w[2])
+        if w[1] * groups != x[1]:
+            of_group = f" / {groups} groups" if groups != 1 else ""
+            raise ProblemError(
+                f"weight: expected {x[1]}{of_group} channels as in data of shape {tuple(x)}, got shape {tuple(w)}"
+            )
+        batch, channels, height, width = x
+        return cls(batch, channels, height, width, w[0], w[2], w[3], stride, pad, dilate, groups)
 
     @property
     def output_height(self) -> int:
         """Rows of an output map, OH."""
-        return self.height - self.kernel + 1
+        return _windows(self.height, self.kernel, self.stride[0], self.pad[0], self.dilate[0])
 
     @property
     def output_width(self) -> int:
         """Columns of an output map, OW."""
-        return self.width - self.kernel + 1
+        return _windows(self.width, self.kernel_width, self.stride[1], self.pad[1], self.dilate[1])
 
     @property
     def x_shape(self) -> Shape4:
@@ -106,8 +146,8 @@ class ConvProblem:
 
     @property
     def w_shape(self) -> Shape4:
-        """The filters' shape, (M, C, K, K)."""
-        return (self.filters, self.channels, self.kernel, self.kernel)
+        """The filters' shape, (M, C / G, K, L)."""
+        return (self.filters, self.channels // self.groups, self.kernel, self.kernel_width)
 
     @property
     def y_shape(self) -> Shape4:
@@ -115,33 +155,131 @@ class ConvProblem:
         return (self.batch, self.filters, self.output_height, self.output_width)
 
     @property
+    def shapes(self) -> tuple[Shape4, Shape4, Shape4]:
+        """The shapes of the operands: the two arrays that a kernel reads, and the one that it fills."""
+        shapes = {"x": self.x_shape, "w": self.w_shape, "y": self.y_shape}
+        first, second, filled = (shapes[name] for name in self.operands)
+        return first, second, filled
+
+    @property
     def products(self) -> int:
-        """The reduction length C K K: products per output element."""
-        return self.channels * self.kernel * self.kernel
+        """The reduction length C / G K L: products per output element."""
+        return self.channels // self.groups * self.kernel * self.kernel_width
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: a multiplication and an addition per product."""
-        return 2 * self.products * self.batch * self.filters * self.output_height * self.output_width
+        """Floating-point operations, a multiplication and an addition per product; the gradients need as many."""
+        taps = self.channels // self.groups * self.kernel * self.kernel_width
+        return 2 * taps * self.batch * self.filters * self.output_height * self.output_width
 
     @property
     def bytes(self) -> int:
         """The least memory traffic in bytes: each input read once, each output written once."""
-        return ITEM_BYTES * sum(map(math.prod, (self.x_shape, self.w_shape, self.y_shape)))
+        return ITEM_BYTES * sum(map(math.prod, self.shapes))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a kernel must support for this problem, beyond the plain convolution: ATTRIBUTES and the like."""
+        found = {
+            RECTANGULAR: self.kernel != self.kernel_width,
+            STRIDE: self.stride != (1, 1),
+            PAD: self.pad != (0, 0),
+            DILATE: self.dilate != (1, 1),
+            GROUPS: self.groups != 1,
+        }
+        return frozenset(name for name, needed in found.items() if needed)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The keywords that make this convolution, without attributes that have their default."""
+        plain = ConvProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel)
+        return {name: value for name, value in self._sizes.items() if name in _PLAIN or value != getattr(plain, name)}
 
     def with_batch(self: Problem, batch: int) -> Problem:
         """Return the same layer for another number of images."""
         return replace(self, batch=batch)
 
+    @property
+    def convolution(self) -> ConvProblem:
+        """The convolution alone."""
+        return ConvProblem(**self._sizes)
+
+    @property
+    def data_gradient(self) -> DataGradient:
+        """The gradient to x of this convolution."""
+        return DataGradient(**self._sizes)
+
+    @property
+    def weight_gradient(self) -> WeightGradient:
+        """The gradient to w of this convolution."""
+        return WeightGradient(**self._sizes)
+
     def pooled(self, full: bool) -> PooledProblem:
         """Return this convolution fused with tanh and 2 x 2 max-pooling."""
-        return PooledProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel, full)
+        return PooledProblem(**self._sizes, full=full)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(ConvProblem)}
 
     def __str__(self) -> str:
+        attributes = {
+            "stride": self.stride if STRIDE in self.needs else None,
+            "padding": self.pad if PAD in self.needs else None,
+            "dilation": self.dilate if DILATE in self.needs else None,
+            "groups": self.groups if GROUPS in self.needs else None,
+        }
         return (
             f"{self.batch} x {self.channels} x {self.height} x {self.width} "
-            f"with {self.filters} filters of {self.kernel} x {self.kernel}"
+            f"with {self.filters} filters of {self.kernel} x {self.kernel_width}"
+            + "".join(f", {name} {value}" for name, value in attributes.items() if value is not None)
         )
+
+
+@dataclass(frozen=True)
+class DataGradient(ConvProblem):
+    """The gradient to the input of a convolution: x[b, c, h, w] = sum of the products y * w of all uses of the pixel.
+
+    A kernel reads y, the gradient to the output, and w, and fills x, the gradient to the input.
+    """
+
+    operands: ClassVar[tuple[str, str, str]] = ("y", "w", "x")
+
+    @property
+    def products(self) -> int:
+        """The most products per element, M / G K L."""
+        return self.filters // self.groups * self.kernel * self.kernel_width
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a kernel must support, as in ConvProblem, and DATA_GRADIENT."""
+        return super().needs | {DATA_GRADIENT}
+
+    def __str__(self) -> str:
+        return f"the data gradient of {super().__str__()}"
+
+
+@dataclass(frozen=True)
+class WeightGradient(ConvProblem):
+    """The gradient to the filters of a convolution: w[m, c, p, q] = sum over b, i, j of y[b, m, i, j] * x.
+
+    A kernel reads x and y, the gradient to the output, and fills w, the gradient to the filters.
+    """
+
+    operands: ClassVar[tuple[str, str, str]] = ("x", "y", "w")
+
+    @property
+    def products(self) -> int:
+        """The most products per element, B OH OW."""
+        return self.batch * self.output_height * self.output_width
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What a kernel must support, as in ConvProblem, and WEIGHT_GRADIENT."""
+        return super().needs | {WEIGHT_GRADIENT}
+
+    def __str__(self) -> str:
+        return f"the weight gradient of {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -182,9 +320,9 @@ class PooledProblem(ConvProblem):
         return (self.batch, self.filters, self.pooled_height, self.pooled_width)
 
     @property
-    def convolution(self) -> ConvProblem:
-        """The convolution alone."""
-        return ConvProblem(self.batch, self.channels, self.height, self.width, self.filters, self.kernel)
+    def needs(self) -> frozenset[str]:
+        """What a kernel must support, as in ConvProblem, and TANH_POOL."""
+        return super().needs | {TANH_POOL}
 
     def __str__(self) -> str:
         return f"{super().__str__()}, then tanh of 2 x 2 maxima"
@@ -196,7 +334,24 @@ def check_pooled(name: str, size: int, full: bool) -> None:
         raise ProblemError(f"fuse: expected at least 2 {name} of the convolution for 2 x 2 max-pooling, got {size}")
 
 
-_LEAST = {"batch": 0, "channels": 1, "height": 1, "width": 1, "filters": 1, "kernel": 1}
+def _integer(name: str, value: Any, least: int) -> int:
+    try:
+        whole = index(value)
+    except TypeError:
+        raise ProblemError(f"{name}: expected an integer, got {value!r}") from None
+    if whole < least:
+        raise ProblemError(f"{name}: expected at least {least}, got {whole}")
+    return whole
+
+
+def _windows(size: int, kernel: int, stride: int, pad: int, dilate: int) -> int:
+    """Return how many positions a dilated kernel has along a padded axis."""
+    return (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+
+
+_LEAST = {"batch": 0, "channels": 1, "height": 1, "width": 1, "filters": 1, "kernel": 1, "kernel_width": 1, "groups": 1}
+_PLAIN = ("batch", "channels", "height", "width", "filters", "kernel")
+_LEAST_OF_PAIRS = {"stride": 1, "pad": 0, "dilate": 1}
 
 #: The convolutions of the course's three networks, by term, for its 10,000 images.
 COURSE_LAYERS = {

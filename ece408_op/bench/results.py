@@ -195,7 +195,7 @@ def _case_lines(case: Case, written: dict[str, Any]) -> str:
             kept["median"] = _rounded(statistics.median(kept["seconds"]))
         rows.append(f"\n   {json.dumps(kept)}")
     if case.problem is not None:
-        written |= {"flops": case.problem.flops, "bytes": case.problem.bytes}
+        written |= {"problem": case.problem.sizes, "flops": case.problem.flops, "bytes": case.problem.bytes}
     head = json.dumps(_rounded({key: value for key, value in written.items() if value is not None}))
     return f'\n  {head[:-1]}, "rows": [{",".join(rows)}]}}'
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, WeightGradient
 
 from . import reference
 from .kernel import Kernel
@@ -83,7 +83,13 @@ def agreement(classes: np.ndarray, others: np.ndarray) -> Agreement:
 
 
 def compare(
-    out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, images: int | None = None, least: float = 0.0
+    out: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    kernel: Kernel,
+    images: int | None = None,
+    least: float = 0.0,
+    problem: ConvProblem | None = None,
 ) -> Comparison:
     """Compare an output with the convolution in float64, within the kernel's error bound.
 
@@ -97,21 +103,25 @@ def compare(
         images: the number of images to compare, evenly spread, including the first and the last; by default all. The
             outputs of the others must be finite if x and w are.
         least: an absolute error to add to every element's bound.
+        problem: the problem, by default the plain convolution of x and w. For a gradient, x, w and out are the
+            problem's operands in their order, and a weight gradient is compared as a whole.
 
     Raises:
         ProblemError: the shapes of x and w are not those of a convolution.
         ValueError: out does not have the shape of the result.
     """
-    problem = ConvProblem.from_shapes(x.shape, w.shape)
-    if out.shape != problem.y_shape:
-        raise ValueError(f"out: expected shape {problem.y_shape} for {problem}, got {out.shape}")
+    problem = problem or ConvProblem.from_shapes(x.shape, w.shape)
+    if out.shape != problem.shapes[2]:
+        raise ValueError(f"out: expected shape {problem.shapes[2]} for {problem}, got {out.shape}")
+    if isinstance(problem, WeightGradient):
+        return _compare_part(out, x, w, kernel, np.arange(len(out)), least, problem)
     count = problem.batch if images is None else min(images, problem.batch)
     chosen = np.unique(np.linspace(0, problem.batch - 1, count).round().astype(int))
-    step = max(1, STEP_BYTES // (8 * problem.products * problem.output_height * problem.output_width))
+    step = max(1, STEP_BYTES * problem.batch * problem.filters // max(1, 4 * problem.flops))
     found = Comparison(0.0, 0.0, (0, 0, 0, 0), np.nan, np.nan, 0, 0, 0)
     for first in range(0, len(chosen), step):
         part = chosen[first : first + step]
-        found = _worse(found, _compare_part(out[part], x[part], w, kernel, part, least))
+        found = _worse(found, _compare_part(out[part], x[part], w, kernel, part, least, problem.with_batch(len(part))))
     holes = 0
     if len(chosen) < problem.batch and np.isfinite(w).all():
         holes = _holes(out, x, np.setdiff1d(np.arange(problem.batch), chosen))
@@ -119,13 +129,18 @@ def compare(
 
 
 def _compare_part(
-    out: np.ndarray, x: np.ndarray, w: np.ndarray, kernel: Kernel, places: np.ndarray, least: float
+    out: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    kernel: Kernel,
+    places: np.ndarray,
+    least: float,
+    problem: ConvProblem,
 ) -> Comparison:
-    problem = ConvProblem.from_shapes(x.shape, w.shape)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        expected = reference.convolve(x, w)
-        size = reference.magnitude(x, w)
-        wide = size if kernel.magnitude_weights is abs else reference.magnitude(x, kernel.magnitude_weights(w))
+        expected = reference.convolve(x, w, problem)
+        size = reference.magnitude(x, w, problem)
+        wide = size if kernel.magnitude_weights is abs else reference.magnitude(x, kernel.magnitude_weights(w), problem)
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.
         share = error / (kernel.error_bound(problem) * wide + problem.products * _SMALLEST + least)

@@ -6,13 +6,14 @@ CuPy arrays, all C-contiguous float32, and fills ``out``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 from ece408_op.errors import ProblemError, UnsupportedError
-from ece408_op.problem import ConvProblem, PooledProblem
+from ece408_op.problem import TANH_POOL, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip, Plan, Planner
 
@@ -47,10 +48,8 @@ def no_preparation(problem: ConvProblem, out: Any) -> None:
     """Do nothing: the kernel compiles nothing beforehand."""
 
 
-def _pooling_reasons(problem: ConvProblem, able: bool) -> list[str]:
-    if able or not isinstance(problem, PooledProblem):
-        return []
-    return ["fuse: it has no tanh and 2 x 2 maxima in the same pass"]
+def _missing(problem: ConvProblem, features: frozenset[str]) -> list[str]:
+    return [f"it does not support {feature}" for feature in sorted(problem.needs - features)]
 
 
 def float32_bound(problem: ConvProblem) -> float:
@@ -58,8 +57,12 @@ def float32_bound(problem: ConvProblem) -> float:
 
     It is n u / (1 - n u) with u = 2^-24 (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
     """
-    n = problem.products
-    return n * EPS32 / (1 - n * EPS32)
+    return sum_bound(problem.products)
+
+
+def sum_bound(n: int) -> float:
+    """Return the bound of ``float32_bound`` for n products; infinite where it says nothing, from n = 2^24 on."""
+    return n * EPS32 / (1 - n * EPS32) if n * EPS32 < 1 else math.inf
 
 
 def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[ConvProblem], float]:
@@ -103,9 +106,12 @@ class CpuKernel:
         name: the value of ``impl`` that selects the kernel.
         summary: one line for ``--help``.
         run: ``run(problem, x, w, out, threads)`` fills out (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K), all
-            C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time.
+            C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time. For a
+            gradient, the arrays are the problem's operands in their order.
         prepare: ``prepare(problem, out)`` compiles what the layer needs, so that the time of ``run`` excludes it.
-        limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem, besides pooling.
+        features: what the kernel supports beyond the plain convolution, of the words of ``problem.needs``.
+        limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem whose needs are
+            features; ``tanh_pool`` adds pooling to them.
         device: always "cpu".
         precision: the precision of the products, always "float32".
         tanh_pool: the kernel fused with tanh and max-pooling, or None.
@@ -128,10 +134,12 @@ class CpuKernel:
     magnitude_weights: Callable[[Any], Any] = abs
     recommended: Callable[[ConvProblem], bool] = always_recommended
     arithmetic: str = "fp32"
+    features: frozenset[str] = frozenset()
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Return every reason why this kernel does not support the problem; empty if it does."""
-        return [*_pooling_reasons(problem, self.tanh_pool is not None), *self.limits(problem)]
+        missing = _missing(problem, self.features | ({TANH_POOL} if self.tanh_pool else set()))
+        return missing or list(self.limits(problem))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +152,7 @@ class CudaKernel:
         sources: CUDA files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a
             device.
         plan: ``plan(problem, chip, aligned)`` returns the launches; all pointers are multiples of ``aligned`` bytes.
+        features: as in CpuKernel; with TANH_POOL the kernel supports a PooledProblem, with out (B, M, PH, PW).
         limits: as in CpuKernel, called with the problem and the chip, or None for an unknown chip.
         error_bound: as in CpuKernel.
         capability: the lowest compute capability that runs the source; with exact_capability the only one.
@@ -156,7 +165,6 @@ class CudaKernel:
         recommended: whether timings of other layers predict the kernel's time for a problem.
         predicted_milliseconds: the kernel's cost model, which the tuning table scales; infinite for problems that the
             model does not cover.
-        fuses_pooling: whether the kernel also supports a PooledProblem, with out of shape (B, M, PH, PW).
         magnitude_weights: as in CpuKernel.
         arithmetic: as in CpuKernel.
     """
@@ -175,7 +183,7 @@ class CudaKernel:
     exact_capability: bool = False
     recommended: Callable[[ConvProblem, Chip], bool] = always_recommended
     predicted_milliseconds: Callable[[ConvProblem, Chip], float] = roofline_milliseconds
-    fuses_pooling: bool = False
+    features: frozenset[str] = frozenset()
     magnitude_weights: Callable[[Any], Any] = abs
     arithmetic: str = "fp32"
 
@@ -185,7 +193,7 @@ class CudaKernel:
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Return every reason why this kernel does not support the problem, on the chip if one is given."""
-        reasons = [*_pooling_reasons(problem, self.fuses_pooling), *self.limits(problem, chip)]
+        reasons = _missing(problem, self.features) or list(self.limits(problem, chip))
         if chip is not None and not self.runs_on(chip):
             need, got = (".".join(map(str, pair)) for pair in (self.capability, chip.capability))
             least = "" if self.exact_capability else "at least "
@@ -200,9 +208,10 @@ class CudaKernel:
         return _text(self.sources, tuple(plan.defines.items()), tuple(plan.config.items()))
 
     def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
-        """Fill out, of the problem's y_shape, from x (B, C, H, W) and w (M, C, K, K), asynchronously.
+        """Fill out, (B, M, OH, OW), from x (B, C, H, W) and w (M, C, K, K), asynchronously.
 
-        The arrays are CuPy's, C-contiguous float32, all on one GPU.
+        The arrays are CuPy's, C-contiguous float32, all on one GPU. For a gradient, they are the problem's operands in
+        their order.
 
         Args:
             stream: a CuPy stream; by default the current one of that GPU.
@@ -212,38 +221,38 @@ class CudaKernel:
             UnsupportedError: the kernel does not support the problem; the message has every reason.
             DeviceError: compiling or launching fails.
         """
-        self._check(problem, x, w, out)
+        arrays = self._checked(problem, x, w, out)
         program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
         if problem.batch:
-            cuda.execute(program, problem.batch, {"x": x, "w": w, "y": out}, stream)
+            cuda.execute(program, problem.batch, arrays, stream)
 
     def prepare_launch(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
         """Return a function that repeats ``run`` on these arrays, B at least 1, on CuPy's current stream.
 
         Its launches are prepared once: see ``cuda.prepared_launch``.
         """
-        self._check(problem, x, w, out)
-        return cuda.prepared_launch(
-            self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out))),
-            problem.batch,
-            {"x": x, "w": w, "y": out},
-        )
+        arrays = self._checked(problem, x, w, out)
+        program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
+        return cuda.prepared_launch(program, problem.batch, arrays)
 
     def program(self, problem: ConvProblem, device: int, *addresses: int) -> cuda.Program:
         """Return the source and launches for arrays at these addresses; raises UnsupportedError as ``run`` does."""
         return _prepared(self, problem, device, cuda.alignment(*addresses))
 
-    def _check(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> None:
-        arrays = {"x": x, "w": w, "y": out}
-        shapes = {"x": problem.x_shape, "w": problem.w_shape, "y": problem.y_shape}
-        for key, array in arrays.items():
-            if array.shape != shapes[key] or array.dtype.char != "f" or not array.flags.c_contiguous:
+    def _checked(self, problem: ConvProblem, *operands: Any) -> dict[str, Any]:
+        """Return the arrays by their names in the plan, "x", "w" and "y"."""
+        arrays = dict(zip(problem.operands, operands))
+        for (key, array), shape in zip(arrays.items(), problem.shapes):
+            if array.shape != shape or array.dtype.char != "f" or not array.flags.c_contiguous:
                 raise ProblemError(
-                    f"{self.name}: expected {key} as C-contiguous float32 of shape {shapes[key]}, "
+                    f"{self.name}: expected {key} as C-contiguous float32 of shape {shape}, "
                     f"got {array.dtype} of shape {array.shape} and strides {array.strides}"
                 )
-            if array.device.id != x.device.id:
-                raise ProblemError(f"{self.name}: expected x, w and y on one GPU, got {x.device} and {array.device}")
+            if array.device.id != operands[0].device.id:
+                raise ProblemError(
+                    f"{self.name}: expected x, w and y on one GPU, got {operands[0].device} and {array.device}"
+                )
+        return arrays
 
 
 Kernel = Union[CpuKernel, CudaKernel]

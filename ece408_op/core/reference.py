@@ -1,21 +1,60 @@
-"""The convolution in float64, the reference of every kernel. Dispatch never selects it.
+"""The convolution and its gradients in float64, the reference of every kernel. Dispatch never selects it.
 
 Rounding in float64 is some 2**29 times finer than in float32, so its own error does not count.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+
+from ece408_op.problem import ConvProblem, DataGradient, WeightGradient
 
 
-def convolve(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """y, shape (B, M, OH, OW), float64, of x (B, C, H, W) and w (M, C, K, K)."""
-    # (B, C, OH, OW, K, K)
-    windows = sliding_window_view(x.astype(np.float64), w.shape[2:], axis=(2, 3))  # type: ignore[call-overload]
-    return np.einsum("bcijpq,mcpq->bmij", windows, w.astype(np.float64), optimize=True)
+def convolve(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -> np.ndarray:
+    """Return the result of a problem in float64, from the two arrays that it reads.
+
+    By default the plain convolution y, shape (B, M, OH, OW), of x (B, C, H, W) and w (M, C, K, L).
+    """
+    problem = problem or ConvProblem.from_shapes(a.shape, b.shape)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    groups, w_shape, y_shape = problem.groups, problem.w_shape, problem.y_shape
+    grouped_w = (groups, w_shape[0] // groups, *w_shape[1:])
+    grouped_y = (problem.batch, groups, w_shape[0] // groups, *y_shape[2:])
+    if isinstance(problem, DataGradient):
+        columns = np.einsum("bgmij,gmcpq->bgcpqij", a.reshape(grouped_y), b.reshape(grouped_w), optimize=True)
+        return add_windows(columns.reshape(problem.batch, problem.channels, *columns.shape[3:]), problem)
+    columns = windows(a, problem)
+    columns = columns.reshape(problem.batch, groups, -1, *columns.shape[2:])
+    if isinstance(problem, WeightGradient):
+        return np.einsum("bgcpqij,bgmij->gmcpq", columns, b.reshape(grouped_y), optimize=True).reshape(w_shape)
+    return np.einsum("bgcpqij,gmcpq->bgmij", columns, b.reshape(grouped_w), optimize=True).reshape(y_shape)
 
 
-def magnitude(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The sum of |x||w| at each output element: the scale of the rounding errors there."""
-    return convolve(np.abs(x), np.abs(w))
+def magnitude(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -> np.ndarray:
+    """The sum of the products' absolute values at each element: the scale of the rounding errors there."""
+    return convolve(np.abs(a), np.abs(b), problem)
+
+
+def windows(x: Any, problem: ConvProblem) -> Any:
+    """Return the view (B, C, K, L, OH, OW) of every pixel that a filter's element meets, of the padded copy of x."""
+    (top, left), (dh, dw), (sh, sw) = problem.pad, problem.dilate, problem.stride
+    if problem.pad != (0, 0):
+        x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)))
+    shape = (*x.shape[:2], problem.kernel, problem.kernel_width, problem.output_height, problem.output_width)
+    b, c, h, w = x.strides
+    return np.lib.stride_tricks.as_strided(x, shape, (b, c, h * dh, w * dw, h * sh, w * sw), writeable=False)
+
+
+def add_windows(columns: Any, problem: ConvProblem) -> Any:
+    """Return the images (B, C, H, W) to whose pixels all elements of (B, C, K, L, OH, OW) are added."""
+    (top, left), (dh, dw), (sh, sw) = problem.pad, problem.dilate, problem.stride
+    padded_size = problem.height + 2 * top, problem.width + 2 * left
+    padded = np.zeros((*columns.shape[:2], *padded_size), columns.dtype)
+    for p in range(problem.kernel):
+        for q in range(problem.kernel_width):
+            last_row, last_column = sh * (problem.output_height - 1) + 1, sw * (problem.output_width - 1) + 1
+            target = padded[:, :, p * dh : p * dh + last_row : sh, q * dw : q * dw + last_column : sw]
+            target += columns[:, :, p, q]
+    return padded[:, :, top : top + problem.height, left : left + problem.width]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import prod
 
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
@@ -27,7 +27,7 @@ class Net:
 
 
 NETS = tuple(
-    Net(term, tuple(astuple(layer)[1:] for name, layer in COURSE_LAYERS.items() if name.startswith(term)))
+    Net(term, tuple(tuple(layer.sizes.values())[1:] for name, layer in COURSE_LAYERS.items() if name.startswith(term)))
     for term in ("2017", "2018sp", "2018fa")
 )
 

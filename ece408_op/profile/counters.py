@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.launch:
-            launch(ConvProblem(options.images, *map(int, options.layer.split("x"))), options.impl)
+            channels, height, width, filters, kernel = map(int, options.layer.split("x"))
+            launch(ConvProblem(options.images, channels, height, width, filters, kernel), options.impl)
             return OK
         if shutil.which(PROFILER) is None:
             raise DeviceError(MISSING)

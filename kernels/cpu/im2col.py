@@ -1,9 +1,14 @@
 """im2col: write the windows of each image as the columns of a matrix, and multiply it by the filters.
 
-    columns (C*K*K, OH*OW)      row (c, p, q) is the image's plane c shifted by p rows and q columns
-    y[b] = w as (M, C*K*K)  times  columns        by BLAS
+    columns (C*K*L, OH*OW)      row (c, p, q) has the pixels of channel c that the filters' element (p, q) meets
+    y[b] = w as (M, C*K*L)  times  columns        by BLAS
 
-Arithmetic intensity: 2*M*C*K*K*OH*OW FLOP per image, all in the product by BLAS. Memory: each pixel is written K*K
+With groups, each has its own product. The gradients are two other products with the same columns:
+
+    data    columns = transposed w times y[b], and each column is added to the pixels of its window
+    weight  w = sum over b of y[b] times transposed columns; float32 inside an image, float64 over the images
+
+Arithmetic intensity: 2*M*C*K*L*OH*OW FLOP per image, all in the product by BLAS. Memory: each pixel is written K*L
 times into the columns and read again by BLAS, which limits layers with few filters.
 Source: K. Chellapilla, S. Puri, P. Simard, High Performance Convolutional Neural Networks for Document Processing,
 2006.
@@ -12,34 +17,62 @@ Source: K. Chellapilla, S. Puri, P. Simard, High Performance Convolutional Neura
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from ece408_op.core.kernel import CpuKernel
-from ece408_op.problem import ConvProblem
+from ece408_op.core.kernel import EPS32, CpuKernel, float32_bound, sum_bound
+from ece408_op.core.reference import add_windows, windows
+from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime.thread_pool import share
 
 
-def _images(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
-    k = problem.kernel
-    pixels = problem.output_height * problem.output_width
-    filters = w.reshape(problem.filters, problem.products)
-    columns = np.empty((problem.channels, k, k, problem.output_height, problem.output_width), np.float32)
-    for image, y in zip(x, out):
-        windows = sliding_window_view(image, (k, k), axis=(1, 2))  # type: ignore[call-overload]  # (C, OH, OW, K, K)
-        columns[...] = windows.transpose(0, 3, 4, 1, 2)
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity in an image are no error
-            np.matmul(filters, columns.reshape(problem.products, pixels), out=y.reshape(problem.filters, pixels))
+def _images(problem: ConvProblem, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """Fill out from the first two operands; a weight gradient is added to out, (M, C / G, K, L) in float64."""
+    groups, pixels = problem.groups, problem.output_height * problem.output_width
+    filters, length = problem.filters // groups, int(np.prod(problem.w_shape[1:]))
+    columns = np.empty((groups, length, pixels), np.float32)
+    unrolled = columns.reshape(1, problem.channels, *problem.w_shape[2:], *problem.y_shape[2:])
+    as_w, as_y = (groups, filters, length), (groups, filters, pixels)
+    one = problem.with_batch(1)
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity in an image are no error
+        for image in range(len(a)):
+            if isinstance(problem, DataGradient):
+                np.matmul(b.reshape(as_w).transpose(0, 2, 1), a[image].reshape(as_y), out=columns)
+                out[image] = add_windows(unrolled, one)[0]
+                continue
+            unrolled[...] = windows(a[image : image + 1], one)
+            if isinstance(problem, WeightGradient):
+                out += np.matmul(b[image].reshape(as_y), columns.transpose(0, 2, 1)).reshape(out.shape)
+            else:
+                np.matmul(b.reshape(as_w), columns, out=out[image].reshape(as_y))
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the threads share the images evenly."""
+    """Fill the third operand from the first two: the threads share the images evenly."""
     edges = [problem.batch * part // threads for part in range(threads + 1)]
+    sums = np.zeros((threads, *out.shape)) if isinstance(problem, WeightGradient) else None
 
     def work(part: int) -> None:
         images = slice(edges[part], edges[part + 1])
-        _images(problem, x[images], w, out[images])
+        if sums is None:
+            _images(problem, x[images], w, out[images])
+        else:
+            _images(problem, x[images], w[images], sums[part])
 
     share(work, threads, threads)
+    if sums is not None:
+        out[...] = sums.sum(axis=0)
 
 
-KERNEL = CpuKernel("im2col", "unroll in NumPy, multiply in BLAS", run)
+def bound(problem: ConvProblem) -> float:
+    """Return the error bound: a weight gradient rounds the sum of each image's products, and the result."""
+    if isinstance(problem, WeightGradient):
+        return sum_bound(problem.output_height * problem.output_width) + 2 * EPS32
+    return float32_bound(problem)
+
+
+KERNEL = CpuKernel(
+    "im2col",
+    "unroll in NumPy, multiply in BLAS",
+    run,
+    features=ATTRIBUTES | {DATA_GRADIENT, WEIGHT_GRADIENT},
+    error_bound=bound,
+)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.ladder.shared import input_tile
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import TANH_POOL, ConvProblem
 from ece408_op.runtime.launch import (
     BLOCK_THREADS,
     GRID_X,
@@ -133,11 +133,11 @@ def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not
     for problem in POOLED:
         chosen = dispatch.select(problem, "gpu", chip=chip_of(50))
         assert isinstance(chosen, CudaKernel)
-        assert chosen.fuses_pooling
+        assert TANH_POOL in chosen.features
         assert chosen is next(kernel for kernel in CUDA_KERNELS if not kernel.not_supported_reasons(problem))
         for kernel in CUDA_KERNELS:
-            if not kernel.fuses_pooling:
-                assert "fuse: it has no tanh" in kernel.not_supported_reasons(problem)[0]
+            if TANH_POOL not in kernel.features:
+                assert "does not support tanh and 2 x 2 maxima" in kernel.not_supported_reasons(problem)[0]
 
 
 def test_a_launch_is_limited_by_the_grid_and_by_scratch_memory():

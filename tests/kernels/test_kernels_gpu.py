@@ -12,13 +12,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ece408_op.core import reference as numpy_reference
-from ece408_op.problem import ConvProblem, PooledProblem
+from ece408_op.problem import TANH_POOL, ConvProblem, PooledProblem
 from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.gpu
 
 #: Every kernel, and those that fuse pooling once more for that.
-KERNELS = [(kernel, pooled) for kernel in CUDA_KERNELS for pooled in (False, True)[: 1 + kernel.fuses_pooling]]
+KERNELS = [
+    (kernel, pooled) for kernel in CUDA_KERNELS for pooled in (False, True)[: 1 + (TANH_POOL in kernel.features)]
+]
 KERNEL = pytest.mark.parametrize(
     ("kernel", "pooled"), KERNELS, ids=[f"{kernel.name}{'-pooled' * pooled}" for kernel, pooled in KERNELS]
 )

@@ -16,14 +16,14 @@ import ece408_op
 from ece408_op.core import dispatch
 from ece408_op.kernels.cpu.direct import TANH_ULPS
 from ece408_op.plugin import _device_context, bridge, host_context
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import TANH_POOL, ConvProblem
 from ece408_op.runtime import cuda
 
 mx = pytest.importorskip("mxnet")
 
 pytestmark = pytest.mark.gpu
 
-POOLING = [kernel for kernel in CUDA_KERNELS if kernel.fuses_pooling]
+POOLING = [kernel for kernel in CUDA_KERNELS if TANH_POOL in kernel.features]
 KERNEL = pytest.mark.parametrize("kernel", POOLING, ids=lambda kernel: kernel.name)
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ITEM_BYTES, ConvProblem, PooledProblem
+from ece408_op.problem import ITEM_BYTES, TANH_POOL, ConvProblem, PooledProblem
 from ece408_op.runtime.launch import (
     SHARED_BYTES,
     Chip,
@@ -158,5 +158,5 @@ KERNEL = CudaKernel(
     (_FOLDER / "../layer.cuh", _FOLDER / "waves.cuh", _FOLDER / "sliding_window.cu"),
     _plan,
     _limits,
-    fuses_pooling=True,
+    features=frozenset({TANH_POOL}),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import TANH_POOL, ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
@@ -45,7 +45,9 @@ def _kernel(
         return Plan(layer_defines(problem), images, steps, config=config)
 
     sources = (_FOLDER / "../layer.cuh", _FOLDER / "naive.cu")
-    return CudaKernel(name, summary, sources, plan, limits, fuses_pooling=not sum_in_global)
+    return CudaKernel(
+        name, summary, sources, plan, limits, features=frozenset() if sum_in_global else frozenset({TANH_POOL})
+    )
 
 
 NAIVE = _kernel("naive", "one thread per output, 32 x 32 threads per block, a block per image and filter")

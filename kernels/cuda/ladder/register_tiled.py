@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel, float32_bound, reduced_precision_bound
-from ece408_op.problem import ConvProblem, PooledProblem
+from ece408_op.problem import TANH_POOL, ConvProblem, PooledProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, grid_reasons, images_per_launch, layer_defines
 
 _FOLDER = Path(__file__).parent
@@ -71,7 +71,16 @@ def _kernel(name: str, summary: str, streams: int = 1, half: bool = False) -> Cu
     precision = "fp16" if half else "float32"
     sources = tuple(_FOLDER / file for file in files)
     # With half's order of pixels, the four corners of a maximum would be in several threads.
-    return CudaKernel(name, summary, sources, plan, _limits, bound, precision=precision, fuses_pooling=not half)
+    return CudaKernel(
+        name,
+        summary,
+        sources,
+        plan,
+        _limits,
+        bound,
+        precision=precision,
+        features=frozenset() if half else frozenset({TANH_POOL}),
+    )
 
 
 REGISTER_TILED = _kernel("register_tiled", "implicit_gemm with eight pixels by eight filters per thread in registers")
