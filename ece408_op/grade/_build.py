@@ -209,7 +209,8 @@ def _command(
     code: str,
 ) -> list[str]:  # fmt: skip
     target = unit.parent / "out" / "submission.so"
-    last = _last(headers, unit.parent / "stubs")
+    folders = (headers / "fallback", *_sources.stub_folders(unit.parent / "stubs"))  # after the system's own
+    last = tuple(word for folder in folders for word in ("-idirafter", str(folder)))
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
     if context == "cpu":
         return [
@@ -222,13 +223,6 @@ def _command(
         *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks", *last)), "-Xptxas", "-v"),
         *("-Xlinker", f"{_LINK},--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
     ]
-
-
-def _last(headers: Path, stubs: Path) -> tuple[str, ...]:
-    """Where headers are looked for that are nowhere else; from ``beside`` a path that begins with .. is found."""
-    fallback = headers / "fallback"
-    folders = (fallback, fallback / "beside", *_sources.stub_folders(stubs))
-    return tuple(word for folder in folders for word in ("-idirafter", str(folder)))
 
 
 def _linked(code: str) -> list[str]:

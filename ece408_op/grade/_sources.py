@@ -16,10 +16,12 @@ _MOST_FILES = 200
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE)
 _ANY_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\r\n]+)"|<([^>\r\n]+)>)', re.MULTILINE)
-#: What was found in MXNet's own tree, where the course's file lay: its headers, those beside its operators, and for
-#: files for the CPU too, which use nothing of them, CUDA's.
-_OF_MXNET = re.compile(
-    r"(mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
+#: Headers of MXNet's tree, where the course's file lay, and of CUDA's toolkit and samples, which files for the CPU
+#: include too. Most submissions use nothing of them.
+_REPLACED = re.compile(
+    r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
+    r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|(cblas|mkl|npp)\.h$"
+    r"|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$)"
 )
 #: A header of a system's own, by its place there; the course's machines had CUDA and MXNet where others do not.
 _ABSOLUTE = re.compile(
@@ -110,8 +112,8 @@ def _changed(folder: Path, change: Callable[[bytes], bytes]) -> bool:
 
 
 def add_stubs(code: str, headers: Path, stubs: Path) -> None:
-    """Write an empty header for each that the code includes, MXNet's tree had and ``headers`` lacks."""
-    for name in sorted({found for pair in _ANY_INCLUDE.findall(code) for found in pair if _OF_MXNET.match(found)}):
+    """Write a header for each that the code includes, if MXNet's tree or CUDA had it and ``headers`` lacks it."""
+    for name in sorted({found for pair in _ANY_INCLUDE.findall(code) for found in pair if _REPLACED.match(found)}):
         rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
         there = any(os.path.exists(folder / rest) for folder in (headers, headers / "fallback"))
         if there or ".." in rest.parts or rest.is_absolute():

@@ -1,5 +1,4 @@
-// The door that the runner calls. It stands after the submission, whose macros (B, M, C, H, W, K, x, y ...) are still
-// defined: every name here is long.
+// The function that the worker calls, compiled behind the submission.
 namespace mxnet {
 namespace op {
 inline void ece408_grade_go(ece408_grade_tensors& ece408_grade_t) {

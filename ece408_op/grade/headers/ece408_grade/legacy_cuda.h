@@ -1,6 +1,5 @@
 // Names of CUDA 8 and 9, with which submissions were written, that today's CUDA no longer has.
-#ifndef ECE408_GRADE_LEGACY_CUDA_H_
-#define ECE408_GRADE_LEGACY_CUDA_H_
+#pragma once
 
 #if CUDART_VERSION >= 13000
 inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
@@ -24,16 +23,14 @@ struct ece408_grade_properties : cudaDeviceProp {
   int singleToDoublePrecisionPerfRatio, maxTexture1DLinear, cooperativeMultiDeviceLaunch;
 };
 inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int device) {
-  cudaError_t error = cudaGetDeviceProperties(static_cast<cudaDeviceProp*>(to), device);
-  cudaDeviceGetAttribute(&to->clockRate, cudaDevAttrClockRate, device);
-  cudaDeviceGetAttribute(&to->memoryClockRate, cudaDevAttrMemoryClockRate, device);
-  cudaDeviceGetAttribute(&to->deviceOverlap, cudaDevAttrGpuOverlap, device);
-  cudaDeviceGetAttribute(&to->kernelExecTimeoutEnabled, cudaDevAttrKernelExecTimeout, device);
-  cudaDeviceGetAttribute(&to->computeMode, cudaDevAttrComputeMode, device);
-  cudaDeviceGetAttribute(&to->singleToDoublePrecisionPerfRatio, cudaDevAttrSingleToDoublePrecisionPerfRatio, device);
-  cudaDeviceGetAttribute(&to->maxTexture1DLinear, cudaDevAttrMaxTexture1DLinearWidth, device);
+  int* const at[] = {&to->clockRate,   &to->memoryClockRate,    &to->deviceOverlap, &to->kernelExecTimeoutEnabled,
+                     &to->computeMode, &to->maxTexture1DLinear, &to->singleToDoublePrecisionPerfRatio};
+  const cudaDeviceAttr names[] = {cudaDevAttrClockRate,   cudaDevAttrMemoryClockRate,        cudaDevAttrGpuOverlap,
+                                  cudaDevAttrKernelExecTimeout, cudaDevAttrComputeMode, cudaDevAttrMaxTexture1DLinearWidth,
+                                  cudaDevAttrSingleToDoublePrecisionPerfRatio};
+  for (int i = 0; i < 7; ++i) cudaDeviceGetAttribute(at[i], names[i], device);
   to->cooperativeMultiDeviceLaunch = 0;
-  return error;
+  return cudaGetDeviceProperties(static_cast<cudaDeviceProp*>(to), device);
 }
 #define cudaDeviceProp ece408_grade_properties
 
@@ -65,22 +62,15 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream) {
 // Since Volta a shuffle or a vote names its lanes; before, it meant the whole warp. Functions where
 // they can be: NVIDIA's own library has classes called __any and __all.
 #define ECE408_GRADE_WARP_ 0xffffffffu
-template <typename T>
-__device__ inline T __shfl(T value, int lane, int width = 32) {
-  return __shfl_sync(ECE408_GRADE_WARP_, value, lane, width);
-}
-template <typename T>
-__device__ inline T __shfl_up(T value, unsigned lanes, int width = 32) {
-  return __shfl_up_sync(ECE408_GRADE_WARP_, value, lanes, width);
-}
-template <typename T>
-__device__ inline T __shfl_down(T value, unsigned lanes, int width = 32) {
-  return __shfl_down_sync(ECE408_GRADE_WARP_, value, lanes, width);
-}
-template <typename T>
-__device__ inline T __shfl_xor(T value, int mask, int width = 32) {
-  return __shfl_xor_sync(ECE408_GRADE_WARP_, value, mask, width);
-}
+#define ECE408_GRADE_SHUFFLE_(name, Lanes)                              \
+  template <typename T>                                                 \
+  __device__ inline T __##name(T value, Lanes lanes, int width = 32) {  \
+    return __##name##_sync(ECE408_GRADE_WARP_, value, lanes, width);    \
+  }
+ECE408_GRADE_SHUFFLE_(shfl, int)
+ECE408_GRADE_SHUFFLE_(shfl_up, unsigned)
+ECE408_GRADE_SHUFFLE_(shfl_down, unsigned)
+ECE408_GRADE_SHUFFLE_(shfl_xor, int)
 // CUDA still declares these for an int; a condition is a bool, and finds the template.
 template <typename T>
 __device__ inline int __any(T predicate) {
@@ -92,5 +82,3 @@ __device__ inline int __all(T predicate) {
 }
 #define __ballot(predicate) __ballot_sync(ECE408_GRADE_WARP_, predicate)
 #endif
-
-#endif  // ECE408_GRADE_LEGACY_CUDA_H_

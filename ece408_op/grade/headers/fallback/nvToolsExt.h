@@ -1,9 +1,7 @@
-// Found only where the toolkit has no such header: marks for a profiler, which nobody looks at here.
-#ifndef ECE408_GRADE_FALLBACK_NVTX_H_
-#define ECE408_GRADE_FALLBACK_NVTX_H_
+// Found only if the toolkit lacks NVTX: marks for a profiler have no effect here.
+#pragma once
 inline int nvtxRangePushA(const char*) { return 0; }
 inline int nvtxRangePush(const char*) { return 0; }
 inline int nvtxRangePop() { return 0; }
 inline void nvtxMarkA(const char*) {}
 inline void nvtxMark(const char*) {}
-#endif

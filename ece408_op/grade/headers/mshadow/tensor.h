@@ -1,7 +1,6 @@
-// A stand-in for the part of mshadow that submissions use: Tensor<cpu or gpu, n, T> over memory of somebody else,
-// shapes, streams, AllocSpace and FreeSpace.
-#ifndef ECE408_GRADE_MSHADOW_TENSOR_H_
-#define ECE408_GRADE_MSHADOW_TENSOR_H_
+// A replacement for the part of mshadow that submissions use: Tensor<cpu or gpu, n, T> over memory that it does not own,
+// shapes, streams, AllocSpace, FreeSpace and Copy.
+#pragma once
 
 #include <cstddef>
 #include <cstdlib>
@@ -93,26 +92,11 @@ struct Shape {
   }
 };
 
-MSHADOW_XINLINE Shape<1> Shape1(index_t a) {
-  Shape<1> shape = {{a}};
-  return shape;
-}
-MSHADOW_XINLINE Shape<2> Shape2(index_t a, index_t b) {
-  Shape<2> shape = {{a, b}};
-  return shape;
-}
-MSHADOW_XINLINE Shape<3> Shape3(index_t a, index_t b, index_t c) {
-  Shape<3> shape = {{a, b, c}};
-  return shape;
-}
-MSHADOW_XINLINE Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) {
-  Shape<4> shape = {{a, b, c, d}};
-  return shape;
-}
-MSHADOW_XINLINE Shape<5> Shape5(index_t a, index_t b, index_t c, index_t d, index_t e) {
-  Shape<5> shape = {{a, b, c, d, e}};
-  return shape;
-}
+MSHADOW_XINLINE Shape<1> Shape1(index_t a) { return {{a}}; }
+MSHADOW_XINLINE Shape<2> Shape2(index_t a, index_t b) { return {{a, b}}; }
+MSHADOW_XINLINE Shape<3> Shape3(index_t a, index_t b, index_t c) { return {{a, b, c}}; }
+MSHADOW_XINLINE Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) { return {{a, b, c, d}}; }
+MSHADOW_XINLINE Shape<5> Shape5(index_t a, index_t b, index_t c, index_t d, index_t e) { return {{a, b, c, d, e}}; }
 
 template <int dimension>
 MSHADOW_XINLINE Shape<1> Shape<dimension>::FlatTo1D() const {
@@ -145,6 +129,8 @@ struct Stream<gpu> {
   bool CheckIdle() { return cudaStreamQuery(stream_) == cudaSuccess; }
   static cudaStream_t GetStream(Stream<gpu>* stream) { return stream == NULL ? (cudaStream_t)0 : stream->stream_; }
 };
+inline cudaStream_t ece408_grade_handle(Stream<gpu>* stream) { return Stream<gpu>::GetStream(stream); }
+inline cudaStream_t ece408_grade_handle(Stream<cpu>*) { return 0; }
 template <typename T>
 __global__ void ece408_grade_fill(T* at, size_t count, T value) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
@@ -152,19 +138,8 @@ __global__ void ece408_grade_fill(T* at, size_t count, T value) {
 }
 #endif
 
-template <typename T>
-inline void ece408_grade_set(cpu, T* at, size_t count, T value, Stream<cpu>*) {
-  for (size_t i = 0; i < count; ++i) at[i] = value;
-}
-#ifdef __CUDACC__
-template <typename T>
-inline void ece408_grade_set(gpu, T* at, size_t count, T value, Stream<gpu>* stream) {
-  ece408_grade_fill<T><<<1024, 256, 0, Stream<gpu>::GetStream(stream)>>>(at, count, value);
-}
-#endif
-
-template <typename Device, int dimension, typename DType = default_real_t>
-struct Tensor {
+template <typename Device, int dimension, typename DType>
+struct ece408_grade_tensor_base {
   static const bool kDevCPU = Device::kDevCPU;
   static const int kSubdim = dimension - 1;
   DType* dptr_;
@@ -172,88 +147,95 @@ struct Tensor {
   index_t stride_;
   Stream<Device>* stream_;
 
-  MSHADOW_XINLINE Tensor() : dptr_(NULL), stride_(0), stream_(NULL) {}
-  MSHADOW_XINLINE Tensor(const Shape<dimension>& shape)
+  MSHADOW_XINLINE ece408_grade_tensor_base() : dptr_(NULL), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE ece408_grade_tensor_base(const Shape<dimension>& shape)
       : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape)
-      : dptr_(at), shape_(shape), stride_(shape[dimension - 1]), stream_(NULL) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, Stream<Device>* stream)
+  MSHADOW_XINLINE ece408_grade_tensor_base(DType* at, const Shape<dimension>& shape, Stream<Device>* stream = NULL)
       : dptr_(at), shape_(shape), stride_(shape[dimension - 1]), stream_(stream) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, index_t stride, Stream<Device>* stream)
+  MSHADOW_XINLINE ece408_grade_tensor_base(DType* at, const Shape<dimension>& shape, index_t stride,
+                                           Stream<Device>* stream)
       : dptr_(at), shape_(shape), stride_(stride), stream_(stream) {}
 
   void set_stream(Stream<Device>* stream) { stream_ = stream; }
   MSHADOW_XINLINE index_t size(index_t index) const { return shape_[index]; }
   MSHADOW_XINLINE bool CheckContiguous() const { return shape_[dimension - 1] == stride_; }
-  MSHADOW_XINLINE size_t MSize() const {
+  // Elements with those that pad the rows: of all indices, or of those from the n-th.
+  MSHADOW_XINLINE size_t MSize(int first = 0) const {
     size_t size = stride_;
-    for (int i = 0; i < kSubdim; ++i) size *= shape_[i];
+    for (int i = first; i < kSubdim; ++i) size *= shape_[i];
     return size;
   }
-  MSHADOW_XINLINE Tensor<Device, kSubdim, DType> operator[](index_t index) const {
-    Shape<kSubdim> rest;
-    size_t step = stride_;
-    for (int i = 1; i < dimension; ++i) rest[i - 1] = shape_[i];
-    for (int i = 1; i < dimension - 1; ++i) step *= shape_[i];
-    return Tensor<Device, kSubdim, DType>(dptr_ + step * index, rest, stride_, stream_);
+  void ece408_grade_set(const DType& value) {
+#ifdef __CUDACC__
+    if (!kDevCPU) {
+      ece408_grade_fill<DType><<<1024, 256, 0, ece408_grade_handle(stream_)>>>(dptr_, MSize(), value);
+      return;
+    }
+#endif
+    for (size_t i = 0; i < MSize(); ++i) dptr_[i] = value;
   }
-  MSHADOW_XINLINE Tensor<Device, dimension, DType> Slice(index_t begin, index_t end) const {
-    Shape<dimension> part = shape_;
-    size_t step = stride_;
-    for (int i = 1; i < dimension - 1; ++i) step *= shape_[i];
-    part[0] = end - begin;
-    return Tensor<Device, dimension, DType>(dptr_ + step * begin, part, stride_, stream_);
+};
+
+template <typename Device, int dimension, typename DType = default_real_t>
+struct Tensor : ece408_grade_tensor_base<Device, dimension, DType> {
+  typedef ece408_grade_tensor_base<Device, dimension, DType> Base;
+  typedef Tensor<Device, dimension - 1, DType> Part;
+  using Base::Base;
+  Tensor() = default;
+
+  MSHADOW_XINLINE Part operator[](index_t index) const {
+    return Part(this->dptr_ + this->MSize(1) * index, this->shape_.SubShape(), this->stride_, this->stream_);
+  }
+  MSHADOW_XINLINE Tensor Slice(index_t begin, index_t end) const {
+    Tensor part = *this;
+    part.dptr_ += this->MSize(1) * begin;
+    part.shape_[0] = end - begin;
+    return part;
   }
   MSHADOW_XINLINE Tensor<Device, 1, DType> FlatTo1D() const {
-    return Tensor<Device, 1, DType>(dptr_, shape_.FlatTo1D(), shape_.Size(), stream_);
+    return Tensor<Device, 1, DType>(this->dptr_, this->shape_.FlatTo1D(), this->stream_);
   }
   MSHADOW_XINLINE Tensor<Device, 2, DType> FlatTo2D() const {
-    return Tensor<Device, 2, DType>(dptr_, shape_.FlatTo2D(), stride_, stream_);
+    return Tensor<Device, 2, DType>(this->dptr_, this->shape_.FlatTo2D(), this->stride_, this->stream_);
   }
   Tensor& operator=(const DType& value) {
-    ece408_grade_set(Device(), dptr_, MSize(), value, stream_);
+    this->ece408_grade_set(value);
     return *this;
   }
 };
 
 template <typename Device, typename DType>
-struct Tensor<Device, 1, DType> {
-  static const bool kDevCPU = Device::kDevCPU;
-  DType* dptr_;
-  Shape<1> shape_;
-  index_t stride_;
-  Stream<Device>* stream_;
-
-  MSHADOW_XINLINE Tensor() : dptr_(NULL), stride_(0), stream_(NULL) {}
-  MSHADOW_XINLINE Tensor(const Shape<1>& shape) : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<1>& shape)
-      : dptr_(at), shape_(shape), stride_(shape[0]), stream_(NULL) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<1>& shape, Stream<Device>* stream)
-      : dptr_(at), shape_(shape), stride_(shape[0]), stream_(stream) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<1>& shape, index_t stride, Stream<Device>* stream)
-      : dptr_(at), shape_(shape), stride_(stride), stream_(stream) {}
-
-  void set_stream(Stream<Device>* stream) { stream_ = stream; }
-  MSHADOW_XINLINE index_t size(index_t) const { return shape_[0]; }
-  MSHADOW_XINLINE bool CheckContiguous() const { return true; }
-  MSHADOW_XINLINE size_t MSize() const { return shape_[0]; }
-  MSHADOW_XINLINE DType& operator[](index_t index) { return dptr_[index]; }
-  MSHADOW_XINLINE const DType& operator[](index_t index) const { return dptr_[index]; }
+struct Tensor<Device, 1, DType> : ece408_grade_tensor_base<Device, 1, DType> {
+  typedef ece408_grade_tensor_base<Device, 1, DType> Base;
+  using Base::Base;
+  Tensor() = default;
+  MSHADOW_XINLINE DType& operator[](index_t index) { return this->dptr_[index]; }
+  MSHADOW_XINLINE const DType& operator[](index_t index) const { return this->dptr_[index]; }
   Tensor& operator=(const DType& value) {
-    ece408_grade_set(Device(), dptr_, MSize(), value, stream_);
+    this->ece408_grade_set(value);
     return *this;
   }
 };
 
-template <int dimension, typename DType>
-inline void AllocSpace(Tensor<cpu, dimension, DType>* tensor, bool = MSHADOW_ALLOC_PAD) {
+template <typename Device, int dimension, typename DType>
+inline void AllocSpace(Tensor<Device, dimension, DType>* tensor, bool = MSHADOW_ALLOC_PAD) {
+  const size_t bytes = tensor->shape_.Size() * sizeof(DType);
   tensor->stride_ = tensor->shape_[dimension - 1];
-  tensor->dptr_ = static_cast<DType*>(std::malloc(tensor->shape_.Size() * sizeof(DType)));
+#ifdef __CUDACC__
+  if (!Device::kDevCPU) {
+    MSHADOW_CUDA_CALL(cudaMalloc(reinterpret_cast<void**>(&tensor->dptr_), bytes));
+    return;
+  }
+#endif
+  tensor->dptr_ = static_cast<DType*>(std::malloc(bytes));
   CHECK(tensor->dptr_ != NULL) << "AllocSpace: out of memory";
 }
-template <int dimension, typename DType>
-inline void FreeSpace(Tensor<cpu, dimension, DType>* tensor) {
-  std::free(tensor->dptr_);
+template <typename Device, int dimension, typename DType>
+inline void FreeSpace(Tensor<Device, dimension, DType>* tensor) {
+#ifdef __CUDACC__
+  if (!Device::kDevCPU) MSHADOW_CUDA_CALL(cudaFree(tensor->dptr_));
+#endif
+  if (Device::kDevCPU) std::free(tensor->dptr_);
   tensor->dptr_ = NULL;
 }
 
@@ -267,46 +249,16 @@ inline Tensor<Device, dimension, DType> NewTensor(const Shape<dimension>& shape,
   return tensor;
 }
 
-template <int dimension, typename DType>
-inline void Copy(Tensor<cpu, dimension, DType> to, const Tensor<cpu, dimension, DType>& from, Stream<cpu>* = NULL) {
-  std::memcpy(to.dptr_, from.dptr_, from.MSize() * sizeof(DType));
-}
-
+template <typename To, typename From, int dimension, typename DType, typename Device = gpu>
+inline void Copy(Tensor<To, dimension, DType> to, const Tensor<From, dimension, DType>& from,
+                 Stream<Device>* stream = NULL) {
 #ifdef __CUDACC__
-template <int dimension, typename DType>
-inline void AllocSpace(Tensor<gpu, dimension, DType>* tensor, bool = MSHADOW_ALLOC_PAD) {
-  tensor->stride_ = tensor->shape_[dimension - 1];
-  MSHADOW_CUDA_CALL(cudaMalloc(reinterpret_cast<void**>(&tensor->dptr_), tensor->shape_.Size() * sizeof(DType)));
-}
-template <int dimension, typename DType>
-inline void FreeSpace(Tensor<gpu, dimension, DType>* tensor) {
-  MSHADOW_CUDA_CALL(cudaFree(tensor->dptr_));
-  tensor->dptr_ = NULL;
-}
-template <typename To, typename From, int dimension, typename DType>
-inline void ece408_grade_copy(Tensor<To, dimension, DType> to, const Tensor<From, dimension, DType>& from,
-                              Stream<gpu>* stream) {
-  MSHADOW_CUDA_CALL(cudaMemcpyAsync(to.dptr_, from.dptr_, from.MSize() * sizeof(DType), cudaMemcpyDefault,
-                                    Stream<gpu>::GetStream(stream)));
-  MSHADOW_CUDA_CALL(cudaStreamSynchronize(Stream<gpu>::GetStream(stream)));
-}
-template <int dimension, typename DType>
-inline void Copy(Tensor<gpu, dimension, DType> to, const Tensor<gpu, dimension, DType>& from,
-                 Stream<gpu>* stream = NULL) {
-  ece408_grade_copy(to, from, stream);
-}
-template <int dimension, typename DType>
-inline void Copy(Tensor<gpu, dimension, DType> to, const Tensor<cpu, dimension, DType>& from,
-                 Stream<gpu>* stream = NULL) {
-  ece408_grade_copy(to, from, stream);
-}
-template <int dimension, typename DType>
-inline void Copy(Tensor<cpu, dimension, DType> to, const Tensor<gpu, dimension, DType>& from,
-                 Stream<gpu>* stream = NULL) {
-  ece408_grade_copy(to, from, stream);
-}
+  const cudaStream_t handle = ece408_grade_handle(stream);
+  MSHADOW_CUDA_CALL(cudaMemcpyAsync(to.dptr_, from.dptr_, from.MSize() * sizeof(DType), cudaMemcpyDefault, handle));
+  MSHADOW_CUDA_CALL(cudaStreamSynchronize(handle));
+#else
+  std::memcpy(to.dptr_, from.dptr_, from.MSize() * sizeof(DType));
 #endif
+}
 
 }  // namespace mshadow
-
-#endif  // ECE408_GRADE_MSHADOW_TENSOR_H_

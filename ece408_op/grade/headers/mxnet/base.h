@@ -1,6 +1,5 @@
-// A stand-in for MXNet's base header: its names, and the standard headers that it used to bring along.
-#ifndef ECE408_GRADE_MXNET_BASE_H_
-#define ECE408_GRADE_MXNET_BASE_H_
+// A replacement for MXNet's base header: its names, and the standard headers that it included.
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -11,12 +10,12 @@
 #include <cfloat>
 #include <chrono>
 #include <climits>
-#include <cmath>
+#include <math.h>
 #include <complex>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
+#include <stdlib.h>
 #include <cstring>
 #include <ctime>
 #include <deque>
@@ -48,14 +47,7 @@
 #include <valarray>
 #include <vector>
 
-#include <assert.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifdef _OPENMP
@@ -71,11 +63,7 @@
 #include "../dmlc/logging.h"
 #include "../mshadow/tensor.h"
 
-#ifdef __CUDACC__
-#define MXNET_USE_CUDA 1
-#else
-#define MXNET_USE_CUDA 0
-#endif
+#define MXNET_USE_CUDA MSHADOW_USE_CUDA
 
 namespace mxnet {
 typedef mshadow::cpu cpu;
@@ -84,5 +72,3 @@ typedef mshadow::index_t index_t;
 typedef mshadow::default_real_t real_t;
 namespace op {}
 }  // namespace mxnet
-
-#endif  // ECE408_GRADE_MXNET_BASE_H_

@@ -1,2 +1,0 @@
-// A stand-in: everything of mshadow that submissions use.
-#include "../mshadow/tensor.h"
