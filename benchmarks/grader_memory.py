@@ -23,26 +23,14 @@ from ece408_op.grade._spec import Spec
 from ece408_op.grade._worker import Program, Worker
 
 
-class OwnMemory(Buffers):
-    """Buffers that the worker allocates itself."""
-
-    @property
-    def descriptors(self) -> list[int]:
-        """None."""
-        return []
-
-    @property
-    def handles(self) -> list[str]:
-        """The word for memory of the worker's own."""
-        return ["malloc"] * 3
-
-
 def medians(
-    tools: _tools.Tools, program: Program, kind: type[Buffers], net: str, images: int, runs: int, folder: Path
+    tools: _tools.Tools, program: Program, shared: bool, net: str, images: int, runs: int, folder: Path
 ) -> list[float]:
-    """Each layer's median, in milliseconds."""
+    """Each layer's median in milliseconds, on memory shared with the worker or allocated by it."""
     (problems,) = (one.problems(images) for one in KNOWN if one.name == net)
-    buffers = [kind(problem, 0) for problem in problems]
+    buffers = [Buffers(problem, 0) for problem in problems]
+    for array in () if shared else [array for one in buffers for array in one.arrays]:
+        array.handle = "malloc"
     found = []
     with Worker(tools, program, buffers, folder, Limits(), 0) as worker:
         worker.begin()
@@ -75,11 +63,11 @@ def main() -> None:
                 built = _build.build(file, "gpu", folder, tools, Spec().limits, grader.architecture)
                 program = Program(str(built.library), (built.library.parent,))
                 both = [
-                    medians(tools, program, kind, arguments.network, arguments.images, arguments.runs, folder)
-                    for kind in (Buffers, OwnMemory)
+                    medians(tools, program, shared, arguments.network, arguments.images, arguments.runs, folder)
+                    for shared in (True, False)
                 ]
-                for layer, (shared, own) in enumerate(zip(*both), 1):
-                    print(f"| {file.stem} | {layer} | {shared:.3f} | {own:.3f} | {shared / own:.3f} |", flush=True)
+                for layer, (ours, own) in enumerate(zip(*both), 1):
+                    print(f"| {file.stem} | {layer} | {ours:.3f} | {own:.3f} | {ours / own:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

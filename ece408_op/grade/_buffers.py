@@ -11,12 +11,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from ece408_op.core import reference, roofline, timer
+from ece408_op.core import dispatch, roofline, timer
+from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
@@ -30,7 +32,9 @@ from ._verdict import Outcome
 #: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
 _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
 #: Bytes of float64 that one step of the comparison takes on the CPU; elements on a GPU.
-_STEP_BYTES, _STEP_ELEMENTS = 64 << 20, 1 << 24
+_STEP_BYTES, _STEP_ELEMENTS = 32 << 20, 1 << 24
+#: Timed calls of the package's own kernel.
+_OWN_RUNS = 3
 #: Elements that one step of drawing random numbers takes.
 _DRAWN = 1 << 22
 #: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
@@ -110,20 +114,15 @@ class Buffers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for one in (self.x, self.w, self.y):
+        for one in self.arrays:
             one.close()
         if self.gpu:
             self.xp.get_default_memory_pool().free_all_blocks()
 
     @property
-    def descriptors(self) -> list[int]:
-        """Those that the worker inherits."""
-        return [one.descriptor for one in (self.x, self.w, self.y) if one.descriptor >= 0]
-
-    @property
-    def handles(self) -> list[str]:
-        """How the worker finds x, w and y."""
-        return [self.x.handle, self.w.handle, self.y.handle]
+    def arrays(self) -> tuple[HostArray | DeviceArray, ...]:
+        """x, w and y, as the worker maps them."""
+        return self.x, self.w, self.y
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
         """Draw new inputs of that kind; some images are sparse, among the others."""
@@ -177,7 +176,7 @@ class Buffers:
         """Give the worker the inputs, and flush the caches of all but the filters."""
         self.x.array[...] = self._x
         if flush:
-            self._flush += 1
+            self._evict()
         self.w.array[...] = self._w
         self._wait()
 
@@ -202,12 +201,25 @@ class Buffers:
 
     def turn_seconds(self) -> float:
         """Seconds until a GPU has done a small piece of the harness's work, and the worker's before it."""
-        if not self.gpu:
-            return 0.0
         start = time.perf_counter()
-        self.y.array.ravel()[:1].copy()
-        self._wait()
+        if self.gpu:
+            self.y.array.ravel()[:1].copy()
+            self._wait()
         return time.perf_counter() - start
+
+    def own_seconds(self) -> float | None:
+        """The median seconds of this package's kernel, or None if it has none here. Spoils the copied output."""
+        p, chip, threads = self.problem, cuda.chip() if self.gpu else None, dispatch.thread_count(self.problem)
+        try:
+            kernel: Any = dispatch.select(p, "gpu" if self.gpu else "cpu", chip=chip)
+            if not self.gpu:
+                kernel.prepare(p, self._y)
+            more = () if self.gpu else (threads,)
+            clock = timer.GpuClock(kernel.name) if self.gpu else timer.cpu_clock
+            call = partial(kernel.run, p, self._x, self._w, self._y, *more)
+            return timer.measure(call, clock, self._evict, repeats=_OWN_RUNS).median
+        except Ece408Error:
+            return None
 
     def take_output(self) -> None:
         """Copy the output."""
@@ -238,7 +250,7 @@ class Buffers:
 
     def poisoned_outcome(self) -> Outcome:
         """The same for an output that was poisoned."""
-        return _judge.judge_poisoned(self.xp, self._parts(), self.problem)
+        return _judge.judge_poisoned(self.xp, self._parts(False), self.problem)
 
     def output(self) -> Any:
         """The copied output."""
@@ -250,7 +262,7 @@ class Buffers:
         parts = [self._sums(x[at : at + step], w)[0].astype(np.float32) for at in range(0, len(x), step)]
         return self.xp.concatenate(parts)
 
-    def _parts(self, roots: bool = False) -> Iterator[Part]:
+    def _parts(self, roots: bool) -> Iterator[Part]:
         step = self._step()
         for at in range(0, self.problem.batch, step):
             x = self._x[at : at + step]
@@ -262,25 +274,33 @@ class Buffers:
         """Images per step of the comparison."""
         p = self.problem
         outputs = p.output_height * p.output_width
-        return max(
-            1, _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)
-        )
+        step = _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)
+        return max(1, step)
 
     def _sums(self, x: Any, w: Any, roots: bool = False) -> tuple[Any, Any, Any]:
         """The exact convolution, and of its products the sum of absolute values and the root of the sum of squares.
 
-        On the CPU, the latter takes as long as each other one, and is the former unless ``roots`` are asked for.
+        On the CPU, the last is the one before it unless ``roots`` are asked for.
         """
         self._require_open()
+        p, shape = self.problem, (len(x), *self.problem.y_shape[1:])
         if not self.gpu:
-            x, w = x.astype(np.float64), w.astype(np.float64)
-            size = reference.magnitude(x, w)
-            return reference.convolve(x, w), size, np.sqrt(reference.convolve(x * x, w * w)) if roots else size
-        p = self.problem
-        exact, size, root = (self.xp.empty((len(x), *p.y_shape[1:]), np.float64) for _ in range(3))
+            windows = sliding_window_view(x, w.shape[2:], (2, 3)).transpose(0, 2, 3, 1, 4, 5)  # type: ignore[call-overload]
+            rows, filters = windows.reshape(-1, p.products).astype(np.float64), w.reshape(p.filters, -1).astype(float).T
+
+            def arranged(sums: np.ndarray) -> np.ndarray:
+                return np.moveaxis(sums.reshape(shape[0], *shape[2:], shape[1]), -1, 1)
+
+            exact, size = arranged(rows @ filters), arranged(np.abs(rows) @ np.abs(filters))
+            return exact, size, arranged(np.sqrt(np.square(rows) @ np.square(filters))) if roots else size
+        exact, size, root = (self.xp.empty(shape, np.float64) for _ in range(3))
         sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
         _launch("sums", x, w, np.uint64(exact.size), *sizes, exact, size, root)
         return exact, size, root
+
+    def _evict(self) -> None:
+        """Write enough that no cache holds the buffers."""
+        self._flush += 1
 
     def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
         """64 random bits for each element of x, in steps: the first element's number, and the bits."""

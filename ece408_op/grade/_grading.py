@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import queue
 import re
 import time
@@ -22,7 +23,7 @@ from ._errors import EndedError
 from ._hints import KernelNotes
 from ._networks import KNOWN, LATER, NETS, Net, numbers, pointed_to
 from ._real_images import trained
-from ._rounds import BRIEF, FULL, PROBE, Bench, try_network
+from ._rounds import BRIEF, FULL, PROBE, TIMES, Bench, try_network
 from ._sandbox import Tools
 from ._spec import Spec
 from ._submission import Submission
@@ -30,13 +31,11 @@ from ._tools import new_folder
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
 from ._worker import Program
 
-#: Images without a grader's file: on a GPU the course's own number, on the CPU as many as a textbook's seven loops do
-#: with all runs and networks within half a minute.
-_CPU_IMAGES, ALL_IMAGES = 100, 10000
+#: Images without a grader's file: on a GPU the course's own number. On the CPU a textbook's seven loops do the smaller
+#: number with all runs and networks within half a minute, and one call with the larger number within the limit.
+_GPU_IMAGES, _CPU_IMAGES, _CPU_TIMED_IMAGES = 10000, 100, 1000
 #: Batch sizes that the course spoke of, to which a file may be tied.
-_BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, ALL_IMAGES})
-#: The largest of them that gets all runs on the CPU.
-_SMALL = 1000
+_BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, 10000})
 #: The largest arrays of such a batch on the CPU; the harness has copies of them.
 _MOST_BYTES = 2 << 30
 #: Once a network has timed out, the others get this many seconds per call.
@@ -51,6 +50,10 @@ class Grader:
 
     bench: Bench
     context: str
+    #: Images that are tried first, and images of the timed runs that follow (0: none); on the CPU, larger batches get
+    #: few runs.
+    images: int
+    timed_images: int = 0
     architecture: str = ""
     #: The device, in words, for the record.
     device: str = "cpu"
@@ -137,6 +140,10 @@ class Grader:
         results = self._demanded(program) if demanded else self._by_itself(program, source)
         pointed = pointed_to(source)
         verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
+        if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or self.bench.spec.quick):
+            results.append(self._net(program, decisive.net, self.timed_images, plan=TIMES))
+            decisive.timed = results[-1].status != PASSED
+            verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
         record["pointed"] = [net.name for net in pointed]
         record.update(asdict(verdict))
         record["networks"] = [one.as_data() for one in results]
@@ -145,7 +152,8 @@ class Grader:
         record["containment"] = {"had": sorted(results[0].had), "lacks": sorted(results[0].lacks)}
         if verdict.status == PASSED:
             passed = [one for one in results if one.status == PASSED]
-            record["can_do"] = {"networks": [one.net.name for one in passed], "images": self._probe(program, passed)}
+            names = list(dict.fromkeys(one.net.name for one in passed))
+            record["can_do"] = {"networks": names, "images": self._probe(program, passed)}
             record["seconds"] = {one.net.name: one.as_data().get("seconds") for one in passed}
         runs = [run for layer in decisive.layers for run in layer.runs]
         record["worst"] = worst(runs).as_data() if runs else None
@@ -154,9 +162,7 @@ class Grader:
         """Every network with every number of images that the grader's file names."""
         spec = self.bench.spec
         return [
-            self._net(program, net, images, spec.limits.run_seconds)
-            for net in spec.nets or NETS
-            for images in (spec.images or (self._images(),))
+            self._net(program, net, images) for net in spec.nets or NETS for images in (spec.images or (self.images,))
         ]
 
     def _by_itself(self, program: Program, source: str) -> list[NetworkResult]:
@@ -164,7 +170,7 @@ class Grader:
         pointed = pointed_to(source)
         if self.bench.spec.quick:
             net = (pointed or NETS)[0]
-            return [self._net(program, net, _CPU_IMAGES, self.bench.spec.limits.run_seconds, BRIEF)]
+            return [self._net(program, net, _CPU_IMAGES, plan=BRIEF)]
         order = pointed + [net for net in KNOWN if net not in pointed]
         results: list[NetworkResult] = []
         seconds = self.bench.spec.limits.run_seconds
@@ -173,7 +179,7 @@ class Grader:
             if right and net in LATER and net not in pointed:
                 continue
             done = bool(pointed) and right
-            results.append(self._net(program, net, self._images(), seconds, BRIEF if done else FULL))
+            results.append(self._net(program, net, self.images, seconds, BRIEF if done else FULL))
             if is_final(results[-1], pointed):
                 return results
             if results[-1].status == "timed_out":
@@ -184,34 +190,33 @@ class Grader:
         for images in sorted(_BATCHES & numbers(source)):
             for net in order:
                 memory = sum(problem.bytes for problem in net.problems(images))
-                if images == self._images() or any(one.status == PASSED for one in results):
+                if images == self.images or any(one.status == PASSED for one in results):
                     continue
                 if self.context == "cpu" and memory > _MOST_BYTES:
                     continue
-                large = self.context == "cpu" and images > _SMALL
+                large = self.context == "cpu" and images > self.timed_images
                 results.append(self._net(program, net, images, seconds, BRIEF if large else FULL))
                 if large and results[-1].status == "wrong":  # to find that out of another network takes minutes
                     return results
         return results
 
     def _net(
-        self, program: Program, net: Net, images: int, seconds: float, plan: Sequence[str] = FULL
+        self, program: Program, net: Net, images: int, seconds: float = math.inf, plan: Sequence[str] = FULL
     ) -> NetworkResult:
+        seconds = min(seconds, self.bench.spec.limits.run_seconds)
         course_nets = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
         return try_network(self.bench, program, net, images, seconds, plan, course_nets)
 
-    def _images(self) -> int:
-        return ALL_IMAGES if self.context == "gpu" else _CPU_IMAGES
-
     def _probe(self, program: Program, passed: Sequence[NetworkResult]) -> dict[str, list[int]]:
         """The batch sizes that it can do, of each network that it passed."""
-        can = {}
+        can: dict[str, set[int]] = {}
         for one in passed:
-            can[one.net.name] = {one.images}
-            for size in () if self.bench.spec.quick else self.bench.spec.probe:
+            sizes = can.setdefault(one.net.name, set())
+            sizes.add(one.images)
+            for size in () if self.bench.spec.quick else set(self.bench.spec.probe) - sizes:
                 small = self.context == "gpu" or size <= one.images
                 if small and self._net(program, one.net, size, _SHORT_SECONDS, PROBE).status == PASSED:
-                    can[one.net.name].add(size)
+                    sizes.add(size)
         return {name: sorted(sizes) for name, sizes in can.items()}
 
 
@@ -221,7 +226,8 @@ def for_cpu(tools: Tools, rules: Spec, in_parallel: bool = False) -> Grader:
     Calls are timed one at a time. ``in_parallel`` they are not, and repeating a disturbed one does not help.
     """
     bench = Bench(tools, rules)
-    return Grader(replace(bench, repeats=0) if in_parallel else replace(bench, turns=Turns()), "cpu")
+    bench = replace(bench, repeats=0) if in_parallel else replace(bench, turns=Turns())
+    return Grader(bench, "cpu", _CPU_IMAGES, _CPU_TIMED_IMAGES)
 
 
 def for_gpus(tools: Tools, rules: Spec) -> Grader:
@@ -234,7 +240,7 @@ def for_gpus(tools: Tools, rules: Spec) -> Grader:
     bench = Bench(
         *(tools, rules, alike[0]), runs=_GPU_RUNS, roofline=_buffers.roofline_seconds, check=_buffers.check_device
     )
-    return Grader(bench, "gpu", f"sm_{chip.architecture}", chip.name, free, len(alike))
+    return Grader(bench, "gpu", _GPU_IMAGES, 0, f"sm_{chip.architecture}", chip.name, free, len(alike))
 
 
 def fingerprint(source: str) -> str:

@@ -46,8 +46,10 @@ from ._verdict import (
 )  # fmt: skip
 from ._worker import Call, Program, Worker, kept
 
-#: The purposes of a try: all that a verdict takes; enough to see whether it can; the least.
+#: The purposes of a try: all that a verdict needs; enough to see whether it can; the least.
 FULL, BRIEF, PROBE = (WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES), (WARM_UP, TIMED), (WARM_UP,)
+#: That of another number of images, once the verdict is known.
+TIMES = (TIMED,)
 #: The data of those whose data is not whole numbers.
 _KINDS = {TIMED: REAL, NEAR_DUPLICATE: REAL, WIDE_RANGE: WIDE}
 #: Seconds for which a worker is watched after a call.
@@ -58,8 +60,8 @@ _PAUSE = 0.01
 _LATE_SECONDS = 3e-4
 #: Honest answers that are measured for each layer.
 _TURNS = 5
-#: How often a worker is started, and seconds between two attempts.
-_STARTS, _PAUSE_SECONDS = 3, 1.0
+#: How often a worker is started.
+_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,13 @@ class Bench:
     clock_check: ClockCheck = field(default_factory=ClockCheck)
     #: Where submissions share a processor, and their times are to be right.
     turns: Turns | None = None
-    #: Shows the step at work to people.
+    #: Shows the current step to people.
     progress: Callable[[str], None] = lambda text: None
+    #: Starts a worker, and the seconds before another attempt if that fails.
+    start: Callable[..., Worker] = Worker
+    restart_pause: float = 1.0
+    #: Seconds of this package's kernel, by problem and device.
+    own: dict[tuple[ConvProblem, int | None], float | None] = field(default_factory=dict)
 
     @property
     def gpu(self) -> bool:
@@ -128,7 +135,7 @@ def try_network(
         done, failures = False, 0
         while not done:
             try:
-                with Worker(bench.tools, program, buffers, folder, limits, bench.device) as worker:
+                with bench.start(bench.tools, program, buffers, folder, limits, bench.device) as worker:
                     done = trial.go_through(worker, program)
                     result.had, result.lacks = worker.process.had, worker.process.lacks
             except StoppedError:
@@ -138,7 +145,7 @@ def try_network(
                 failures += 1
                 if failures == _STARTS:
                     raise
-                time.sleep(_PAUSE_SECONDS)
+                time.sleep(bench.restart_pause)
         result.printed = program.shown(kept(worker.printed))
     return result
 
@@ -153,7 +160,7 @@ def _steps(plan: Sequence[str], nets: Sequence[CourseNet], runs: int) -> deque[S
         if purpose == REAL_IMAGES:
             steps.extend((REAL_IMAGES, net) for net in nets)
         else:
-            steps.extend([(purpose, None)] * (runs if purpose == TIMED and plan == FULL else 1))
+            steps.extend([(purpose, None)] * (runs if purpose == TIMED and plan in (FULL, TIMES) else 1))
     return steps
 
 
@@ -239,7 +246,7 @@ class Trial:
                 buffers.draw_near_duplicate(rng)
             else:
                 buffers.draw(kind, rng)
-            run = self._timed_run(buffers) if purpose == TIMED else self._run(purpose, kind, buffers)
+            run = self._timed_run(layer, buffers) if purpose == TIMED else self._run(purpose, kind, buffers)
             layer.runs.append(run)
             disturbed |= run.disturbed
             digest = buffers.digest()
@@ -254,9 +261,12 @@ class Trial:
         outcome = buffers.poisoned_outcome() if purpose == POISONED else buffers.outcome(kind)
         return Run(purpose, call.seconds, call.worker_seconds, outcome, note=call.note)
 
-    def _timed_run(self, buffers: Buffers) -> Run:
-        check, turns = self.bench.clock_check, self.bench.turns
+    def _timed_run(self, layer: Layer, buffers: Buffers) -> Run:
+        check, turns, own = self.bench.clock_check, self.bench.turns, self.bench.own
         with turns.timing() if turns else nullcontext():
+            if (buffers.problem, self.bench.device) not in own:
+                own[buffers.problem, self.bench.device] = buffers.own_seconds()
+            layer.own = own[buffers.problem, self.bench.device]
             before, clocks = check.steady(buffers), buffers.clocks()
             call = self._call(buffers, timed=True)
             after = check.read(buffers)

@@ -13,6 +13,8 @@ import numpy as np
 
 from ece408_op.runtime import cuda
 
+from ._errors import HarnessError
+
 #: Address space on each side of a buffer that the worker cannot touch, in bytes; on a GPU a red zone.
 GUARD, RED_ZONE = 1 << 26, 16 << 20
 #: Buffers begin at multiples of this many bytes, as MXNet's did.
@@ -51,28 +53,29 @@ class HostArray:
 
 
 class DeviceArray:
-    """A float32 array on a GPU between two red zones.
+    """A float32 array on a GPU between two red zones, in memory that the driver shares by a descriptor.
 
-    Its memory comes from the driver's virtual memory API and is shared by a descriptor: scattered stores to memory that
-    a process has opened through CUDA IPC are several times slower than to its own. IPC is for drivers without that API.
+    The memory comes from the virtual memory API: scattered stores to memory that a process has opened through CUDA IPC
+    are several times slower than to its own. Raises HarnessError if the driver lacks that API.
     """
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
         cp = cuda.cupy()
-        size = 4 * math.prod(shape)
-        total, self.descriptor, self._handle = 2 * RED_ZONE + size, -1, ctypes.c_uint64()
-        device = int(cp.cuda.runtime.getDevice())
-        try:
-            cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
-            self.pointer, total = self._share(total, device)
-            self.handle = f"{self.descriptor}:{total}"
-        except OSError:
-            self.close()
-            self.pointer = int(cp.cuda.runtime.malloc(total))
-            self.handle = cp.cuda.runtime.ipcGetMemHandle(self.pointer).hex()
-        self._total = total
-        owner = cp.cuda.UnownedMemory(self.pointer, total, self, device)
-        raw = cp.ndarray((total,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
+        device, size = int(cp.cuda.runtime.getDevice()), 4 * math.prod(shape)
+        cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
+        properties, zero, none = _Properties(1, 1, _Location(1, device)), ctypes.c_uint64(0), ctypes.c_size_t(0)
+        access, unit, descriptor = _Access(properties.location, _READ_WRITE), ctypes.c_size_t(), ctypes.c_int()
+        self._memory, self._at = ctypes.c_uint64(), ctypes.c_uint64()
+        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(properties), 0)
+        self._total = ctypes.c_size_t(-(-(2 * RED_ZONE + size) // unit.value) * unit.value)
+        _driver("cuMemCreate", ctypes.byref(self._memory), self._total, ctypes.byref(properties), zero)
+        _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, none, zero, zero)
+        _driver("cuMemMap", self._at, self._total, none, self._memory, zero)
+        _driver("cuMemSetAccess", self._at, self._total, ctypes.byref(access), ctypes.c_size_t(1))
+        _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._memory, 1, zero)
+        self.descriptor, self.handle = descriptor.value, f"{descriptor.value}:{self._total.value}"
+        owner = cp.cuda.UnownedMemory(self._at.value, self._total.value, self, device)
+        raw = cp.ndarray((self._total.value,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
         raw.fill(MARK)
         # The second zone begins right behind the last element.
         self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
@@ -80,36 +83,13 @@ class DeviceArray:
 
     def close(self) -> None:
         """Release the memory."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            _driver("cuMemUnmap", ctypes.c_uint64(self.pointer), ctypes.c_size_t(self._total))
-            _driver("cuMemAddressFree", ctypes.c_uint64(self.pointer), ctypes.c_size_t(self._total))
-        elif not self._handle.value:
-            cuda.cupy().cuda.runtime.free(getattr(self, "pointer", 0))
-        if self._handle.value:
-            _driver("cuMemRelease", self._handle)
-        self.descriptor, self._handle = -1, ctypes.c_uint64()
-
-    def _share(self, least: int, device: int) -> tuple[int, int]:
-        """The address and size of new memory, whose descriptor this sets; raises OSError where the driver cannot."""
-        properties = _Properties(_PINNED, _DESCRIPTOR, _Location(_DEVICE, device))
-        unit, at, descriptor = ctypes.c_size_t(), ctypes.c_uint64(), ctypes.c_int()
-        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(properties), 0)
-        size = ctypes.c_size_t(-(-least // unit.value) * unit.value)
-        zero = ctypes.c_uint64(0)
-        _driver("cuMemCreate", ctypes.byref(self._handle), size, ctypes.byref(properties), zero)
-        _driver("cuMemAddressReserve", ctypes.byref(at), size, ctypes.c_size_t(0), zero, zero)
-        _driver("cuMemMap", at, size, ctypes.c_size_t(0), self._handle, zero)
-        access = _Access(_Location(_DEVICE, device), _READ_WRITE)
-        _driver("cuMemSetAccess", at, size, ctypes.byref(access), ctypes.c_size_t(1))
-        _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._handle, _DESCRIPTOR, zero)
-        self.descriptor = descriptor.value
-        return at.value, size.value
+        os.close(self.descriptor)
+        _driver("cuMemUnmap", self._at, self._total)
+        _driver("cuMemAddressFree", self._at, self._total)
+        _driver("cuMemRelease", self._memory)
 
 
-#: Of cuda.h: CU_MEM_ALLOCATION_TYPE_PINNED and CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-#: CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
-_PINNED = _DEVICE = _DESCRIPTOR = 1
+#: CU_MEM_ACCESS_FLAGS_PROT_READWRITE of cuda.h. There, 1 is pinned memory, a device, and a POSIX file descriptor.
 _READ_WRITE = 3
 
 
@@ -135,10 +115,10 @@ class _Access(ctypes.Structure):
 
 
 def _driver(name: str, *arguments: Any) -> None:
-    """Call a function of CUDA's driver; raises OSError where it is missing or fails."""
+    """Call a function of CUDA's driver; raises HarnessError if it is missing or fails."""
     try:
         code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
-    except AttributeError as error:
-        raise OSError(str(error)) from None
+    except (OSError, AttributeError) as error:
+        raise HarnessError(f"expected CUDA's virtual memory API, got {error}") from None
     if code:
-        raise OSError(code, f"{name} failed")
+        raise HarnessError(f"expected {name} of CUDA's driver to succeed, got error {code}")

@@ -158,13 +158,15 @@ class End:
 class Layer:
     """One layer of a network: its runs and the verdict on them.
 
-    ``overhead`` are the seconds of an empty call, ``roofline`` those of the layer's roofline where it is known.
+    ``overhead`` are the seconds of an empty call, ``roofline`` those of the layer's roofline, ``own`` those of this
+    package's kernel for the layer on the same device; None is unknown.
     """
 
     problem: ConvProblem
     runs: list[Run] = field(default_factory=list)
     overhead: float = 0.0
     roofline: float | None = None
+    own: float | None = None
     verdict: Verdict = Verdict(STOPPED)
 
     @property
@@ -198,6 +200,7 @@ class Layer:
             "accumulates": any(run.outcome.accumulates for run in self.runs),
             "overhead_seconds": self.overhead,
             "roofline_seconds": self.roofline,
+            "own_kernel_seconds": self.own,
             "runs": [run.as_data() for run in self.runs],
         }
         if self.runs:
@@ -315,6 +318,8 @@ class NetworkResult:
     lacks: list[str] = field(default_factory=list)
     #: Did it keep memory from call to call until there was none?
     leaks: bool = False
+    #: Do its times count? Not if the network was timed with more images.
+    timed: bool = True
 
     @property
     def failed(self) -> Layer | None:
@@ -337,10 +342,11 @@ class NetworkResult:
         layers = [one.as_data() for one in self.layers]
         data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
         data.update(layers=layers, leaks=self.leaks, accuracy=[asdict(one) for one in self.accuracy])
-        if self.status == PASSED and all("seconds" in layer for layer in layers):
+        if self.timed and self.status == PASSED and all("seconds" in layer for layer in layers):
             data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
-            if all(layer["roofline_seconds"] is not None for layer in layers):
-                data["roofline_seconds"] = sum(layer["roofline_seconds"] for layer in layers)
+            for key in ("roofline_seconds", "own_kernel_seconds"):
+                if all(layer[key] is not None for layer in layers):
+                    data[key] = sum(layer[key] for layer in layers)
         return data
 
 

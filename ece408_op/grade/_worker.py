@@ -106,7 +106,8 @@ class Worker:
         command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
         for one in buffers:
             p = one.problem
-            command += map(str, (p.batch, p.channels, p.height, p.width, p.filters, p.kernel, *one.handles))
+            sizes = (p.batch, p.channels, p.height, p.width, p.filters, p.kernel)
+            command += [*map(str, sizes), *(array.handle for array in one.arrays)]
         try:
             with open(self.printed, "ab") as printed:
                 self.process = _sandbox.start(
@@ -115,7 +116,7 @@ class Worker:
                     limits=limits,
                     output=printed,
                     seen=program.seen,
-                    descriptors=[commands, replies, *(number for one in buffers for number in one.descriptors)],
+                    descriptors=[commands, replies, *(array.descriptor for one in buffers for array in one.arrays)],
                     device=device,
                     python=program.python,
                 )

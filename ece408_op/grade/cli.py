@@ -91,15 +91,16 @@ def _interrupted_when_terminated() -> Iterator[None]:
 
 
 def line(record: Record) -> str:
-    """One line for people."""
-    precision = f" ({record['precision']})" if record.get("precision") else ""
+    """One line for people: the verdict with its times and the speed compared with this package's own kernel."""
+    text = record["status"] + (f" ({record['precision']})" if record.get("precision") else "")
     times = []
     for one in record["networks"]:
-        if record["status"] == one["status"] == "passed" and "seconds" in one:
+        if record["status"] == "passed" and "seconds" in one:
             medians = " + ".join(f"{1e3 * layer['seconds']['median']:.3g}" for layer in one["layers"])
-            times.append(f"{one['network']}: {medians} ms")
-    more = f" ({', '.join(times)})" if times else ""
-    return f"{record['status']}{precision}: {record['path']}: {record['reason']}{more}"
+            own = one.get("own_kernel_seconds")
+            ratio = f", {own / one['seconds']:.2g} of ours" if own and one["seconds"] else ""
+            times.append(f"{one['network']}: {medians} ms{ratio}")
+    return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {record['reason']}"
 
 
 def _printable(text: str, encoding: str | None) -> str:

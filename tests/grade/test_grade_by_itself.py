@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandbox import needs_sandbox
 
-from ece408_op.grade import _grading, cli
+from ece408_op.grade import _tools
+from ece408_op.grade._grading import for_cpu
+from ece408_op.grade._spec import Spec
+from ece408_op.grade._submission import Submission
 
 HERE = Path(__file__).parents[1] / "submissions" / "cpu"
 
@@ -41,13 +44,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     (folder / ALONE).write_text(f"{head}    if (C > 1 && calls++ % 2 == 0)\n        return;\n{loop}{rest}")
     names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        # A fraction of what a grader's run would try.
-        monkeypatch.setattr(_grading, "_CPU_IMAGES", 3)
-        monkeypatch.setattr(_grading, "_SMALL", 50)
-        cli.main([*map(str, paths), "--json", str(folder / "out.json")])
-    found = json.loads((folder / "out.json").read_text())["records"]
-    return {Path(record["path"]).name: record for record in found}
+    # A fraction of the images that the command tries.
+    grader = replace(for_cpu(_tools.build(folder, [(False, False)], many=True), Spec()), images=3, timed_images=20)
+    return {path.name: grader.grade(Submission(path, path, "cpu")) for path in paths}
 
 
 def test_a_file_tied_to_one_batch_size_and_network(records: dict[str, dict[str, Any]]) -> None:
@@ -63,6 +62,13 @@ def test_a_file_tied_to_one_kernel_size(records: dict[str, dict[str, Any]]) -> N
     assert record["status"] == "passed", record["reason"]
     assert record["can_do"]["networks"] == ["2017", "2018sp"]
     assert 1 in record["can_do"]["images"]["2018sp"]
+
+
+def test_the_times_are_those_of_the_larger_number_of_images(records: dict[str, dict[str, Any]]) -> None:
+    networks = [one for one in records["macros.h"]["networks"] if one["network"] == "2017"]
+    assert [(one["images"], "seconds" in one) for one in networks] == [(3, False), (20, True)]
+    assert records["macros.h"]["seconds"]["2017"] == networks[1]["seconds"]
+    assert networks[1]["own_kernel_seconds"] > 0
 
 
 def test_accuracy_is_that_of_exact_convolutions(records: dict[str, dict[str, Any]]) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from ece408_op.core import reference
-from ece408_op.grade import _rounds
 from ece408_op.grade._buffers import Buffers
 from ece408_op.grade._clocks import Turns
 from ece408_op.grade._errors import EndedError, HarnessError
 from ece408_op.grade._networks import Net
-from ece408_op.grade._rounds import Bench, Trial
+from ece408_op.grade._rounds import Bench, Trial, try_network
 from ece408_op.grade._sandbox import Tools
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, Layer, NetworkResult
@@ -64,6 +63,7 @@ def test_a_disturbed_round_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
     assert [run.disturbed for run in result.layers[0].runs] == [False, True, False]
     assert len(result.layers[0].times) == 2
+    assert result.layers[0].own is not None and result.layers[0].own > 0
     assert result.status == "passed"
 
 
@@ -85,7 +85,7 @@ def test_a_crash_with_memory_left_is_a_crash() -> None:
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-def test_a_worker_that_cannot_begin_is_started_again(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+def test_a_worker_that_cannot_begin_is_started_again(failures: int) -> None:
     begun = []
 
     def never(*arguments: object) -> None:
@@ -94,10 +94,8 @@ def test_a_worker_that_cannot_begin_is_started_again(monkeypatch: pytest.MonkeyP
             raise HarnessError("expected the worker to begin")
         raise EndedError("crashed", "it did begin")
 
-    monkeypatch.setattr(_rounds, "Worker", never)
-    monkeypatch.setattr(_rounds, "_PAUSE_SECONDS", 0.0)
     with pytest.raises(EndedError if failures == 2 else HarnessError):
-        _rounds.try_network(Bench(TOOLS, Spec()), PROGRAM, NET, 3, 1.0)
+        try_network(Bench(TOOLS, Spec(), start=never, restart_pause=0.0), PROGRAM, NET, 3, 1.0)
     assert len(begun) == 3
 
 

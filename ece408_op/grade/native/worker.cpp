@@ -3,8 +3,8 @@
 //   worker LIBRARY IN OUT GUARD {B C H W M K X W Y}...
 //
 // Nine words per layer. X, W and Y are descriptors on the CPU; on a GPU DESCRIPTOR:BYTES of the driver's virtual memory
-// API, CUDA IPC handles in hexadecimal, or "malloc" for memory of the worker's own. GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls ece408_serve with its own load and
-// forward.
+// API, or "malloc" for memory of the worker's own. GUARD is the number of bytes around each. python_worker.py loads this
+// file as a library and calls ece408_serve with its own load and forward.
 //
 // Commands and replies are lines over two pipes. "load" loads the submission. "run NONCE LAYER" calls forward and is
 // answered "done NONCE NANOSECONDS NOTE"; NOTE is the CUDA error that forward left unread, or "-". Other answers are
@@ -110,16 +110,7 @@ float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
     if (cudaMalloc(&own, bytes + 2 * guard) != cudaSuccess) lost("allocating", "cudaMalloc failed");
     return reinterpret_cast<float*>(static_cast<char*>(own) + guard);
   }
-  cudaIpcMemHandle_t raw;
-  for (size_t i = 0; i < sizeof raw; ++i) {
-    unsigned value = 0;
-    sscanf(handle + 2 * i, "%2x", &value);
-    reinterpret_cast<unsigned char*>(&raw)[i] = (unsigned char)value;
-  }
-  void* base = nullptr;
-  cudaError_t error = cudaIpcOpenMemHandle(&base, raw, cudaIpcMemLazyEnablePeerAccess);
-  if (error != cudaSuccess) lost("opening the harness's buffer", cudaGetErrorString(error));
-  return reinterpret_cast<float*>(static_cast<char*>(base) + guard);
+  lost("opening the harness's buffer", "expected DESCRIPTOR:BYTES or malloc");
 }
 
 // The first error of a call, as a reply; empty without one.
