@@ -130,5 +130,5 @@ def test_it_is_mxnets_three_operators(host, kernel, fuse, convention):
 
 def test_a_kernel_that_cannot_says_so(host):
     x, w = mxnet_arrays()
-    with pytest.raises(mx.MXNetError, match="shared: fuse: it has no tanh and 2 x 2 maxima in the same pass"):
+    with pytest.raises(mx.MXNetError, match="shared: it does not support tanh and 2 x 2 maxima in the same pass"):
         ece408_op.New(x, w, kernel=(4, 4), num_filter=5, fuse="tanh_pool", device="gpu", impl="shared").asnumpy()
