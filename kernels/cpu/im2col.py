@@ -59,7 +59,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
     share(work, threads, threads)
     if sums is not None:
-        out[...] = sums.sum(axis=0)
+        with np.errstate(invalid="ignore"):
+            out[...] = sums.sum(axis=0)
 
 
 def bound(problem: ConvProblem) -> float:

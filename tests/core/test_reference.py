@@ -2,25 +2,13 @@
 
 import numpy as np
 import pytest
+from general_problems import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.core import reference
 from ece408_op.errors import ProblemError
 from ece408_op.problem import ATTRIBUTES, ConvProblem, PooledProblem
-
-PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
-
-
-@st.composite
-def problems(draw):
-    """Draw small convolutions with every attribute."""
-    groups, (k, kw), stride, dilate = draw(st.integers(1, 3)), draw(PAIR), draw(PAIR), draw(PAIR)
-    pad = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
-    least = [max(1, d * (size - 1) + 1 - 2 * p) for d, size, p in zip(dilate, (k, kw), pad)]
-    h, w = (draw(st.integers(size, size + 4)) for size in least)
-    c, m = (groups * draw(st.integers(1, 2)) for _ in "cm")
-    return ConvProblem(draw(st.integers(1, 2)), c, h, w, m, k, kw, stride, pad, dilate, groups)
 
 
 def by_loops(x, w, problem):
