@@ -6,6 +6,7 @@ a GPU; ``cuda.py`` and ``prepared_launch.py`` carry it out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Callable, Union
@@ -157,14 +158,21 @@ def round_up(a: int, b: int) -> int:
 def layer_defines(problem: ConvProblem, images: int = 1) -> dict[str, int | str]:
     """Return the layer's sizes as ``#define``s: C, H, W, M and K, WIDE, and POOL for a PooledProblem.
 
+    The attributes L, G, STRIDE_H, STRIDE_W, PAD_H and so on are defined where they differ from the plain convolution's.
     The batch is an argument of the kernel, so one binary serves all batches. WIDE is 1 if the indices inside ``images``
     images, the most that a block spans, need 64 bits. Offsets in whole tensors always have 64 bits.
     """
     image = problem.channels * problem.height * problem.width
     outputs = problem.filters * problem.output_height * problem.output_width
     # Half of the range is left for the last block's indices beyond the end.
-    wide = max(images * image, images * outputs, problem.filters * problem.products) >= 2**30
+    wide = max(images * image, images * outputs, math.prod(problem.w_shape)) >= 2**30
     behind = {"POOL": 1 + problem.full} if isinstance(problem, PooledProblem) else {}
+    for name, pair, plain in (("STRIDE", problem.stride, 1), ("PAD", problem.pad, 0), ("DILATE", problem.dilate, 1)):
+        behind |= {f"{name}_{axis}": size for axis, size in zip("HW", pair) if size != plain}
+    if problem.kernel_width != problem.kernel:
+        behind["L"] = problem.kernel_width
+    if problem.groups != 1:
+        behind["G"] = problem.groups
     return {
         "C": problem.channels,
         "H": problem.height,

@@ -1,8 +1,9 @@
 // The layer: the sizes and types that every CUDA source here finds in front of its text.
 //
-// Arrays: x (B, C, H, W), w (M, C, K, K), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x K taps.
-// The plan #defines these five, so each layer has a binary of its own. The batch B is an argument, so one binary serves
-// all batches. The constants of a kernel's tile follow as `struct Config`. Two more #defines:
+// Arrays: x (B, C, H, W), w (M, C / G, K, L), y (B, M, OH, OW). C channels, H x W input pixels, M filters of K x L taps,
+// G groups. The plan #defines these sizes, so each layer has a binary of its own. The batch B is an argument, so one
+// binary serves all batches. The constants of a kernel's tile follow as `struct Config`. The attributes L, G, STRIDE_H
+// and so on are defined only where they differ from the plain convolution's. Two more #defines:
 //
 // WIDE   1: an image has more elements than an int can count
 // POOL   not 0: y is tanh of the maxima of 2 x 2 outputs, two apart. 1: of complete squares only (convention "valid");
@@ -11,6 +12,30 @@
 #ifndef POOL
 #define POOL 0
 #endif
+#ifndef L
+#define L K
+#endif
+#ifndef G
+#define G 1
+#endif
+#ifndef STRIDE_H  // rows from one output to the next; STRIDE_W columns
+#define STRIDE_H 1
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 1
+#endif
+#ifndef PAD_H  // rows of zeros above and below an image; PAD_W columns on both sides
+#define PAD_H 0
+#endif
+#ifndef PAD_W
+#define PAD_W 0
+#endif
+#ifndef DILATE_H  // rows from one tap of a filter to the next; DILATE_W columns
+#define DILATE_H 1
+#endif
+#ifndef DILATE_W
+#define DILATE_W 1
+#endif
 
 #if WIDE
 typedef long long index_t;  // counts the elements of one image
@@ -18,15 +43,15 @@ typedef long long index_t;  // counts the elements of one image
 typedef int index_t;
 #endif
 
-constexpr int OH = H - K + 1;                        // rows of the convolution
-constexpr int OW = W - K + 1;                        // columns of the convolution
+constexpr int OH = (H + 2 * PAD_H - DILATE_H * (K - 1) - 1) / STRIDE_H + 1;  // rows of the convolution
+constexpr int OW = (W + 2 * PAD_W - DILATE_W * (L - 1) - 1) / STRIDE_W + 1;  // columns of the convolution
 constexpr int YH = POOL ? (OH + POOL - 1) / 2 : OH;  // rows of a map of y
 constexpr int YW = POOL ? (OW + POOL - 1) / 2 : OW;  // columns of a map of y
 
 constexpr index_t PIXELS = index_t(YH) * YW;       // elements of one map of y
 constexpr index_t IMAGE = index_t(C) * H * W;      // elements of one image of x
 constexpr index_t OUTPUTS = index_t(M) * PIXELS;   // elements of one image of y
-constexpr int REDUCTION = C * K * K;               // the reduction length: products per output, GEMM K
+constexpr int REDUCTION = C / G * K * L;           // the reduction length: products per output, GEMM K
 
 // Return image b of a tensor: a whole tensor may have 2**31 elements and more.
 template <typename T>
