@@ -1,6 +1,6 @@
-"""Fusion: rewrites of a graph that compute the same function in fewer passes over memory.
+"""Fusion of ``New``, tanh and max-pooling: a rewrite of a graph that computes them in one pass over memory.
 
-Each pass looks at a node and at the node that its first input comes from, if nothing else reads the value in between.
+It looks at a node and at the node that its first input comes from, if nothing else reads the value in between.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from ece408_op.plugin.attributes import FULL, LAYER
 
 from .node_conversion import is_new
-from .symbol_graph import Entry, Graph, Node, integers
+from .symbol_graph import Graph, Node, integers
 
 _FALSE = ("False", "false", "0")
 
@@ -24,7 +24,7 @@ def fuse_tanh_pool(graph: Graph) -> Graph:
 
     The Pooling takes the maximum of 2 x 2 with stride 2, without padding. The nodes have no operators yet.
     """
-    source, replaced, dropped = _only_source(graph), {}, set()
+    source, replaced, dropped = only_source(graph), {}, set()
     for index, pool in enumerate(graph.nodes):
         convention = _max_pool_convention(pool)
         middle = source(index) if convention else None
@@ -42,33 +42,7 @@ def fuse_tanh_pool(graph: Graph) -> Graph:
     return Graph(nodes, graph.heads, graph.attrs).without(dropped)
 
 
-def fuse_epilogues(graph: Graph) -> Graph:
-    """Return the graph with activations computed by the nodes before them; all nodes have operators.
-
-    First an activation that feeds a max-pooling moves behind it: a monotonic function of a maximum is the maximum of
-    the function's values, and behind a 2 x 2 pooling it is computed a quarter as often. Then an activation becomes the
-    epilogue of the node that feeds it, if that node's operator can apply one.
-    """
-    source, nodes = _only_source(graph), list(graph.nodes)
-    for index, pool in enumerate(nodes):
-        before = source(index)
-        if before is not None and pool.operator and pool.operator.is_maximum and nodes[before].operator.monotonic:
-            # The pooling now computes the value in between, which becomes smaller.
-            nodes[index] = replace(nodes[before], inputs=[Entry(before)])
-            nodes[before] = replace(pool, inputs=graph.nodes[before].inputs)
-    dropped = set()
-    for index, node in enumerate(nodes):
-        before = source(index)
-        activation = node.operator.activation if node.operator else None
-        if activation and before is not None:
-            feeding = nodes[before]
-            if feeding.operator.takes_epilogue and feeding.epilogue is None:
-                nodes[index] = replace(feeding, epilogue=activation)
-                dropped.add(before)
-    return Graph(nodes, graph.heads, graph.attrs).without(dropped)
-
-
-def _only_source(graph: Graph) -> Callable[[int], int | None]:
+def only_source(graph: Graph) -> Callable[[int], int | None]:
     """Return a function from a node to the operator that feeds its first input, if nothing else reads that operator."""
     uses = graph.uses()
 

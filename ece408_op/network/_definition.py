@@ -14,6 +14,9 @@ from ece408_op.graph.symbol_graph import integers, is_mxnets_own
 
 Shape = tuple[int, ...]
 
+#: The attribute that stores a parameter's shape in the graph of a network's node.
+SHAPE = "__shape__"
+
 #: Attributes that change how MXNet computes, not the result.
 _HINTS = {"workspace", "cudnn_tune", "cudnn_off", "min_calib_range", "max_calib_range", "num_args"}
 _FLAGS = {"True": True, "true": True, "1": True, "False": False, "false": False, "0": False}
@@ -168,6 +171,14 @@ class Operator:
 
     def label_shape(self, data: Shape) -> Shape | None:
         """Return the shape that MXNet infers for an ignored input from that of the data."""
+        return None
+
+    def followed_by(self, other: Operator, first: bool, constant: bool) -> Operator | None:
+        """Return the operator that computes this one and then ``other``, or None.
+
+        Its inputs are this one's, then those of ``other`` without the one in between, which is the first if ``first``.
+        constant: all inputs but this one's first are parameters.
+        """
         return None
 
     @property

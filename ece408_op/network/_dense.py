@@ -12,7 +12,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
 from ._layers import FullyConnected
-from ._passes import BiasAndActivation
+from ._passes import Epilogue
 from ._schedule import Call, Computation, in_order
 
 #: cuBLAS's numbers: the type float32, the compute type float32, the default algorithm, and the operand's form.
@@ -101,10 +101,10 @@ class BlasFullyConnected(Computation):
     def __init__(self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int) -> None:
         columns = operator.num_hidden
         self._device, self._sizes = device, (rows, columns, length)
-        self._after = BiasAndActivation(not operator.no_bias, activation, columns, 1, rows * columns)
+        self._after = Epilogue(not operator.no_bias, False, activation, columns, 1, rows * columns)
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the product, and the pass after it."""
         library, addresses = blas(self._device), (inputs[0].data.ptr, inputs[1].data.ptr, out.data.ptr)
         multiply = lambda: library.multiply(*addresses, self._sizes, transposed=True)  # noqa: E731
-        return in_order(multiply, self._after.bind(inputs, out))
+        return in_order(multiply, self._after.bind(out, inputs[2] if len(inputs) > 2 else None))

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Optional
 
+import numpy as np
+
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
@@ -79,19 +81,39 @@ class Chooser:
 
 
 class ConvolutionComputation(Computation):
-    """A convolution and, in one pass after it, its bias and activation; ``name`` is the implementation's."""
+    """A convolution and, in one pass after it, its bias, addition and activation; ``name`` is the implementation's.
+
+    A BatchNorm after the convolution becomes part of the filters and of the bias when the parameters come.
+    """
 
     def __init__(self, chooser: Chooser, node: Node, output: Shape, bind: Bind, name: str, scratch: int = 0) -> None:
         self._chooser, self._node, self._bind = chooser, node, bind
         self.name, self.scratch = name, scratch
-        biased, inner = not node.operator.no_bias, prod(output[2:])
-        self._after = _passes.BiasAndActivation(biased, node.epilogue, output[1], inner, prod(output))
+        operator, inner = node.operator, prod(output[2:])
+        shifted = not operator.no_bias or operator.norm is not None
+        self._after = _passes.Epilogue(shifted, operator.residual, node.epilogue, output[1], inner, prod(output))
+        #: The filters and the bias with the BatchNorm in them.
+        self._folded: tuple[Any, Any] | None = None
         #: The events around the convolution of each timed run.
         self._intervals: list[tuple[Any, Any]] = []
 
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Fold the BatchNorm into filters and bias, computed in float64 and rounded once."""
+        operator = self._node.operator
+        if operator.norm is None:
+            return
+        scale, shift = operator.norm.factors(operator.norm_inputs(inputs))
+        w = (inputs[1] * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
+        if not operator.no_bias:
+            shift = shift + inputs[2] * scale
+        self._folded = w, shift.astype(np.float32)
+
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the convolution between two events, and the pass after it."""
-        convolve, event = self._bind(inputs[0], inputs[1], out, scratch), cuda.cupy().cuda.Event
+        operator = self._node.operator
+        w, shift = self._folded or (inputs[1], None if operator.no_bias else inputs[2])
+        residual = inputs[-1] if operator.residual else None
+        convolve, event = self._bind(inputs[0], w, out, scratch), cuda.cupy().cuda.Event
 
         def timed() -> None:
             hold = self._chooser.hold
@@ -106,7 +128,7 @@ class ConvolutionComputation(Computation):
                 end.record()
             self._intervals.append((start, end))
 
-        return in_order(timed, self._after.bind(inputs, out))
+        return in_order(timed, self._after.bind(out, shift, residual))
 
     def op_time(self, x: Shape) -> op_times.OpTime | None:
         """Return the time of the runs since the last call, which have ended, for data of shape x in all.
@@ -195,13 +217,15 @@ class _Norm(Computation):
 
     def __init__(self, chooser: Chooser, node: Node, output: Shape) -> None:
         axis = node.operator.axis % len(output)
-        self._launch = _passes.affine(output[axis], prod(output[axis + 1 :]), prod(output), True, node.epilogue)
+        inner = prod(output[axis + 1 :])
+        self._launch = _passes.affine(output[axis], inner, prod(output), node.epilogue, scaled=True)
         self._operator, self._plain = node.operator, ArrayComputation(chooser.arrays, node)
         self._factors: tuple[Any, Any] | None = None
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         known = all(array is not None for array in inputs[1:])
-        self._factors = self._operator.factors(cuda.cupy(), inputs[1:]) if known else None
+        factors = self._operator.factors(inputs[1:]) if known else None
+        self._factors = factors and (factors[0].astype(np.float32), factors[1].astype(np.float32))
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the launch, or the operator's own method if other nodes compute its parameters."""

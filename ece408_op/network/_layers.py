@@ -6,7 +6,7 @@ B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -25,10 +25,11 @@ COLUMN_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Convolution(Operator):
-    """Convolution of x (B, C, H, W) with w (M, C / G, K, L), and a bias (M,)."""
+    """Convolution of x (B, C, H, W) with w (M, C / G, K, L), and a bias (M,); then a BatchNorm, then an addition."""
 
     names = ("Convolution",)
     inputs = ("data", "weight", "bias")
+    auxiliary = ("moving_mean", "moving_var")
     takes_epilogue = True
     kernel: tuple[int, int] = pair()
     num_filter: int = integer()
@@ -41,6 +42,9 @@ class Convolution(Operator):
     #: The kernel and the precision that a ``New`` node asks for.
     impl: str = dispatch.AUTO
     precision: str = "float32"
+    #: What fusion adds: a BatchNorm of the filters with stored statistics, and an array of the output's shape.
+    norm: BatchNorm | None = None
+    residual: bool = False
 
     def check(self) -> None:
         sizes = (*self.kernel, *self.stride, *self.dilate, self.num_filter, self.num_group)
@@ -48,7 +52,13 @@ class Convolution(Operator):
             raise Unsupported(f"expected positive sizes, got {self}")
 
     def used_inputs(self) -> tuple[str, ...]:
-        return self.inputs[: 2 if self.no_bias else 3]
+        norm = self.norm.inputs[1:] if self.norm else ()
+        return (*self.inputs[: 2 if self.no_bias else 3], *norm, *(("residual",) if self.residual else ()))
+
+    def followed_by(self, other: Operator, first: bool, constant: bool) -> Operator | None:
+        if isinstance(other, BatchNorm) and first and constant and other.axis == 1 and not (self.norm or self.residual):
+            return replace(self, norm=other)
+        return replace(self, residual=True) if other.op == "elemwise_add" and not self.residual else None
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
         x, groups = shapes[0], self.num_group
@@ -59,13 +69,19 @@ class Convolution(Operator):
         check_shape("weight", (self.num_filter, x[1] // groups, *self.kernel), shapes[1])
         if not self.no_bias:
             check_shape("bias", (self.num_filter,), shapes[2])
+        for name, shape in zip(self.used_inputs(), shapes):
+            if self.norm and name in self.norm.inputs[1:]:
+                check_shape(name, (self.num_filter,), shape)
         rows, columns = (
             (length + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
             for length, pad, dilate, kernel, stride in zip(x[2:], self.pad, self.dilate, self.kernel, self.stride)
         )
         if rows < 1 or columns < 1:
             raise Unsupported(f"kernel: expected at most the image's {x[2]} x {x[3]} with padding, got {self.kernel}")
-        return x[0], self.num_filter, rows, columns
+        output = (x[0], self.num_filter, rows, columns)
+        if self.residual:
+            check_shape("rhs", output, shapes[-1])
+        return output
 
     def problem(self, x: Shape, pad: tuple[int, int] = (0, 0)) -> ConvProblem | None:
         """Return the layer for our kernels, for data x with a border of ``pad``; None if they cannot compute it."""
@@ -98,6 +114,15 @@ class Convolution(Operator):
             arrays.matmul(filters, unrolled, target)
         if not self.no_bias:
             xp.add(out, inputs[2].reshape(1, -1, 1, 1), out=out)
+        if self.norm:
+            self.norm.compute(arrays, (out, *self.norm_inputs(inputs)), out)
+        if self.residual:
+            xp.add(out, inputs[-1], out=out)
+
+    def norm_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return gamma, beta, mean and variance among the inputs."""
+        first = 2 if self.no_bias else 3
+        return inputs[first : first + 4]
 
 
 class New(Convolution):
@@ -171,17 +196,17 @@ class BatchNorm(Operator):
             check_shape(name, (channels,), shape)
         return shapes[0]
 
-    def factors(self, xp: Any, parameters: Sequence[Any]) -> tuple[Any, Any]:
-        """Return scale and shift of each channel, float32 computed in float64, from gamma, beta, mean and variance."""
+    def factors(self, parameters: Sequence[Any]) -> tuple[Any, Any]:
+        """Return scale and shift of each channel, in float64, from gamma, beta, mean and variance."""
         gamma, beta, mean, variance = (array.astype(np.float64) for array in parameters)
-        scale = 1 / xp.sqrt(variance + self.eps)
+        scale = (variance + self.eps) ** -0.5
         if not self.fix_gamma:
             scale = scale * gamma
-        return scale.astype(np.float32), (beta - mean * scale).astype(np.float32)
+        return scale, beta - mean * scale
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         along = [1] * out.ndim
         along[self.axis] = -1
-        scale, shift = (factor.reshape(along) for factor in self.factors(arrays.xp, inputs[1:]))
+        scale, shift = (factor.astype(np.float32).reshape(along) for factor in self.factors(inputs[1:]))
         arrays.xp.multiply(inputs[0], scale, out=out)
         arrays.xp.add(out, shift, out=out)

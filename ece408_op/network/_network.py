@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ece408_op.errors import GraphError
-from ece408_op.graph import fusion
 from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node, integers
 
-from ._definition import Shape, Unsupported
+from . import _fusion
+from ._definition import SHAPE, Shape, Unsupported
 from ._operators import OPERATORS
 
-#: The attribute that stores a parameter's shape in the graph of a network's node.
-SHAPE = "__shape__"
 _WHERE = "network"
 #: How many parsed graphs stay in memory: MXNet infers shapes many times.
 _KEPT = 32
@@ -77,8 +75,8 @@ class Network:
         return shapes
 
     def fused(self) -> Network:
-        """Return the network with activations computed by the nodes before them."""
-        return _of(fusion.fuse_epilogues(self.graph))
+        """Return the network with normalizations, additions and activations computed by the nodes before them."""
+        return _of(_fusion.fused(self.graph))
 
 
 def described(node: Node) -> str:

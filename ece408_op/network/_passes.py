@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,18 @@ def pool(operator: Pooling, x: Shape, y: Shape, activation: str | None) -> Pass:
     return Pass("pool", ("x", "y"), defines, prod(y), activation)
 
 
-def affine(channels: int, inner: int, elements: int, scaled: bool, activation: str | None) -> Pass:
-    """y = activation(x scale + shift) for each channel; arrays x, scale, shift, y, of which y may be x."""
-    defines: dict[str, int | str] = {"CHANNELS": channels, "INNER": inner, "SCALED": int(scaled)}
-    return Pass("affine", ("x", "scale", "shift", "y"), defines, elements, activation)
+def affine(
+    channels: int, inner: int, elements: int, activation: str | None, scaled: bool = False, residual: bool = False
+) -> Pass:
+    """y = activation(x scale + shift + residual) for each channel; y may be x.
+
+    Arrays x, shift and y; scale and residual are left out where they are not asked for.
+    """
+    flags = {"SCALED": int(scaled), "RESIDUAL": int(residual)}
+    defines: dict[str, int | str] = {"CHANNELS": channels, "INNER": inner, **flags}
+    # What is not asked for is not read.
+    arguments = ("x", "scale" if scaled else "shift", "shift", "residual" if residual else "x", "y")
+    return Pass("affine", arguments, defines, elements, activation)
 
 
 def border(pad: tuple[int, int], x: Shape) -> Pass:
@@ -110,19 +118,23 @@ def softmax(rows: int, length: int, temperature: float, logarithm: bool) -> Pass
     return Pass("softmax", ("x", "y", np.float32(temperature)), defines, rows, threads_per_element=32)
 
 
-class BiasAndActivation:
-    """The bias, for each channel, and the activation of a layer in one pass over its output, or nothing."""
+class Epilogue:
+    """A shift for each channel, an array that is added, and an activation, in one pass over a layer's output."""
 
-    def __init__(self, biased: bool, activation: str | None, channels: int, inner: int, elements: int) -> None:
-        self._biased, self._channels = biased, channels
-        self._pass = affine(channels, inner, elements, False, activation) if biased or activation else None
+    def __init__(
+        self, shifted: bool, residual: bool, activation: str | None, channels: int, inner: int, elements: int
+    ) -> None:
+        self._channels, wanted = channels, shifted or residual or activation
+        self._pass = affine(channels, inner, elements, activation, residual=residual) if wanted else None
         self._zeros: Any = None
 
-    def bind(self, inputs: Sequence[Any], out: Any) -> Call | None:
-        """Return the call for an output in place; the bias is the third input."""
+    def bind(self, out: Any, shift: Any = None, residual: Any = None) -> Call | None:
+        """Return the call for an output in place, or None where there is nothing to do."""
         if self._pass is None:
             return None
-        if self._zeros is None and not self._biased:
-            self._zeros = cuda.cupy().zeros(self._channels, np.float32)
-        shift = inputs[2] if self._biased else self._zeros
-        return self._pass.bind(x=out, scale=shift, shift=shift, y=out)
+        if shift is None:
+            if self._zeros is None:
+                self._zeros = cuda.cupy().zeros(self._channels, np.float32)
+            shift = self._zeros
+        given = {} if residual is None else {"residual": residual}
+        return self._pass.bind(x=out, shift=shift, y=out, **given)

@@ -13,7 +13,8 @@ from ece408_op.graph.node_conversion import check_arrays
 from ece408_op.graph.symbol_graph import VARIABLE, Graph, is_mxnets_own
 from ece408_op.plugin.attributes import PRECISIONS
 
-from ._network import SHAPE, parse
+from ._definition import SHAPE
+from ._network import parse
 from .operator import IMPLS, OP_TYPE
 
 

@@ -8,7 +8,8 @@
 //     INDEX    the type that counts outputs: 32 bits if they suffice; the number of outputs is an argument
 //     pool     H W OH OW; WINDOW_, STRIDE_ and PAD_ROWS and _COLUMNS; REACHES_OVER: a window crosses the lower or right
 //              edge; MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
-//     affine   CHANNELS; INNER: elements of one channel of one image; SCALED: there is a factor
+//     affine   CHANNELS; INNER: elements of one channel of one image; SCALED: there is a factor; RESIDUAL: an array is
+//              added
 //     border   H W PAD_ROWS PAD_COLUMNS
 //     softmax  N: elements of a row; LOGARITHM: its logarithm
 
@@ -71,25 +72,28 @@ extern "C" __global__ void pool(const float *__restrict__ x, float *__restrict__
 #endif
 
 #ifdef CHANNELS
-// y = ACTIVATION(x scale[c] + shift[c]) for x (images, CHANNELS, INNER). y may be x.
+__device__ __forceinline__ float affine_of(float v, float factor, float added, float more) {
+    v = SCALED ? fmaf(v, factor, added) : v + added;
+    if (RESIDUAL) v += more;
+    return ACTIVATION(v);
+}
+
+// y = ACTIVATION(x scale[c] + shift[c] + residual) for x (images, CHANNELS, INNER). y may be x.
 extern "C" __global__ void affine(const float *x, const float *__restrict__ scale, const float *__restrict__ shift,
-                                  float *y, long long count) {
+                                  const float *residual, float *y, long long count) {
 #if INNER % 4 == 0
     for (INDEX i = first_element(); i < (INDEX)(count / 4); i += grid_stride()) {
         const int c = (int)(i / (INNER / 4) % CHANNELS);
         const float b = shift[c], a = SCALED ? scale[c] : 1.f;
-        float4 v = ((const float4 *)x)[i];
-        v.x = SCALED ? fmaf(v.x, a, b) : v.x + b;
-        v.y = SCALED ? fmaf(v.y, a, b) : v.y + b;
-        v.z = SCALED ? fmaf(v.z, a, b) : v.z + b;
-        v.w = SCALED ? fmaf(v.w, a, b) : v.w + b;
-        ((float4 *)y)[i] = make_float4(ACTIVATION(v.x), ACTIVATION(v.y), ACTIVATION(v.z), ACTIVATION(v.w));
+        const float4 v = ((const float4 *)x)[i];
+        const float4 r = RESIDUAL ? ((const float4 *)residual)[i] : make_float4(0.f, 0.f, 0.f, 0.f);
+        ((float4 *)y)[i] = make_float4(affine_of(v.x, a, b, r.x), affine_of(v.y, a, b, r.y),
+                                       affine_of(v.z, a, b, r.z), affine_of(v.w, a, b, r.w));
     }
 #else
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int c = (int)(i / INNER % CHANNELS);
-        const float v = SCALED ? fmaf(x[i], scale[c], shift[c]) : x[i] + shift[c];
-        y[i] = ACTIVATION(v);
+        y[i] = affine_of(x[i], SCALED ? scale[c] : 1.f, shift[c], RESIDUAL ? residual[i] : 0.f);
     }
 #endif
 }

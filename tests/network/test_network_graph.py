@@ -214,10 +214,8 @@ def test_a_broken_graph_is_an_error_and_not_the_end():
 def test_activations_become_epilogues_and_go_behind_a_maximum():
     nodes = [node for _, node in fused(classifier(), {"data": (2, 3, 8, 8)}).operators]
     assert [(node.op, node.epilogue) for node in nodes] == [
+        ("Convolution", "relu"),
         ("Convolution", None),
-        ("BatchNorm", "relu"),
-        ("Convolution", None),
-        ("elemwise_add", None),
         ("Pooling", "tanh"),
         ("_mul_scalar", None),
         ("Concat", None),
@@ -225,6 +223,21 @@ def test_activations_become_epilogues_and_go_behind_a_maximum():
         ("FullyConnected", None),
         ("SoftmaxOutput", None),
     ]
+
+
+def test_a_batch_norm_joins_the_convolution_only_where_its_factors_are_the_filters():
+    x = S.Convolution(data, kernel=(1, 1), num_filter=8)
+    computed = S.BatchNorm(x, gamma=S.Variable("gamma") * 2)
+    for symbol, ops in (
+        (S.BatchNorm(x), ["Convolution"]),
+        (S.BatchNorm(x, axis=2), ["Convolution", "BatchNorm"]),
+        (computed, ["Convolution", "_mul_scalar", "BatchNorm"]),
+        (S.BatchNorm(S.BatchNorm(x)), ["Convolution", "BatchNorm"]),
+        (S.BatchNorm(S.relu(x)), ["Convolution", "BatchNorm"]),
+        (S.BatchNorm(x) + x, ["Convolution", "BatchNorm", "elemwise_add"]),
+    ):
+        nodes = [node.op for _, node in fused(symbol, {"data": (2, 3, 8, 8)}).operators]
+        assert sorted(nodes) == sorted(ops)
 
 
 #: Views, operators that can work in place, and others.

@@ -83,6 +83,31 @@ def test_convolution(way, batch, groups, channels, filters, image, bias, act, si
     check_outputs(symbol, {"data": (batch, channels * groups, *image)}, way, channels * kernel[0] * kernel[1] + 1)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@given(
+    bias=flag,
+    fixed=flag,
+    added=st.sampled_from([None, "left", "right", "itself", "broadcast"]),
+    act=flag,
+    between=flag,
+    filters=st.integers(1, 4),
+)
+@examples(40)
+def test_what_follows_a_convolution(way, bias, fixed, added, act, between, filters):
+    """Normalizations, additions and activations: those that join the convolution, and those that can't."""
+    same = {"kernel": (3, 3), "pad": (1, 1)}
+    x = S.Convolution(data, num_filter=filters, no_bias=not bias, **same)
+    other = S.Convolution(data, num_filter=filters, **same) * 2
+    y = S.BatchNorm(x, fix_gamma=fixed)
+    y = {"left": y + other, "right": other + y, "itself": y + y * 1, "broadcast": S.broadcast_add(y, other)}.get(
+        added, y
+    )
+    y = S.Activation(y, act_type="relu") if act else y
+    # A value that is an output as well stays.
+    outputs = S.Group([y, x * 1]) if between else y
+    check_outputs(outputs, {"data": (2, 3, 5, filters)}, way, 2 * 9 * 3 + 8)
+
+
 @covers("New")
 @pytest.mark.parametrize("way", WAYS)
 @given(

@@ -1,0 +1,59 @@
+"""Fusion: rewrites of a network's graph that compute the same function in fewer passes over memory.
+
+Each looks at a node and at one that feeds it, if nothing else reads the value in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ece408_op.graph.fusion import only_source
+from ece408_op.graph.symbol_graph import Entry, Graph, Node
+
+from ._definition import SHAPE
+
+
+def fused(graph: Graph) -> Graph:
+    """Return the graph with a BatchNorm, an addition and an activation computed by the node before; all have operators.
+
+    First an activation that feeds a max-pooling moves behind it: a monotonic function of a maximum is the maximum of
+    the function's values, and behind a 2 x 2 pooling it is computed a quarter as often. Then each node joins one that
+    feeds it, where that node's operator can compute both.
+    """
+    nodes = _activations_behind_maxima(graph)
+    uses, dropped = graph.uses(), set()
+    for index, node in enumerate(nodes):
+        # Of two terms, the later one joins: the other is computed by then.
+        feeding = sorted({entry.node for entry in node.inputs}, reverse=True) if node.operator else []
+        for before in feeding:
+            joined = _joined(nodes, before, node) if uses[before] == 1 and nodes[before].operator else None
+            if joined:
+                nodes[index] = joined
+                dropped.add(before)
+                break
+    return Graph(nodes, graph.heads, graph.attrs).without(dropped)
+
+
+def _activations_behind_maxima(graph: Graph) -> list[Node]:
+    source, nodes = only_source(graph), list(graph.nodes)
+    for index, pool in enumerate(nodes):
+        before = source(index)
+        if before is not None and pool.operator and pool.operator.is_maximum and nodes[before].operator.monotonic:
+            # The pooling now computes the value in between, which becomes smaller.
+            nodes[index] = replace(nodes[before], inputs=[Entry(before)])
+            nodes[before] = replace(pool, inputs=graph.nodes[before].inputs)
+    return nodes
+
+
+def _joined(nodes: list[Node], before: int, node: Node) -> Node | None:
+    """Return the node that computes ``before`` and the node that reads it, or None."""
+    feeding, others = nodes[before], [entry for entry in node.inputs if entry.node != before]
+    if feeding.epilogue is not None or len(others) != len(node.inputs) - 1:
+        return None
+    if node.operator.activation and feeding.operator.takes_epilogue:
+        return replace(feeding, epilogue=node.operator.activation)
+    first = node.inputs[0].node == before
+    constant = all(SHAPE in nodes[each.node].attrs for each in [*feeding.inputs[1:], *others])
+    operator = feeding.operator.followed_by(node.operator, first, constant)
+    inputs = [*feeding.inputs, *others]
+    return replace(feeding, operator=operator, inputs=inputs, epilogue=node.epilogue) if operator else None
