@@ -1,5 +1,5 @@
-"""Split precision (fp16x3): three half-precision tensor-core products for each float32 product.
+"""Split precision: three fp16 tensor-core products per float32 product (fp16x3), or one (fp16x1).
 
-split_precision  the kernels of the family for few channels, with three products and with one
+split_precision  the kernels for few channels; ``block.cuh`` explains their sources, ``split.cuh`` the arithmetic
 wide             the kernels for many channels
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div
 
-from ._shared_memory_layout import NO_TAP, folded_layout, layout, row_taps
+from ._shared_memory_layout import NO_TAP, layout, one_channel_layout, row_taps
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, OutputRowsTile, WarpgroupTile
 
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
@@ -135,7 +135,7 @@ def one_channel_tiles(problem: ConvProblem, chip: Chip, aligned: int, components
         height = lines + problem.kernel - 1
         if 4 * images * height * problem.width > chip.shared_bytes:
             continue
-        stride, plane, taps = folded_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), height)
+        stride, plane, taps = one_channel_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), height)
         k_steps = len(taps) // 8
         stays = tiles <= _MOST_TILES and 2 * components * k_steps * (tiles + 2) <= _MOST_KEPT
         m_tiles = 1 if stays else next((n for n in (2, 1) if k_steps * n * 4 * components <= _KEPT_REGISTERS), 0)

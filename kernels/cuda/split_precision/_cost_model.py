@@ -23,7 +23,7 @@ from ._candidate_tiles import (
     wanted_interval,
     warpgroup_tiles,
 )
-from ._shared_memory_layout import quiet_layouts
+from ._shared_memory_layout import layouts_by_conflicts
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, OutputRowsTile, Tile, WarpgroupTile
 
 #: Cycles of a multiprocessor for one mma of 16 x 8 x 16 products: 624 TFLOP/s on an H200.
@@ -187,9 +187,9 @@ def best_tile(kind: type[Tile], problem: ConvProblem, chip: Chip, aligned: int, 
         fits = tile.shared_bytes <= chip.shared_bytes
         if not fits and (nearly == _MOST_NEARLY or not tile.row_k_steps):
             continue
-        quiet = _with_fewest_conflicts(tile, chip)
-        if quiet.shared_bytes <= chip.shared_bytes:
-            return quiet
+        improved = _with_fewest_conflicts(tile, chip)
+        if improved.shared_bytes <= chip.shared_bytes:
+            return improved
         nearly += 1
     return None
 
@@ -229,10 +229,10 @@ def _with_fewest_conflicts(tile: Tile, chip: Chip) -> Tile:
     whole = tile.tile_columns == problem.output_width
     width = problem.width if whole else tile.tile_columns + problem.kernel - 1
     height = rows * tile.tile_lines + problem.kernel - 1
-    layouts = quiet_layouts(
+    layouts = layouts_by_conflicts(
         problem.channels, problem.kernel, tile.tile_columns, width, height, rows, 2 if pairs else 1,
         tile.filters_in_registers,
     )  # fmt: skip
-    quieter = (replace(tile, row_stride=stride, plane_stride=plane, taps=taps) for _, plane, stride, taps in layouts)
-    fitting = (each for each in quieter if each.shared_bytes <= chip.shared_bytes and each.k_steps == tile.k_steps)
+    improved = (replace(tile, row_stride=stride, plane_stride=plane, taps=taps) for _, plane, stride, taps in layouts)
+    fitting = (each for each in improved if each.shared_bytes <= chip.shared_bytes and each.k_steps == tile.k_steps)
     return next(fitting, tile)

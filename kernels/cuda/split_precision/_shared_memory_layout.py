@@ -1,9 +1,9 @@
-"""The order of ``fp16x3_mma_sync``'s products, and how its planes lie in shared memory.
+"""The order of a sum's products, and the strides of a stage, such that reads of shared memory have few bank conflicts.
 
 A word holds two products of one input pixel: channels 2 p and 2 p + 1 of plane p, or, in the plane of an odd last
-channel, two neighbouring rows or columns. A step of the tensor cores takes eight words for each output pixel, lane t
-of four the words t and t + 4. Any order of the words will do, so they are put together such that the four lanes'
-reads of eight pixels each fall on different banks.
+channel, two neighbouring rows or columns. A k-step takes eight words per position, lane t of four the words t and
+t + 4. The order of the words is free; here they are put together such that the reads of four lanes for eight positions
+each fall on different banks.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 
 from ece408_op.runtime.launch import ceil_div, round_up
 
-#: Lanes that read neighbouring pixels at a time, and shared memory's banks.
+#: Lanes that read neighbouring positions at a time, and the banks of shared memory.
 _LANES, _BANKS = 8, 32
-#: Words between planes that are far apart: whole turns of the banks, more than the lanes' reads of one word span.
+#: A plane stride, in words, at which planes are far apart: a multiple of the banks, and more than one read spans.
 _FAR = 128
-#: Words looked through for one that lies in other banks than those chosen.
-_LOOKED_AT = 160
-#: With more words than this only one row length is tried: the search takes long.
+#: How many words are searched for one that lies in other banks than those chosen.
+_SEARCHED = 160
+#: With more words than this only one row stride is tried: the search takes long.
 _MANY = 800
-#: A plane, its row and column: where a word lies, seen from an output pixel.
+#: A plane, row and column: the place of a word, seen from a position.
 Tap = tuple[int, int, int]
 NO_TAP: Tap = (-1, 0, 0)
 
-#: Words modulo 32 from one plane to the next that are tried.
+#: Plane strides modulo the banks that are tried, by the words between the positions of two lanes.
 _OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 2: (16, 18, 19, 20, 21, 22, 24, 0), 4: (1, 2, 3, 6, 9)}
 
 
-def taps_of(channels: int, kernel: int, rows: int) -> list[Tap]:
-    """Every word that R output rows need, plane by plane; an odd last channel's hold two rows."""
-    high = kernel + rows - 1
+def _window_taps(channels: int, kernel: int, shifts: int) -> list[Tap]:
+    """Return every word that ``shifts`` output rows need, plane by plane; an odd last channel's hold two rows."""
+    high = kernel + shifts - 1
     taps = [(p, i, j) for p in range(channels // 2) for i in range(high) for j in range(kernel)]
     if channels % 2:
         taps += [(channels // 2, i, j) for i in range(0, high, 2) for j in range(kernel)]
@@ -40,129 +40,143 @@ def taps_of(channels: int, kernel: int, rows: int) -> list[Tap]:
 
 
 def row_taps(channels: int, kernel: int) -> list[Tap]:
-    """Every word of one filter row; an odd last channel's hold two columns."""
+    """Return every word of one filter row; those of an odd last channel hold two columns."""
     taps = [(p, 0, j) for p in range(channels // 2) for j in range(kernel)]
     if channels % 2:
         taps += [(channels // 2, 0, j) for j in range(0, kernel, 2)]
     return taps
 
 
-def _apart(distance: int, step: int) -> bool:
-    """Whether eight words, step apart, share no bank with the eight so far away, unless they are the same words."""
+def _no_conflict(distance: int, step: int) -> bool:
+    """Return whether the reads of two words at this distance, by lanes ``step`` words apart, share no bank."""
     if distance % step:
         return True
     if step == 4:
         return distance == 0
+    # Reads of the same words are one read.
     return abs(distance) < step * _LANES or step * _LANES <= distance % _BANKS <= _BANKS - step * _LANES
 
 
-def ordered(taps: list[Tap], stride: int, plane: int, step: int = 1) -> tuple[tuple[Tap, ...], int]:
-    """The taps in steps of eight whose halves fall on different banks where possible; how many halves do not."""
-    left = list(taps)
+def _ordered(taps: list[Tap], row_stride: int, plane_stride: int, step: int = 1) -> tuple[tuple[Tap, ...], int]:
+    """Return the taps in whole k-steps whose halves have no conflicts where possible, and how many words have one."""
+
+    def offset(tap: Tap) -> int:
+        return tap[0] * plane_stride + tap[1] * row_stride + tap[2]
+
+    left, conflicts = list(taps), 0
     order: list[Tap] = []
-    clashes = 0
     while left:
-        group = [left.pop(0)]
-        places = [group[0][0] * plane + group[0][1] * stride + group[0][2]]
+        half = [left.pop(0)]
+        offsets = [offset(half[0])]
         for _ in range(min(3, len(left))):
             found = 0
-            for number, (p, i, j) in enumerate(left[:_LOOKED_AT]):
-                at = p * plane + i * stride + j
-                if all(_apart(at - place, step) for place in places):
+            for number, tap in enumerate(left[:_SEARCHED]):
+                at = offset(tap)
+                if all(_no_conflict(at - other, step) for other in offsets):
                     found = number
                     break
             else:
-                clashes += 1
-            group.append(left.pop(found))
-            places.append(group[-1][0] * plane + group[-1][1] * stride + group[-1][2])
-        order += group + [NO_TAP] * (4 - len(group))
-    return tuple(order + [NO_TAP] * (-len(order) % 8)), clashes
+                conflicts += 1
+            half.append(left.pop(found))
+            offsets.append(offset(half[-1]))
+        order += half + [NO_TAP] * (4 - len(half))
+    return tuple(order + [NO_TAP] * (-len(order) % 8)), conflicts
 
 
 @lru_cache(maxsize=1024)
-def _row_order(channels: int, kernel: int, plane: int, step: int) -> tuple[tuple[Tap, ...], int]:
-    return ordered(row_taps(channels, kernel), 0, plane, step)
+def _ordered_row(channels: int, kernel: int, plane_stride: int, step: int) -> tuple[tuple[Tap, ...], int]:
+    return _ordered(row_taps(channels, kernel), 0, plane_stride, step)
 
 
-def by_rows(
-    channels: int, kernel: int, stride: int, plane: int, whole_rows: bool, step: int
+def _ordered_by_rows(
+    channels: int, kernel: int, row_stride: int, plane_stride: int, whole_rows: bool, step: int
 ) -> tuple[tuple[Tap, ...], int, int]:
-    """The taps row by row, in whole steps; those left over of all rows behind them; steps of a row; clashes.
+    """Return the taps row by row in whole k-steps, then the remaining ones of all rows; k-steps per row; conflicts.
 
-    ``whole_rows``: none is left over, a row's last step is filled up instead. ``step``: words from lane to lane.
+    ``whole_rows``: none remain, because the last k-step of a row is filled up instead.
     """
-    taps = row_taps(channels, kernel)
-    whole = len(taps) // 8
-    rest = len(taps) - 8 * whole
+    words = len(row_taps(channels, kernel))
+    whole = words // 8
+    rest = words - 8 * whole
     if rest and (whole_rows or kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1):
         whole, rest = whole + 1, 0
-    # Banks repeat; only in planes closer together than lanes' reads are wide does more of the distance count.
-    row, clashes = _row_order(channels, kernel, plane if plane < _FAR else _FAR + plane % _BANKS, step)
-    kept = row[: 8 * whole]
-    gone = [tap for tap in row[8 * whole :] if tap != NO_TAP]
-    order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in kept]
-    last, more = ordered([(p, i, j) for i in range(kernel) for p, _, j in gone], stride, plane, step)
-    return tuple(order) + last, whole, kernel * clashes + more
+    # Banks repeat; only where planes lie closer together than one read spans does more of the distance count.
+    distance = plane_stride if plane_stride < _FAR else _FAR + plane_stride % _BANKS
+    row, conflicts = _ordered_row(channels, kernel, distance, step)
+    in_rows, remaining = row[: 8 * whole], [tap for tap in row[8 * whole :] if tap != NO_TAP]
+    order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in in_rows]
+    last, more = _ordered([(p, i, j) for i in range(kernel) for p, _, j in remaining], row_stride, plane_stride, step)
+    return tuple(order) + last, whole, kernel * conflicts + more
 
 
 @lru_cache(maxsize=256)
 def layout(
     channels: int,
     kernel: int,
-    rows: int,
-    sets: int,
+    shifts: int,
+    by_row: int,
     columns: int,
     width: int,
     high: int,
     step: int = 1,
     whole_rows: bool = False,
-) -> tuple:
-    """S, PL, the order of the taps and KR, so that the fewest reads wait for one another. sets 0: not by rows."""
-    taps = row_taps(channels, kernel) * kernel if sets else taps_of(channels, kernel, rows)
-    super_rows = rows * max(1, sets)
-    # Where a row ends, eight neighbouring pixels go on in the next one: in the banks that follow, best of all.
+) -> tuple[int, int, tuple[Tap, ...], int]:
+    """Return row stride, plane stride, taps and k-steps per filter row with few conflicts and little padding.
+
+    by_row: output rows that share the words of a row, or 0 for k-steps that span rows. columns: positions per line.
+    width and high: columns and rows of the input. step: words from the position of one lane to the next lane's.
+    """
+    taps = row_taps(channels, kernel) * kernel if by_row else _window_taps(channels, kernel, shifts)
+    position_rows = shifts * max(1, by_row)
+    # Where a line ends, eight neighbouring positions continue in the next line: best in the banks that follow.
     period = min(step * _LANES, _BANKS)
-    fitting = [s for s in range(width, width + 2 * period) if (super_rows * s - columns) % period == 0] or [width]
+    fitting = [s for s in range(width, width + 2 * period) if (position_rows * s - columns) % period == 0] or [width]
     options = []
-    for stride in fitting if len(taps) < _MANY else fitting[:1]:
-        least = high * stride
+    for row_stride in fitting if len(taps) < _MANY else fitting[:1]:
+        least = high * row_stride
         several = channels > 2 and len(taps) < _MANY
-        for plane in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS[step] if several else (9,))}):
-            if sets:
-                order, row_steps, clashes = by_rows(channels, kernel, stride, plane, whole_rows, step)
+        for plane_stride in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS[step] if several else (9,))}):
+            if by_row:
+                order, row_k_steps, conflicts = _ordered_by_rows(
+                    channels, kernel, row_stride, plane_stride, whole_rows, step
+                )
             else:
-                (order, clashes), row_steps = ordered(taps, stride, plane, step), 0
-            # A clash doubles the time of its read; longer rows cost room.
-            options.append((4 * clashes / len(taps) + 0.2 * plane / (high * width), stride, plane, order, row_steps))
-            if not clashes:
+                (order, conflicts), row_k_steps = _ordered(taps, row_stride, plane_stride, step), 0
+            # A conflict doubles the time of its read; longer rows cost shared memory.
+            cost = 4 * conflicts / len(taps) + 0.2 * plane_stride / (high * width)
+            options.append((cost, row_stride, plane_stride, order, row_k_steps))
+            if not conflicts:
                 return options[-1][1:]
     return min(options)[1:]
 
 
 @lru_cache(maxsize=256)
-def quiet_layouts(
-    channels: int, kernel: int, columns: int, width: int, high: int, down: int, step: int, whole_rows: bool
+def layouts_by_conflicts(
+    channels: int, kernel: int, columns: int, width: int, high: int, position_rows: int, step: int, whole_rows: bool
 ) -> list[tuple[float, int, int, tuple[Tap, ...]]]:
-    """Turns of shared memory for a read, PL, S and the taps by rows, for many S and PL: the fewest turns first."""
+    """Return wavefronts per read, plane stride, row stride and taps by rows, of many strides: fewest first."""
     found = []
-    for stride in range(width, width + _BANKS + 1):
-        least = high * stride
+    for row_stride in range(width, width + _BANKS + 1):
+        least = high * row_stride
         for offset in range(0, _BANKS, 4) if channels > 2 else (9,):
-            plane = round_up(least - offset, _BANKS) + offset
-            order, _, _ = by_rows(channels, kernel, stride, plane, whole_rows, step)
-            found.append((round(_wavefronts(order, stride, plane, columns, step, down), 2), plane, stride, order))
+            plane_stride = round_up(least - offset, _BANKS) + offset
+            order, _, _ = _ordered_by_rows(channels, kernel, row_stride, plane_stride, whole_rows, step)
+            wavefronts = _wavefronts(order, row_stride, plane_stride, columns, step, position_rows)
+            found.append((round(wavefronts, 2), plane_stride, row_stride, order))
     return sorted(found)
 
 
-def _wavefronts(order: tuple[Tap, ...], stride: int, plane: int, columns: int, step: int, down: int) -> float:
-    """Cycles of shared memory for one read, the mean over some steps and places where the positions begin."""
+def _wavefronts(
+    order: tuple[Tap, ...], row_stride: int, plane_stride: int, columns: int, step: int, position_rows: int
+) -> float:
+    """Return the cycles of shared memory per read: the mean over some k-steps and first positions."""
     halves = [order[i : i + 4] for i in range(0, len(order), 4)]
     some = halves[:: ceil_div(len(halves), 8)]
-    taps = [[0 if p < 0 else p * plane + i * stride + j for p, i, j in half] for half in some]
+    taps = [[0 if p < 0 else p * plane_stride + i * row_stride + j for p, i, j in half] for half in some]
     starts = np.arange(0, columns, max(1, columns // 6)) // 4 * 4
     at = starts[:, None] + step * np.arange(_LANES)
-    bases = at // columns * stride * down + at % columns
-    # Of every half and place, the words that the lanes read; each different one costs its bank a cycle.
+    bases = at // columns * row_stride * position_rows + at % columns
+    # The words that the lanes read, by half and start; each different one costs its bank a cycle.
     words = np.sort((np.array(taps)[:, None, None, :] + bases[None, :, :, None]).reshape(len(taps) * len(starts), -1))
     first = np.ones(words.shape, bool)
     first[:, 1:] = words[:, 1:] != words[:, :-1]
@@ -172,12 +186,13 @@ def _wavefronts(order: tuple[Tap, ...], stride: int, plane: int, columns: int, s
 
 
 @lru_cache(maxsize=256)
-def folded_layout(kernel: int, positions: int, width: int, high: int) -> tuple:
-    """S, PL and the order of the taps for words of two neighbouring columns."""
+def one_channel_layout(kernel: int, positions: int, width: int, high: int) -> tuple[int, int, tuple[Tap, ...]]:
+    """Return row stride, plane stride and taps for words of two neighbouring columns of one channel."""
     taps = [(0, i, j) for i in range(kernel) for j in range((kernel + 2) // 2)]
     options = []
-    for stride in range(width, width + 34):
-        order, _ = ordered(taps, stride, 0, 2)
-        options.append((_wavefronts(order, stride, 0, positions, 2, 1) + 0.2 * stride / width, stride, order))
-    _, stride, order = min(options)
-    return stride, high * stride, order
+    for row_stride in range(width, width + 34):
+        order, _ = _ordered(taps, row_stride, 0, 2)
+        wavefronts = _wavefronts(order, row_stride, 0, positions, 2, 1)
+        options.append((wavefronts + 0.2 * row_stride / width, row_stride, order))
+    _, row_stride, order = min(options)
+    return row_stride, high * row_stride, order

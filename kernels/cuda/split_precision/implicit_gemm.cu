@@ -14,13 +14,14 @@
 // Two warpgroups take turns ("ping-pong" in CUTLASS): one stores its sums while the other's products are multiplied.
 //
 // Arithmetic: 3 (once with one component) times 64 x 16 k_steps products per position, of which row_accumulators x 2 x
-// M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once. What limits it: shared memory, of whose
-// rate B takes half, and the registers of a thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Each block
-// of 32 / row_accumulators filters splits the inputs again. Restrictions: sm_90a; at most 14 k-steps, which are not
-// promoted. See "Asynchronous warpgroup level matrix instructions" in the PTX ISA.
+// M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once: 50 FLOP per byte for the second layer of
+// the course's 2018 spring. What limits it: shared-memory bandwidth, half of which B takes, and the registers of a
+// thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Each block of 32 / row_accumulators filters splits
+// the inputs again. Restrictions: sm_90a; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup
+// level matrix instructions" in the PTX ISA.
 
-constexpr int WARPGROUPS = 2, UNITS = Config::tile_images * PIECES;  // at least one unit of a tile per warpgroup
-constexpr int K_STEPS = Config::k_steps, SUMS = Config::wgmma_n / 2, ROW_OUTPUTS = Config::row_accumulators;
+constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;  // at least one unit of a tile per warpgroup
+constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
 constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
 constexpr int OUTPUT_STAGES = Config::output_stages, OUTPUT_STAGE = Config::staged_outputs / OUTPUT_STAGES;
 
@@ -29,12 +30,12 @@ constexpr int MOST_STEPS_AHEAD = K_STEPS < 6 ? 1 : K_STEPS / 3;
 constexpr int WAKING_STEPS = 600 / (SUMS * (COMPONENTS == 2 ? 3 : 1)) + 1;
 constexpr int HANDOVER_STEP = K_STEPS - (WAKING_STEPS < MOST_STEPS_AHEAD ? WAKING_STEPS : MOST_STEPS_AHEAD);
 
-constexpr bool ALL_LINES = OH % (ROW_OUTPUTS * Config::tile_lines) == 0 && Config::tile_lines % PIECE_LINES == 0;
+constexpr bool ALL_LINES = OH % (OUTPUT_ROWS * TILE_LINES) == 0 && TILE_LINES % PIECE_LINES == 0;
 
 // Offset of a unit of the filters from a position, in 16 bytes.
 __device__ constexpr int unit_offset(int unit) {
-    return unit / (FILTER_PAIRS * FILTER_LINES) * (Config::plane_stride / 4) +
-           unit / FILTER_PAIRS % FILTER_LINES * Config::row_stride + unit % FILTER_PAIRS;
+    return unit / (FILTER_PAIRS * FILTER_LINES) * (PLANE_STRIDE / 4) + unit / FILTER_PAIRS % FILTER_LINES * ROW_STRIDE +
+           unit % FILTER_PAIRS;
 }
 
 // Main loop of one piece, whose first position's units begin at `b`. On exit the sums are complete.
@@ -81,12 +82,12 @@ __device__ __forceinline__ int release_output(const Shared &s, int iteration) {
 // has one more piece of a tile.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / 32 % 4, block = blockIdx.x % Config::filter_blocks;
-    const int down = warp / Config::group_tiles;
-    const int own_filter = filter_of_row(warp % Config::group_tiles * 8 + g);
-    const int filter = block * (8 * Config::group_tiles) + own_filter;
+    const int warp = threadIdx.x / 32 % 4, block = blockIdx.x % FILTER_BLOCKS;
+    const int down = warp / GROUP_TILES;
+    const int own_filter = filter_of_row(warp % GROUP_TILES * 8 + g);
+    const int filter = block * (8 * GROUP_TILES) + own_filter;
     // Some lanes stage the second of two neighbouring positions first, so that four filters' lie in different banks.
-    const int swap = Config::bulk_store && (Config::group_tiles == 1 ? g % 2 : g / 2 % 2) ? 2 : 0;
+    const int swap = Config::bulk_store && (GROUP_TILES == 1 ? g % 2 : g / 2 % 2) ? 2 : 0;
     const uint4 *const from =
         reinterpret_cast<const uint4 *>(global) + block * (COMPONENTS * K_STEPS * 128) + threadIdx.x % 128;
     unsigned filters[K_STEPS][4];
@@ -96,20 +97,20 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         filters[k][0] = four.x, filters[k][1] = four.y, filters[k][2] = four.z, filters[k][3] = four.w;
     }
     const Descriptor low_filters = matrix_descriptor(shared_address(s.filters), 128, 256);
-    int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x / Config::filter_blocks;
+    int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x / FILTER_BLOCKS;
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2, output_stage = iteration % OUTPUT_STAGES;
         mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
         number = next_tile(s, stage);
-        const OutputScale scale(s.exponents[stage], s.filter_scales[min(filter, Config::column_tiles * 8 - 1)]);
+        const OutputScale scale(s.exponents[stage], s.filter_scales[min(filter, COLUMN_TILES * 8 - 1)]);
         int unit = next_unit;
 #pragma unroll 1
         for (; unit < UNITS; unit += WARPGROUPS) {
             const int image = unit / PIECES, strip = unit % STRIPS, line = unit % PIECES / STRIPS * PIECE_LINES;
-            const unsigned at = shared_address(s.stages + stage * Config::stage_words + image * IMAGE_WORDS) / 16 +
-                                line * Config::row_stride + 8 * strip;
-            Descriptor b = at | Descriptor(Config::row_stride) << 32;  // the next line's eight positions
+            const unsigned at = shared_address(s.stages + stage * STAGE_WORDS + image * IMAGE_WORDS) / 16 +
+                                line * ROW_STRIDE + 8 * strip;
+            Descriptor b = at | Descriptor(ROW_STRIDE) << 32;  // the next line's eight positions
             hide_from_compiler(b);  // otherwise it precomputes the descriptors of all k-steps, and keeps them
             float main[SUMS], cross[COMPONENTS == 2 ? SUMS : 1];
             if (warpgroup || done) mbarrier_wait(s.barriers + MAY_MULTIPLY + warpgroup, done - 1 + warpgroup);
@@ -128,13 +129,13 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                                   image * (Config::block_filters * Config::output_pitch) + own_filter * FILTER_PITCH;
             float *const map =
                 image_of(y, tile.image + image, OUTPUTS) + filter * index_t(FILTER_PITCH) + tile.row * index_t(OW);
-            float *const to = (Config::bulk_store ? staged : map) + (line * ROW_OUTPUTS + down) * OW + column;
-            const int lines =
-                filter < M && image < tile.images
-                    ? min(Config::tile_lines, (OH - tile.row - down + ROW_OUTPUTS - 1) / ROW_OUTPUTS) - line : 0;
+            float *const to = (Config::bulk_store ? staged : map) + (line * OUTPUT_ROWS + down) * OW + column;
+            const int lines = filter < M && image < tile.images
+                                  ? min(TILE_LINES, (OH - tile.row - down + OUTPUT_ROWS - 1) / OUTPUT_ROWS) - line
+                                  : 0;
             // Lines that have the position stored first, and the other one.
-            const int first_lines = column + swap < 2 * Config::tile_columns ? lines : 0;
-            const int second_lines = column + 2 - swap < 2 * Config::tile_columns ? lines : 0;
+            const int first_lines = column + swap < 2 * TILE_COLUMNS ? lines : 0;
+            const int second_lines = column + 2 - swap < 2 * TILE_COLUMNS ? lines : 0;
 #pragma unroll
             for (int i = 0; i < PIECE_LINES; i++) {
                 float v[2][2];  // of positions 2 t and 2 t + 1, both outputs
@@ -145,7 +146,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                         const int d = 4 * i + 2 * q + j;
                         v[j][q] = scale(join_sums(main[d], cross[COMPONENTS == 2 ? d : 0]), main[d]);
                     }
-                float *const row = to + i * (ROW_OUTPUTS * OW);
+                float *const row = to + i * (OUTPUT_ROWS * OW);
                 const float first[] = {swap ? v[1][0] : v[0][0], swap ? v[1][1] : v[0][1]};
                 const float second[] = {swap ? v[0][0] : v[1][0], swap ? v[0][1] : v[1][1]};
                 if (ALL_LINES ? first_lines > 0 : i < first_lines) store(row + swap, first[0], first[1], column + swap);

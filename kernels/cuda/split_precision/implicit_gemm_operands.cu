@@ -10,30 +10,29 @@
 // Input is split with the scale of the tile before, and its range is found on the way: one pass instead of two. Only
 // where the scale turns out to be another one, it is split again.
 
-constexpr int ROWS_PER_LINE = Config::row_accumulators;
-constexpr int UNITS_PER_PAIR = (ROWS_PER_LINE * C + 3) / 4;
+constexpr int UNITS_PER_PAIR = (OUTPUT_ROWS * C + 3) / 4;
 // Column pairs, and lines, that a filter reaches.
-constexpr int FILTER_PAIRS = (K + 2) / 2, FILTER_LINES = (K + 2 * ROWS_PER_LINE - 2) / ROWS_PER_LINE;
+constexpr int FILTER_PAIRS = (K + 2) / 2, FILTER_LINES = (K + 2 * OUTPUT_ROWS - 2) / OUTPUT_ROWS;
 constexpr int FILTER_UNITS = UNITS_PER_PAIR * FILTER_PAIRS * FILTER_LINES;
 // A piece is what one series of wgmmas computes: eight positions of PIECE_LINES lines. An image has STRIPS of them
 // across.
-constexpr int PIECE_LINES = Config::wgmma_n / 8, STRIPS = (Config::tile_columns + 7) / 8;
-constexpr int PIECES = (Config::tile_lines + PIECE_LINES - 1) / PIECE_LINES * STRIPS;
+constexpr int PIECE_LINES = Config::wgmma_n / 8, STRIPS = (TILE_COLUMNS + 7) / 8;
+constexpr int PIECES = (TILE_LINES + PIECE_LINES - 1) / PIECE_LINES * STRIPS;
 // Column pairs and lines of a stage.
-constexpr int INPUT_PAIRS = Config::tile_columns + FILTER_PAIRS - 1;
-constexpr int INPUT_LINES = Config::plane_stride / 4 / Config::row_stride;
+constexpr int INPUT_PAIRS = TILE_COLUMNS + FILTER_PAIRS - 1;
+constexpr int INPUT_LINES = PLANE_STRIDE / 4 / ROW_STRIDE;
 
 // Which row of A, of eight per warp, a filter has, and the reverse: chosen such that the staged outputs of four lanes
 // lie 16 banks apart where those of neighbouring filters lie four apart.
 constexpr bool SPREADS_FILTERS = Config::output_pitch % 8 == 4;
 __device__ __forceinline__ int row_of(int filter) {
     if (!SPREADS_FILTERS) return filter;
-    if (Config::group_tiles == 1) return filter / 2 + filter % 2 * 4;
+    if (GROUP_TILES == 1) return filter / 2 + filter % 2 * 4;
     return filter / 16 * 16 + filter % 4 / 2 * 8 + filter % 2 * 4 + filter % 16 / 4;
 }
 __device__ __forceinline__ int filter_of_row(int row) {
     if (!SPREADS_FILTERS) return row;
-    if (Config::group_tiles == 1) return row % 4 * 2 + row / 4;
+    if (GROUP_TILES == 1) return row % 4 * 2 + row / 4;
     return row / 16 * 16 + row % 4 * 4 + row / 8 % 2 * 2 + row / 4 % 2;
 }
 
@@ -42,25 +41,25 @@ __device__ __forceinline__ int filter_of_row(int row) {
 __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
-    const int block = tile / Config::group_tiles;
+    const int block = tile / GROUP_TILES;
 #pragma unroll 1
-    for (int output = 0; output < 4 * ROWS_PER_LINE; output++) {  // of a position, and of both units of the k-step
+    for (int output = 0; output < 4 * OUTPUT_ROWS; output++) {  // of a position, and of both units of the k-step
         const int word = output % 2, right = output / 2 % 2, down = output / 4, unit = 2 * k_step + word;
         const int at = unit / (FILTER_PAIRS * FILTER_LINES) * 4 + t, c = at % C, q = unit % FILTER_PAIRS * 2 - right;
-        const int p = unit / FILTER_PAIRS % FILTER_LINES * ROWS_PER_LINE + at / C - down;
-        const int row = row_of(tile % Config::group_tiles * 8 + n);
-        const int warp = down * Config::group_tiles + row / 8, g = row % 8;
-        const bool real = unit < FILTER_UNITS && at < ROWS_PER_LINE * C && tile * 8 + n < Config::filter_columns &&
-                          p >= 0 && p < K;
+        const int p = unit / FILTER_PAIRS % FILTER_LINES * OUTPUT_ROWS + at / C - down;
+        const int row = row_of(tile % GROUP_TILES * 8 + n);
+        const int warp = down * GROUP_TILES + row / 8, g = row % 8;
+        const bool real =
+            unit < FILTER_UNITS && at < OUTPUT_ROWS * C && tile * 8 + n < FILTER_COLUMNS && p >= 0 && p < K;
         const float first = real && q >= 0 && q < K ? filter[(c * K + p) * K + q] * scale : 0.0f;
         const float second = real && q >= -1 && q < K - 1 ? filter[(c * K + p) * K + q + 1] * scale : 0.0f;
         const unsigned high = to_fp16x2(first, second);
-        unsigned *const to = filters + (block * COMPONENTS * Config::k_steps + k_step) * 512;
+        unsigned *const to = filters + (block * COMPONENTS * K_STEPS + k_step) * 512;
         to[(warp * 32 + g * 4 + t) * 4 + right + 2 * word] = high;
         if (first != 0 || second != 0) used |= 1u << n;
         if (COMPONENTS == 2) {
             const unsigned low = fp16x2_residual(first, second, high);
-            to[Config::k_steps * 512 + (((warp * 2 + right) * 2 + word) * 8 + g) * 4 + t] = low;
+            to[K_STEPS * 512 + (((warp * 2 + right) * 2 + word) * 8 + g) * 4 + t] = low;
             if (low & 0x7fff7fff) used |= 256u << n;
         }
     }
@@ -79,7 +78,7 @@ __device__ __forceinline__ void load_tile(const Shared &s, const float *x, const
         Barrier *const barrier = s.barriers + INPUT_LOADED + buffer;
         const int bytes = WHOLE_IMAGES ? 4 * tile.images * INPUT_SIZE : 4 * tile.input_rows() * W;
         for (int c = 0; c < (WHOLE_IMAGES ? 1 : C); c++)
-            bulk_load(to + c * (Config::input_rows * W), from + c * (index_t(H) * W), bytes, barrier);
+            bulk_load(to + c * (INPUT_ROWS * W), from + c * (index_t(H) * W), bytes, barrier);
         mbarrier_arrive_expect_bytes(barrier, WHOLE_IMAGES ? bytes : C * bytes);
     }
 }
@@ -87,7 +86,7 @@ __device__ __forceinline__ void load_tile(const Shared &s, const float *x, const
 // Threads of a line of units: a multiple of 16 where that takes no more iterations, so that 16 lanes, which read from
 // one line, read from different banks.
 __device__ constexpr int iterations(int line_threads) {
-    return (Config::tile_images * INPUT_LINES * line_threads + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
+    return (TILE_IMAGES * INPUT_LINES * line_threads + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
 }
 constexpr int ROUNDED_PAIRS = (INPUT_PAIRS + 15) / 16 * 16;
 constexpr int LINE_THREADS = iterations(ROUNDED_PAIRS) == iterations(INPUT_PAIRS) ? ROUNDED_PAIRS : INPUT_PAIRS;
@@ -97,25 +96,25 @@ constexpr int IMAGE_THREADS = INPUT_LINES * LINE_THREADS;
 // share. Rows and columns beyond the input meet filters that are zero, but must be numbers.
 __device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                              int thread) {
-    constexpr bool ALL_ROWS = Config::tiles_down == 1 && INPUT_LINES * ROWS_PER_LINE <= H;
+    constexpr bool ALL_ROWS = Config::tiles_down == 1 && INPUT_LINES * OUTPUT_ROWS <= H;
     constexpr bool ALL_COLUMNS = 2 * INPUT_PAIRS <= W;
     const int rows = tile.input_rows();
     Range range;
 #pragma unroll 1
     for (int at = thread; at < tile.images * IMAGE_THREADS; at += PRODUCER_THREADS) {
         const int line_of_all = at / LINE_THREADS, pair = at - line_of_all * LINE_THREADS, column = 2 * pair;
-        const int image = Config::tile_images == 1 ? 0 : at / IMAGE_THREADS, line = line_of_all - image * INPUT_LINES;
-        const int row = line * ROWS_PER_LINE;
+        const int image = TILE_IMAGES == 1 ? 0 : at / IMAGE_THREADS, line = line_of_all - image * INPUT_LINES;
+        const int row = line * OUTPUT_ROWS;
         if (pair >= INPUT_PAIRS) continue;
         const float *const from = input + image * INPUT_IMAGE + row * index_t(INPUT_ROW) + column;
-        unsigned *const to = stage + image * IMAGE_WORDS + (line * Config::row_stride + pair) * 4;
+        unsigned *const to = stage + image * IMAGE_WORDS + (line * ROW_STRIDE + pair) * 4;
 #pragma unroll
         for (int unit = 0; unit < UNITS_PER_PAIR; unit++) {
             unsigned high[4], low[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int word = 4 * unit + i, down = word / C, c = word % C;
-                const bool inside = word < ROWS_PER_LINE * C && (ALL_ROWS || row + down < rows);
+                const bool inside = word < OUTPUT_ROWS * C && (ALL_ROWS || row + down < rows);
                 const float *const two = from + c * INPUT_CHANNEL + down * INPUT_ROW;
                 float a = 0.0f, b = 0.0f;
                 if (W % 2 == 0) {
@@ -127,14 +126,13 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
                     if (inside && (ALL_COLUMNS || column < W)) a = two[0];
                     if (inside && (ALL_COLUMNS || column + 1 < W)) b = two[1];
                 }
-                if (word < ROWS_PER_LINE * C) range.add(a), range.add(b);
+                if (word < OUTPUT_ROWS * C) range.add(a), range.add(b);
                 a *= scale, b *= scale;
                 high[i] = to_fp16x2(a, b), low[i] = COMPONENTS == 2 ? fp16x2_residual(a, b, high[i]) : 0;
             }
-            unsigned *const at_unit = to + unit * Config::plane_stride;
+            unsigned *const at_unit = to + unit * PLANE_STRIDE;
             *reinterpret_cast<uint4 *>(at_unit) = make_uint4(high[0], high[1], high[2], high[3]);
-            if (COMPONENTS == 2)
-                *reinterpret_cast<uint4 *>(at_unit + LOW) = make_uint4(low[0], low[1], low[2], low[3]);
+            if (COMPONENTS == 2) *reinterpret_cast<uint4 *>(at_unit + LOW) = make_uint4(low[0], low[1], low[2], low[3]);
         }
     }
     range.join_warp();
@@ -145,8 +143,8 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
 // full stage. Loads run one tile ahead, or two with prefetch_input.
 __device__ __forceinline__ void produce(const Shared &s, const float *x, float *y, int *state, int images, int tiles) {
     constexpr int BUFFERS = 1 + Config::prefetch_input;
-    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / Config::filter_blocks;
-    int number = blockIdx.x / Config::filter_blocks, coming = number + blocks, iteration = 0, splits = 0;
+    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / FILTER_BLOCKS;
+    int number = blockIdx.x / FILTER_BLOCKS, coming = number + blocks, iteration = 0, splits = 0;
     int lowest = 0, highest = 0, exponent = 0;
     find_filter_exponents(s, lowest, highest);
     const bool loads = Config::copy_floats < 4 || __shfl_sync(~0u, thread / 32, 0) == 0;
@@ -168,17 +166,17 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, float *
 
         bool unsplittable, again;
         do {
-            Range range = split_input(s.stages + stage * Config::stage_words, s.input + buffer * STAGED_INPUT, tile,
+            Range range = split_input(s.stages + stage * STAGE_WORDS, s.input + buffer * STAGED_INPUT, tile,
                                       power_of_two(exponent), thread);
-            unsigned *const ranges = s.ranges + splits++ % 2 * (2 * Config::producer_warps);
+            unsigned *const ranges = s.ranges + splits++ % 2 * (2 * PRODUCER_WARPS);
             if (thread % 32 == 0)
-                ranges[thread / 32] = range.largest, ranges[Config::producer_warps + thread / 32] = range.smallest;
+                ranges[thread / 32] = range.largest, ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
             if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
             named_barrier<PRODUCERS, PRODUCER_THREADS>();
 #pragma unroll
-            for (int i = 0; i < Config::producer_warps; i++) {
+            for (int i = 0; i < PRODUCER_WARPS; i++) {
                 range.largest = max(range.largest, ranges[i]);
-                range.smallest = min(range.smallest, ranges[Config::producer_warps + i]);
+                range.smallest = min(range.smallest, ranges[PRODUCER_WARPS + i]);
             }
             const TileScale scale(range.largest, range.smallest, lowest, highest);
             unsplittable = scale.unsplittable;

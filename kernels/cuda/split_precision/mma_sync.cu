@@ -13,12 +13,12 @@
 // multiplied.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), products rounded up to 16 and
-// columns to 8. Bytes: x once, K - 1 rows more per tile, and y once. What limits it: shared memory, which is read once
-// per m_tiles and group_tiles; then the tensor cores. See "Warp level matrix instructions" in the PTX ISA.
-// Restrictions: none but sm_80.
+// columns to 8. Bytes: x once, K - 1 rows more per tile, and y once: 168 FLOP per byte for the course's last layer.
+// What limits it: shared-memory reads, of the filters per unit and of the positions per group. Restrictions: none but
+// sm_80. See "Warp level matrix instructions" in the PTX ISA.
 
-constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * Config::groups;
-constexpr int M_TILES = Config::m_tiles, GROUP_TILES = Config::group_tiles, COLUMN_TILES = Config::column_tiles;
+constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * GROUPS;
+constexpr int M_TILES = Config::m_tiles;
 constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one filter column to the next
 constexpr int STORES = Config::quad_stores ? M_TILES / 2 : (M_TILES + 1) / 2;
 
@@ -35,21 +35,19 @@ struct Positions {
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
             const int in_unit = QUADS ? i / 4 * 32 + lane / 4 * 4 + i % 4 : i * 8 + lane / 4;
-            const int at = min(unit * (16 * M_TILES) + in_unit, POSITIONS - 1), line = at / Config::tile_columns;
-            const int image = Config::tile_images == 1 ? 0 : line / Config::tile_lines;
+            const int at = min(unit * (16 * M_TILES) + in_unit, POSITIONS - 1), line = at / TILE_COLUMNS;
+            const int image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
             words[i / 2].of[i % 2] = reinterpret_cast<const unsigned char *>(
-                stage + image * IMAGE_WORDS +
-                (line - image * Config::tile_lines) * (Config::filter_shifts * Config::row_stride) +
-                (at - line * Config::tile_columns));
+                stage + image * IMAGE_WORDS + (line - image * TILE_LINES) * (FILTER_SHIFTS * ROW_STRIDE) +
+                (at - line * TILE_COLUMNS));
         }
 #pragma unroll
         for (int i = 0; i < STORES; i++) {
             const int at = unit * (16 * M_TILES) + i * 32 + (QUADS ? lane / 4 * 4 : lane);
-            const int line = at / Config::tile_columns, image = line / Config::tile_lines;
-            const int row = tile.row + line % Config::tile_lines * Config::filter_shifts;
-            const int column = tile.column + at % Config::tile_columns;
-            const bool real =
-                image < tile.images && column < OW && (M_TILES % 2 == 0 || i * 32 + lane < 16 * M_TILES);
+            const int line = at / TILE_COLUMNS, image = line / TILE_LINES;
+            const int row = tile.row + line % TILE_LINES * FILTER_SHIFTS;
+            const int column = tile.column + at % TILE_COLUMNS;
+            const bool real = image < tile.images && column < OW && (M_TILES % 2 == 0 || i * 32 + lane < 16 * M_TILES);
             rows[i] = real ? OH - row : 0;
             to[i] = image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
         }
@@ -90,8 +88,8 @@ __device__ __forceinline__ void multiply_add(Accumulators *sums, const Fragment 
 }
 
 // Main loop over the k-steps of GROUP_TILES column tiles, of which the first is `first_tile`.
-__device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (&words)[M_TILES],
-                                          const int2 *taps, const FilterFragment *filters, int first_tile) {
+__device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (&words)[M_TILES], const int2 *taps,
+                                          const FilterFragment *filters, int first_tile) {
     constexpr bool ALL_TILES = COLUMN_TILES % GROUP_TILES == 0;
     Fragment f[2];  // the next one is loaded while this one is multiplied
     FilterFragment b[2][GROUP_TILES];
@@ -101,11 +99,11 @@ __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (
             to[n] =
                 filters[(k * COLUMN_TILES + (ALL_TILES ? first_tile + n : min(first_tile + n, COLUMN_TILES - 1))) * 32];
     };
-    int2 tap = taps[0], next_tap = taps[min(1, Config::k_steps - 1) * 4];
+    int2 tap = taps[0], next_tap = taps[min(1, K_STEPS - 1) * 4];
     f[0].load(words[0], tap);
     load_filters(0, b[0]);
     const auto k_step = [&](int k, int odd) {
-        const bool more = k + 1 < Config::k_steps;
+        const bool more = k + 1 < K_STEPS;
 #pragma unroll
         for (int i = 0; i < M_TILES; i++) {
             const int now = (odd * M_TILES + i) % 2;
@@ -115,13 +113,13 @@ __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (
             multiply_add<GROUP_TILES>(sums, f[now], b[odd], i);
         }
         tap = next_tap;
-        if (k + 2 < Config::k_steps) next_tap = taps[(k + 2) * 4];
+        if (k + 2 < K_STEPS) next_tap = taps[(k + 2) * 4];
     };
     int since_promotion = 0;
 #pragma unroll 1
-    for (int k = 0; k < Config::k_steps; k += 2) {
+    for (int k = 0; k < K_STEPS; k += 2) {
         k_step(k, 0);
-        if (Config::k_steps % 2 == 0 || k + 1 < Config::k_steps) k_step(k + 1, 1);
+        if (K_STEPS % 2 == 0 || k + 1 < K_STEPS) k_step(k + 1, 1);
         if (PROMOTES && (since_promotion += 2) == PROMOTION_INTERVAL) {
             since_promotion = 0;
 #pragma unroll
@@ -133,7 +131,6 @@ __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (
 // Epilogue of one column tile: rescaled, through the warp's staging area or as quads, to y.
 __device__ __forceinline__ void store(float *staging, const int *filter_scales, const Accumulators &sums,
                                       const Positions &positions, int tile, int exponent, int lane) {
-    constexpr int SHIFTS = Config::filter_shifts;
     const int g = lane / 4, t = lane % 4;
     OutputScale scale[2];
 #pragma unroll
@@ -165,11 +162,11 @@ __device__ __forceinline__ void store(float *staging, const int *filter_scales, 
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < (M_TILES + 1) / 2; i++) {
-            float *const to = positions.to[i] + tile * (8 / SHIFTS) * PIXELS;
+            float *const to = positions.to[i] + tile * (8 / FILTER_SHIFTS) * PIXELS;
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                if (tile * (8 / SHIFTS) + j / SHIFTS < M && j % SHIFTS < positions.rows[i])
-                    __stcs(to + j / SHIFTS * PIXELS + j % SHIFTS * index_t(OW),
+                if (tile * (8 / FILTER_SHIFTS) + j / FILTER_SHIFTS < M && j % FILTER_SHIFTS < positions.rows[i])
+                    __stcs(to + j / FILTER_SHIFTS * PIXELS + j % FILTER_SHIFTS * index_t(OW),
                            staging[j * STAGING_PITCH + i * 32 + lane]);
         }
         __syncwarp();
@@ -190,23 +187,23 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         const int stage = iteration % 2;
         mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
         number = next_tile(s, stage);
-        const unsigned *const stage_words = s.stages + stage * Config::stage_words;
+        const unsigned *const stage_words = s.stages + stage * STAGE_WORDS;
         const int exponent = s.exponents[stage];
         int unit = next_unit;
 #pragma unroll 1
-        for (; unit < UNITS; unit += Config::math_warps) {
-            const Positions positions(tile, unit / Config::groups, lane, stage_words, y);
+        for (; unit < UNITS; unit += MATH_WARPS) {
+            const Positions positions(tile, unit / GROUPS, lane, stage_words, y);
             if constexpr (Config::inputs_in_registers) {
-                Fragment f[Config::k_steps][M_TILES];
+                Fragment f[K_STEPS][M_TILES];
 #pragma unroll
-                for (int k = 0; k < Config::k_steps; k++)
+                for (int k = 0; k < K_STEPS; k++)
 #pragma unroll
                     for (int i = 0; i < M_TILES; i++) f[k][i].load(positions.words[i], taps[k * 4]);
 #pragma unroll 1
                 for (int n = 0; n < COLUMN_TILES; n++) {
                     Accumulators sums[1] = {};
 #pragma unroll
-                    for (int k = 0; k < Config::k_steps; k++) {
+                    for (int k = 0; k < K_STEPS; k++) {
                         const FilterFragment b[1] = {filters[(k * COLUMN_TILES + n) * 32]};
 #pragma unroll
                         for (int i = 0; i < M_TILES; i++) multiply_add<1>(sums, f[k][i], b, i);
@@ -214,7 +211,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                     store(staging, s.filter_scales, sums[0], positions, n, exponent, lane);
                 }
             } else {
-                const int first_tile = unit % Config::groups * GROUP_TILES;
+                const int first_tile = unit % GROUPS * GROUP_TILES;
                 Accumulators sums[GROUP_TILES] = {};
                 main_loop(sums, positions.words, taps, filters, first_tile);
 #pragma unroll

@@ -16,12 +16,12 @@
 // m_tiles positions stay in registers while the warp goes through the filters in shared memory.
 //
 // Arithmetic: 2 M K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
-// per tile, and y once: 11 FLOP per byte for the course's 2017 layer. What limits it: storing y. Restrictions: C = 1,
-// OW even, OH OW a multiple of four.
+// per tile, and y once: 12 FLOP per byte for the course's 2017 layer. What limits it: stores to memory. Restrictions:
+// C = 1, OW even, OH OW a multiple of four.
 
-constexpr int M_TILES = Config::m_tiles, K_STEPS = Config::k_steps, COLUMN_TILES = Config::column_tiles;
+constexpr int M_TILES = Config::m_tiles;
 constexpr int UNITS = (POSITIONS + 16 * M_TILES - 1) / (16 * M_TILES);
-constexpr int IMAGE_POSITIONS = Config::tile_lines * Config::tile_columns;
+constexpr int IMAGE_POSITIONS = TILE_LINES * TILE_COLUMNS;
 
 // Four neighbouring outputs to y, past the cache, which the inputs need.
 __device__ __forceinline__ void store(float *to, const float (&v)[4]) {
@@ -72,34 +72,34 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
     const auto tap = [&](int k) {
         return UNIFORM ? make_int2(HALF_STEPS[2 * k], HALF_STEPS[2 * k + 1]) : taps[UNIFORM ? 0 : k];
     };
-    int iteration = 0, next_first = warp, number = blockIdx.x;
+    int iteration = 0, next_unit = warp, number = blockIdx.x;
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2;
         mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
         number = next_tile(s, stage);
-        const int positions_here = min(IMAGE_POSITIONS, (OH - tile.row) * Config::tile_columns);
+        const int positions_here = min(IMAGE_POSITIONS, (OH - tile.row) * TILE_COLUMNS);
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
         named_barrier<MATH, MATH_THREADS>();
         const unsigned char *const stage_words =
-            reinterpret_cast<const unsigned char *>(s.stages + stage * Config::stage_words) + lane_offset;
+            reinterpret_cast<const unsigned char *>(s.stages + stage * STAGE_WORDS) + lane_offset;
         const int exponent = s.exponents[stage];
         float *const out = image_of(y, tile.image, OUTPUTS) + tile.row * index_t(OW) + t * PIXELS;
         const auto scale_of = [&](int n) { return OutputScale(exponent, s.filter_scales[n * 8 + 2 * t]); };
-        int unit = next_first;
+        int unit = next_unit;
         if constexpr (KEEPS_FILTERS) {
             const auto words_of = [&](int unit) {
                 const ushort2 at = *reinterpret_cast<const ushort2 *>(s.positions + unit * 16 + 2 * g);
                 return FirstWords{{stage_words + 4 * at.x, stage_words + 4 * at.y}};
             };
             Fragment f[K_STEPS];
-            const FirstWords first_unit = words_of(min(unit, UNITS - 1));
+            const FirstWords first_words = words_of(min(unit, UNITS - 1));
 #pragma unroll
-            for (int k = 0; k < K_STEPS; k++) f[k].load(first_unit, tap(k));
+            for (int k = 0; k < K_STEPS; k++) f[k].load(first_words, tap(k));
 #pragma unroll 1
-            for (; unit < UNITS; unit += Config::math_warps) {
-                const FirstWords next_unit = words_of(min(unit + Config::math_warps, UNITS - 1));
-                const int first = unit * 16 + 2 * g, image = Config::tile_images == 1 ? 0 : first / IMAGE_POSITIONS;
+            for (; unit < UNITS; unit += MATH_WARPS) {
+                const FirstWords next_words = words_of(min(unit + MATH_WARPS, UNITS - 1));
+                const int first = unit * 16 + 2 * g, image = TILE_IMAGES == 1 ? 0 : first / IMAGE_POSITIONS;
                 const int at = first - image * IMAGE_POSITIONS;
                 const bool inside = image < tile.images && at < positions_here;
                 float *const to = out + image * OUTPUTS + 2 * at;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                     add(main, 0, HALF, 0, 0);
                     if (COMPONENTS == 2) add(cross, 0, COLUMN_TILES, COMPONENTS - 1, 0);
                     add(main, HALF, COLUMN_TILES, 0, 0);
-                    f[k].load(next_unit, tap(k));
+                    f[k].load(next_words, tap(k));
                 }
 #pragma unroll
                 for (int n = 0; n < COLUMN_TILES; n++)
@@ -126,7 +126,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             }
         } else {
 #pragma unroll 1
-            for (; unit < UNITS; unit += Config::math_warps) {
+            for (; unit < UNITS; unit += MATH_WARPS) {
                 Fragment f[M_TILES][K_STEPS];
                 float *to[M_TILES];
                 bool inside[M_TILES];
@@ -136,15 +136,15 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                     FirstWords words;
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
-                        const int at = min(first + h, POSITIONS - 1), line = at / Config::tile_columns;
-                        const int image = Config::tile_images == 1 ? 0 : line / Config::tile_lines;
-                        words.of[h] = stage_words + 4 * (image * IMAGE_WORDS +
-                                                         (line - image * Config::tile_lines) * Config::row_stride +
-                                                         (at - line * Config::tile_columns));
+                        const int at = min(first + h, POSITIONS - 1), line = at / TILE_COLUMNS;
+                        const int image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
+                        words.of[h] =
+                            stage_words + 4 * (image * IMAGE_WORDS + (line - image * TILE_LINES) * ROW_STRIDE +
+                                               (at - line * TILE_COLUMNS));
                     }
 #pragma unroll
                     for (int k = 0; k < K_STEPS; k++) f[i][k].load(words, tap(k));
-                    const int image = Config::tile_images == 1 ? 0 : first / IMAGE_POSITIONS;
+                    const int image = TILE_IMAGES == 1 ? 0 : first / IMAGE_POSITIONS;
                     const int at = first - image * IMAGE_POSITIONS;
                     inside[i] = image < tile.images && at < positions_here;
                     to[i] = out + image * OUTPUTS + 2 * at;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                 }
             }
         }
-        next_first = unit - UNITS;
+        next_unit = unit - UNITS;
         mbarrier_arrive(s.barriers + EMPTY + stage);
     }
 }

@@ -8,18 +8,18 @@
 // Producers read a tile's input twice: for its range, then to split it. Limits: loads from global memory in flight.
 
 constexpr int PLANE_ROWS = TILE_ROWS + K - 1;
-constexpr int ROW_WORDS = (Config::input_columns + Config::position_columns - 1) / Config::position_columns;
+constexpr int ROW_WORDS = (INPUT_COLUMNS + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
 constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one filter column
 
 // The word's place among the split filters: words t and t + 4 of a k-step, column n of a tile of eight.
 __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, int word, int component) {
     if (Config::wgmma) {  // per block and group: both components of a tile are two core matrices of eight columns
-        const int group = tile / Config::group_tiles, block = group / Config::groups;
-        const int at = (block * Config::k_steps + k_step) * Config::groups + group - block * Config::groups;
-        const int in_group = tile - group * Config::group_tiles;
-        return ((at * COMPONENTS + component) * Config::group_tiles + in_group) * 64 + word * 32 + n * 4 + t;
+        const int group = tile / GROUP_TILES, block = group / GROUPS;
+        const int at = (block * K_STEPS + k_step) * GROUPS + group - block * GROUPS;
+        const int in_group = tile - group * GROUP_TILES;
+        return ((at * COMPONENTS + component) * GROUP_TILES + in_group) * 64 + word * 32 + n * 4 + t;
     }
-    return ((k_step * Config::column_tiles + tile) * 32 + n * 4 + t) * FILTER_WORDS + 2 * component + word;
+    return ((k_step * COLUMN_TILES + tile) * 32 + n * 4 + t) * FILTER_WORDS + 2 * component + word;
 }
 
 // Split what lane (n, t) has of a k-step of column 8 tile + n, which is filter (8 tile + n) / filter_shifts moved down
@@ -28,7 +28,7 @@ __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, i
 __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
-    const int column = tile * 8 + n, shift = column % Config::filter_shifts;
+    const int column = tile * 8 + n, shift = column % FILTER_SHIFTS;
 #pragma unroll
     for (int word = 0; word < 2; word++) {
         const Tap tap = TAPS[k_step * 8 + t + 4 * word];
@@ -39,7 +39,7 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
             const int c = 2 * tap.plane + (odd ? 0 : j);
             const int p = tap.row + (Config::one_channel ? 0 : (odd && pairs_rows ? j : 0) - shift);
             const int q = Config::one_channel ? 2 * tap.column + j - shift : tap.column + (odd && !pairs_rows ? j : 0);
-            const bool real = tap.plane >= 0 && column < Config::filter_columns && p >= 0 && p < K && q >= 0 && q < K;
+            const bool real = tap.plane >= 0 && column < FILTER_COLUMNS && p >= 0 && p < K && q >= 0 && q < K;
             value[j] = real ? filter[(c * K + p) * K + q] * scale : 0.0f;
         }
         const unsigned high = to_fp16x2(value[0], value[1]);
@@ -59,7 +59,8 @@ struct FirstWords {
     const unsigned char *of[2];
 };
 
-// The A operand of one k-step for 16 positions: words t and t + 4 of positions g and g + 8, of both components.
+// The A operand of one k-step for 16 positions: lane 4 g + t (the PTX ISA's groupID and threadID_in_group) has words t
+// and t + 4 of positions g and g + 8, of both components.
 struct Fragment {
     unsigned a[COMPONENTS][4];
 
@@ -111,7 +112,7 @@ __device__ __forceinline__ Range find_range(const float *input, const WorkTile &
             for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[c * INPUT_CHANNEL + i]);
     } else {
         const int columns = tile.input_columns(), rows = tile.input_rows();
-        for (int run = thread / 32; run < C * rows; run += Config::producer_warps)
+        for (int run = thread / 32; run < C * rows; run += PRODUCER_WARPS)
             for (int i = thread % 32; i < columns; i += 32)
                 range.add(input[run / rows * INPUT_CHANNEL + run % rows * index_t(INPUT_ROW) + i]);
     }
@@ -130,13 +131,11 @@ __device__ __forceinline__ void write_word(unsigned *to, float first, float seco
 
 // Where rows are whole, every thread has the same words in every plane, and keeps their offsets in registers, if they
 // are few. The planes of one channel's images follow one another: ONE_PLANE is then all of them.
-constexpr bool ONE_PLANE =
-    C == 1 && WHOLE_IMAGES && PLANE_ROWS == H && Config::plane_stride == PLANE_ROWS * Config::row_stride;
-constexpr int PLANE_WORDS = (ONE_PLANE ? Config::tile_images * PLANE_ROWS : PLANE_ROWS) * ROW_WORDS;
+constexpr bool ONE_PLANE = C == 1 && WHOLE_IMAGES && PLANE_ROWS == H && PLANE_STRIDE == PLANE_ROWS * ROW_STRIDE;
+constexpr int PLANE_WORDS = (ONE_PLANE ? TILE_IMAGES * PLANE_ROWS : PLANE_ROWS) * ROW_WORDS;
 constexpr int THREAD_WORDS = (PLANE_WORDS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
 constexpr bool KEEPS_OFFSETS = (WHOLE_ROWS || (!Config::input_from_global && C % 2 == 0)) &&
-                               THREAD_WORDS <= (Config::wgmma ? 14 : 24) &&
-                               (Config::position_columns == 1 || W % 2 == 0);
+                               THREAD_WORDS <= (Config::wgmma ? 14 : 24) && (POSITION_COLUMNS == 1 || W % 2 == 0);
 
 struct WordOffsets {
     int offsets[KEEPS_OFFSETS ? THREAD_WORDS : 1];
@@ -145,7 +144,7 @@ struct WordOffsets {
 #pragma unroll
         for (int k = 0; k < (KEEPS_OFFSETS ? THREAD_WORDS : 0); k++) {
             const int word = thread + k * PRODUCER_THREADS;
-            offsets[KEEPS_OFFSETS ? k : 0] = word / ROW_WORDS * Config::row_stride + word % ROW_WORDS;
+            offsets[KEEPS_OFFSETS ? k : 0] = word / ROW_WORDS * ROW_STRIDE + word % ROW_WORDS;
         }
     }
 };
@@ -154,23 +153,26 @@ struct WordOffsets {
 // written: a write between two reads would have to wait for the first.
 __device__ __forceinline__ void split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                             const WordOffsets &kept, int thread) {
-    constexpr int ALONG = Config::position_columns, PLANES = Config::planes;
+    constexpr int ALONG = POSITION_COLUMNS;
     constexpr index_t ODD_PARTNER = Config::odd_channel_pairs_rows ? INPUT_ROW : 1;
     const int rows = tile.input_rows(), columns = tile.input_columns();
     if (KEEPS_OFFSETS) {
         const int real = (ONE_PLANE ? tile.images * PLANE_ROWS : rows) * ROW_WORDS;
-        constexpr int BATCH =
-            THREAD_WORDS % 8 == 0 || THREAD_WORDS > 16 ? 8 : THREAD_WORDS > 8 ? (THREAD_WORDS + 1) / 2 : THREAD_WORDS;
+        constexpr int BATCH = THREAD_WORDS % 8 == 0 || THREAD_WORDS > 16 ? 8
+                              : THREAD_WORDS > 8                         ? (THREAD_WORDS + 1) / 2
+                                                                         : THREAD_WORDS;
 #pragma unroll 1
         for (int plane = 0; plane < (ONE_PLANE ? 1 : tile.images * PLANES); plane++) {
-            const int image = PLANES == 1 ? plane : Config::tile_images == 1 ? 0 : plane / PLANES;
+            const int image = PLANES == 1 ? plane : TILE_IMAGES == 1 ? 0 : plane / PLANES;
             const int pair = plane - image * PLANES;
             const float *const from = input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL;
-            unsigned *const to = stage + image * IMAGE_WORDS + pair * Config::plane_stride;
+            unsigned *const to = stage + image * IMAGE_WORDS + pair * PLANE_STRIDE;
             const bool odd = C % 2 && pair == C / 2;
             const index_t partner = odd ? ODD_PARTNER : INPUT_CHANNEL;
-            const int with_partner =
-                odd ? (Config::odd_channel_pairs_rows ? real - ROW_WORDS : ALONG == 2 ? real : real - 1) : real;
+            const int with_partner = odd ? (Config::odd_channel_pairs_rows ? real - ROW_WORDS
+                                            : ALONG == 2                   ? real
+                                                                           : real - 1)
+                                         : real;
 #pragma unroll
             for (int first = 0; first < THREAD_WORDS; first += BATCH) {
                 float a[BATCH], b[BATCH];
@@ -199,19 +201,19 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const bool real = line < lines;
-            const int plane = PLANES * Config::tile_images == 1 ? 0 : line / PLANE_ROWS;  // of all images
-            const int row = line - plane * PLANE_ROWS, image = Config::tile_images == 1 ? 0 : plane / PLANES;
+            const int plane = PLANES * TILE_IMAGES == 1 ? 0 : line / PLANE_ROWS;  // of all images
+            const int row = line - plane * PLANE_ROWS, image = TILE_IMAGES == 1 ? 0 : plane / PLANES;
             const int pair = plane - image * PLANES;
-            const float *const from = input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL +
-                                      row * index_t(INPUT_ROW) + ALONG * column;
+            const float *const from =
+                input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL + row * index_t(INPUT_ROW) + ALONG * column;
             const bool odd = C % 2 && pair == C / 2;
-            const bool inside = real && ((Config::input_rows == PLANE_ROWS && WHOLE_IMAGES) || row < rows) &&
+            const bool inside = real && ((INPUT_ROWS == PLANE_ROWS && WHOLE_IMAGES) || row < rows) &&
                                 (WHOLE_ROWS || ALONG * column < columns);
             const bool both =
                 inside && (!odd || (Config::odd_channel_pairs_rows ? row + 1 < rows : ALONG * column + 1 < columns));
             a[i] = inside ? from[0] : 0.0f;
             b[i] = both ? from[odd ? ODD_PARTNER : INPUT_CHANNEL] : 0.0f;
-            to[i] = real ? image * IMAGE_WORDS + pair * Config::plane_stride + row * Config::row_stride + column : -1;
+            to[i] = real ? image * IMAGE_WORDS + pair * PLANE_STRIDE + row * ROW_STRIDE + column : -1;
             line += DOWN, column += ACROSS;
             if (column >= ROW_WORDS) column -= ROW_WORDS, line++;
         }
@@ -224,16 +226,16 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
 __device__ __forceinline__ void produce(const Shared &s, const float *x, float *y, int *state, int images, int tiles) {
     constexpr int PREFETCH = Config::prefetch_input, STAGED_OUTPUT = Config::staged_outputs / 2;
     const int thread = threadIdx.x - MATH_THREADS;
-    int number = blockIdx.x / Config::filter_blocks;  // the first tile's input is being copied
-    int coming = number + gridDim.x / Config::filter_blocks;
+    int number = blockIdx.x / FILTER_BLOCKS;  // the first tile's input is being copied
+    int coming = number + gridDim.x / FILTER_BLOCKS;
     const WordOffsets kept(thread);
     int iteration = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
     find_filter_exponents(s, lowest, highest);
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2;
-        const int taken = thread == 0 ? (1 + PREFETCH) * (gridDim.x / Config::filter_blocks) +
-                                            atomicAdd(tile_counter(state, images), 1) : 0;
+        const int taken =
+            thread == 0 ? (1 + PREFETCH) * (gridDim.x / FILTER_BLOCKS) + atomicAdd(tile_counter(state, images), 1) : 0;
         const float *const global = image_of(x, tile.image, IMAGE) + index_t(tile.row) * W + tile.column;
         const float *const input =
             Config::input_from_global ? global : s.input + iteration % (1 + PREFETCH) * STAGED_INPUT;
@@ -249,12 +251,12 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, float *
 
         Range range = find_range(input, tile, thread);
         if (thread % 32 == 0)
-            s.ranges[thread / 32] = range.largest, s.ranges[Config::producer_warps + thread / 32] = range.smallest;
+            s.ranges[thread / 32] = range.largest, s.ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
         named_barrier<PRODUCERS, PRODUCER_THREADS>();
 #pragma unroll
-        for (int i = 0; i < Config::producer_warps; i++) {
+        for (int i = 0; i < PRODUCER_WARPS; i++) {
             range.largest = max(range.largest, s.ranges[i]);
-            range.smallest = min(range.smallest, s.ranges[Config::producer_warps + i]);
+            range.smallest = min(range.smallest, s.ranges[PRODUCER_WARPS + i]);
         }
         const TileScale scale(range.largest, range.smallest, lowest, highest);
 
@@ -268,7 +270,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, float *
             s.exponents[stage] = scale.exponent;
             if (scale.unsplittable) list_for_fallback(state, tile, images);
         }
-        split_input(s.stages + stage * Config::stage_words, input, tile, power_of_two(scale.exponent), kept, thread);
+        split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
         if (thread == 0) s.exponents[NEXT_TILE + stage] = PREFETCH ? coming : taken, s.exponents[LATER_TILE] = taken;
         wait_until_output_is_read();
         mbarrier_arrive(s.barriers + FULL + stage);

@@ -12,16 +12,16 @@
 // neighbours.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), k-steps of each filter row
-// rounded up to 16 products. Bytes: x once, K - 1 rows more per tile, and y once. What limits it: shared memory and
-// stores. Restrictions: at most 14 k-steps, which are not promoted; OW even for paired_stores; bulk_store on sm_90.
+// rounded up to 16 products. Bytes: x once, K - 1 rows more per tile, and y once: 50 FLOP per byte for the second
+// layer of the course's 2018 spring. What limits it: the register file, from which all operands come. Restrictions: at
+// most 14 k-steps, which are not promoted; OW even for paired_stores; bulk_store on sm_90. See "Warp level matrix
+// instructions" in the PTX ISA.
 
 constexpr bool FILTERS_ARE_A = Config::filters_are_a, PAIRS = Config::paired_stores;
-constexpr int OUTPUT_ROWS = Config::row_accumulators, GROUP_TILES = Config::group_tiles, K_STEPS = Config::k_steps;
-constexpr int ROW_STEPS = Config::row_k_steps, COLUMN_TILES = Config::column_tiles;
 constexpr int UNIT_POSITIONS = FILTERS_ARE_A ? 8 : 16, UNITS = (POSITIONS + UNIT_POSITIONS - 1) / UNIT_POSITIONS;
-constexpr int SLOTS = Config::math_warps / Config::groups;         // warps with the same filters
+constexpr int SLOTS = MATH_WARPS / GROUPS;                           // warps with the same filters
 constexpr int SETS = FILTERS_ARE_A ? GROUP_TILES / 2 : GROUP_TILES;  // accumulators per output row
-constexpr int FRAGMENTS = (K + OUTPUT_ROWS - 1) * ROW_STEPS;       // read per position
+constexpr int FRAGMENTS = (K + OUTPUT_ROWS - 1) * ROW_STEPS;         // read per position
 constexpr index_t FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
 
 // One k-step of the unit's positions: 16 as A, or eight as B.
@@ -45,7 +45,7 @@ struct PositionFragment {
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = FILTERS_ARE_A ? __shfl_sync(~0u, threadIdx.x / 32, 0) : threadIdx.x / 32;
-    const int slot = warp / Config::groups, first_tile = warp % Config::groups * GROUP_TILES;
+    const int slot = warp / GROUPS, first_tile = warp % GROUPS * GROUP_TILES;
     const int first_position = FILTERS_ARE_A ? 2 * t : PAIRS ? 2 * g : g;  // of a lane's two sums, and the other
     const int second_position = FILTERS_ARE_A || PAIRS ? first_position + 1 : first_position + 8;
     const FilterFragment *const from = reinterpret_cast<const FilterFragment *>(global) + lane;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
         if (!Config::bulk_store) named_barrier<MATH, MATH_THREADS>();
         const unsigned char *const stage_words =
-            reinterpret_cast<const unsigned char *>(s.stages + stage * Config::stage_words);
+            reinterpret_cast<const unsigned char *>(s.stages + stage * STAGE_WORDS);
         const int exponent = s.exponents[stage];
         const auto words_of = [&](int unit) {
             const int first = unit * UNIT_POSITIONS + (FILTERS_ARE_A ? g : first_position);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             return FirstWords{{stage_words + 4 * s.positions[first], stage_words + 4 * s.positions[second]}};
         };
         const auto load = [&](PositionFragment &f, int number, const FirstWords &words) {
-            f.load(words, taps[number % ROW_STEPS], number / ROW_STEPS * (4 * Config::row_stride));
+            f.load(words, taps[number % ROW_STEPS], number / ROW_STEPS * (4 * ROW_STRIDE));
         };
         int unit = next_unit;
         PositionFragment f[2];  // the next one is loaded while this one is multiplied
@@ -87,10 +87,10 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             float main[OUTPUT_ROWS][SETS][4] = {}, cross[OUTPUT_ROWS][SETS][4] = {};
             const FirstWords next_words = words_of(min(unit + SLOTS, UNITS - 1));
             // FILTERS_ARE_A: output rows that any of the eight positions has; others are not multiplied.
-            const int line = unit * 8 / Config::tile_columns;
-            const int last_line = min(unit * 8 + 7, POSITIONS - 1) / Config::tile_columns;
-            const int down = tile.row + line % Config::tile_lines * OUTPUT_ROWS;
-            const bool one_image = line / Config::tile_lines == last_line / Config::tile_lines;
+            const int line = unit * 8 / TILE_COLUMNS;
+            const int last_line = min(unit * 8 + 7, POSITIONS - 1) / TILE_COLUMNS;
+            const int down = tile.row + line % TILE_LINES * OUTPUT_ROWS;
+            const bool one_image = line / TILE_LINES == last_line / TILE_LINES;
             const int existing_rows = OH % OUTPUT_ROWS == 0 || !one_image ? OUTPUT_ROWS : OH - down;
 #pragma unroll
             for (int k = 0; k < FRAGMENTS; k++) {
@@ -111,8 +111,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                             const unsigned a[] = {top.word[word], bottom.word[word], top.word[word + 1],
                                                   bottom.word[word + 1]};
                             mma_if(r < existing_rows, sums[r][i % SETS], a, x[0], x[1]);
-                        } else
-                            mma(sums[r][i % SETS], x, step[i % SETS].word[word], step[i % SETS].word[word + 1]);
+                        } else mma(sums[r][i % SETS], x, step[i % SETS].word[word], step[i % SETS].word[word + 1]);
                     }
                 };
                 constexpr int ALL = OUTPUT_ROWS * SETS, HALF = FILTERS_ARE_A ? ALL : (ALL + 1) / 2;
@@ -129,12 +128,11 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
 #pragma unroll
             for (int h = 0; h < (PAIRS ? 1 : 2); h++) {
                 const int at = unit * UNIT_POSITIONS + (h ? second_position : first_position);
-                const int line = at / Config::tile_columns;
-                const int image = Config::tile_images == 1 ? 0 : line / Config::tile_lines;
-                const int row = tile.row + (line - image * Config::tile_lines) * OUTPUT_ROWS;
-                const int column = tile.column + at - line * Config::tile_columns;
-                rows[h] = image < tile.images && line - image * Config::tile_lines < Config::tile_lines && column < OW
-                              ? OH - row : 0;
+                const int line = at / TILE_COLUMNS;
+                const int image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
+                const int row = tile.row + (line - image * TILE_LINES) * OUTPUT_ROWS;
+                const int column = tile.column + at - line * TILE_COLUMNS;
+                rows[h] = image < tile.images && line - image * TILE_LINES < TILE_LINES && column < OW ? OH - row : 0;
                 to[h] = Config::bulk_store ? s.output + stage * (Config::staged_outputs / 2) +
                                                  image * (M * Config::output_pitch) + (row - tile.row) * OW + column
                                            : image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;

@@ -61,9 +61,9 @@ __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_f
 // A filter's power of two, the mantissa bits of its truncation correction, and the upper bits of its same-sign
 // correction.
 __device__ __forceinline__ int pack_filter_scale(int exponent, int k_steps, float weight_sum) {
-    const unsigned same_sign =
-        CORRECTS_SAME_SIGN && k_steps
-            ? __float_as_uint(Config::same_sign_bias * 0x1p-38f * k_steps / weight_sum) >> 20 : 0;
+    const unsigned same_sign = CORRECTS_SAME_SIGN && k_steps
+                                   ? __float_as_uint(Config::same_sign_bias * 0x1p-38f * k_steps / weight_sum) >> 20
+                                   : 0;
     return exponent * 0x80000 + (same_sign << 8) +
            min(int(Config::truncation_bias * min(k_steps, PROMOTION_INTERVAL) + 0.5f), 255);
 }

@@ -6,8 +6,8 @@
 // float32. The kernel also empties the fallback list and resets the tile scheduler's counters.
 
 extern "C" __global__ void __launch_bounds__(256)
-split_precision_filters(const float *__restrict__ w, unsigned *__restrict__ filters, int *__restrict__ filter_scales,
-                        int *state, int images) {
+    split_precision_filters(const float *__restrict__ w, unsigned *__restrict__ filters,
+                            int *__restrict__ filter_scales, int *state, int images) {
     __shared__ int exponent[8], unsplittable[8], k_steps[8], k_steps_with_low[8];  // of the block's columns
     __shared__ float weight_sum[8];  // of |w|, scaled; for the same-sign correction
     allow_next_grid();
@@ -17,7 +17,7 @@ split_precision_filters(const float *__restrict__ w, unsigned *__restrict__ filt
     if (threadIdx.x == 0) state[1 + 2ll * images + tile] = 0;  // there are at least as many blocks as counters
 
     // Warp n finds the range of column n, which belongs to this filter.
-    const auto filter_of = [&](int n) { return min(tile * 8 + n, Config::filter_columns - 1) / Config::filter_shifts; };
+    const auto filter_of = [&](int n) { return min(tile * 8 + n, FILTER_COLUMNS - 1) / FILTER_SHIFTS; };
     Range range;
     for (int i = lane; i < REDUCTION; i += 32) range.add(w[index_t(filter_of(warp)) * REDUCTION + i]);
     range.join_warp();
@@ -36,15 +36,15 @@ split_precision_filters(const float *__restrict__ w, unsigned *__restrict__ filt
         k_steps[warp] = k_steps_with_low[warp] = 0;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && tile < Config::column_tiles) {
+    if (threadIdx.x == 0 && tile < COLUMN_TILES) {
         int any = 0;
         for (int i = 0; i < 8; i++) any |= unsplittable[i];
-        filter_scales[8 * Config::column_tiles + tile] = any;
+        filter_scales[8 * COLUMN_TILES + tile] = any;
     }
 
     // Each warp splits whole k-steps, and counts those in which column `lane` has a product, and a low component.
     int used = 0, used_low = 0;
-    for (int i = threadIdx.x; i < Config::k_steps * 32; i += 256) {
+    for (int i = threadIdx.x; i < K_STEPS * 32; i += 256) {
         const int k_step = i / 32, n = i % 32 / 4, t = i % 4;
         const float *const filter = w + index_t(filter_of(n)) * REDUCTION;
         const float scale = power_of_two(exponent[n]);
@@ -54,8 +54,7 @@ split_precision_filters(const float *__restrict__ w, unsigned *__restrict__ filt
     }
     if (lane < 8) atomicAdd(k_steps + lane, used), atomicAdd(k_steps_with_low + lane, used_low);
     __syncthreads();
-    if (tile < Config::column_tiles && threadIdx.x < 8)
-        filter_scales[tile * 8 + threadIdx.x] =
-            pack_filter_scale(exponent[threadIdx.x], k_steps_with_low[threadIdx.x] ? k_steps[threadIdx.x] : 0,
-                              weight_sum[threadIdx.x]);
+    if (tile < COLUMN_TILES && threadIdx.x < 8)
+        filter_scales[tile * 8 + threadIdx.x] = pack_filter_scale(
+            exponent[threadIdx.x], k_steps_with_low[threadIdx.x] ? k_steps[threadIdx.x] : 0, weight_sum[threadIdx.x]);
 }

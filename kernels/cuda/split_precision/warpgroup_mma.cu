@@ -16,26 +16,31 @@
 //     input row 1    filter row 1 -> output row 0,   filter row 0 -> output row 1
 //     input row 2    filter row 2 -> output row 0,   filter row 1 -> output row 1,   filter row 0 -> output row 2   ...
 //
-// That holds for the first row_k_steps k-steps of each filter row. Words that fill no whole k-step of a row are
-// collected in rest_k_steps k-steps at the end, and read once per output row.
+// These are the first ROW_STEPS k-steps of each filter row. Words that fill no whole k-step of a row are collected in
+// rest_k_steps k-steps at the end, and read once per output row.
+//
+// A tile's work comes in units of 64 positions (a row block) times one group of filter columns. Per unit, a warpgroup
+//   1. runs the main loop: for each k-step it loads the next A fragment while the tensor cores multiply this one, and
+//      stores a few of the last unit's outputs;
+//   2. stages its sums in shared memory, so that the lanes of a warp then store neighbouring outputs.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
-// per tile, and y once: 168 FLOP per byte for the course's last layer, 10 times an H200's float32 balance. What limits
-// it: the tensor cores' rate, and registers, which hold the sums. Restrictions: sm_90a; group_tiles components <= 32.
-// See "Asynchronous warpgroup level matrix instructions" in the PTX ISA, and CUTLASS's "ping-pong" and "cooperative"
-// kernels.
+// per tile, and y once. The course's last layer has 168 FLOP per byte; an H200 balances at 69, a third of its fp16
+// rate over its memory's. What limits it: shared memory and tensor cores together, and the registers that hold the
+// sums. Restrictions: sm_90a; group_tiles components <= 32. See "Asynchronous warpgroup level matrix instructions" in
+// the PTX ISA, and CUTLASS's persistent cooperative kernels.
 
-constexpr int OUTPUT_ROWS = Config::row_accumulators, WARPGROUPS = Config::math_warps / 4;
-constexpr int UNITS = (POSITIONS + 63) / 64 * Config::groups;  // of a tile: 64 positions times a group of columns
-constexpr int LOW_SUMS = 4 * Config::group_tiles, SUMS = COMPONENTS * LOW_SUMS;  // per thread and output row
-constexpr int SHARED_ROW_STEPS = Config::row_k_steps * (K + OUTPUT_ROWS - 1);
+constexpr int WARPGROUPS = MATH_WARPS / 4;
+constexpr int UNITS = (POSITIONS + 63) / 64 * GROUPS;                    // of a tile
+constexpr int LOW_SUMS = 4 * GROUP_TILES, SUMS = COMPONENTS * LOW_SUMS;  // per thread and output row
+constexpr int SHARED_ROW_STEPS = ROW_STEPS * (K + OUTPUT_ROWS - 1);
 constexpr int ALL_STEPS = SHARED_ROW_STEPS + OUTPUT_ROWS * Config::rest_k_steps;  // k-steps that are read
-constexpr int PER_ROW = Config::row_k_steps ? Config::row_k_steps : 1;            // divisors
+constexpr int PER_ROW = ROW_STEPS ? ROW_STEPS : 1;                                // divisors
 constexpr int PER_REST = Config::rest_k_steps ? Config::rest_k_steps : 1;
-constexpr int REST_BEGIN = K * Config::row_k_steps;                               // the filters' first rest k-step
+constexpr int REST_BEGIN = K * ROW_STEPS;  // the filters' first rest k-step
 constexpr bool UNROLLED = ALL_STEPS > 1 && ALL_STEPS <= 64;
-constexpr int FILTER_STEP = Config::groups * COMPONENTS * Config::group_tiles * 16;  // of B per k-step, in 16 bytes
-constexpr int ROW_BYTES = 4 * Config::row_stride;
+constexpr int FILTER_STEP = GROUPS * COMPONENTS * GROUP_TILES * 16;  // of B per k-step, in 16 bytes
+constexpr int ROW_BYTES = 4 * ROW_STRIDE;
 
 // A thread's sums of one unit. In `sums` those with w_high come first, then those with w_low.
 struct Accumulators {
@@ -82,19 +87,18 @@ struct Accumulators {
     }
 };
 
-// ---- Epilogue: sums -> shared memory at a unit's end; shared memory -> y between the k-steps of the next unit. A
-// warpgroup that stores starts no products, and the others could not fill that gap.
+// ---- Epilogue, second half: from the staging area to y. It runs between the k-steps of the next unit's main loop,
+// because a warpgroup that stores starts no products, and the others cannot fill that gap.
 
-constexpr int STAGING_PITCH = 64 + 4;                             // floats from one filter column to the next
-constexpr int STAGING = OUTPUT_ROWS * 8 * Config::group_tiles * STAGING_PITCH;  // floats of a warpgroup
-constexpr int STORES = OUTPUT_ROWS * LOW_SUMS;                    // outputs of a lane
+constexpr int STAGING_PITCH = 64 + 4;                                   // floats from one filter column to the next
+constexpr int STAGING = OUTPUT_ROWS * 8 * GROUP_TILES * STAGING_PITCH;  // floats of a warpgroup
+constexpr int STORES = OUTPUT_ROWS * LOW_SUMS;                          // outputs of a lane
 constexpr int STORES_PER_STEP = UNROLLED ? (STORES + ALL_STEPS - 2) / (ALL_STEPS - 1) : STORES;
 
 // The staged outputs of a warpgroup's last unit: a lane has one position, and every second filter column.
 struct StagedOutput {
-    static constexpr bool ALL_COLUMNS =
-        Config::filter_columns % (8 * Config::group_tiles * Config::groups * Config::filter_blocks) == 0;
-    static constexpr bool ALL_ROWS = OH % Config::position_rows == 0;
+    static constexpr bool ALL_COLUMNS = FILTER_COLUMNS % (8 * GROUP_TILES * GROUPS * FILTER_BLOCKS) == 0;
+    static constexpr bool ALL_ROWS = OH % POSITION_ROWS == 0;
     const float *from;
     float *to;
     int rows;     // output rows that exist, from the position's first on; 0 before the first unit
@@ -102,29 +106,27 @@ struct StagedOutput {
 
     __device__ __forceinline__ explicit StagedOutput(const float *staging)
         : from(staging), to(nullptr), rows(0), columns(0) {}
-    __device__ __forceinline__ StagedOutput(const float *staging, float *y, const WorkTile &tile, int group,
+    __device__ __forceinline__ StagedOutput(const float *staging, float *y, const WorkTile &tile, int row_block,
                                             int first_tile) {
-        constexpr int SHIFTS = Config::filter_shifts;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, odd = warp % 2, in_unit = warp / 2 * 32 + lane;
-        const int at = group * 64 + in_unit, line = at / Config::tile_columns, image = line / Config::tile_lines;
-        const int row = tile.row + line % Config::tile_lines * Config::position_rows + odd % SHIFTS;
-        const int column = tile.column + at % Config::tile_columns;
+        const int at = row_block * 64 + in_unit, line = at / TILE_COLUMNS, image = line / TILE_LINES;
+        const int row = tile.row + line % TILE_LINES * POSITION_ROWS + odd % FILTER_SHIFTS;
+        const int column = tile.column + at % TILE_COLUMNS;
         from = staging + odd * STAGING_PITCH + in_unit;
-        columns = Config::filter_columns - first_tile * 8 - odd;
+        columns = FILTER_COLUMNS - first_tile * 8 - odd;
         rows = image < tile.images && column < OW ? OH - row : 0;
         to = image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
-        to += index_t((first_tile * 8 + odd) / SHIFTS) * PIXELS;
+        to += index_t((first_tile * 8 + odd) / FILTER_SHIFTS) * PIXELS;
     }
     // Output number i of the lane: read during one k-step, stored during the next.
     __device__ __forceinline__ float read(int i) const {
         const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS;
-        return from[(r * (8 * Config::group_tiles) + n) * STAGING_PITCH];
+        return from[(r * (8 * GROUP_TILES) + n) * STAGING_PITCH];
     }
     __device__ __forceinline__ void store(int i, float value) const {
-        constexpr int SHIFTS = Config::filter_shifts;
-        const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS, down = r * SHIFTS + n % SHIFTS;
+        const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS, down = r * FILTER_SHIFTS + n % FILTER_SHIFTS;
         if ((ALL_COLUMNS || n < columns) && (ALL_ROWS ? 0 : down) < rows)
-            __stcs(to + n / SHIFTS * PIXELS + down * index_t(OW), value);
+            __stcs(to + n / FILTER_SHIFTS * PIXELS + down * index_t(OW), value);
     }
     __device__ __forceinline__ void store_all() const {
 #pragma unroll
@@ -132,35 +134,38 @@ struct StagedOutput {
     }
 };
 
-// The warpgroup's sums, rescaled, to its staging area. All its threads have stored what lay there.
+// ---- Epilogue, first half: the sums, rescaled, to the staging area. On entry all products are complete and all
+// threads of the warpgroup have stored what lay there; they must meet again before they read it.
 __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &sums, float *staging, int exponent,
                                              int first_tile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int r = 0; r < OUTPUT_ROWS; r++)
 #pragma unroll
-        for (int n = 0; n < Config::group_tiles; n++) {
+        for (int n = 0; n < GROUP_TILES; n++) {
             OutputScale scales[2];
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 scales[i] = OutputScale(exponent, s.filter_scales[(first_tile + n) * 8 + 2 * t + i]);
 #pragma unroll
             for (int v = 0; v < 4; v++) {
-                const int column = (r * Config::group_tiles + n) * 8 + 2 * t + v % 2;
+                const int column = (r * GROUP_TILES + n) * 8 + 2 * t + v % 2;
                 staging[column * STAGING_PITCH + 16 * warp + v / 2 * 8 + g] =
                     scales[v % 2](sums.total(r, n, v), sums.sums[r][4 * n + v]);
             }
         }
 }
 
-// ---- Main loop: all k-steps of a unit. While the products of one fragment are added, the next fragment is loaded.
+// ---- Main loop: all k-steps of a unit, from the words at `words` and the filters at `b`. The last products may still
+// be running on exit. While the products of one fragment are added, the next fragment is loaded.
 
-// The k-steps written out. Half k-steps whose four words lie alike share an address register per pattern: HALF_STEPS
-// has, per half, the offset of its first word and its pattern; PATTERN_EXAMPLES has a half with each pattern. With two
-// fragments ahead OUTPUT_ROWS 2 is faster, but OUTPUT_ROWS 3, which gains more, has no registers for it.
+// With the k-steps written out. Half k-steps whose four words lie alike share an address register per pattern:
+// HALF_STEPS has, per half, the offset of its first word and its pattern; PATTERN_EXAMPLES has a half with each
+// pattern. With two fragments ahead OUTPUT_ROWS 2 is faster, but OUTPUT_ROWS 3, which gains more, has no registers for
+// it.
 constexpr int PATTERNS = UNROLLED && Config::address_patterns > 0 ? Config::address_patterns : 1;
-__device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const FirstWords &words,
-                                                   const int2 *taps, Descriptor b, const StagedOutput &output) {
+__device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const FirstWords &words, const int2 *taps,
+                                                   Descriptor b, const StagedOutput &output) {
     // Static: the compiler then knows the values before it asks whether the addresses are in shared memory.
     static constexpr int HALF_STEPS[][2] = {HALF_STEP_TABLE}, PATTERN_EXAMPLES[] = {PATTERN_TABLE};
     const unsigned char *by_pattern[PATTERNS];
@@ -180,10 +185,8 @@ __device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const Fir
             const int x = HALF_STEPS[half][0] + row, y = HALF_STEPS[half + 1][0] + row;
             const auto first = by_pattern[HALF_STEPS[half][1]], second = by_pattern[HALF_STEPS[half + 1][1]];
             f.load(first + x, first + second_position + x, second + y, second + second_position + y);
-        } else if (k < SHARED_ROW_STEPS)
-            f.load(words, taps[k % PER_ROW * 4], k / PER_ROW * ROW_BYTES);
-        else if (k < ALL_STEPS)
-            f.load(words, taps[(REST_BEGIN + rest % PER_REST) * 4], rest / PER_REST * ROW_BYTES);
+        } else if (k < SHARED_ROW_STEPS) f.load(words, taps[k % PER_ROW * 4], k / PER_ROW * ROW_BYTES);
+        else if (k < ALL_STEPS) f.load(words, taps[(REST_BEGIN + rest % PER_REST) * 4], rest / PER_REST * ROW_BYTES);
     };
     float outgoing[STORES_PER_STEP];
     load(0);
@@ -192,9 +195,8 @@ __device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const Fir
         const int input_row = k / PER_ROW, rest = k - SHARED_ROW_STEPS, r = rest / PER_REST;
         const Fragment &f = fragments[k % 2];
         if (k < SHARED_ROW_STEPS)
-            sums.multiply_add(f, b + k * FILTER_STEP, input_row - K + 1, input_row, Config::row_k_steps * FILTER_STEP);
-        else
-            sums.multiply_add(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0);
+            sums.multiply_add(f, b + k * FILTER_STEP, input_row - K + 1, input_row, ROW_STEPS * FILTER_STEP);
+        else sums.multiply_add(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0);
 #pragma unroll
         for (int i = 0; i < STORES_PER_STEP; i++) {
             const int now = k * STORES_PER_STEP + i, before = now - STORES_PER_STEP;
@@ -207,9 +209,9 @@ __device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const Fir
     }
 }
 
-// The k-steps as a loop, three at a time, for filters with too many of them to write out.
-__device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &words, const int2 *taps,
-                                          Descriptor b, const StagedOutput &output) {
+// With the k-steps as a loop, three at a time, for filters with too many of them to write out.
+__device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &words, const int2 *taps, Descriptor b,
+                                          const StagedOutput &output) {
     hide_from_compiler(b);
     output.store_all();
     Fragment f0, f1, f2;
@@ -217,14 +219,14 @@ __device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &
     int2 tap = taps[0];
     const auto load = [&](Fragment &f) {
         f.load(words, tap, input_row * ROW_BYTES);
-        if (++j == Config::row_k_steps) j = 0, input_row++;
+        if (++j == ROW_STEPS) j = 0, input_row++;
         tap = taps[j * 4];
     };
     int j_done = 0, row_done = 0;
     const auto multiply_add = [&](const Fragment &f) {
-        sums.multiply_add(f, b + (row_done * Config::row_k_steps + j_done) * FILTER_STEP, row_done - K + 1, row_done,
-                          Config::row_k_steps * FILTER_STEP);
-        if (++j_done == Config::row_k_steps) j_done = 0, row_done++;
+        sums.multiply_add(f, b + (row_done * ROW_STEPS + j_done) * FILTER_STEP, row_done - K + 1, row_done,
+                          ROW_STEPS * FILTER_STEP);
+        if (++j_done == ROW_STEPS) j_done = 0, row_done++;
         wgmma_wait<1>();
     };
     if (SHARED_ROW_STEPS > 0) load(f0);
@@ -260,29 +262,28 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
     float *const staging = s.output + warpgroup * STAGING;
     StagedOutput output(staging);
     const Descriptor filters = matrix_descriptor(shared_address(s.filters), 128, 256);
-    int iteration = 0, next_unit = warpgroup, number = blockIdx.x / Config::filter_blocks;
-    const int block_tile = blockIdx.x % Config::filter_blocks * (Config::groups * Config::group_tiles);
+    int iteration = 0, next_unit = warpgroup, number = blockIdx.x / FILTER_BLOCKS;
+    const int block_tile = blockIdx.x % FILTER_BLOCKS * (GROUPS * GROUP_TILES);
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2;
         mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
         number = next_tile(s, stage);
-        const unsigned *const stage_words = s.stages + stage * Config::stage_words;
+        const unsigned *const stage_words = s.stages + stage * STAGE_WORDS;
         const int exponent = s.exponents[stage];
         int unit = next_unit;
 #pragma unroll 1
         for (; unit < UNITS; unit += WARPGROUPS) {
-            const int group = unit / Config::groups, in_block = unit % Config::groups * Config::group_tiles;
-            const int first_tile = block_tile + in_block;
-            FirstWords words;  // of positions g and g + 8
+            const int row_block = unit / GROUPS, in_block = unit % GROUPS * GROUP_TILES;
+            const int first_tile = block_tile + in_block;  // of filter columns, in the block and among all
+            FirstWords words;                              // of positions g and g + 8
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int at = min(group * 64 + warp * 16 + i * 8 + g, POSITIONS - 1);
-                const int line = at / Config::tile_columns;
-                words.of[i] = reinterpret_cast<const unsigned char *>(
-                    stage_words + line / Config::tile_lines * IMAGE_WORDS +
-                    line % Config::tile_lines * (Config::position_rows * Config::row_stride) +
-                    at % Config::tile_columns);
+                const int at = min(row_block * 64 + warp * 16 + i * 8 + g, POSITIONS - 1);
+                const int line = at / TILE_COLUMNS;
+                words.of[i] = reinterpret_cast<const unsigned char *>(stage_words + line / TILE_LINES * IMAGE_WORDS +
+                                                                      line % TILE_LINES * (POSITION_ROWS * ROW_STRIDE) +
+                                                                      at % TILE_COLUMNS);
             }
             const Descriptor b = filters + in_block * (COMPONENTS * 16);
             Accumulators sums;
@@ -290,10 +291,10 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             else main_loop(sums, words, taps, b, output);
             wgmma_wait<0>();
 
-            named_barrier(WARPGROUP + warpgroup, 128);
+            named_barrier(WARPGROUP + warpgroup, 128);  // all have stored the last unit's outputs
             stage_output(s, sums, staging, exponent, first_tile);
             named_barrier(WARPGROUP + warpgroup, 128);
-            output = StagedOutput(staging, y, tile, group, first_tile);
+            output = StagedOutput(staging, y, tile, row_block, first_tile);
         }
         next_unit = unit - UNITS;
         mbarrier_arrive(s.barriers + EMPTY + stage);
