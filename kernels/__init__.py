@@ -28,8 +28,7 @@ KERNELS: tuple[Kernel, ...] = (
     im2col_gemm.MANY,
     im2col_gemm.ONE,
     register_tiled.STREAMS,
-    wide.POINTWISE,
-    wide.GENERAL,
+    *wide.FP16X3,
     *split_precision.FP16X3,
     naive.NAIVE,
     naive.BLOCK1024,
@@ -38,7 +37,6 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.HALF,
     tensor_core.FP16,
     tensor_core.TF32,
-    wide.FP16X1_POINTWISE,
-    wide.FP16X1_GENERAL,
+    *wide.FP16X1,
     *split_precision.FP16X1,
 )

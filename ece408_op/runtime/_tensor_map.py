@@ -45,20 +45,19 @@ def encoded(tensor: TensorMap, address: int) -> bytes:
         (ctypes.c_uint64 * rank)(*tensor.sizes),
         (ctypes.c_uint64 * (rank - 1))(*strides),
     )
+    lower, upper, steps = tensor.im2col or ((), (), (1,) * (rank - 2))
     end = (
-        (ctypes.c_uint * rank)(*[1] * rank),
+        (ctypes.c_uint * rank)(1, *steps, 1),
         ctypes.c_int(0),
         ctypes.c_int(_SWIZZLES[2 * tensor.box[0]]),
         ctypes.c_int(_L2_PROMOTION),
         ctypes.c_int(0),  # what lies outside reads as zero
     )
     try:
-        if tensor.window is None:
+        if tensor.im2col is None:
             failed = _driver().cuTensorMapEncodeTiled(*begin, (ctypes.c_uint * rank)(*tensor.box), *end)
         else:
-            # The corners of the box of windows' first elements: from 0 to the window's size less one before the end.
-            lower, upper = [0] * (rank - 2), [1 - size for size in tensor.window]
-            corners = ((ctypes.c_int * (rank - 2))(*lower), (ctypes.c_int * (rank - 2))(*upper))
+            corners = (ctypes.c_int * (rank - 2))(*lower), (ctypes.c_int * (rank - 2))(*upper)
             channels, pixels = map(ctypes.c_uint, tensor.box)
             failed = _driver().cuTensorMapEncodeIm2col(*begin, *corners, channels, pixels, *end)
     except AttributeError as error:

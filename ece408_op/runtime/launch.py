@@ -27,6 +27,7 @@ REGISTERS = 65536
 #: What a kernel may take of device memory for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
 
+Pair = tuple[int, int]
 Triple = tuple[int, int, int]
 
 
@@ -34,16 +35,22 @@ Triple = tuple[int, int, int]
 class TensorMap:
     """A kernel's parameter that describes a tensor of 16-bit floats to TMA, the unit that copies tiles of tensors.
 
-    ``buffer`` names the memory, ``offset`` is the tensor's first byte in it. ``sizes`` count elements, the innermost
-    first; the elements lie without gaps. ``box`` is what one copy takes: elements of each size, or, where ``window``
-    gives the columns and rows of a convolution's window (TMA's im2col mode), channels and pixels.
-    A row of the box spans 32, 64 or 128 bytes, over which it is swizzled in shared memory.
+    A row of the box spans 32, 64 or 128 bytes, over which it is swizzled in shared memory. What lies outside the tensor
+    reads as zero.
+
+    Attributes:
+        buffer: the name of the memory.
+        sizes: elements of each dimension, the innermost first; the elements lie without gaps.
+        box: what one copy takes: elements of each size, or, with ``im2col``, channels and pixels.
+        im2col: the columns and rows at which the first and the last window begin, the latter counted from the last
+            column and row, and the columns and rows from one window to the next; None for an ordinary tile.
+        offset: the tensor's first byte in the buffer.
     """
 
     buffer: str
     sizes: tuple[int, ...]
     box: tuple[int, ...]
-    window: tuple[int, int] | None = None
+    im2col: tuple[Pair, Pair, Pair] | None = None
     offset: int = 0
 
 

@@ -298,8 +298,8 @@ class WarpgroupTile(Tile):
             **super().defines,
             "HALF_STEP_TABLE": ", ".join(f"{{{offset}, {pattern}}}" for offset, pattern in halves) or "{0}",
             "PATTERN_TABLE": ", ".join(map(str, examples)) or "0",
-            **_wgmma("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
-            **_wgmma("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles if self.components == 2 else 0),
+            **wgmma_macro("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
+            **wgmma_macro("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles if self.components == 2 else 0),
         }
 
 
@@ -354,14 +354,14 @@ class ImplicitGemmTile(Tile):
         shared = self.wgmma_n if self.components == 2 else 0
         return {
             **super().defines,
-            **_wgmma("WGMMA_REGISTERS", self.wgmma_n),
-            **_wgmma("WGMMA_REGISTERS_OVERWRITE", self.wgmma_n, overwrite=True),
-            **_wgmma("WGMMA_SHARED", shared, shared=True),
-            **_wgmma("WGMMA_SHARED_OVERWRITE", shared, shared=True, overwrite=True),
+            **wgmma_macro("WGMMA_REGISTERS", self.wgmma_n),
+            **wgmma_macro("WGMMA_REGISTERS_OVERWRITE", self.wgmma_n, overwrite=True),
+            **wgmma_macro("WGMMA_SHARED", shared, shared=True),
+            **wgmma_macro("WGMMA_SHARED_OVERWRITE", shared, shared=True, overwrite=True),
         }
 
 
-def _wgmma(name: str, columns: int, shared: bool = False, overwrite: bool = False) -> dict[str, int | str]:
+def wgmma_macro(name: str, columns: int, shared: bool = False, overwrite: bool = False) -> dict[str, int | str]:
     """Return wgmma as a macro, which does nothing for 0 columns.
 
     It is d += a b or, with ``overwrite``, d = a b. b is a descriptor; a is in registers or, ``shared``, a descriptor.

@@ -1,7 +1,8 @@
 // Implicit GEMM in split precision for any number of channels and filters: TMA loads, wgmma multiplies (sm_90a).
 //
 // The convolution is a matrix product of output pixels by filters, summed over C K K products. The product's left
-// matrix, the input windows, is never written down: TMA's im2col mode gathers its rows from the images.
+// matrix, the input windows, is never written down: TMA's im2col mode gathers its rows from the images, with stride,
+// padding and dilation. The data gradient of a convolution of stride 1 is the convolution of y with flipped filters.
 //
 //     a block           128 output pixels (numbered through all images) x 128 or 64 filters
 //     a pipeline stage  stage_channels channels of one filter element (tap):
@@ -13,7 +14,7 @@
 //
 // Split precision (Markidis et al. 2018; Ootomo and Yokota 2022; CUTLASS's 3xTF32): a float32 value is the sum of a
 // 16-bit float and of what that leaves, times 2^-11, so three tensor-core products make one float32 product. The
-// errors are derived in split_precision.py. Every image and every filter is scaled by a power of two of its own.
+// errors are derived in wide.py and split_precision.py. Every image and every filter is scaled by a power of two of its own.
 //
 // Arithmetic intensity: per channel of a stage, 128 x 128 multiply-adds of three products each for 4 (128 + 128) bytes
 // from L2, that is 96 FLOP per byte. Layers with long sums are limited by the tensor cores, those with short sums by
@@ -33,13 +34,13 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ Range warps[16];
     if (first && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         listed[0] = 0;  // split_filters did, for the first images
-    const float *const image = image_of(x, first + blockIdx.y, IMAGE);
-    constexpr index_t SHARE = (IMAGE + Config::range_blocks - 1) / Config::range_blocks;
-    const index_t begin = blockIdx.x * SHARE, end = min(begin + SHARE, IMAGE);
+    const float *const image = x + (first + blockIdx.y) * IMAGE;
+    constexpr long long SHARE = (IMAGE + Config::range_blocks - 1) / Config::range_blocks;
+    const long long begin = blockIdx.x * SHARE, end = min(begin + SHARE, IMAGE);
     Range range;
 #pragma unroll 8
-    for (index_t i = begin + threadIdx.x; i < end; i += 512) range.add(image[i]);
-    range.reduce_warp();
+    for (long long i = begin + threadIdx.x; i < end; i += 512) range.add(image[i]);
+    range.join_warp();
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = range;
     __syncthreads();
     if (threadIdx.x) return;
@@ -47,88 +48,79 @@ extern "C" __global__ void __launch_bounds__(512)
     ranges[blockIdx.y * Config::range_blocks + blockIdx.x] = range;
 }
 
-// Convert: images (B, C, H, W) to [part][image][pixel][channel]. A block turns 64 channels of 64 pixels.
+// Convert: images (B, C, H, W) to [component][image][pixel][group][channel]. A block turns 64 channels of 64 pixels.
 extern "C" __global__ void __launch_bounds__(256)
     split_images(const float *__restrict__ x, const Range *__restrict__ ranges, uint4 *__restrict__ split,
                  int *__restrict__ exponents, int *__restrict__ listed, long long first, int images) {
-    constexpr int AREA = H * W;
-    __shared__ float tile[64][65];
+    constexpr int CHANNELS = Config::groups * Config::padded_channels, PITCH = 65;
+    __shared__ float tile[64][PITCH];
     const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64;
     Range range;
     for (int i = 0; i < Config::range_blocks; i++) range.add(ranges[image * Config::range_blocks + i]);
     const int exponent = range.exponent();
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         exponents[image] = exponent;
-        if (exponent == UNSPLIT) listed[1 + atomicAdd(listed, 1)] = image;
+        if (exponent == Range::UNSPLITTABLE) listed[1 + atomicAdd(listed, 1)] = image;
     }
-    const float scale = power_of_two(exponent == UNSPLIT ? 0 : exponent);
-    const float *const from = image_of(x, first + image, IMAGE);
+    const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
+    const float *const from = x + (first + image) * IMAGE;
     const int column = threadIdx.x % 64, pixel = pixel0 + column;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        const int row = threadIdx.x / 64 + 4 * i;
-        tile[row][column] =
-            c0 + row < C && pixel < AREA ? multiply(from[index_t(c0 + row) * AREA + pixel], scale) : 0.0f;
+        const int row = threadIdx.x / 64 + 4 * i, group = (c0 + row) / Config::padded_channels;
+        const int c = (c0 + row) % Config::padded_channels;
+        const bool exists = c < C && group < Config::groups && pixel < AREA;
+        tile[row][column] = exists ? from[(group * C + c) * (long long)AREA + pixel] : 0.0f;
     }
     __syncthreads();
-    const long long part = (long long)images * AREA * (Config::channels / 8);
+    constexpr long long PIXEL_WORDS = CHANNELS / 8;
+    const long long component = images * AREA * PIXEL_WORDS;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = threadIdx.x / 8 + 32 * i, c = threadIdx.x % 8 * 8;
-        if (pixel0 + row >= AREA || c0 + c >= Config::channels) continue;
-        unsigned high[4], low[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float a = tile[c + 2 * j][row], b = tile[c + 2 * j + 1][row];
-            high[j] = high_parts(a, b), low[j] = low_parts(a, b, high[j]);
-        }
-        uint4 *const to = split + ((long long)image * AREA + pixel0 + row) * (Config::channels / 8) + (c0 + c) / 8;
-        to[0] = make_uint4(high[0], high[1], high[2], high[3]);
-        if (Config::low_parts) to[part] = make_uint4(low[0], low[1], low[2], low[3]);
+        if (pixel0 + row >= AREA || c0 + c >= CHANNELS) continue;
+        uint4 high, low;
+        split_channels(&tile[c][row], PITCH, scale, high, low);
+        uint4 *const to = split + ((long long)image * AREA + pixel0 + row) * PIXEL_WORDS + (c0 + c) / 8;
+        to[0] = high;
+        if (COMPONENTS == 2) to[component] = low;
     }
 }
 
-// The rows of tile_pixels output pixels from (image, row, column) on, channels c to c + stage_channels, of tap (p, q).
-__device__ __forceinline__ void load_pixels(unsigned to, const TensorMap &map, unsigned barrier, int c, int column,
-                                            int row, int image, int p, int q) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(c), "r"(column), "r"(row), "r"(image), "h"((short)q), "h"((short)p)
-        : "memory");
-}
-
-// Load: one thread fills the stages in turn. Each waits until both consumers have left it.
-__device__ __forceinline__ void produce(unsigned stages, unsigned full, unsigned empty, int tiles,
-                                        const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
-                                        const TensorMap &w_low) {
-    int stage = 0, parity = 1;
+// Load: one thread fills the stages in turn. Each waits until both consumers have left it. TMA takes tile_pixels output
+// pixels from (image, row, column) on, which lie `stride` input pixels apart, at tap (p, q) of their windows.
+__device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
+                                        const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
+    int stage = 0, phase = 1;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         const Tile tile(number);
-        const int image = tile.pixel / (OH * OW), rest = tile.pixel % (OH * OW), row = rest / OW, column = rest % OW;
-        for (int tap = 0; tap < K * K; tap++)
+        const int image = tile.pixel / OUTPUT_AREA, rest = tile.pixel % OUTPUT_AREA;
+        const int row = rest / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
+        const int column = rest % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+        for (int tap = 0; tap < TAPS; tap++) {
+            const int p = tap / Config::kernel_width * Config::dilate_height;
+            const int q = tap % Config::kernel_width * Config::dilate_width;
             for (int c = 0; c < C; c += Config::stage_channels) {
-                wait_for(empty + 8 * stage, parity);
-                const unsigned barrier = full + 8 * stage, pixels = stages + stage * STAGE_BYTES;
-                const unsigned filters = pixels + PARTS * PIXEL_BYTES;
-                arrive_expecting(barrier, STAGE_BYTES);
-                load_pixels(pixels, x_high, barrier, c, column, row, image, tap / K, tap % K);
-                load_filters(filters, w_high, barrier, c, tap, tile.filter);
-                if (Config::low_parts) {
-                    load_pixels(pixels + PIXEL_BYTES, x_low, barrier, c, column, row, image, tap / K, tap % K);
-                    load_filters(filters + FILTER_BYTES, w_low, barrier, c, tap, tile.filter);
-                }
-                if (++stage == Config::stages) stage = 0, parity ^= 1;
+                Barrier *const full = pipeline.full + stage;
+                unsigned char *const pixels = pipeline.pixels(stage);
+                mbarrier_wait_thread(pipeline.empty + stage, phase);
+                mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
+                tma_load_im2col(pixels, x_high, full, tile.group * Config::padded_channels + c, column, row, image, q, p);
+                if (COMPONENTS == 2)
+                    tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, tile.group * Config::padded_channels + c, column, row, image, q, p);
+                load_filters(pipeline, stage, w_high, w_low, c, tap, tile.filter);
+                if (++stage == Config::stages) stage = 0, phase ^= 1;
             }
+        }
     }
 }
 
 // Main loop of one tile. On entry the stage's barrier `full` completes when its loads have arrived; on exit every stage
 // that was read is released to the producer.
-__device__ __forceinline__ void multiply_tile(Accumulators &sums, unsigned stages, unsigned full, unsigned empty,
-                                              int consumer, int &stage, int &parity) {
+__device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline &pipeline, int consumer, int &stage,
+                                              int &phase) {
     const auto release = [&](int which) {
-        if (threadIdx.x % 128 == 0) arrive(empty + 8 * which);
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + which);
     };
     sums.clear();
 #pragma unroll 1
@@ -137,14 +129,14 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, unsigned stage
         int before = -1;
 #pragma unroll 1
         for (; step < last; step++) {
-            wait_for(full + 8 * stage, parity);
-            multiply_stage(sums, stages + stage * STAGE_BYTES, consumer);
-            wait_mma<1>();
+            mbarrier_wait(pipeline.full + stage, phase);
+            multiply_stage(sums, pipeline, stage, consumer);
+            wgmma_wait<1>();
             if (before >= 0) release(before);
             before = stage;
-            if (++stage == Config::stages) stage = 0, parity ^= 1;
+            if (++stage == Config::stages) stage = 0, phase ^= 1;
         }
-        wait_mma<0>();
+        wgmma_wait<0>();
         release(before);
         // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it.
 #pragma unroll
@@ -157,25 +149,22 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
                       const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
                       const int *__restrict__ x_exponents, const int *__restrict__ w_exponents, float *__restrict__ y,
                       long long first, int images) {
-    extern __shared__ unsigned char memory[];
-    const unsigned stages = (shared_address(memory) + 1023) & ~1023u;  // the swizzle counts from multiples of 1024
-    unsigned char *const after_stages = memory + (stages - shared_address(memory)) + Config::stages * STAGE_BYTES;
-    const unsigned full = shared_address(after_stages), empty = full + 8 * Config::stages;
-    init_barriers(full, empty, 1);
-    const int tiles = (images * (OH * OW) + Config::tile_pixels - 1) / Config::tile_pixels * FILTER_TILES;
+    extern __shared__ __align__(16) unsigned char memory[];
+    const Pipeline pipeline(memory);
+    pipeline.init(1);
+    const int tiles = tiles_of(images);
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 0) produce(stages, full, empty, tiles, x_high, x_low, w_high, w_low);
+        lower_registers<24>();
+        if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        raise_registers<240>();
         const int consumer = threadIdx.x / 128 - 1;
-        float *const staging = reinterpret_cast<float *>(after_stages + 16 * Config::stages) + consumer * (32 * PITCH);
-        int stage = 0, parity = 0;
+        int stage = 0, phase = 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
             Accumulators sums;
-            multiply_tile(sums, stages, full, empty, consumer, stage, parity);
-            store_tile(sums, staging, Tile(number), consumer, images, x_exponents, w_exponents,
-                       image_of(y, first, OUTPUTS));
+            multiply_tile(sums, pipeline, consumer, stage, phase);
+            store_tile(sums, pipeline.others, Tile(number), consumer, images, x_exponents, w_exponents,
+                       y + first * OUTPUTS);
         }
     }
 }

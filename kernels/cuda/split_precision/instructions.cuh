@@ -59,6 +59,10 @@ __device__ __forceinline__ void mbarrier_wait(Barrier *barrier, int phase) {
     while (!mbarrier_phase_ended(barrier, phase & 1)) {}
     __syncwarp();
 }
+// The same for one thread.
+__device__ __forceinline__ void mbarrier_wait_thread(Barrier *barrier, int phase) {
+    while (!mbarrier_phase_ended(barrier, phase & 1)) {}
+}
 
 // Asynchronous copies of 4, 8 or 16 bytes into shared memory (cp.async).
 template <int FLOATS>

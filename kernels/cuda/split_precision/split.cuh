@@ -13,25 +13,9 @@
 // tensor cores truncate: Fasi et al. 2021. docs/numerics.md has the references, split_precision.py the error bound.
 
 constexpr int COMPONENTS = Config::components;
-constexpr int MAX_SPREAD = 28;     // powers of two below the largest value within which all others must lie
-constexpr int MAX_EXPONENT = 120;  // so that 2^120 and 2^-120 are both float32 numbers
 constexpr bool PROMOTES = Config::promotion_interval > 0;
 constexpr int PROMOTION_INTERVAL = PROMOTES ? Config::promotion_interval : Config::k_steps;
 constexpr bool CORRECTS_SAME_SIGN = COMPONENTS == 2 && !PROMOTES && Config::k_steps >= Config::long_sum;
-
-// The largest magnitude, and the smallest but zero, minus one, as bits: those of positive floats are ordered as they
-// are.
-struct Range {
-    unsigned largest = 0, smallest = ~0u;
-
-    __device__ __forceinline__ void add(float value) {
-        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
-        largest = max(largest, bits), smallest = min(smallest, bits - 1);
-    }
-    __device__ __forceinline__ void join_warp() {
-        largest = __reduce_max_sync(~0u, largest), smallest = __reduce_min_sync(~0u, smallest);
-    }
-};
 
 // The power of two that scales a tile of x, and whether the tile cannot be split. The filters' own powers of two lie
 // from `lowest` to `highest`; the product of both must be a float32 number too. Denormal numbers count as too small.
@@ -47,7 +31,6 @@ struct TileScale {
         exponent = min(wanted, MAX_EXPONENT);
     }
 };
-__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
 // Truncation bias. A tensor core truncates a sum at its last bit at each k-step, always towards zero. Of mixed signs a
 // sum of n k-steps loses about Config::truncation_bias n units of 2^-23, as measured with mma.sync and wgmma, 2 to 122

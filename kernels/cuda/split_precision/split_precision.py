@@ -160,6 +160,7 @@ def _kernel(kind: type[Tile], components: int, name: str, summary: str, sources:
         "../denormals.cuh",
         "../ladder/register_tiled.cu",
         "instructions.cuh",
+        "range.cuh",
         "split.cuh",
         "block.cuh",
     )

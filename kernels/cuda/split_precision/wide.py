@@ -7,262 +7,315 @@ promotion one or two roundings of 2^-24. The sums of the low products are 2^-10 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient
 from ece408_op.runtime.launch import (
     GRID_YZ,
     SCRATCH_BYTES,
+    Argument,
     Chip,
     Launch,
+    Pair,
     Plan,
     TensorMap,
     ceil_div,
-    layer_defines,
     round_up,
 )
 
-from ..ladder import register_tiled
+from ._tiles import wgmma_macro
 
 _FOLDER = Path(__file__).parent
 _TILE_PIXELS, _WIDE_TILE, _NARROW_TILE, _CONSUMERS, _PRODUCERS = 128, 128, 64, 2, 2
-_WARPGROUP = 128
-#: Threads of split_filters, range_of_images and split_images; channels and pixels of a block of the latter.
-_FILTER_THREADS, _RANGE_THREADS, _SPLIT_THREADS, _SPLIT_TILE = 256, 512, 256, 64
+#: Threads of range_of_images, and of the other conversions; channels and pixels of a block of split_images.
+_RANGE_THREADS, _THREADS, _SPLIT_TILE = 512, 256, 64
 #: Values that a block of range_of_images looks at, about; blocks per image at most.
 _RANGE_VALUES, _MOST_RANGE_BLOCKS = 1 << 15, 16
 #: How much longer a narrow tile takes per filter than a wide one, since it loads each pixel twice as often.
 _NARROW = 1.1
-#: TMA's limits: channels that a pixel has a multiple of, a window's rows and columns.
-_TMA_CHANNELS, _MOST_KERNEL = 8, 128
-#: Channels and products of a sum from which on tensor cores pay.
-_FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 64
-_MOST_STAGES, _RECOMPUTE_BLOCKS = 8, 2
+#: TMA's limits: channels that a pixel has a multiple of; where windows begin, and the offsets in them; strides.
+_TMA_CHANNELS, _CORNERS, _MOST_OFFSET, _MOST_STRIDE = 8, range(-128, 128), 255, 8
+#: Pixels of an image, and of all images of a launch: 32 bits count them, rounded up to tiles.
+_MOST_IMAGE, _MOST_PIXELS = 2**30, 2**31 - 2**8
+#: Channels, filters and products of a sum from which on tensor cores pay.
+_FEWEST_CHANNELS, _FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 16, 64
+_MOST_STAGES, _RECOMPUTE_BLOCKS = 8, 4
 _PROMOTED_PRODUCTS = 128
-#: Bytes: what aligns the stages to the swizzle, a stage's two barriers, a consumer's staged outputs of 32 filters.
-_ALIGNMENT, _BARRIERS, _STAGING = 1024, 16, 4 * 32 * (64 + 4)
+#: Bytes of shared memory besides the stages: what aligns them to the swizzle, and 32 filters' outputs per consumer.
+_OTHERS = 1024 + _CONSUMERS * 4 * 32 * (64 + 4)
 
 
-def _reasons(pointwise: bool, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-    if pointwise and problem.kernel != 1:
-        return [f"kernel: expected 1, got {problem.kernel}"]
+@dataclass(frozen=True)
+class _Convolution:
+    """The convolution that the kernels compute: that of the problem or, for a data gradient, that of y.
+
+    The data gradient of a convolution of stride 1 is a convolution of y with padding dilate (K - 1) - pad, in which
+    channels and filters change places and the filters' rows and columns are reversed.
+    """
+
+    groups: int
+    channels: int  # of a group
+    filters: int  # of a group
+    height: int
+    width: int
+    output_height: int
+    output_width: int
+    kernel_height: int
+    kernel_width: int
+    stride_height: int
+    stride_width: int
+    pad_height: int  # negative where a data gradient's y is larger than x
+    pad_width: int
+    dilate_height: int
+    dilate_width: int
+    transposed: bool
+
+    @classmethod
+    def of(cls, problem: ConvProblem) -> _Convolution:
+        sizes = (problem.channels // problem.groups, problem.filters // problem.groups)
+        inputs, outputs = (problem.height, problem.width), (problem.output_height, problem.output_width)
+        kernel, pad, dilate = (problem.kernel, problem.kernel_width), problem.pad, problem.dilate
+        transposed = isinstance(problem, DataGradient)
+        if transposed:
+            sizes, inputs, outputs = sizes[::-1], outputs, inputs
+            pad = (dilate[0] * (kernel[0] - 1) - pad[0], dilate[1] * (kernel[1] - 1) - pad[1])
+        return cls(problem.groups, *sizes, *inputs, *outputs, *kernel, *problem.stride, *pad, *dilate, transposed)
+
+    @property
+    def all_filters(self) -> int:
+        return self.groups * self.filters
+
+    @property
+    def taps(self) -> int:
+        return self.kernel_height * self.kernel_width
+
+    @property
+    def area(self) -> int:
+        return self.height * self.width
+
+    @property
+    def output_area(self) -> int:
+        return self.output_height * self.output_width
+
+    @property
+    def padded_channels(self) -> int:
+        """Channels of a group in the split images and filters."""
+        return round_up(self.channels, _TMA_CHANNELS)
+
+    @property
+    def most_images(self) -> int:
+        """The most images of a launch."""
+        return _MOST_PIXELS // max(self.area, self.output_area)
+
+    @property
+    def im2col(self) -> tuple[Pair, Pair, Pair]:
+        """TMA's corners and steps of the windows, columns first."""
+        lower = (-self.pad_width, -self.pad_height)
+        reach = (self.dilate_width * (self.kernel_width - 1), self.dilate_height * (self.kernel_height - 1))
+        upper = (-lower[0] - reach[0], -lower[1] - reach[1])
+        return lower, upper, (self.stride_width, self.stride_height)
+
+
+def _limits(pointwise: bool, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    own = _Convolution.of(problem)
+    kernel = problem.kernel if problem.kernel == problem.kernel_width else (problem.kernel, problem.kernel_width)
+    if pointwise and kernel != 1:
+        return [f"kernel: expected 1, got {kernel}"]
     reasons = []
-    if problem.kernel > _MOST_KERNEL:
-        reasons.append(f"kernel: at most {_MOST_KERNEL}, got {problem.kernel}")
-    if problem.height * problem.width >= 2**30:
+    if own.transposed and problem.stride != (1, 1):
+        reasons.append(f"stride: expected (1, 1) for a data gradient, got {problem.stride}")
+    if max(own.area, own.output_area) >= _MOST_IMAGE:
         reasons.append(f"image: fewer than 2^30 pixels, got {problem.height} x {problem.width}")
+    if pointwise:
+        return reasons + [f"padding: expected none, got {problem.pad}"] * any(problem.pad)
+    lower, upper, steps = own.im2col
+    if any(-first - last > _MOST_OFFSET for first, last in zip(lower, upper)):
+        reasons.append(f"kernel: at most {_MOST_OFFSET + 1} rows and columns when dilated, got {kernel}")
+    if not all(corner in _CORNERS for corner in (*lower, *upper)):
+        reasons.append(
+            f"windows: expected to begin within {_CORNERS[-1]} pixels of the image's edges, got kernel {kernel}, "
+            f"dilation {problem.dilate} and padding {problem.pad}"
+        )
+    if max(steps) > _MOST_STRIDE:
+        reasons.append(f"stride: at most {_MOST_STRIDE}, got {problem.stride}")
     return reasons
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block's tile of outputs, and the pipeline that feeds it."""
+    """A block's tile of outputs, and the pipeline that feeds it: the rest of Config."""
 
-    terms: int
-    filters: int
+    components: int  # high, and with three products low
+    tile_filters: int
     stage_channels: int
     stages: int
-    shared: int
+    tile_pixels: int = _TILE_PIXELS
+    consumers: int = _CONSUMERS
 
     @classmethod
-    def of(cls, pointwise: bool, terms: int, problem: ConvProblem, chip: Chip) -> _Tile:
-        narrow = round_up(problem.filters, _NARROW_TILE) * _NARROW < round_up(problem.filters, _WIDE_TILE)
+    def of(cls, pointwise: bool, components: int, own: _Convolution, chip: Chip) -> _Tile:
+        narrow = round_up(own.filters, _NARROW_TILE) * _NARROW < round_up(own.filters, _WIDE_TILE)
         filters = _NARROW_TILE if pointwise or narrow else _WIDE_TILE
         # As few channels beyond the last as possible, then as few stages.
-        channels = min((64, 32, 16), key=lambda channels: (round_up(problem.channels, channels), -channels))
-        stage = (1 + terms // 3) * 2 * channels * (_TILE_PIXELS + filters) + _BARRIERS
-        stage += 4 * _TILE_PIXELS if pointwise else 0
-        others = _ALIGNMENT + _CONSUMERS * _STAGING
-        stages = min(_MOST_STAGES, (chip.shared_bytes - others) // stage)
-        return cls(terms, filters, channels, stages, others + stages * stage)
+        channels = min((64, 32, 16), key=lambda channels: (round_up(own.channels, channels), -channels))
+        tile = cls(components, filters, channels, 1)
+        return replace(tile, stages=min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(pointwise)))
 
-    @property
-    def parts(self) -> int:
-        """High, and with three terms low."""
-        return 2 if self.terms == 3 else 1
+    def stage_bytes(self, pointwise: bool) -> int:
+        """Bytes of shared memory of a stage: pixels and filters, two barriers, the scales of converted pixels."""
+        scales = 4 * self.tile_pixels if pointwise else 0
+        return 2 * self.components * self.stage_channels * (self.tile_pixels + self.tile_filters) + 16 + scales
 
-    def grid(self, problem: ConvProblem, images: int, chip: Chip) -> tuple[int, int, int]:
-        pixels = images * problem.output_height * problem.output_width
-        tiles = ceil_div(pixels, _TILE_PIXELS) * ceil_div(problem.filters, self.filters)
-        return (min(tiles, chip.multiprocessors), 1, 1)
+    def gemm(self, name: str, own: _Convolution, images: int, chip: Chip, arguments: tuple[Argument, ...]) -> Launch:
+        """Return the launch of persistent blocks, with producer warpgroups as many as the kernel has."""
+        pointwise = name == "pointwise_gemm"
+        tiles = (
+            ceil_div(images * own.output_area, self.tile_pixels) * own.groups * ceil_div(own.filters, self.tile_filters)
+        )
+        warpgroups = self.consumers + (_PRODUCERS if pointwise else 1)
+        shared = _OTHERS + self.stages * self.stage_bytes(pointwise)
+        return Launch(name, (min(tiles, chip.multiprocessors), 1, 1), (128 * warpgroups, 1, 1), arguments, shared)
 
-    def filter_maps(self, problem: ConvProblem) -> tuple[TensorMap, TensorMap]:
-        """The split filters [part][filter][tap][channel]; without low parts the second map is not read."""
-        sizes = (round_up(problem.channels, _TMA_CHANNELS), problem.kernel**2, problem.filters)
-        box = (self.stage_channels, 1, self.filters)
-        low = 2 * sizes[0] * sizes[1] * sizes[2] if self.parts == 2 else 0
+    def filter_maps(self, own: _Convolution) -> tuple[TensorMap, TensorMap]:
+        """The split filters [component][filter][tap][channel]; without low components the second map is not read."""
+        sizes, box = (own.padded_channels, own.taps, own.all_filters), (self.stage_channels, 1, self.tile_filters)
+        low = (self.components - 1) * 2 * math.prod(sizes)
         return TensorMap("split_w", sizes, box), TensorMap("split_w", sizes, box, offset=low)
 
 
-def _finished(
+def _split_filters(own: _Convolution, images: str | np.int32) -> Launch:
+    arguments = ("w", "split_w", "w_exponents", "listed", images)
+    return Launch("split_filters", (own.all_filters, 1, 1), (_THREADS, 1, 1), arguments)
+
+
+def _recompute(source: str, target: str, chip: Chip) -> Launch:
+    arguments = (source, "w", target, "w_exponents", "listed", "first", "images")
+    return Launch("recompute_images", (_RECOMPUTE_BLOCKS * chip.multiprocessors, 1, 1), (_THREADS, 1, 1), arguments)
+
+
+def _plan(
+    own: _Convolution,
     tile: _Tile,
-    problem: ConvProblem,
-    recompute: Plan,
-    config: Mapping[str, int],
-) -> tuple[dict[str, int | str], dict[str, bool | int | float]]:
-    """The defines and the configuration of both kernels, with those of the float32 kernel that recomputes images."""
-    own = layer_defines(problem, 2)
-    macro = _multiply_macro(tile.filters)
-    defines: dict[str, int | str] = {
-        **recompute.defines,
-        **own,
-        "WIDE": max(int(own["WIDE"]), int(recompute.defines["WIDE"])),
-        "MMA(sums, a, b)": macro,
-        "MMA_LOW(sums, a, b)": macro if tile.parts == 2 else "",
+    images: int,
+    steps: Callable[[int], tuple[Launch, ...]],
+    setup: tuple[Launch, ...],
+    scratch: dict[str, int],
+    config: dict[str, int],
+) -> Plan:
+    """Return the plan with what both kernels have: the filters, and the configuration."""
+    split = 2 * tile.components * own.taps * own.padded_channels * own.all_filters
+    both = {"split_w": split, "w_exponents": 4 * own.all_filters, **scratch}
+    macros = {
+        **wgmma_macro("WGMMA_HIGH", tile.tile_filters, shared=True),
+        **wgmma_macro("WGMMA_LOW", tile.tile_filters * (tile.components - 1), shared=True),
     }
-    return defines, {
-        **recompute.config,
-        "tile_pixels": _TILE_PIXELS,
-        "tile_filters": tile.filters,
-        "stage_channels": tile.stage_channels,
-        "stages": tile.stages,
-        "low_parts": tile.parts == 2,
-        "consumers": _CONSUMERS,
-        "channels": round_up(problem.channels, _TMA_CHANNELS),
-        **config,
-    }
+    everything = {**asdict(own), **asdict(tile), "padded_channels": own.padded_channels, **config}
+    return Plan(macros, images, cache(steps), setup, scratch=both, config=everything)
 
 
-def _multiply_macro(columns: int) -> str:
-    """wgmma of 64 x columns x 16 on two matrices in shared memory, added to ``sums``."""
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"((sums)[{i}])' for i in range(count))
-    shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
-    text = f"{shape} {{{registers}}}, %{count}, %{count + 1}, 1, 1, 1, 0, 0;"
-    return f'asm volatile("{text}" : {outputs} : "l"(a), "l"(b))'
+def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    own = _Convolution.of(problem)
+    tile = _Tile.of(False, components, own, chip)
+    (source, _, target), channels = problem.operands, own.groups * own.padded_channels
+    image_bytes = 2 * components * own.area * channels
+    images = max(1, min(problem.batch, SCRATCH_BYTES // image_bytes, own.most_images, GRID_YZ))
+    ranges = max(1, min(_MOST_RANGE_BLOCKS, own.groups * own.channels * own.area // _RANGE_VALUES))
 
-
-def _split_filters(problem: ConvProblem, images: str | np.int32) -> Launch:
-    return Launch(
-        "split_filters",
-        (problem.filters, 1, 1),
-        (_FILTER_THREADS, 1, 1),
-        ("w", "split_w", "w_exponents", "listed", images),
-    )
-
-
-def _recompute(plan: Plan, chip: Chip) -> Launch:
-    (launch,) = [step for step in plan.steps(1) if isinstance(step, Launch)]
-    arguments = ("x", "w", "y", "w_exponents", "listed", "first", "images")
-    return Launch("recompute_images", (_RECOMPUTE_BLOCKS * chip.multiprocessors, 1, 1), launch.block, arguments)
-
-
-def _filter_scratch(tile: _Tile, problem: ConvProblem) -> dict[str, int]:
-    channels = round_up(problem.channels, _TMA_CHANNELS)
-    split = 2 * tile.parts * problem.kernel**2 * channels * problem.filters
-    return {"split_w": split, "w_exponents": 4 * problem.filters}
-
-
-def _general(terms: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = _Tile.of(False, terms, problem, chip)
-    channels, area = round_up(problem.channels, _TMA_CHANNELS), problem.height * problem.width
-    image_bytes = 2 * tile.parts * area * channels
-    images = max(1, min(problem.batch, SCRATCH_BYTES // image_bytes, (2**31 - 1) // area, GRID_YZ))
-    ranges = max(1, min(_MOST_RANGE_BLOCKS, problem.channels * area // _RANGE_VALUES))
-    recompute = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
-
-    @cache
     def steps(count: int) -> tuple[Launch, ...]:
-        sizes, box = (channels, problem.width, problem.height, count), (tile.stage_channels, _TILE_PIXELS)
-        window, low = (problem.kernel, problem.kernel), (tile.parts - 1) * 2 * area * channels * count
-        maps = (TensorMap("split_x", sizes, box, window), TensorMap("split_x", sizes, box, window, low))
-        blocks = (ceil_div(area, _SPLIT_TILE), ceil_div(channels, _SPLIT_TILE), count)
+        sizes, box = (channels, own.width, own.height, count), (tile.stage_channels, tile.tile_pixels)
+        low = (components - 1) * 2 * math.prod(sizes)
+        high_map, low_map = (TensorMap("split_x", sizes, box, own.im2col, offset) for offset in (0, low))
+        blocks = (ceil_div(own.area, _SPLIT_TILE), ceil_div(channels, _SPLIT_TILE), count)
+        split = (source, "ranges", "split_x", "x_exponents", "listed", "first", "images")
+        gemm = (high_map, low_map, *tile.filter_maps(own), "x_exponents", "w_exponents", target, "first", "images")
         return (
-            Launch("range_of_images", (ranges, count, 1), (_RANGE_THREADS, 1, 1), ("x", "ranges", "listed", "first")),
             Launch(
-                "split_images",
-                blocks,
-                (_SPLIT_THREADS, 1, 1),
-                ("x", "ranges", "split_x", "x_exponents", "listed", "first", "images"),
+                "range_of_images", (ranges, count, 1), (_RANGE_THREADS, 1, 1), (source, "ranges", "listed", "first")
             ),
-            Launch(
-                "implicit_gemm_tma",
-                tile.grid(problem, count, chip),
-                (_WARPGROUP * (_CONSUMERS + 1), 1, 1),
-                (*maps, *tile.filter_maps(problem), "x_exponents", "w_exponents", "y", "first", "images"),
-                tile.shared,
-            ),
-            _recompute(recompute, chip),
+            Launch("split_images", blocks, (_THREADS, 1, 1), split),
+            tile.gemm("implicit_gemm_tma", own, count, chip, gemm),
+            _recompute(source, target, chip),
         )
 
-    promote_every = _PROMOTED_PRODUCTS // tile.stage_channels
-    defines, config = _finished(tile, problem, recompute, {"promote_every": promote_every, "range_blocks": ranges})
     scratch = {
-        **_filter_scratch(tile, problem),
         "split_x": image_bytes * images,
         "ranges": 8 * ranges * images,
         "x_exponents": 4 * images,
         "listed": 4 * (1 + images),
     }
-    setup = (_split_filters(problem, np.int32(0)),)
-    return Plan(defines, images, steps, setup, scratch=scratch, config=config)
+    config = {
+        "promote_every": _PROMOTED_PRODUCTS // tile.stage_channels,
+        "range_blocks": ranges,
+    }
+    return _plan(own, tile, images, steps, (_split_filters(own, np.int32(0)),), scratch, config)
 
 
-def _pointwise(terms: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = _Tile.of(True, terms, problem, chip)
+def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    own = _Convolution.of(problem)
+    tile = _Tile.of(True, components, own, chip)
+    source, _, target = problem.operands
     # Two words per image in the list of images to recompute.
-    images = max(1, min(problem.batch, (2**31 - 1) // (problem.height * problem.width), SCRATCH_BYTES // 8))
-    recompute = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
+    images = max(1, min(problem.batch, own.most_images, SCRATCH_BYTES // 8))
 
-    @cache
     def steps(count: int) -> tuple[Launch, ...]:
-        arguments = ("x", *tile.filter_maps(problem), "w_exponents", "y", "listed", "first", "images")
-        threads = _WARPGROUP * (_CONSUMERS + _PRODUCERS)
+        arguments = (source, *tile.filter_maps(own), "w_exponents", target, "listed", "first", "images")
         return (
-            _split_filters(problem, "images"),
-            Launch("pointwise_gemm", tile.grid(problem, count, chip), (threads, 1, 1), arguments, tile.shared),
-            _recompute(recompute, chip),
+            _split_filters(own, "images"),
+            tile.gemm("pointwise_gemm", own, count, chip, arguments),
+            _recompute(source, target, chip),
         )
 
-    defines, config = _finished(tile, problem, recompute, {"producers": _PRODUCERS})
-    scratch = {**_filter_scratch(tile, problem), "listed": 4 * (1 + 2 * images)}
-    return Plan(defines, images, steps, scratch=scratch, config=config)
+    return _plan(own, tile, images, steps, (), {"listed": 4 * (1 + 2 * images)}, {"producers": _PRODUCERS})
 
 
-def _bound(terms: int, problem: ConvProblem) -> float:
+def _bound(components: int, problem: ConvProblem) -> float:
     """The largest |y - exact| as a share of sum |x||w|: see above."""
     n = problem.products
     # A pointwise stage has at least 16 products, and two roundings: of its sum and of the total.
     sums = min(n, _PROMOTED_PRODUCTS) * 2.0**-22 + (2 * ceil_div(n, 16) + 1) * 2.0**-24
-    if terms == 1:
+    if components == 1:
         return (1 + 2.0**-11) ** 2 * (1 + sums) - 1 + 2.0**-22
     low = 2 * n * 2.0**-22 * 2.0**-10
     return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
 
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:
-    return problem.channels >= _FEWEST_CHANNELS and problem.products >= _FEWEST_PRODUCTS
+    own = _Convolution.of(problem)
+    enough = own.channels >= _FEWEST_CHANNELS and own.filters >= _FEWEST_FILTERS
+    return enough and problem.products >= _FEWEST_PRODUCTS
 
 
-def _kernel(name: str, terms: int, summary: str) -> CudaKernel:
-    pointwise = "pointwise" in name
-    shared = ("../layer.cuh", "../denormals.cuh", "../ladder/register_tiled.cu", "wide_tile.cuh")
-    files = (*shared, "pointwise.cu" if pointwise else "general.cu")
+def _kernel(name: str, components: int, summary: str) -> CudaKernel:
+    pointwise = name == "pointwise"
+    shared = ("../denormals.cuh", "instructions.cuh", "tma.cuh", "range.cuh", "wide_tile.cuh")
     return CudaKernel(
-        name,
-        summary,
-        tuple(_FOLDER / file for file in files),
-        partial(_pointwise if pointwise else _general, terms),
-        partial(_reasons, pointwise),
-        partial(_bound, terms),
+        f"fp16x{2 * components - 1}_{name}",
+        summary if components == 2 else f"fp16x3_{name} with the high components alone",
+        tuple(_FOLDER / file for file in (*shared, f"{name}.cu")),
+        partial(_pointwise if pointwise else _general, components),
+        partial(_limits, pointwise),
+        partial(_bound, components),
         capability=(9, 0),
         compiler=(12, 0),
-        precision="float32" if terms == 3 else "tf32",
+        precision="float32" if components == 2 else "tf32",
         options=("--gpu-architecture=sm_90a",),
         exact_capability=True,
-        arithmetic="fp16x3" if terms == 3 else "fp16x1",
+        arithmetic=f"fp16x{2 * components - 1}",
         recommended=_recommended,
+        features=ATTRIBUTES | {DATA_GRADIENT},
     )
 
 
-GENERAL = _kernel("fp16x3_general", 3, "implicit GEMM by wgmma and TMA, three fp16 products per float32 product")
-POINTWISE = _kernel("fp16x3_pointwise", 3, "1 x 1 filters by wgmma, inputs converted on their way to shared memory")
-FP16X1_GENERAL = _kernel("fp16x1_general", 1, "fp16x3_general with the high parts alone")
-FP16X1_POINTWISE = _kernel("fp16x1_pointwise", 1, "fp16x3_pointwise with the high parts alone")
+_KERNELS = (
+    ("pointwise", "1 x 1 filters by wgmma, inputs converted on their way to shared memory"),
+    ("general", "implicit GEMM by wgmma and TMA, three fp16 products per float32 product"),
+)
+#: Three fp16 products per float32 product, in order of preference; and one.
+FP16X3, FP16X1 = (tuple(_kernel(name, components, summary) for name, summary in _KERNELS) for components in (2, 1))

@@ -1,63 +1,34 @@
-// What the split-precision kernels for wide layers share (general.cu, pointwise.cu): how values are split, the filters,
-// the pipeline's barriers, TMA and wgmma in PTX, the epilogue, and the images that are computed again in float32.
+// What the split-precision kernels for wide layers share (general.cu, pointwise.cu): the filters, the pipeline's
+// barriers, the matrix products, the epilogue, and the images that are computed again in float32.
 //
-// Config, from general.py or pointwise.py: tile_pixels, tile_filters; stage_channels and stages, the pipeline;
-// low_parts, whether the low parts are multiplied (fp16x3) or not (fp16x1); consumers, the consumer warpgroups, 64
-// pixels each; channels of the split filters, C rounded up for TMA.
+// Config, from wide.py. The convolution: groups; channels and filters, of a group; height, width, output_height and
+// output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data gradient: it is
+// the convolution of y by filters whose channels and filters have changed places and whose rows and columns are
+// reversed. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
+// (fp16x1); consumers, the consumer warpgroups, 64 pixels each. padded_channels: those of a group, rounded
+// up to TMA's multiple of eight, in the split filters and images.
 
+constexpr int C = Config::channels, M = Config::filters, TAPS = Config::kernel_height * Config::kernel_width;
+constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;
+constexpr int OUTPUT_AREA = Config::output_height * OUTPUT_WIDTH;
+constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
+
+constexpr int COMPONENTS = Config::components;
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
-constexpr int PARTS = Config::low_parts ? 2 : 1;       // high, low
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
-constexpr int STAGE_BYTES = PARTS * (PIXEL_BYTES + FILTER_BYTES);
+constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + FILTER_BYTES);
 constexpr int SUMS = Config::tile_filters / 2;  // accumulators of a thread, per sum
-constexpr int STEPS = K * K * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
-constexpr int FILTER_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
-constexpr int SPREAD = 28;        // powers of two below the largest value within which all others must lie
-constexpr int MOST_SCALE = 120;   // so that 2^120 and 2^-120 are both float32 numbers
-constexpr int UNSPLIT = 1 << 20;  // the exponent of an image or a filter that cannot be split
+constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
+constexpr int GROUP_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
+constexpr int FILTER_TILES = Config::groups * GROUP_TILES;
 
-// A TMA descriptor, made by the host (CUtensorMap).
-struct alignas(64) TensorMap {
-    unsigned char bytes[128];
-};
-
-// The bits of the largest |value| and of the smallest that is not zero, less one: zero becomes the largest number.
-struct Range {
-    unsigned most = 0, least = ~0u;
-    __device__ __forceinline__ void add(float value) {
-        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
-        most = max(most, bits), least = min(least, bits - 1);
-    }
-    __device__ __forceinline__ void add(const Range &other) {
-        most = max(most, other.most), least = min(least, other.least);
-    }
-    __device__ __forceinline__ void reduce_warp() {
-        most = __reduce_max_sync(~0u, most), least = __reduce_min_sync(~0u, least);
-    }
-    // The power of two that brings the largest value into [2^14, 2^15); UNSPLIT where the values spread too far for
-    // 16-bit floats, or one is no number.
-    __device__ __forceinline__ int exponent() const {
-        const int top = most >> 23, up = most == 0 ? 0 : 141 - top;
-        const bool fits = top < 255 && up <= MOST_SCALE && least + 1 >= unsigned(max(top - SPREAD, 1)) << 23;
-        return most == 0 || fits ? up : UNSPLIT;
-    }
-};
-
-__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(unsigned(127 + exponent) << 23); }
-
-// Two values as 16-bit floats, the first in the lower half; and what they leave of both, times 2^11, which is exact.
-__device__ __forceinline__ unsigned high_parts(float first, float second) {
-    unsigned word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
-}
-__device__ __forceinline__ unsigned low_parts(float first, float second, unsigned high) {
-    float a, b;
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(a), "=f"(b) : "r"(high));
-    return high_parts((first - a) * 2048.0f, (second - b) * 2048.0f);
+// Where the weight of a filter lies, for channel c of its group.
+__device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
+    return Config::transposed ? ((long long)(filter / M * C + c) * M + filter % M) * TAPS + (TAPS - 1 - tap)
+                              : ((long long)filter * C + c) * TAPS + tap;
 }
 
-// Convert: filters (M, C, K, K) to [part][filter][tap][channel], a block per filter.
+// Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
     split_filters(const float *__restrict__ w, unsigned *__restrict__ split, int *__restrict__ exponents,
                   int *__restrict__ listed, int images) {
@@ -65,112 +36,128 @@ extern "C" __global__ void __launch_bounds__(256)
     // The list of images to recompute: their number, their indices, and a mark for each image that is in it.
     if (blockIdx.x == 0 && threadIdx.x == 0) listed[0] = 0;
     for (int i = blockIdx.x * 256 + threadIdx.x; i < images; i += gridDim.x * 256) listed[1 + images + i] = 0;
-    const float *const filter = w + (long long)blockIdx.x * REDUCTION;
+    const int filter = blockIdx.x;
     Range range;
-    for (int i = threadIdx.x; i < REDUCTION; i += 256) range.add(filter[i]);
-    range.reduce_warp();
+    for (int i = threadIdx.x; i < C * TAPS; i += 256) range.add(w[weight_index(filter, i / TAPS, i % TAPS)]);
+    range.join_warp();
     if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
     __syncthreads();
     for (int i = 0; i < 8; i++) range.add(ranges[i]);
     const int exponent = range.exponent();
-    if (threadIdx.x == 0) exponents[blockIdx.x] = exponent;
-    const float scale = power_of_two(exponent == UNSPLIT ? 0 : exponent);
-    constexpr int WORDS = K * K * (Config::channels / 2);
-    unsigned *const to = split + (long long)blockIdx.x * WORDS;
+    if (threadIdx.x == 0) exponents[filter] = exponent;
+    const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
+    constexpr int PAIRS = Config::padded_channels / 2, WORDS = TAPS * PAIRS;
+    unsigned *const to = split + (long long)filter * WORDS;
     for (int i = threadIdx.x; i < WORDS; i += 256) {
-        const int tap = i / (Config::channels / 2), c = i % (Config::channels / 2) * 2;
-        const float first = c < C ? multiply(filter[c * (K * K) + tap], scale) : 0.0f;
-        const float second = c + 1 < C ? multiply(filter[(c + 1) * (K * K) + tap], scale) : 0.0f;
-        const unsigned high = high_parts(first, second);
+        const int tap = i / PAIRS, c = i % PAIRS * 2;
+        const float first = c < C ? multiply(w[weight_index(filter, c, tap)], scale) : 0.0f;
+        const float second = c + 1 < C ? multiply(w[weight_index(filter, c + 1, tap)], scale) : 0.0f;
+        const unsigned high = to_fp16x2(first, second);
         to[i] = high;
-        if (Config::low_parts) to[(long long)M * WORDS + i] = low_parts(first, second, high);
+        if (COMPONENTS == 2) to[(long long)Config::groups * M * WORDS + i] = fp16x2_residual(first, second, high);
     }
 }
 
-// mbarriers, TMA and wgmma: PTX ISA, sections "Parallel Synchronization", "cp.async.bulk.tensor" and "wgmma".
-__device__ __forceinline__ unsigned shared_address(const void *p) { return unsigned(__cvta_generic_to_shared(p)); }
-__device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+// The components of eight channels, `values[0]` to `values[7 * pitch]`, of one pixel.
+__device__ __forceinline__ void split_channels(const float *values, int pitch, float scale, uint4 &high, uint4 &low) {
+    unsigned words[4], rests[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float a = multiply(values[2 * j * pitch], scale), b = multiply(values[(2 * j + 1) * pitch], scale);
+        words[j] = to_fp16x2(a, b), rests[j] = fp16x2_residual(a, b, words[j]);
+    }
+    high = make_uint4(words[0], words[1], words[2], words[3]);
+    low = make_uint4(rests[0], rests[1], rests[2], rests[3]);
 }
-__device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait_for(unsigned barrier, int parity) {
-    asm volatile(
-        "{.reg .pred done; AGAIN: mbarrier.try_wait.parity.shared.b64 done, [%0], %1, 0x989680; @done bra DONE;"
-        "bra AGAIN; DONE:}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-__device__ __forceinline__ void load_filters(unsigned to, const TensorMap &map, unsigned barrier, int c, int tap,
-                                             int filter) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(c), "r"(tap), "r"(filter)
-        : "memory");
-}
-__device__ __forceinline__ void begin_mma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_mma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wait_mma() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
+
 // The descriptor of a matrix whose rows of ROW_BYTES are swizzled over their own width, eight rows 8 ROW_BYTES apart.
-__device__ __forceinline__ unsigned long long descriptor(unsigned address) {
-    constexpr unsigned long long SWIZZLE = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
-    return (unsigned long long)(address >> 4) | 1ull << 16 | (unsigned long long)(8 * ROW_BYTES >> 4) << 32 |
-           SWIZZLE << 62;
+__device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
+    constexpr Descriptor SWIZZLE = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
+    return matrix_descriptor(address, 16, 8 * ROW_BYTES) | SWIZZLE << 62;
 }
 
-// Initialise the full barrier (of `arrivals` arrivals) and the empty barrier of each stage, and synchronise the block.
-__device__ __forceinline__ void init_barriers(unsigned full, unsigned empty, int arrivals) {
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < Config::stages; i++)
-            init_barrier(full + 8 * i, arrivals), init_barrier(empty + 8 * i, Config::consumers);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+// The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
+// components of its pixels and then of its filters; a full and an empty barrier per stage; then other arrays.
+struct Pipeline {
+    unsigned char *stages;
+    Barrier *full, *empty;
+    float *others;
+
+    __device__ __forceinline__ explicit Pipeline(unsigned char *memory)
+        : stages(memory + (-shared_address(memory) & 1023)),
+          full(reinterpret_cast<Barrier *>(stages + Config::stages * STAGE_BYTES)), empty(full + Config::stages),
+          others(reinterpret_cast<float *>(empty + Config::stages)) {}
+
+    // All threads; `arrivals` complete a full barrier.
+    __device__ __forceinline__ void init(int arrivals) const {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < Config::stages; i++)
+                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, Config::consumers);
+            fence_mbarrier_init();
+        }
+        __syncthreads();
     }
-    __syncthreads();
+    __device__ __forceinline__ unsigned char *pixels(int stage) const { return stages + stage * STAGE_BYTES; }
+    __device__ __forceinline__ unsigned char *filters(int stage) const {
+        return pixels(stage) + COMPONENTS * PIXEL_BYTES;
+    }
+};
+
+// The tile of that number: filters change fastest, so that blocks at work at the same time share pixels in L2. `filter`
+// is the first of the tile, `filters_end` the end of its group.
+struct Tile {
+    int pixel, group, filter, filters_end;
+
+    __device__ __forceinline__ explicit Tile(int number) {
+        group = number % FILTER_TILES / GROUP_TILES;
+        pixel = number / FILTER_TILES * Config::tile_pixels;
+        filter = group * M + number % GROUP_TILES * Config::tile_filters;
+        filters_end = (group + 1) * M;
+    }
+};
+__device__ __forceinline__ int tiles_of(int images) {
+    return (images * OUTPUT_AREA + Config::tile_pixels - 1) / Config::tile_pixels * FILTER_TILES;
 }
 
-// The tile of that number: filters change fastest, so that blocks at work at the same time share pixels in L2.
-struct Tile {
-    int pixel, filter;
-    __device__ __forceinline__ explicit Tile(int number)
-        : pixel(number / FILTER_TILES * Config::tile_pixels), filter(number % FILTER_TILES * Config::tile_filters) {}
-};
+// One thread: load the filters of a tile, channels c to c + stage_channels of their group. Channels beyond the last
+// read as zero, and so make the products with what pixels have there, another group's channels, zero.
+__device__ __forceinline__ void load_filters(const Pipeline &pipeline, int stage, const TensorMap &high,
+                                             const TensorMap &low, int c, int tap, int filter) {
+    tma_load(pipeline.filters(stage), high, pipeline.full + stage, c, tap, filter);
+    if (COMPONENTS == 2)
+        tma_load(pipeline.filters(stage) + FILTER_BYTES, low, pipeline.full + stage, c, tap, filter);
+}
 
 // The sums of a consumer's 64 pixels: of high by high since the last promotion, all before it, and of the other
 // products.
 struct Accumulators {
-    float high[SUMS], promoted[SUMS], low[Config::low_parts ? SUMS : 1];
+    float high[SUMS], promoted[SUMS], low[COMPONENTS == 2 ? SUMS : 1];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) high[i] = promoted[i] = low[Config::low_parts ? i : 0] = 0;
+        for (int i = 0; i < SUMS; i++) high[i] = promoted[i] = low[COMPONENTS == 2 ? i : 0] = 0;
     }
     __device__ __forceinline__ float total(int i) const {
         const float sum = promoted[i] + high[i];
-        return Config::low_parts ? fmaf(low[i], 1.0f / 2048, sum) : sum;
+        return COMPONENTS == 2 ? fmaf(low[i], 1.0f / 2048, sum) : sum;
     }
 };
 
-// One stage's products for a consumer, begun and committed. Its pixels and filters lie at `pixels` in shared memory.
-__device__ __forceinline__ void multiply_stage(Accumulators &sums, unsigned pixels, int consumer) {
-    const unsigned filters = pixels + PARTS * PIXEL_BYTES;
-    begin_mma();
+// One stage's products for a consumer, begun and committed.
+__device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int consumer) {
+    const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + consumer * 64 * ROW_BYTES);
+    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage)));
+    wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < Config::stage_channels / 16; k++) {
-        const auto a = descriptor(pixels + consumer * 64 * ROW_BYTES + 32 * k), b = descriptor(filters + 32 * k);
-        MMA(sums.high, a, b);
-        if (Config::low_parts) {
-            MMA_LOW(sums.low, a, b + (FILTER_BYTES >> 4));
-            MMA_LOW(sums.low, a + (PIXEL_BYTES >> 4), b);
+    for (int k = 0; k < Config::stage_channels / 16; k++) {  // 32 bytes per k-step
+        const Descriptor a = pixels + 2 * k, b = filters + 2 * k;
+        WGMMA_HIGH(sums.high, a, b);
+        if (COMPONENTS == 2) {
+            WGMMA_LOW(sums.low, a, b + (FILTER_BYTES >> 4));
+            WGMMA_LOW(sums.low, a + (PIXEL_BYTES >> 4), b);
         }
     }
-    commit_mma();
+    wgmma_commit();
 }
 
 // Epilogue: the sums go through shared memory, 32 filters at a time, so that a warp stores 32 neighbouring pixels.
@@ -179,29 +166,29 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, unsigned pixe
 constexpr int PITCH = 64 + 4;  // floats from one filter's row to the next: rows two apart are 8 banks apart
 __device__ __forceinline__ void store_tile(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
                                            int images, const int *x_exponents, const int *w_exponents, float *y) {
-    constexpr int AREA = OH * OW;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = tile.pixel + 64 * consumer;
+    staging += consumer * (32 * PITCH);
     float *to[2];
     int exponent[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int pixel = first + 32 * half + lane, image = pixel / AREA;
-        to[half] = image < images ? image_of(y, image, OUTPUTS) + pixel % AREA : nullptr;
+        const int pixel = first + 32 * half + lane, image = pixel / OUTPUT_AREA;
+        to[half] = image < images ? y + image * OUTPUTS + pixel % OUTPUT_AREA : nullptr;
         exponent[half] = x_exponents && image < images ? x_exponents[image] : 0;
     }
 #pragma unroll
     for (int chunk = 0; chunk < Config::tile_filters / 32; chunk++) {
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+        named_barrier(1 + consumer, 128);
 #pragma unroll
         for (int j = 0; j < 16; j++) {
             const int filter = 8 * (j / 4) + lane % 4 * 2 + j % 2, pixel = 16 * warp + j / 2 % 2 * 8 + lane / 4;
             staging[filter * PITCH + pixel] = sums.total(16 * chunk + j);
         }
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + consumer) : "memory");
+        named_barrier(1 + consumer, 128);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int row = 8 * warp + i, filter = tile.filter + 32 * chunk + row;
-            if (filter >= M) break;
+            if (filter >= tile.filters_end) break;
             const int own = w_exponents[filter];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -210,24 +197,51 @@ __device__ __forceinline__ void store_tile(const Accumulators &sums, float *stag
                           e1 = max(-126, min(126, e - e0));
                 const float value =
                     multiply(multiply(staging[row * PITCH + 32 * half + lane], power_of_two(e0)), power_of_two(e1));
-                __stcs(to[half] + index_t(filter) * AREA, value);
+                __stcs(to[half] + (long long)filter * OUTPUT_AREA, value);
             }
         }
     }
 }
 
-// Recompute the listed images in float32 (register_tiled.cu), or all of them where a filter could not be split.
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+// Recompute the listed images in float32, or all of them where a filter could not be split. A thread computes one pixel
+// of eight filters. Its sums have two levels: the products of a channel, and the channels.
+extern "C" __global__ void __launch_bounds__(256)
     recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
                      const int *__restrict__ w_exponents, const int *__restrict__ listed, long long first, int images) {
-    int unsplit = 0;
-    for (int m = threadIdx.x; m < M; m += BLOCK_THREADS) unsplit |= w_exponents[m] == UNSPLIT;
-    const bool all = __syncthreads_or(unsplit);
-    const unsigned count = all ? images : listed[0];
-    constexpr unsigned BLOCKS_PER_IMAGE = (PIXELS + BLOCK_PIXELS - 1) / BLOCK_PIXELS * FILTER_GROUPS;
-    for (unsigned long long i = blockIdx.x; i < (unsigned long long)count * BLOCKS_PER_IMAGE; i += gridDim.x) {
-        const unsigned number = i / BLOCKS_PER_IMAGE;
-        register_tile(x, w, y, first + (all ? number : listed[1 + number]), 1, i % BLOCKS_PER_IMAGE);
-        __syncthreads();  // the next tile reuses the shared memory
+    constexpr int FILTERS = 8, FILTER_BLOCKS = (M + FILTERS - 1) / FILTERS;
+    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 255) / 256, IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
+    int unsplittable = 0;
+    for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= w_exponents[m] == Range::UNSPLITTABLE;
+    const bool all = __syncthreads_or(unsplittable);
+    const int count = all ? images : listed[0];
+    for (long long i = blockIdx.x; i < count * IMAGE_BLOCKS; i += gridDim.x) {
+        const int number = i / IMAGE_BLOCKS, block = i % IMAGE_BLOCKS / PIXEL_BLOCKS;
+        const int pixel = i % PIXEL_BLOCKS * 256 + threadIdx.x;
+        if (pixel >= OUTPUT_AREA) continue;
+        const long long image = first + (all ? number : listed[1 + number]);
+        const int group = block / FILTER_BLOCKS, filter0 = block % FILTER_BLOCKS * FILTERS;
+        const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
+        const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+        float sums[FILTERS] = {};
+        for (int c = 0; c < C; c++) {
+            const float *const map = x + image * IMAGE + (long long)(group * C + c) * AREA;
+            float products[FILTERS] = {};
+#pragma unroll 1
+            for (int tap = 0; tap < TAPS; tap++) {
+                const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
+                const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
+                const bool inside = unsigned(row) < unsigned(Config::height) && unsigned(column) < unsigned(Config::width);
+                const float value = inside ? map[row * Config::width + column] : 0.0f;
+#pragma unroll
+                for (int f = 0; f < FILTERS; f++)
+                    products[f] = multiply_add(
+                        value, w[weight_index(group * M + min(filter0 + f, M - 1), c, tap)], products[f]);
+            }
+#pragma unroll
+            for (int f = 0; f < FILTERS; f++) sums[f] = multiply_add(products[f], 1.0f, sums[f]);
+        }
+#pragma unroll
+        for (int f = 0; f < FILTERS; f++)
+            if (filter0 + f < M) y[image * OUTPUTS + (group * M + filter0 + f) * (long long)OUTPUT_AREA + pixel] = sums[f];
     }
 }

@@ -1,0 +1,32 @@
+// range: the values that can be split, and their common power of two (split.cuh has the method).
+
+constexpr int MAX_SPREAD = 28;     // powers of two below the largest value within which all others must lie
+constexpr int MAX_EXPONENT = 120;  // so that 2^120 and 2^-120 are both float32 numbers
+
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(unsigned(127 + exponent) << 23); }
+
+// The largest magnitude, and the smallest but zero, minus one, as bits: those of positive floats are ordered as they
+// are.
+struct Range {
+    unsigned largest = 0, smallest = ~0u;
+
+    __device__ __forceinline__ void add(float value) {
+        const unsigned bits = __float_as_uint(value) & 0x7fffffff;
+        largest = max(largest, bits), smallest = min(smallest, bits - 1);
+    }
+    __device__ __forceinline__ void add(const Range &other) {
+        largest = max(largest, other.largest), smallest = min(smallest, other.smallest);
+    }
+    __device__ __forceinline__ void join_warp() {
+        largest = __reduce_max_sync(~0u, largest), smallest = __reduce_min_sync(~0u, smallest);
+    }
+    // The power of two that brings the largest value into [2^14, 2^15); UNSPLITTABLE where the values spread too far,
+    // or one is infinite or NaN.
+    static constexpr int UNSPLITTABLE = 1 << 20;
+    __device__ __forceinline__ int exponent() const {
+        const int top = largest >> 23, wanted = largest == 0 ? 0 : 141 - top;  // 2^(top - 127) <= largest
+        const bool fits =
+            top < 255 && wanted <= MAX_EXPONENT && smallest + 1 >= unsigned(max(top - MAX_SPREAD, 1)) << 23;
+        return largest == 0 || fits ? wanted : UNSPLITTABLE;
+    }
+};

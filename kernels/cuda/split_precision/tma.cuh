@@ -1,0 +1,29 @@
+// tma: more PTX instructions (sm_90): copies of tiles of tensors into shared memory, which arrive at an mbarrier (PTX
+// ISA, "cp.async.bulk.tensor").
+
+// A TMA descriptor, made by the host (CUtensorMap).
+struct alignas(64) TensorMap {
+    unsigned char bytes[128];
+};
+
+// Make initialised barriers visible to the copy engine.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// The box at these coordinates, the innermost first.
+__device__ __forceinline__ void tma_load(void *to, const TensorMap &map, Barrier *barrier, int i, int j, int k) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5}], [%2];"
+        ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(barrier)), "r"(i), "r"(j), "r"(k) : "memory");
+}
+// Pixels of NHWC images in im2col order, from the window that begins at `column` and `row` of `image` on, all moved by
+// the tap's offset.
+__device__ __forceinline__ void tma_load_im2col(void *to, const TensorMap &map, Barrier *barrier, int channel,
+                                                int column, int row, int image, int tap_column, int tap_row) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+        ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(barrier)), "r"(channel), "r"(column), "r"(row),
+          "r"(image), "h"((short)tap_column), "h"((short)tap_row) : "memory");
+}

@@ -1,0 +1,124 @@
+"""The split-precision kernels for wide layers with every attribute, and for the data gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_case import require_gpu
+
+from ece408_op.core import dispatch
+from ece408_op.core.check import compare
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.kernels.cuda.split_precision import wide
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Chip, Launch, TensorMap
+
+POINTWISE, GENERAL = wide.FP16X3
+H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
+
+#: Padding, strides, dilation, rectangular filters, groups whose channels fill no multiple of TMA's eight, filters as
+#: large as the padded image, more padding than filter.
+LAYERS = [
+    ConvProblem(3, 64, 13, 17, 96, 3, pad=(1, 1)),
+    ConvProblem(3, 64, 13, 17, 96, 3, stride=(2, 2), pad=(1, 1)),
+    ConvProblem(2, 40, 19, 15, 70, 3, 5, stride=(3, 2), pad=(1, 3)),
+    ConvProblem(3, 192, 17, 17, 64, 1, 7, pad=(0, 3)),
+    ConvProblem(2, 64, 20, 21, 64, 3, pad=(2, 4), dilate=(2, 4)),
+    ConvProblem(2, 84, 12, 11, 60, 3, stride=(2, 1), pad=(1, 0), groups=6),
+    ConvProblem(2, 32, 12, 11, 32, 3, pad=(1, 1), groups=32),
+    ConvProblem(2, 3, 40, 44, 64, 7, stride=(2, 2), pad=(3, 3)),
+    ConvProblem(3, 64, 11, 13, 64, 1, pad=(1, 2)),
+    ConvProblem(3, 64, 11, 13, 64, 1, stride=(2, 3)),
+    ConvProblem(3, 96, 11, 13, 66, 1, groups=3),
+    ConvProblem(2, 24, 9, 8, 30, 2, pad=(4, 3)),
+    ConvProblem(4, 48, 5, 6, 30, 9, 8, pad=(2, 1)),
+]
+PROBLEMS = [*LAYERS, *(layer.data_gradient for layer in LAYERS if layer.stride == (1, 1))]
+CASES = [
+    (kernel, problem)
+    for kernel in (*wide.FP16X3, wide.FP16X1[1])
+    for problem in PROBLEMS
+    if not kernel.not_supported_reasons(problem)
+]
+
+
+def test_general_takes_every_attribute_and_pointwise_all_with_one_unpadded_tap():
+    assert [problem for kernel, problem in CASES if kernel is GENERAL] == PROBLEMS
+    taken = [problem for kernel, problem in CASES if kernel is POINTWISE]
+    assert taken == [problem for problem in PROBLEMS if problem.kernel_width == 1 and problem.pad == (0, 0)]
+    assert len(taken) == 3
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem", "reason"),
+    [
+        (GENERAL, ConvProblem(1, 64, 9, 9, 64, 3, stride=(2, 2)).data_gradient, "stride: expected (1, 1) for a data"),
+        (GENERAL, ConvProblem(1, 64, 99, 99, 64, 3, stride=(9, 1)), "stride: at most 8, got (9, 1)"),
+        (GENERAL, ConvProblem(1, 64, 99, 99, 64, 1, pad=(0, 129)), "windows: expected to begin within 127 pixels"),
+        (GENERAL, ConvProblem(1, 64, 99, 400, 64, 1, 300), "kernel: at most 256 rows and columns when dilated"),
+        (GENERAL, ConvProblem(1, 64, 9, 9, 64, 3).weight_gradient, "it does not support weight gradient"),
+        (POINTWISE, ConvProblem(1, 64, 9, 9, 64, 1, pad=(1, 1)), "padding: expected none, got (1, 1)"),
+        (POINTWISE, ConvProblem(1, 64, 9, 9, 64, 1, 3), "kernel: expected 1, got (1, 3)"),
+    ],
+)
+def test_a_refusal_has_its_reason(kernel, problem, reason):
+    assert any(each.startswith(reason) for each in kernel.not_supported_reasons(problem))
+
+
+@pytest.mark.parametrize(
+    ("problem", "corners"),
+    [
+        (ConvProblem(1, 64, 9, 9, 64, 3, 5, stride=(2, 3), pad=(1, 2)), ((-2, -1), (-2, -1), (3, 2))),
+        (ConvProblem(1, 64, 9, 9, 64, 3, pad=(1, 2), dilate=(1, 2)).data_gradient, ((-2, -1), (-2, -1), (1, 1))),
+        (ConvProblem(1, 64, 9, 9, 64, 1, pad=(0, 2)).data_gradient, ((2, 0), (-2, 0), (1, 1))),
+    ],
+)
+def test_windows_begin_where_tma_is_given(problem, corners):
+    (gemm,) = [step for step in GENERAL.plan(problem, H200, 16).steps(1) if _maps(step)]
+    assert _maps(gemm)[0].im2col == corners
+
+
+def _maps(step: Any) -> list[TensorMap]:
+    return [argument for argument in step.args if isinstance(argument, TensorMap)] if isinstance(step, Launch) else []
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (ConvProblem(128, 64, 56, 56, 64, 3, pad=(1, 1)), GENERAL),
+        (ConvProblem(128, 128, 56, 56, 128, 3, stride=(2, 2), pad=(1, 1)), GENERAL),
+        (ConvProblem(128, 192, 17, 17, 192, 1, 7, pad=(0, 3)), GENERAL),
+        (ConvProblem(128, 512, 7, 7, 512, 3, pad=(1, 1)).data_gradient, GENERAL),
+        (ConvProblem(128, 256, 56, 56, 128, 1, stride=(2, 2)), POINTWISE),
+        (ConvProblem(128, 256, 56, 56, 64, 1).data_gradient, POINTWISE),
+    ],
+)
+def test_auto_takes_them_for_layers_of_real_networks(problem, expected):
+    assert dispatch.select(problem, "gpu", chip=H200) is expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "problem"), CASES, ids=[f"{kernel.name}-{problem}" for kernel, problem in CASES])
+def test_it_is_right_and_computes_what_cannot_be_split_in_float32(kernel: CudaKernel, problem: ConvProblem):
+    cupy = require_gpu()
+    rng = np.random.default_rng(408)
+    plain = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
+    special = [array.copy() for array in plain]
+    special[0][0, 0, -1, -1], special[0][-1, -1, 0, 0] = np.inf, np.nan
+    spread = [array.copy() for array in plain]
+    spread[0][-1, :, :2] *= np.float32(1e-12)
+    weight = [array.copy() for array in plain]
+    weight[1][0, 0, 0, 0] = 1e-20
+    for a, b in (plain, special, spread, weight):
+        around = cupy.full(np.prod(problem.shapes[2]) + 64, 7.0, "f")
+        out = around[32:-32].reshape(problem.shapes[2])
+        out[...] = cupy.nan
+        kernel.run(problem, cupy.asarray(a), cupy.asarray(b), out)
+        cuda.wait(kernel.name, cupy.cuda.get_current_stream())
+        with np.errstate(invalid="ignore"):
+            found = compare(out.get(), a, b, kernel, problem=problem)
+        assert found.passed, f"{kernel.name}, {problem}: {found}"
+        assert bool((around[:32] == 7).all() and (around[-32:] == 7).all())
