@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from math import prod
 from typing import Any, Optional
 
@@ -14,7 +15,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.plugin import op_times
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import ITEM_BYTES, PAD, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
@@ -31,9 +32,6 @@ from ._split_precision import SplitFullyConnected, is_profitable
 
 CUDNN = "cudnn"
 
-#: With more channels than this, cuDNN computes padded layers if it is installed: its Winograd transforms save products.
-#: Otherwise our kernels do, on data with a copied border. Where the limit should be has not been measured.
-_BORDER_CHANNELS = 16
 #: The largest pooling window whose unrolled loops are compiled.
 _LARGEST_WINDOW = 16
 
@@ -64,11 +62,11 @@ class Chooser:
         found = choose(self, node, inputs, output) if choose and prod(output) else None
         return found or ArrayComputation(self.arrays, node)
 
-    def kernel(self, node: Node, problem: ConvProblem | None) -> CudaKernel | None:
+    def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel | None:
         """Return our kernel for a convolution node, if there is one and cuDNN is not asked for."""
         operator = node.operator
         named = operator.impl != dispatch.AUTO
-        if problem is None or (self.impl == CUDNN and not named):
+        if self.impl == CUDNN and not named:
             return None
         precision = self.precision if operator.precision == "float32" else operator.precision
         try:
@@ -130,36 +128,35 @@ class ConvolutionComputation(Computation):
 
         return in_order(timed, self._after.bind(out, shift, residual))
 
-    def op_time(self, x: Shape) -> op_times.OpTime | None:
-        """Return the time of the runs since the last call, which have ended, for data of shape x in all.
-
-        None for layers that are no ConvProblem.
-        """
+    def op_time(self, x: Shape) -> op_times.OpTime:
+        """Return the time of the runs since the last call, which have ended, for data of shape x in all."""
         elapsed = cuda.cupy().cuda.get_elapsed_time
         seconds = sum(elapsed(start, end) for start, end in self._intervals) / 1000
         self._intervals.clear()
         problem = self._node.operator.problem(x)
-        return None if problem is None else op_times.OpTime(self._node.name, problem, self.name, "gpu", seconds)
+        return op_times.OpTime(self._node.name, problem, self.name, "gpu", seconds)
 
 
 def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
+    """Return our kernel on tensor cores, else cuBLAS for 1 x 1 filters, else what is there of ours and of cuDNN."""
     operator, x = node.operator, inputs[0]
-    pointwise = operator.kernel == operator.stride == (1, 1) and operator.pad == (0, 0) and operator.num_group == 1
     problem = operator.problem(x)
-    unnamed_pointwise = operator.kernel == (1, 1) and operator.impl == dispatch.AUTO
-    kernel = None if unnamed_pointwise else chooser.kernel(node, problem)
-    if kernel is not None and problem is not None:
-        return ConvolutionComputation(chooser, node, output, _ours(kernel, problem), kernel.name)
-    if chooser.impl == CUDNN:
+    kernel = chooser.kernel(node, problem)
+    if kernel is None and chooser.impl == CUDNN:
         return _cudnn(chooser, node, inputs, output)
-    if pointwise:
-        return ConvolutionComputation(chooser, node, output, _pointwise(chooser.device, x, output), "cublas")
-    if not cudnn.is_there() or x[1] <= _BORDER_CHANNELS:
-        problem = operator.problem(x, operator.pad)
-        kernel = chooser.kernel(node, problem)
-        if kernel is not None and problem is not None:
-            bind, scratch = _bordered(kernel, problem, operator.pad, x), prod(problem.x_shape) * ITEM_BYTES
-            return ConvolutionComputation(chooser, node, output, bind, kernel.name, scratch)
+    if kernel is None or (operator.impl == dispatch.AUTO and kernel.arithmetic == "fp32"):
+        if operator.kernel == (1, 1) and not problem.needs:
+            return ConvolutionComputation(chooser, node, output, _pointwise(chooser.device, x, output), "cublas")
+        if problem.needs == {PAD}:
+            # A plain kernel, on data with a copied border: there are more of those.
+            rows, columns = operator.pad
+            plain = replace(problem, height=x[2] + 2 * rows, width=x[3] + 2 * columns, pad=(0, 0))
+            bordered = chooser.kernel(node, plain)
+            if bordered is not None:
+                bind, scratch = _bordered(bordered, plain, operator.pad, x), prod(plain.x_shape) * ITEM_BYTES
+                return ConvolutionComputation(chooser, node, output, bind, bordered.name, scratch)
+    if kernel is not None:
+        return ConvolutionComputation(chooser, node, output, _ours(kernel, problem), kernel.name)
     return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
 
 

@@ -83,12 +83,10 @@ class Convolution(Operator):
             check_shape("rhs", output, shapes[-1])
         return output
 
-    def problem(self, x: Shape, pad: tuple[int, int] = (0, 0)) -> ConvProblem | None:
-        """Return the layer for our kernels, for data x with a border of ``pad``; None if they cannot compute it."""
-        plain = self.stride == self.dilate == (1, 1) and self.num_group == 1 and self.pad == pad
-        if not plain or self.kernel[0] != self.kernel[1]:
-            return None
-        return ConvProblem(x[0], x[1], x[2] + 2 * pad[0], x[3] + 2 * pad[1], self.num_filter, self.kernel[0])
+    def problem(self, x: Shape) -> ConvProblem:
+        """Return the layer for our kernels, for data of shape x."""
+        sizes = (x[0], x[1], x[2], x[3], self.num_filter, *self.kernel)
+        return ConvProblem(*sizes, self.stride, self.pad, self.dilate, self.num_group)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         """Unroll the windows of some images into columns, and multiply."""

@@ -226,7 +226,7 @@ class Engine:
             if isinstance(one, ConvolutionComputation):
                 x = batch.schedule.plan.shapes[self.network.graph.nodes[number].inputs[0].node]
                 found.append(one.op_time((images, *x[1:])))
-        return [record for record in found if record is not None]
+        return found
 
 
 class _Device:
