@@ -8,7 +8,7 @@ from __future__ import annotations
 from ece408_op.core.kernel import Kernel
 
 from .cpu import direct, im2col, loops, winograd
-from .cuda.float32 import register_blocked, sliding_window
+from .cuda.float32 import blocked_gemm, register_blocked, sliding_window
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
 from .cuda.split_precision import split_precision, wide
 
@@ -30,6 +30,7 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.STREAMS,
     *wide.FP16X3,
     *split_precision.FP16X3,
+    blocked_gemm.KERNEL,
     naive.NAIVE,
     naive.BLOCK1024,
     naive.IMAGE_BLOCK,

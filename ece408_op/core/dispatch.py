@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels import KERNELS
-from ece408_op.problem import ConvProblem, PooledProblem
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
 
 from . import tuning
@@ -56,7 +56,8 @@ def select(
     """Return the kernel for a problem: the named one, or the one that is expected to be fastest.
 
     On the CPU, "auto" is the first recommended kernel of the list KERNELS that supports the problem. On a GPU, it is
-    the one with the smallest time that the tuning table predicts; for a PooledProblem, the first one of the list.
+    the one with the smallest time that the tuning table predicts; for problems with attributes, gradients and a
+    PooledProblem, the first recommended one of the list.
 
     Args:
         problem: the sizes of the convolution.
@@ -95,8 +96,8 @@ def _candidates(problem: ConvProblem, device: str, precision: str, chip: Chip | 
     ranks = SERVES[precision]
     candidates = [kernel for kernel in KERNELS if kernel.device == device and kernel.precision in ranks]
     candidates.sort(key=lambda kernel: ranks.index(kernel.precision))
-    # The tuning table has no layers with pooling: the list's order decides for those.
-    if chip is not None and not isinstance(problem, PooledProblem):
+    # The tuning table has plain convolutions only: for all other problems the list's order decides.
+    if chip is not None and not problem.needs:
         known = {k.name: k for k in candidates if isinstance(k, CudaKernel) and k.runs_on(chip)}
 
         def predicted(name: str) -> float:

@@ -211,7 +211,7 @@ class CudaKernel:
         """Fill out, (B, M, OH, OW), from x (B, C, H, W) and w (M, C, K, K), asynchronously.
 
         The arrays are CuPy's, C-contiguous float32, all on one GPU. For a gradient, they are the problem's operands in
-        their order.
+        their order. The weight gradient of an empty batch is zero.
 
         Args:
             stream: a CuPy stream; by default the current one of that GPU.
@@ -225,6 +225,8 @@ class CudaKernel:
         program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
         if problem.batch:
             cuda.execute(program, problem.batch, arrays, stream)
+        elif out.nbytes:  # the weight gradient of no images
+            cuda.fill_with_zeros(out, stream)
 
     def prepare_launch(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
         """Return a function that repeats ``run`` on these arrays, B at least 1, on CuPy's current stream.

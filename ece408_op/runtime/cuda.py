@@ -283,6 +283,12 @@ def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any
         enqueue(program, batch, {key: array.data.ptr for key, array in arrays.items()}, device.id, main)
 
 
+def fill_with_zeros(array: Any, stream: Any) -> None:
+    """Put a memset of a CuPy array on the stream (None: CuPy's current one) of its device, and return."""
+    with array.device:
+        array.data.memset_async(0, array.nbytes, stream or cupy().cuda.get_current_stream())
+
+
 def prepared_launch(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[], None]:
     """Return a function that repeats ``execute`` on these arrays and the current stream, its launches prepared once.
 

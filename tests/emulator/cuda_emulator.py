@@ -96,23 +96,25 @@ class EmulatedPlan:
     def races(self) -> int:
         return int(self._library.races_found())
 
-    def run(self, x: np.ndarray, w: np.ndarray, aligned: int) -> np.ndarray:
-        """Return y, (B, M, OH, OW); x, w and y lie at multiples of ``aligned`` bytes, but not of twice as many.
+    def run(self, a: np.ndarray, b: np.ndarray, aligned: int) -> np.ndarray:
+        """Return what the kernel fills, from the two arrays that it reads: y from x and w, or a gradient.
 
-        Raises AssertionError where threads wait for one another for ever, leave a barrier used, or write beyond y.
+        The three lie at multiples of ``aligned`` bytes, but not of twice as many. Raises AssertionError where threads
+        wait for one another for ever, leave a barrier used, or write beyond the output.
         """
         scratch = {name: np.full(size, 0xFF, np.uint8) for name, size in self._scratch.items()}
-        given = {"x": x, "w": w, "y": np.full(self._problem.y_shape, np.nan, np.float32), **scratch}
+        filled = np.full(self._problem.shapes[2], np.nan, np.float32)
+        given = {**dict(zip(self._problem.operands, (a, b, filled))), **scratch}
         placed = {name: _at(array, aligned if name in ("x", "w", "y") else 64) for name, array in given.items()}
         self.buffers = {name: inner for name, (_, inner) in placed.items()}
         pointers = (ctypes.c_void_p * len(self._names))(*(self.buffers[name].ctypes.data for name in self._names))
         failed = self._library.run(pointers, self._problem.batch)
         assert failed == 0, f"launch {failed}: threads wait for ever, or a barrier is not left as it was"
-        around, y = placed["y"]
-        begin = y.ctypes.data - around.ctypes.data
-        border = np.concatenate([around[:begin], around[begin + y.nbytes :]])
-        assert (border == 0xFF).all(), "the kernel wrote beyond y"
-        return y
+        around, out = placed[self._problem.operands[2]]
+        begin = out.ctypes.data - around.ctypes.data
+        border = np.concatenate([around[:begin], around[begin + out.nbytes :]])
+        assert (border == 0xFF).all(), f"the kernel wrote beyond {self._problem.operands[2]}"
+        return out
 
     def _run_function(self) -> str:
         lines = []
@@ -151,11 +153,11 @@ extern "C" int races_found() {{ return 0; }}
 
 
 def emulate(
-    kernel: CudaKernel, problem: ConvProblem, plan: Plan, x: np.ndarray, w: np.ndarray, aligned: int, folder: Path
+    kernel: CudaKernel, problem: ConvProblem, plan: Plan, a: np.ndarray, b: np.ndarray, aligned: int, folder: Path
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return y, and all buffers by name, of one run of the kernel's plan on the CPU."""
+    """Return the output, and all buffers by name, of one run of the kernel's plan on the CPU."""
     emulated = EmulatedPlan(kernel.text(plan), plan, problem, folder)
-    return emulated.run(x, w, aligned), emulated.buffers
+    return emulated.run(a, b, aligned), emulated.buffers
 
 
 def _gcc(*arguments: str) -> None:

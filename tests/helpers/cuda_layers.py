@@ -28,6 +28,23 @@ ODD = [
     ConvProblem(5, 131, 23, 19, 70, 1),
     ConvProblem(4, 24, 11, 10, 130, 1),
 ]
+#: Small layers with every attribute: padding, strides with and without common divisors of the dilation, groups,
+#: rectangular filters, filters as large as the padded image, images smaller than the padded filter.
+GENERAL = [
+    ConvProblem(3, 5, 8, 8, 12, 3, pad=(1, 1)),
+    ConvProblem(2, 3, 11, 9, 20, 5, stride=(2, 2), pad=(2, 2)),
+    ConvProblem(3, 6, 9, 12, 9, 2, 3, stride=(3, 2), pad=(0, 2), dilate=(2, 3), groups=3),
+    ConvProblem(2, 70, 6, 5, 34, 1, stride=(2, 1)),
+    ConvProblem(5, 4, 3, 2, 140, 4, 3, pad=(2, 3), dilate=(2, 1), groups=2),
+    ConvProblem(2, 2, 10, 9, 3, 2, stride=(4, 6), dilate=(2, 4)),
+    ConvProblem(2, 6, 13, 10, 12, 3, stride=(2, 2), pad=(1, 1), groups=6),
+]
+#: The same and their gradients, and the gradients of plain layers.
+PROBLEMS = [
+    each
+    for plain in [*GENERAL, ConvProblem(7, 5, 7, 13, 3, 3), ConvProblem(3, 6, 30, 30, 16, 5)]
+    for each in (*([plain] if plain.needs else []), plain.data_gradient, plain.weight_gradient)
+]
 #: Layers with fused tanh and pooling: the course's, odd edges, a single maximum, a pointwise one.
 POOLED = [
     *[problem.pooled(False) for problem in COURSE],
@@ -49,6 +66,33 @@ def random_layers(batches: list[int], side: int) -> st.SearchStrategy[ConvProble
         st.integers(1, side),
         st.integers(1, 256),
         st.one_of(st.integers(1, 11), st.just(1)),
+    )
+
+
+def random_problems(batches: list[int], side: int) -> st.SearchStrategy[ConvProblem]:
+    """Convolutions with every attribute and their gradients, images of at most side x side pixels; some depthwise."""
+    pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+    def build(batch, groups, channels, filters, size, kernel, stride, pad, dilate, kind):
+        least = tuple(max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilate, kernel, pad))
+        height, width = (max(one, other) for one, other in zip(size, least))
+        problem = ConvProblem(
+            batch, groups * channels, height, width, groups * filters, *kernel, stride, pad, dilate, groups
+        )
+        return {"y": problem, "x": problem.data_gradient, "w": problem.weight_gradient}[kind]
+
+    return st.builds(
+        build,
+        st.sampled_from(batches),
+        st.one_of(st.just(1), st.integers(1, 9)),
+        st.one_of(st.just(1), st.integers(1, 24)),
+        st.one_of(st.just(1), st.integers(1, 70)),
+        st.tuples(st.integers(1, side), st.integers(1, side)),
+        st.tuples(st.integers(1, 5), st.integers(1, 5)),
+        pairs,
+        st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        pairs,
+        st.sampled_from("yxw"),
     )
 
 

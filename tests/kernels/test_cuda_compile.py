@@ -14,7 +14,7 @@ from typing import Union
 
 import nvrtc
 import pytest
-from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, chip_of
+from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, PROBLEMS, chip_of
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.float32 import register_blocked
@@ -56,6 +56,8 @@ def _jobs(every: bool) -> dict[Case, Job]:
             chosen = [*fitting, *pooled] if architecture == main else [*fitting[:1], *pooled[:1]]
             if not every and len(declared) > 1:
                 chosen = chosen[:1] if architecture == 90 else chosen[-1:]
+            general = [p for p in PROBLEMS if not kernel.not_supported_reasons(p, chip)]
+            chosen += general if architecture == main else general[:1] if architecture == 90 else general[-2:]
             for problem in chosen:
                 plan = kernel.plan(problem, chip, _aligned(problem))
                 jobs[kernel.name, architecture, problem] = (kernel.text(plan), architecture, kernel.options)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from cuda_layers import COURSE, CUDA_KERNELS, ODD, POOLED, chip_of, random_layers
+from cuda_layers import COURSE, CUDA_KERNELS, ODD, POOLED, PROBLEMS, chip_of, random_layers, random_problems
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,8 @@ from ece408_op.runtime.launch import (
 KERNEL_IDS = pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
 CHIP = chip_of(90)
 
-layers = random_layers([1, 2, 7, 1000, 100_000, 2**31], 100)
+BATCHES = [1, 2, 7, 1000, 100_000, 2**31]
+layers = random_layers(BATCHES, 100)
 
 
 def _parameters(text: str, entry: str) -> list[str]:
@@ -55,7 +56,8 @@ def _passed(argument: object) -> str:
 
 
 def _supported(kernel: CudaKernel) -> list[ConvProblem]:
-    found = [problem for problem in [*COURSE, *ODD, *POOLED] if not kernel.not_supported_reasons(problem, CHIP)]
+    problems = [*COURSE, *ODD, *POOLED, *PROBLEMS]
+    found = [problem for problem in problems if not kernel.not_supported_reasons(problem, CHIP)]
     assert len(found) >= 3, f"{kernel.name} takes {len(found)} layers"
     return found
 
@@ -77,9 +79,10 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
 
 @KERNEL_IDS
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problem=layers)
+@given(problem=st.one_of(layers, random_problems(BATCHES, 100)))
 def test_every_launch_is_within_cudas_limits(kernel, problem):
-    problems = [each for each in (problem, problem.pooled(True)) if not kernel.not_supported_reasons(each, CHIP)]
+    fused = () if problem.needs else (problem.pooled(True),)
+    problems = [each for each in (problem, *fused) if not kernel.not_supported_reasons(each, CHIP)]
     assume(problems)
     for each in problems:
         plan = kernel.plan(each, CHIP, 4)
