@@ -61,9 +61,6 @@ inline unsigned fp16x2_residual(float first, float second, unsigned word) {
 }
 
 inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) { emulated_mma(d, a, b0, b1); }
-inline void mma_if(bool condition, float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
-    if (condition) emulated_mma(d, a, b0, b1);
-}
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int PENDING>

@@ -104,7 +104,6 @@ def test_a_warps_product_is_a_matrix_product(tmp_path):
     const unsigned rows[] = {a(g, 2 * t), a(g + 8, 2 * t), a(g, 2 * t + 8), a(g + 8, 2 * t + 8)};
     float d[4] = {1, 1, 1, 1};
     mma(d, rows, b(2 * t, g), b(2 * t + 8, g));
-    mma_if(false, d, rows, b(2 * t, g), b(2 * t + 8, g));
     for (int v = 0; v < 4; v++) y[(g + v / 2 * 8) * 8 + 2 * t + v % 2] = d[v];"""
     y, _ = _run(body, tmp_path, threads=32)
     row, k, n = np.ogrid[:16, :16, :8]

@@ -18,7 +18,6 @@ from ece408_op.kernels.cuda.split_precision._tiles import (
     ImplicitGemmTile,
     MmaSyncTile,
     OneChannelTile,
-    OutputRowsTile,
     Tile,
     WarpgroupTile,
 )
@@ -31,7 +30,7 @@ EXHAUSTIVE = pytest.mark.exhaustive
 LARGE, SMALL = Chip("large", (9, 0), 3, 227 * 1024), Chip("small", (9, 0), 2, 60 * 1024)
 #: One block, which has all the tiles.
 ALONE = Chip("alone", (9, 0), 1, 227 * 1024)
-KINDS = (OneChannelTile, OutputRowsTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTile)
+KINDS = (OneChannelTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTile)
 KERNEL_OF: dict[type[Tile], CudaKernel] = dict(zip(KINDS, split_precision.FP16X3))
 
 
@@ -71,7 +70,6 @@ def _random(problem: ConvProblem, positive: bool = False) -> tuple[np.ndarray, n
 #: Tiles of several images, bands, parts of bands, filters among several blocks, odd channels, few and many k-steps.
 CASES = [
     (OneChannelTile, (19, 1, 12, 12, 5, 5), LARGE, {"tile_images": 8, "prefetch_input": True}),
-    (OutputRowsTile, (2, 6, 14, 14, 16, 5), LARGE, {"row_accumulators": 2, "paired_stores": True}),
     (MmaSyncTile, (3, 3, 10, 9, 4, 2), SMALL, {}),
     (WarpgroupTile, (2, 6, 12, 12, 40, 3), LARGE, {"filter_blocks": 2}),
     (WarpgroupTile, (3, 1, 15, 13, 9, 5), LARGE, {"filter_shifts": 4, "tile_images": 2}),
@@ -80,32 +78,12 @@ CASES = [
 ]
 MORE_CASES = [
     (OneChannelTile, (4, 1, 28, 28, 50, 5), LARGE, {"tile_images": 2, "filters_in_registers": False}),
-    (
-        OutputRowsTile,
-        (7, 2, 17, 15, 28, 4),
-        LARGE,
-        {"row_accumulators": 3, "tile_images": 2, "bulk_store": False, "filters_are_a": True},
-    ),
     (MmaSyncTile, (2, 6, 14, 14, 10, 3), LARGE, {"quad_stores": True}),
     (WarpgroupTile, (2, 6, 16, 16, 16, 5), LARGE, {"row_accumulators": 3}),
     (ImplicitGemmTile, (9, 3, 14, 16, 9, 3), ALONE, {"tile_images": 1, "output_stages": 2, "prefetch_input": True}),
     (OneChannelTile, (5, 1, 12, 12, 5, 5), LARGE, {}),
     (OneChannelTile, (2, 1, 40, 64, 6, 5), SMALL, {"tile_images": 1}),
     (OneChannelTile, (5, 1, 16, 20, 6, 7), LARGE, {"tile_images": 2, "filters_in_registers": True}),
-    (
-        OutputRowsTile,
-        (7, 6, 30, 30, 16, 5),
-        LARGE,
-        {"row_accumulators": 2, "tile_images": 1, "bulk_store": True, "filters_are_a": False},
-    ),
-    (
-        OutputRowsTile,
-        (8, 6, 30, 30, 16, 5),
-        LARGE,
-        {"row_accumulators": 4, "tile_images": 1, "bulk_store": True, "filters_are_a": True, "prefetch_input": True},
-    ),
-    (OutputRowsTile, (5, 3, 14, 12, 20, 3), LARGE, {"row_accumulators": 3, "bulk_store": True}),
-    (OutputRowsTile, (3, 3, 15, 12, 20, 4), LARGE, {"row_accumulators": 3, "paired_stores": False}),
     (MmaSyncTile, (2, 5, 14, 30, 7, 3), SMALL, {"tile_images": 1}),
     (WarpgroupTile, (2, 7, 12, 13, 20, 4), SMALL, {"row_accumulators": 2}),
     (WarpgroupTile, (1, 24, 14, 15, 20, 8), LARGE, {"row_accumulators": 1}),
@@ -153,7 +131,7 @@ def test_it_is_right(kind, layer, chip, wanted, tmp_path):
 )
 def test_sums_of_small_integers_are_exact(kind, tmp_path):
     # At least four k-steps: the sums of fewer are not corrected.
-    channels, size = 1 if kind is OneChannelTile else 6, 5 if kind in (OutputRowsTile, ImplicitGemmTile) else 7
+    channels, size = 1 if kind is OneChannelTile else 6, 5 if kind is ImplicitGemmTile else 7
     problem = ConvProblem(2, channels, 14, 14, 9, size)
     plan = split_precision.plan_of(_fitting(kind, problem, LARGE)[0], problem, LARGE, 16)
     rng = np.random.default_rng(408)
@@ -193,8 +171,7 @@ def test_promotion_lowers_the_error_of_long_sums(kind, layer, wanted, positive, 
 
 #: Sums of nine k-steps or more that are not promoted.
 UNPROMOTED = [
-    (OutputRowsTile, (2, 6, 14, 12, 9, 5), {}),
-    pytest.param(ImplicitGemmTile, (2, 6, 14, 12, 9, 4), {}, marks=EXHAUSTIVE),
+    (ImplicitGemmTile, (2, 6, 14, 12, 9, 4), {}),
     pytest.param(WarpgroupTile, (2, 12, 12, 12, 20, 7), {"row_accumulators": 3, "group_tiles": 3}, marks=EXHAUSTIVE),
 ]
 
@@ -230,7 +207,6 @@ def test_an_image_that_cannot_be_split_is_computed_in_float32(kind, tmp_path):
 #: Small layers with several tiles per block, so that pipeline stages are used again.
 SEVERAL_TILES = {
     OneChannelTile: (9, 1, 12, 12, 5, 5),
-    OutputRowsTile: (6, 3, 9, 8, 9, 3),
     MmaSyncTile: (7, 3, 8, 8, 4, 3),
     WarpgroupTile: (5, 3, 8, 8, 7, 3),
     ImplicitGemmTile: (5, 3, 8, 8, 7, 3),

@@ -145,6 +145,6 @@ def test_a_compiler_older_than_the_chip_is_given_what_it_knows():
     chip, problem = replace(chip_of(90), compiler=(11, 8)), ConvProblem(10_000, 6, 30, 30, 16, 5)
     reason = "NVRTC: at least 12.0, got 11.8; install a CuPy for a newer CUDA"
     assert split_precision.WARPGROUP.not_supported_reasons(problem, chip) == [reason]
-    for kernel in (split_precision.OUTPUT_ROWS, register_blocked.UNIFORM):
+    for kernel in (split_precision.MMA_SYNC, register_blocked.UNIFORM):
         assert not kernel.not_supported_reasons(problem, chip)
         assert nvrtc.compile_text(kernel.text(kernel.plan(problem, chip, 16)), 90, kernel.options, "11.8")

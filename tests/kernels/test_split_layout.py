@@ -17,16 +17,13 @@ from ece408_op.kernels.cuda.split_precision._tiles import (
     ImplicitGemmTile,
     MmaSyncTile,
     OneChannelTile,
-    OutputRowsTile,
     Tile,
     WarpgroupTile,
 )
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div
 
-KERNEL_OF = dict(
-    zip((OneChannelTile, OutputRowsTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTile), split_precision.FP16X3)
-)
+KERNEL_OF = dict(zip((OneChannelTile, ImplicitGemmTile, WarpgroupTile, MmaSyncTile), split_precision.FP16X3))
 #: The kernels that read words by tap tables.
 WITH_TAPS = [kind for kind in KERNEL_OF if kind is not ImplicitGemmTile]
 #: So little shared memory that tiles are bands and parts of bands.
@@ -167,7 +164,6 @@ def test_each_kernel_takes_the_course_layers_that_are_for_it(kind):
     few_steps = [True, True, True, True, False]  # sums that need no promotion
     expected = {
         OneChannelTile: [problem.channels == 1 for problem in COURSE],
-        OutputRowsTile: few_steps,
         ImplicitGemmTile: few_steps,
     }
     assert taken == expected.get(kind, [True] * 5)

@@ -17,7 +17,7 @@ from ece408_op.runtime.launch import Chip, Launch
 
 LAYERS = {
     split_precision.ONE_CHANNEL: (1, 28, 28, 50, 5),
-    split_precision.OUTPUT_ROWS: (6, 30, 30, 16, 5),
+    split_precision.IMPLICIT_GEMM: (6, 30, 30, 16, 5),
     split_precision.WARPGROUP: (12, 33, 33, 24, 7),
     split_precision.MMA_SYNC: (6, 30, 30, 16, 5),
 }
@@ -142,7 +142,7 @@ def test_a_driver_that_is_not_there_is_none(monkeypatch):
 
 @pytest.mark.parametrize(
     "kernel",
-    [split_precision.ONE_CHANNEL, split_precision.OUTPUT_ROWS, split_precision.MMA_SYNC],
+    [split_precision.ONE_CHANNEL, split_precision.MMA_SYNC],
     ids=lambda kernel: kernel.name,
 )
 def test_launches_are_early_only_where_the_kernels_wait_and_the_chip_is_full(kernel):

@@ -14,7 +14,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div
 
 from ._shared_memory_layout import NO_TAP, layout, one_channel_layout, row_taps
-from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, OutputRowsTile, WarpgroupTile
+from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, WarpgroupTile
 
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
 #: multiprocessors without a tile.
@@ -32,8 +32,8 @@ _SUM_REGISTERS, _PROMOTED_SUM_REGISTERS = {8: 100, 12: 72}, {8: 104, 12: 72}
 #: K-steps between promotions, a multiple of the two and of the three that loops take at a time; sums of fewer k-steps
 #: than LONG_SUM gain little from promotion.
 _PROMOTION_INTERVAL, LONG_SUM = 6, 9
-#: Where filters stay in registers: registers for them, of 128 and of 168 per thread, and the most column tiles.
-_MOST_KEPT, _MOST_STATIONARY, _MOST_TILES = 88, 136, 4
+#: Where filters stay in registers: registers for them, of 128 per thread, and the most column tiles.
+_MOST_KEPT, _MOST_TILES = 88, 4
 #: Of ``warpgroup_mma.cu``: warpgroups that multiply; the registers of their threads, with those to leave besides sums
 #: and fragments so that the compiler neither spills nor serializes wgmmas (the fewer, the more the producers get); and
 #: column tiles of all output rows for which promotion then fits. With at most two output rows, two warpgroups with
@@ -43,8 +43,8 @@ _FEW_ROWS, _FEW_WARPGROUPS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
 #: Of ``implicit_gemm.cu``: warpgroups; producer warps, with the registers of a math thread; registers to leave besides
 #: sums and filters; the most positions per instruction.
 _IMPLICIT_WARPGROUPS, _IMPLICIT_PRODUCERS, _IMPLICIT_OTHERS, _MOST_WGMMA_N = 2, {8: 200, 4: 216}, 32, 184
-#: The most k-steps of the kernels that do not promote: on uniform positive data, sums of 14 err by up to twice as much
-#: as cuDNN's on the same layer, sums of 21 by up to 2.8 times.
+#: The most k-steps of implicit_gemm, which does not promote: on uniform positive data, sums of 14 err by up to twice as
+#: much as cuDNN's on the same layer, sums of 21 by up to 2.8 times.
 _MOST_UNPROMOTED = 14
 #: The fewest words of a filter row for which k-steps go row by row, and the most k-steps where they do not.
 _LEAST_ROW, _MOST_STEPS = 7, 24
@@ -114,15 +114,6 @@ def _input_sources(problem: ConvProblem, region: _Region, rows: int) -> tuple[bo
     return (False, True) if whole else (False,)
 
 
-def _kept_tiles(tiles: int, warps: int, per_tile: int, others: int, most: int) -> int | None:
-    """Return how many column tiles a warp keeps in registers, of as few groups as fit; None where not one fits."""
-    for groups in range(1, warps + 1):
-        each = ceil_div(tiles, groups)
-        if warps % groups == 0 and ceil_div(tiles, each) == groups and per_tile * each + others <= most:
-            return each
-    return None
-
-
 def one_channel_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[OneChannelTile]:
     width, pixels = problem.output_width, problem.output_height * problem.output_width
     if problem.channels != 1 or width % 2 or pixels % 4:
@@ -152,44 +143,6 @@ def one_channel_tiles(problem: ConvProblem, chip: Chip, aligned: int, components
             )  # fmt: skip
             prefetching = replace(tile, prefetch_input=not from_global and images >= _PREFETCHED_IMAGES)
             yield from [each for each in (prefetching, tile) if each.shared_bytes <= chip.shared_bytes][:1]
-
-
-def output_rows_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[OutputRowsTile]:
-    tiles, row_k_steps = ceil_div(problem.filters, 8), ceil_div(len(row_taps(problem.channels, problem.kernel)), 8)
-    if components == 2 and problem.kernel * row_k_steps > _MOST_UNPROMOTED:
-        return
-    for rows, filters_are_a in product((1, 2, 3, 4), (False, True)):
-        # With two tiles of filters as A, eight positions have as many sums as 16 have with one tile as B.
-        filters, sums = 2 * components * problem.kernel * row_k_steps, (2 if filters_are_a else 4) * components * rows
-        each = _kept_tiles(tiles, 8, filters + sums, 8 * components, _MOST_STATIONARY)
-        if each is None or rows > problem.output_height or (filters_are_a and each % 2):
-            continue
-        for region in _regions(problem, chip, rows, aligned, components):
-            pairs = region.columns % 2 == 0 and problem.output_width % 2 == 0 and aligned >= 8
-            if filters_are_a and not pairs:
-                continue
-            stride, plane, taps, _ = layout(
-                problem.channels, problem.kernel, 1, rows, region.columns, region.width, region.height,
-                2 if pairs and not filters_are_a else 1, whole_rows=True,
-            )  # fmt: skip
-            runs = region.whole and problem.output_height * region.columns % 4 == 0
-            runs = runs and (
-                rows * region.lines >= problem.output_height or rows * region.lines * region.columns % 4 == 0
-            )
-            knows_bulk = chip.capability >= (9, 0) and chip.compiler >= (12, 0)
-            bulk = knows_bulk and aligned == 16 and pairs and runs
-            for from_global in _input_sources(problem, region, rows):
-                for bulk_store, prefetch in product(
-                    (True, False) if bulk else (False,), (False,) if from_global else (True, False)
-                ):
-                    tile = OutputRowsTile(
-                        problem, components, **region.sizes, row_stride=stride, plane_stride=plane, taps=taps,
-                        group_tiles=each, math_warps=8, row_accumulators=rows, row_k_steps=row_k_steps,
-                        input_from_global=from_global, prefetch_input=prefetch, bulk_store=bulk_store,
-                        paired_stores=pairs, filters_are_a=filters_are_a,
-                    )  # fmt: skip
-                    if tile.shared_bytes <= chip.shared_bytes:
-                        yield tile
 
 
 def wanted_interval(k_steps: int, components: int) -> int:

@@ -12,19 +12,18 @@ from functools import lru_cache
 from typing import Any, Callable
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import Chip, ceil_div, round_up
+from ece408_op.runtime.launch import Chip, ceil_div
 
 from ._candidate_tiles import (
     MOST_IMAGES,
     implicit_gemm_tiles,
     mma_sync_tiles,
     one_channel_tiles,
-    output_rows_tiles,
     wanted_interval,
     warpgroup_tiles,
 )
 from ._shared_memory_layout import layouts_by_conflicts
-from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, OutputRowsTile, Tile, WarpgroupTile
+from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 #: Cycles of a multiprocessor for one mma of 16 x 8 x 16 products: 624 TFLOP/s on an H200.
 _MMA = 1.52
@@ -35,9 +34,8 @@ _READ = 2
 _EACH_TILE = 900
 #: Cycles of a millisecond, multiprocessors, and milliseconds of a call's three launches.
 _CYCLES, _MULTIPROCESSORS, _LAUNCHES = 1.75e6, 132, 0.012
-#: Factors for input that is read twice from L2; for bulk stores, and for input that is prefetched, of output_rows; for
-#: single stores instead of four neighbours at a time, of mma_sync.
-_FROM_GLOBAL, _BULK, _PREFETCH, _SINGLE_STORES = 1.03, 0.82, 0.97, 1.09
+#: Factors for input that is read twice from L2; for single stores, not of four neighbours at a time, of mma_sync.
+_FROM_GLOBAL, _SINGLE_STORES = 1.03, 1.09
 #: Of implicit_gemm's producers, in cycles: an iteration; each unit of it, by components; a tile's ends; a float that a
 #: thread copies. Factors of products and of producers where eight warps produce, not 4.
 _ITERATION, _UNIT, _LOADED, _COPIED, _CROWDED = 174, {1: 230, 2: 416}, 680, 96, (1.1, 1.6)
@@ -48,8 +46,6 @@ _PAIRS, _ALONE, _LINE, _MAP, _BYTES = 1.09, 1.29, 16, 148, 17.3
 _WORTH = 1.09
 #: Factor of warpgroup_mma with two warpgroups, which promote, instead of three, which do not.
 _TWO_WARPGROUPS = 1.15
-#: Factor of output_rows where a tile has a part of its rows, whose input is copied float by float.
-_PART_OF_ROWS = 3.0
 #: Of mma_sync and warpgroup_mma: producers' cycles for 32 floats of input, and for 32 words of a plane; factors for a
 #: part of rows, and for copies of one float. Their time and that of products, which share a multiprocessor, combine as
 #: a power mean.
@@ -78,27 +74,6 @@ def _with_producers(tile: Tile, work: float) -> float:
     loading *= _ONE_BY_ONE[i] if tile.copy_floats == 1 else 1.0
     loading *= 1.0 if tile.tile_columns == tile.layer.output_width else _PART_LOADED[i]
     return (work**_POWER + loading**_POWER) ** (1 / _POWER)
-
-
-def _output_rows_cycles(tile: OutputRowsTile) -> float:
-    components, problem = tile.components, tile.layer
-    mma = (3 if components == 2 else 1) * _MMA * tile.group_tiles * tile.row_accumulators * tile.k_steps
-    if tile.filters_are_a:  # rows beyond the last one are left out, which itself takes some time
-        high = tile.position_rows * tile.tile_lines
-        real = problem.output_height / round_up(problem.output_height, high)
-        mma *= real + 0.25 * (1 - real)
-    reads = 4 * components * tile.row_k_steps * (problem.kernel + tile.row_accumulators - 1)
-    stored = tile.row_accumulators * tile.group_tiles * 8
-    units = ceil_div(tile.positions, 8) / 2 if tile.filters_are_a else ceil_div(tile.positions, 16)
-    units *= tile.groups
-    words = tile.tile_images * tile.planes * tile.plane_stride
-    work = units * (mma + 0.5 * reads + stored) + words / 32 * (3 + 2 * components) * 1.3
-    busy = min(1.0, units * 1.6 / tile.math_warps)
-    factor = (_FROM_GLOBAL if tile.input_from_global else 1.0) * (_BULK if tile.bulk_store else 1.0)
-    factor *= _PREFETCH if tile.prefetch_input else 1.0
-    total = (work / busy + _EACH_TILE) * factor
-    total *= 1.0 if tile.tile_columns == problem.output_width else _PART_OF_ROWS
-    return total * tile.tiles_per_image / tile.tile_images
 
 
 def _mma_sync_cycles(tile: MmaSyncTile) -> float:
@@ -167,7 +142,6 @@ Candidates = Callable[[ConvProblem, Chip, int, int], Iterator[Any]]
 #: Of each kernel's tile: the candidates, and their predicted cycles.
 _MODELS: dict[type[Tile], tuple[Candidates, Callable[[Any], float]]] = {
     OneChannelTile: (one_channel_tiles, _one_channel_cycles),
-    OutputRowsTile: (output_rows_tiles, _output_rows_cycles),
     MmaSyncTile: (mma_sync_tiles, _mma_sync_cycles),
     WarpgroupTile: (warpgroup_tiles, _warpgroup_cycles),
     ImplicitGemmTile: (implicit_gemm_tiles, _implicit_gemm_cycles),
@@ -223,16 +197,11 @@ def _with_fewest_conflicts(tile: Tile, chip: Chip) -> Tile:
     """Return the tile with the strides that cause the fewest bank conflicts, of those that fit."""
     if not tile.row_k_steps:
         return tile
-    problem, rows, pairs = tile.layer, tile.position_rows, False
-    if isinstance(tile, OutputRowsTile):
-        pairs = tile.paired_stores and not tile.filters_are_a
+    problem, rows = tile.layer, tile.position_rows
     whole = tile.tile_columns == problem.output_width
     width = problem.width if whole else tile.tile_columns + problem.kernel - 1
     height = rows * tile.tile_lines + problem.kernel - 1
-    layouts = layouts_by_conflicts(
-        problem.channels, problem.kernel, tile.tile_columns, width, height, rows, 2 if pairs else 1,
-        tile.filters_in_registers,
-    )  # fmt: skip
+    layouts = layouts_by_conflicts(problem.channels, problem.kernel, tile.tile_columns, width, height, rows)
     improved = (replace(tile, row_stride=stride, plane_stride=plane, taps=taps) for _, plane, stride, taps in layouts)
     fitting = (each for each in improved if each.shared_bytes <= chip.shared_bytes and each.k_steps == tile.k_steps)
     return next(fitting, tile)

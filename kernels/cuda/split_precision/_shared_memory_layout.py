@@ -27,7 +27,7 @@ Tap = tuple[int, int, int]
 NO_TAP: Tap = (-1, 0, 0)
 
 #: Plane strides modulo the banks that are tried, by the words between the positions of two lanes.
-_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 2: (16, 18, 19, 20, 21, 22, 24, 0), 4: (1, 2, 3, 6, 9)}
+_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 4: (1, 2, 3, 6, 9)}
 
 
 def _window_taps(channels: int, kernel: int, shifts: int) -> list[Tap]:
@@ -84,28 +84,25 @@ def _ordered(taps: list[Tap], row_stride: int, plane_stride: int, step: int = 1)
 
 
 @lru_cache(maxsize=1024)
-def _ordered_row(channels: int, kernel: int, plane_stride: int, step: int) -> tuple[tuple[Tap, ...], int]:
-    return _ordered(row_taps(channels, kernel), 0, plane_stride, step)
+def _ordered_row(channels: int, kernel: int, plane_stride: int) -> tuple[tuple[Tap, ...], int]:
+    return _ordered(row_taps(channels, kernel), 0, plane_stride)
 
 
 def _ordered_by_rows(
-    channels: int, kernel: int, row_stride: int, plane_stride: int, whole_rows: bool, step: int
+    channels: int, kernel: int, row_stride: int, plane_stride: int
 ) -> tuple[tuple[Tap, ...], int, int]:
-    """Return the taps row by row in whole k-steps, then the remaining ones of all rows; k-steps per row; conflicts.
-
-    ``whole_rows``: none remain, because the last k-step of a row is filled up instead.
-    """
+    """Return the taps row by row in whole k-steps, then the remaining ones of all rows; k-steps per row; conflicts."""
     words = len(row_taps(channels, kernel))
     whole = words // 8
     rest = words - 8 * whole
-    if rest and (whole_rows or kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1):
+    if rest and kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1:
         whole, rest = whole + 1, 0
     # Banks repeat; only where planes lie closer together than one read spans does more of the distance count.
     distance = plane_stride if plane_stride < _FAR else _FAR + plane_stride % _BANKS
-    row, conflicts = _ordered_row(channels, kernel, distance, step)
+    row, conflicts = _ordered_row(channels, kernel, distance)
     in_rows, remaining = row[: 8 * whole], [tap for tap in row[8 * whole :] if tap != NO_TAP]
     order = [(p, i, j) if p >= 0 else NO_TAP for i in range(kernel) for p, _, j in in_rows]
-    last, more = _ordered([(p, i, j) for i in range(kernel) for p, _, j in remaining], row_stride, plane_stride, step)
+    last, more = _ordered([(p, i, j) for i in range(kernel) for p, _, j in remaining], row_stride, plane_stride)
     return tuple(order) + last, whole, kernel * conflicts + more
 
 
@@ -119,7 +116,6 @@ def layout(
     width: int,
     high: int,
     step: int = 1,
-    whole_rows: bool = False,
 ) -> tuple[int, int, tuple[Tap, ...], int]:
     """Return row stride, plane stride, taps and k-steps per filter row with few conflicts and little padding.
 
@@ -137,9 +133,7 @@ def layout(
         several = channels > 2 and len(taps) < _MANY
         for plane_stride in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS[step] if several else (9,))}):
             if by_row:
-                order, row_k_steps, conflicts = _ordered_by_rows(
-                    channels, kernel, row_stride, plane_stride, whole_rows, step
-                )
+                order, row_k_steps, conflicts = _ordered_by_rows(channels, kernel, row_stride, plane_stride)
             else:
                 (order, conflicts), row_k_steps = _ordered(taps, row_stride, plane_stride, step), 0
             # A conflict doubles the time of its read; longer rows cost shared memory.
@@ -152,7 +146,7 @@ def layout(
 
 @lru_cache(maxsize=256)
 def layouts_by_conflicts(
-    channels: int, kernel: int, columns: int, width: int, high: int, position_rows: int, step: int, whole_rows: bool
+    channels: int, kernel: int, columns: int, width: int, high: int, position_rows: int
 ) -> list[tuple[float, int, int, tuple[Tap, ...]]]:
     """Return wavefronts per read, plane stride, row stride and taps by rows, of many strides: fewest first."""
     found = []
@@ -160,8 +154,8 @@ def layouts_by_conflicts(
         least = high * row_stride
         for offset in range(0, _BANKS, 4) if channels > 2 else (9,):
             plane_stride = round_up(least - offset, _BANKS) + offset
-            order, _, _ = _ordered_by_rows(channels, kernel, row_stride, plane_stride, whole_rows, step)
-            wavefronts = _wavefronts(order, row_stride, plane_stride, columns, step, position_rows)
+            order, _, _ = _ordered_by_rows(channels, kernel, row_stride, plane_stride)
+            wavefronts = _wavefronts(order, row_stride, plane_stride, columns, 1, position_rows)
             found.append((round(wavefronts, 2), plane_stride, row_stride, order))
     return sorted(found)
 

@@ -48,7 +48,7 @@ class Tile:
     consumer_registers = 0  # per thread of a math warp; producers get the rest
     promotion_interval = 0  # k-steps after which accumulators are promoted; 0: never
     barriers = 4
-    filters_in_registers = filters_are_a = False
+    filters_in_registers = False
     filters_in_shared = True
     input_from_global = False  # producers read global memory twice instead of staging the input
     prefetch_input = False  # the next tile's input is copied while this one's is split
@@ -167,8 +167,7 @@ class Tile:
     def output_pitch(self) -> int:
         """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks."""
         run = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
-        bank = 8 if self.filters_are_a or self.implicit_gemm else 4
-        return run if self.whole_images else run + (bank - run) % 16
+        return run if self.whole_images else run + (8 - run) % 16
 
     @property
     def staged_outputs(self) -> int:
@@ -232,21 +231,6 @@ class OneChannelTile(Tile):
         offsets = self._tap_offsets()
         firsts = (0 if self.taps[i] == NO_TAP else 4 * offsets[i] for i in range(0, len(offsets), 4))
         return {**super().defines, "HALF_STEP_TABLE": ", ".join(map(str, firsts))}
-
-
-@dataclass(frozen=True)
-class OutputRowsTile(Tile):
-    """``output_rows.cu``: filters stay in registers, and rows of outputs share the words of their inputs."""
-
-    row_accumulators: int = 1
-    row_k_steps: int = 0
-    input_from_global: bool = False
-    prefetch_input: bool = False
-    bulk_store: bool = False
-    paired_stores: bool = False  # a lane stores two neighbouring outputs at a time
-    filters_are_a: bool = False  # filters are the tensor cores' A operand, positions their B
-    filters_in_registers = True
-    filters_in_shared = False
 
 
 @dataclass(frozen=True)

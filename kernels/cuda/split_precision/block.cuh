@@ -1,4 +1,4 @@
-// block: what the five kernels share: sizes, the tile scheduler, the shared-memory layout, and the pipeline's
+// block: what the four kernels share: sizes, the tile scheduler, the shared-memory layout, and the pipeline's
 // barriers.
 //
 //     filters (L2) ------------------------------> shared memory or registers, once per block

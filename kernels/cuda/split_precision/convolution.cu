@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     // From lane 0, so that the compiler knows that a warp takes one branch.
     if (__shfl_sync(~0u, threadIdx.x, 0) >= MATH_THREADS) {
         if constexpr (Config::wgmma) lower_registers<Config::producer_registers>();
-        produce(s, image_of(x, first, IMAGE), image_of(y, first, OUTPUTS), state, images, tiles);
+        produce(s, image_of(x, first, IMAGE), state, images, tiles);
     } else {
         if constexpr (Config::wgmma) raise_registers<Config::consumer_registers>();
         consume(s, image_of(y, first, OUTPUTS), filters, images, tiles);

@@ -141,7 +141,7 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
 
 // The producer warps' loop over tiles: load, wait for an empty stage, split (again if the scale changed), announce the
 // full stage. Loads run one tile ahead, or two with prefetch_input.
-__device__ __forceinline__ void produce(const Shared &s, const float *x, float *y, int *state, int images, int tiles) {
+__device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
     constexpr int BUFFERS = 1 + Config::prefetch_input;
     const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / FILTER_BLOCKS;
     int number = blockIdx.x / FILTER_BLOCKS, coming = number + blocks, iteration = 0, splits = 0;

@@ -114,13 +114,6 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned *a, unsigned b
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void mma_if(bool condition, float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
-    asm("{.reg .pred p; setp.ne.s32 p, %10, 0;"
-        "@p mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(int(condition)));
-}
 
 // wgmma (sm_90a) is asynchronous: fence before the first of a group, commit the group, wait until at most PENDING
 // groups remain. The instructions themselves are macros, WGMMA_..., because their operands depend on the tile.

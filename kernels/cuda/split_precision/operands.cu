@@ -223,13 +223,13 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
 }
 
 // The producer warps' loop over tiles: load, find the range, wait for an empty stage, split, announce the full stage.
-__device__ __forceinline__ void produce(const Shared &s, const float *x, float *y, int *state, int images, int tiles) {
-    constexpr int PREFETCH = Config::prefetch_input, STAGED_OUTPUT = Config::staged_outputs / 2;
+__device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
+    constexpr int PREFETCH = Config::prefetch_input;
     const int thread = threadIdx.x - MATH_THREADS;
     int number = blockIdx.x / FILTER_BLOCKS;  // the first tile's input is being copied
     int coming = number + gridDim.x / FILTER_BLOCKS;
     const WordOffsets kept(thread);
-    int iteration = 0, lowest = 0, highest = 0, last = 0, last_but_one = 0;
+    int iteration = 0, lowest = 0, highest = 0;
     find_filter_exponents(s, lowest, highest);
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
@@ -260,34 +260,19 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, float *
         }
         const TileScale scale(range.largest, range.smallest, lowest, highest);
 
-        if (iteration > 1) {
-            mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
-            if (Config::bulk_store)
-                store_staged_output(s.output + stage * STAGED_OUTPUT, y, WorkTile(last_but_one, images), thread,
-                                    PRODUCER_THREADS);
-        }
+        if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
         if (thread == 0) {
             s.exponents[stage] = scale.exponent;
             if (scale.unsplittable) list_for_fallback(state, tile, images);
         }
         split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
         if (thread == 0) s.exponents[NEXT_TILE + stage] = PREFETCH ? coming : taken, s.exponents[LATER_TILE] = taken;
-        wait_until_output_is_read();
         mbarrier_arrive(s.barriers + FULL + stage);
 
-        last_but_one = last, last = number, number = coming;
+        number = coming;
         if (PREFETCH) continue;
         named_barrier<PRODUCERS, PRODUCER_THREADS>();
         number = s.exponents[NEXT_TILE + stage];
         if (number < tiles) load_input(s.input, x, WorkTile(number, images), thread);
     }
-    if (!Config::bulk_store) return;
-    const auto store_last = [&](int iteration, int number) {
-        mbarrier_wait(s.barriers + EMPTY + iteration % 2, iteration / 2);
-        store_staged_output(s.output + iteration % 2 * STAGED_OUTPUT, y, WorkTile(number, images), thread,
-                            PRODUCER_THREADS);
-    };
-    if (iteration > 1) store_last(iteration - 2, last_but_one);
-    store_last(iteration - 1, last);
-    wait_until_output_is_read();
 }

@@ -1,7 +1,7 @@
 """The split-precision kernels: float32-class products on fp16 tensor cores, with three fp16 products each, or with one.
 
 The method is that of Markidis et al. 2018, refined by Ootomo and Yokota 2022; CUTLASS has it for tf32 (3xTF32).
-``docs/numerics.md`` has the references and measurements; ``split.cuh`` has the arithmetic. Five kernels, in both
+``docs/numerics.md`` has the references and measurements; ``split.cuh`` has the arithmetic. Four kernels, in both
 precisions, share how inputs and filters are split and how images that cannot be split are computed in float32
 (``convolution.cu``). They differ in how they multiply.
 
@@ -40,7 +40,7 @@ from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 from ..ladder import register_tiled
 from ._candidate_tiles import LONG_SUM
 from ._cost_model import ALIGNED, predicted_milliseconds, tile_for
-from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, OutputRowsTile, Tile, WarpgroupTile
+from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 _FOLDER = Path(__file__).parent
 #: Blocks of the fallback kernel per multiprocessor, and threads of a block that splits filters.
@@ -190,8 +190,6 @@ def _kernels(components: int) -> tuple[CudaKernel, ...]:
     return (
         _kernel(OneChannelTile, components, "one_channel",
                 "split precision, one channel, outputs stored without staging", (operands, "one_channel.cu")),
-        _kernel(OutputRowsTile, components, "output_rows",
-                "split precision, filters in registers, output rows share inputs", (operands, "output_rows.cu")),
         _kernel(ImplicitGemmTile, components, "implicit_gemm",
                 "split precision by wgmma, which reads inputs itself",
                 ("implicit_gemm_operands.cu", "implicit_gemm.cu")),
@@ -204,4 +202,4 @@ def _kernels(components: int) -> tuple[CudaKernel, ...]:
 
 #: Three fp16 products per float32 product, in order of preference; and one.
 FP16X3, FP16X1 = _kernels(2), _kernels(1)
-ONE_CHANNEL, OUTPUT_ROWS, IMPLICIT_GEMM, WARPGROUP, MMA_SYNC = FP16X3
+ONE_CHANNEL, IMPLICIT_GEMM, WARPGROUP, MMA_SYNC = FP16X3
