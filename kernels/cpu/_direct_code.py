@@ -50,7 +50,11 @@ def _shift(module: ir.Module, plan: DirectPlan) -> ir.Function:
     layer = plan.layer
     b, (x, shifted, first, last) = function(module, "shift", "x shifted", "first last")
     count = b.sub(last, first)
-    with b.if_then(b.icmp_signed(">", count, const(0))), for_range(b, count) as loop, for_range(b, layer.kernel) as q:
+    with (
+        b.if_then(b.icmp_signed(">", count, const(0))),
+        for_range(b, count) as loop,
+        for_range(b, layer.kernel_width) as q,
+    ):
         c = b.add(first, loop.index)
         source = element(b, x, offset(b, (c, layer.height * layer.width), (q.index, 1)))
         to = element(b, shifted, offset(b, (c, plan.channel_stride), (q.index, plan.shift_stride)))
@@ -96,7 +100,7 @@ def _compute(module: ir.Module, plan: DirectPlan, target: Cpu, nontemporal: bool
     b, arguments = function(module, "compute", "w y shifted source later to", "channels done ahead")
     w, y, shifted, source, later, to, channels, done, ahead = arguments
     for filters, number, block in each_piece(b, plan.blocks):
-        weights = element(b, w, offset(b, (number, layer.products), (done, layer.kernel**2 * filters)))
+        weights = element(b, w, offset(b, (number, layer.products), (done, layer.products // layer.channels * filters)))
         outputs = element(b, y, offset(b, (number, plane)))
         for vectors, covered, count in each_piece(b, plan.tiles):
             pixel = offset(b, (covered, lanes))

@@ -16,6 +16,7 @@ No layer of the course takes this way. Most 3 x 3 layers of image classifiers do
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,21 @@ from typing import Any
 from llvmlite import ir
 
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import F32, Cpu, const, element, fma, for_range, offset, prefetch
+from ece408_op.runtime.llvm import (
+    F32,
+    F32_PTR,
+    I64,
+    Cpu,
+    compile_function,
+    compiled_once,
+    const,
+    element,
+    fma,
+    for_range,
+    new_function,
+    offset,
+    prefetch,
+)
 
 from ._direct_code import Outputs
 from ._direct_plan import LATENCY, PER_CYCLE, SPARE
@@ -70,8 +85,8 @@ class FilterPlan:
 
     @property
     def scratch(self) -> int:
-        """Floats of scratch per thread: those sums; whole cache lines."""
-        return whole_lines(self.pixels * self.layer.filters)
+        """Floats of scratch per thread: those sums of one block; whole cache lines."""
+        return whole_lines(self.pixels * self.blocks[0][0])
 
     @property
     def lines_ahead(self) -> int:
@@ -99,7 +114,7 @@ def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPl
         if v * p + v + SPARE <= registers
     ]
     blocks, tiles = min(cuts, key=lambda cut: sum(m * n * _tap_cycles(f, t) for f, m in cut[0] for t, n in cut[1]))
-    rows = max(1, STAGE_BYTES // (4 * layer.filters * layer.output_width), -(-lanes // layer.output_width))
+    rows = max(1, STAGE_BYTES // (4 * blocks[0][0] * lanes * layer.output_width), -(-lanes // layer.output_width))
     rows = -(-layer.output_height // -(-layer.output_height // min(layer.output_height, rows)))  # as even as possible
     return FilterPlan(layer, lanes, tuple((v * lanes, n) for v, n in blocks), tiles, rows)
 
@@ -143,9 +158,9 @@ def _tile(module: ir.Module, plan: FilterPlan, size: tuple[int, int], target: Cp
                 start = b.add(offset(b, (tap_row, lines * LINE_FLOATS)), const(number * LINE_FLOATS))
                 prefetch(b, element(b, later, start), write=False)
             row = element(b, x, offset(b, (c.index, layer.height * layer.width), (p.index, layer.width)))
-            weights = element(b, w, offset(b, (tap_row, layer.kernel * filters)))
+            weights = element(b, w, offset(b, (tap_row, layer.kernel_width * filters)))
             # A loop, not unrolled: a tap's pixels are nearly those of the previous one; all would be kept, and spilled.
-            with for_range(b, layer.kernel, p.values) as q:
+            with for_range(b, layer.kernel_width, p.values) as q:
                 here = element(b, weights, offset(b, (q.index, filters)))
                 q.values = tap(q.values, here, element(b, row, q.index))
             p.values = q.values
@@ -173,6 +188,26 @@ def _transpose(module: ir.Module, plan: FilterPlan, filters: int) -> ir.Function
     return b.function
 
 
+@compiled_once
+def transpose_function(products: int, target: Cpu) -> Any:
+    """Compile (w, packed, filters), which packs the weights of a block: [filter][product] to [product][filter].
+
+    There are at least as many products as lanes, and the filters fill vectors.
+    """
+    lanes = target.lanes
+    module = ir.Module("pack")
+    b, (w, packed, filters) = new_function(module, "pack", {"w": F32_PTR, "packed": F32_PTR, "filters": I64})
+    with for_range(b, b.udiv(filters, const(lanes))) as group, for_range(b, -(-products // lanes)) as many:
+        first = minimum(b, offset(b, (many.index, lanes)), products - lanes)
+        source = element(b, w, b.add(offset(b, (group.index, lanes * products)), first))
+        to = element(b, packed, b.add(b.mul(first, filters), offset(b, (group.index, lanes))))
+        rows = [load(b, element(b, source, i * products), lanes) for i in range(lanes)]
+        for i, column in enumerate(transposed(b, rows)):
+            store(b, column, element(b, to, b.mul(filters, const(i))))
+    b.ret_void()
+    return compile_function(module, "pack", [ctypes.c_void_p] * 2 + [ctypes.c_int64], target)
+
+
 def _rows(module: ir.Module, plan: FilterPlan, target: Cpu) -> ir.Function:
     """Build (x, w, y, sums, later, band), which computes plan.rows rows of an image, the first of them at x and y."""
     layer, plane = plan.layer, plan.layer.output_height * plan.layer.output_width
@@ -182,7 +217,6 @@ def _rows(module: ir.Module, plan: FilterPlan, target: Cpu) -> ir.Function:
     b, (x, w, y, sums, later, band) = function(module, "rows", "x w y sums later", "band")
     for filters, above, block in each_piece(b, plan.blocks):
         weights = element(b, w, offset(b, (above, layer.products)))
-        block_sums = element(b, sums, offset(b, (above, plan.pixels)))
         outputs = element(b, y, offset(b, (above, plane)))
         with for_range(b, plan.rows) as row:
             for pixels, column, number in each_piece(b, plan.tiles):
@@ -194,12 +228,12 @@ def _rows(module: ir.Module, plan: FilterPlan, target: Cpu) -> ir.Function:
                 pointers = [
                     element(b, x, b.add(offset(b, (row.index, layer.width)), column)),
                     weights,
-                    element(b, block_sums, offset(b, (pixel, filters))),
+                    element(b, sums, offset(b, (pixel, filters))),
                     element(b, outputs, pixel),
                     element(b, later, offset(b, (tile_in_image, plan.lines_ahead * LINE_FLOATS))),
                 ]
                 b.call(tiles[filters, pixels], pointers)
-        b.call(transposes[filters], [block_sums, outputs])
+        b.call(transposes[filters], [sums, outputs])
     b.ret_void()
     return b.function
 

@@ -90,7 +90,7 @@ class DirectPlan:
     @property
     def copies(self) -> int:
         """Floats of a unit's shifted copies, with one vector that may be read beyond them; whole cache lines."""
-        return whole_lines(self.layer.kernel * self.shift_stride + self.lanes)
+        return whole_lines(self.layer.kernel_width * self.shift_stride + self.lanes)
 
     @property
     def scratch(self) -> int:
@@ -130,10 +130,10 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
 
     More passes read and write y more often; more bands shift more rows twice.
     """
-    kernel, columns = layer.kernel, layer.output_width
+    kernel, copies, columns = layer.kernel, layer.kernel_width, layer.output_width
     best = (float("inf"), 0, 0, 0)
     for channels in sorted({-(-layer.channels // pieces) for pieces in range(1, layer.channels + 1)}, reverse=True):
-        fitting = limit // (4 * kernel * channels * columns) - kernel + 1
+        fitting = limit // (4 * copies * channels * columns) - kernel + 1
         if fitting < 1 < channels:
             continue
         bands = -(-layer.output_height // max(1, fitting))
@@ -141,7 +141,7 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
         passes = -(-layer.channels // channels)
         if passes > 1 and rows * columns < lanes:
             continue  # a later pass cannot add to less than a vector
-        shifted = layer.channels * kernel * (rows + kernel - 1) * bands * -(-columns // lanes)
+        shifted = layer.channels * copies * (rows + kernel - 1) * bands * -(-columns // lanes)
         added = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
         best = min(best, (ACCESS * (shifted + added), channels, rows, bands))
     return best[1:]

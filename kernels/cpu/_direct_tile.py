@@ -21,7 +21,7 @@ from ece408_op.runtime.llvm import (
 )
 
 from ._direct_plan import DirectPlan
-from ._ir import LINE_FLOATS, broadcast, function, load, store
+from ._ir import LINE_FLOATS, broadcast, function, load, minimum, store
 
 #: Columns of a filter that are unrolled; the columns of a larger filter are a loop.
 UNROLL = 16
@@ -40,7 +40,7 @@ def tile(module: ir.Module, plan: DirectPlan, size: tuple[int, int], target: Cpu
     w            the pass's packed weights of the block
     channels     in this pass; ``done`` channels came before it, and their sums are in y
     source, to   the next unit's rows, in the image and in its shifted copies. Of each of the first ``ahead`` channels,
-                 plan.rows_ahead rows are shifted by q while row q of the channel's filters is in progress
+                 plan.rows_ahead rows are shifted; each row of the channel's filters has its share of the shifts
     later        the same rows of the unit after that, which are prefetched
     """
     layer, lanes = plan.layer, plan.lanes
@@ -76,13 +76,13 @@ def tile(module: ir.Module, plan: DirectPlan, size: tuple[int, int], target: Cpu
                 _prefetch_outputs(b, plan, size, y_next, b.add(offset(b, (c.index, layer.kernel)), p.index))
             start = offset(b, (c.index, plan.channel_stride), (p.index, layer.output_width))
             here, last = element(b, x, start), element(b, x_last, start)
-            row = offset(b, (c.index, layer.kernel**2 * filters), (p.index, layer.kernel * filters))
-            weights = element(b, w, row)
-            if layer.kernel <= UNROLL:
-                for q in range(layer.kernel):
+            row = b.add(offset(b, (c.index, layer.kernel)), p.index)
+            weights = element(b, w, offset(b, (row, layer.kernel_width * filters)))
+            if layer.kernel_width <= UNROLL:
+                for q in range(layer.kernel_width):
                     p.values = tap(p.values, here, last, weights, q)
             else:
-                with for_range(b, layer.kernel, p.values) as each:
+                with for_range(b, layer.kernel_width, p.values) as each:
                     shift = offset(b, (each.index, plan.shift_stride))
                     step = element(b, weights, offset(b, (each.index, filters)))
                     each.values = tap(each.values, element(b, here, shift), element(b, last, shift), step, 0)
@@ -132,31 +132,44 @@ def _prefetch_outputs(b: ir.IRBuilder, plan: DirectPlan, size: tuple[int, int], 
         prefetch(b, element(b, y_next, offset(b, (f, plane), (column, LINE_FLOATS))), write=True)
 
 
-def _shift_ahead(b: ir.IRBuilder, plan: DirectPlan, pointers: tuple[Any, Any, Any], c: Any, q: Any) -> None:
-    """Shift plan.rows_ahead rows of channel c by q, and prefetch a share of the rows of the unit after that."""
+def _shift_ahead(b: ir.IRBuilder, plan: DirectPlan, pointers: tuple[Any, Any, Any], c: Any, p: Any) -> None:
+    """Shift plan.rows_ahead rows of channel c: the p-th of K shares of the L shifts.
+
+    Also prefetch a share of the rows of the unit after that.
+    """
     layer = plan.layer
     channel = offset(b, (c, layer.height * layer.width))
     source, later = (element(b, pointer, channel) for pointer in pointers[:2])
     count = -(-(-(-plan.rows_ahead * layer.width // LINE_FLOATS) + 1) // layer.kernel)
     for number in range(count):
-        start = b.add(offset(b, (q, count * LINE_FLOATS)), const(number * LINE_FLOATS))
+        start = b.add(offset(b, (p, count * LINE_FLOATS)), const(number * LINE_FLOATS))
         prefetch(b, element(b, later, start), write=False)
-    to = element(b, pointers[2], offset(b, (c, plan.channel_stride), (q, plan.shift_stride)))
-    shift_rows(b, plan, element(b, source, q), to, plan.rows_ahead)
+    shifts = -(-layer.kernel_width // layer.kernel)
+    for number in range(shifts):
+        q = minimum(b, b.add(offset(b, (p, shifts)), const(number)), layer.kernel_width - 1)
+        to = element(b, pointers[2], offset(b, (c, plan.channel_stride), (q, plan.shift_stride)))
+        shift_rows(b, plan, element(b, source, q), to, plan.rows_ahead)
 
 
 def shift_rows(b: ir.IRBuilder, plan: DirectPlan, source: Any, to: Any, rows: Any) -> None:
     """Emit a copy of ``rows`` rows of one channel, output_width columns each, from the image to a shifted copy."""
-    width, columns = plan.layer.width, plan.layer.output_width
+    columns = plan.layer.output_width
+    copy_rows(b, plan.lanes, columns, (source, plan.layer.width), (to, columns), rows)
+
+
+def copy_rows(
+    b: ir.IRBuilder, lanes: int, columns: int, source: tuple[Any, int], to: tuple[Any, int], rows: Any
+) -> None:
+    """Emit a copy of ``rows`` rows of ``columns`` floats; ``source`` and ``to`` are pointers and strides of rows."""
     # A row is copied in vectors of the largest power of two that fits; the last one overlaps, so that none reads
     # beyond the row.
-    lanes = 1 << (min(plan.lanes, columns).bit_length() - 1)
+    lanes = 1 << (min(lanes, columns).bit_length() - 1)
     whole = columns // lanes
 
     def copy(r: Any, start: Any) -> None:
-        read = element(b, source, b.add(offset(b, (r, width)), start))
+        read = element(b, source[0], b.add(offset(b, (r, source[1])), start))
         value = load(b, read, lanes) if lanes > 1 else b.load(read, align=4)
-        store(b, value, element(b, to, b.add(offset(b, (r, columns)), start)))
+        store(b, value, element(b, to[0], b.add(offset(b, (r, to[1])), start)))
 
     def copy_row(r: Any, unrolled: bool) -> None:
         if unrolled:

@@ -17,7 +17,8 @@ it prefetches the rows of the unit after that, and the lines of y where the next
 planes are whole cache lines. The multiply-add units limit it: on one core of a Zen 5 (AVX-512), 2018sp-2 reaches 0.94
 of their peak.
 
-Where an image takes several units, layers whose filters fill vectors take another way: see ``_direct_filters``.
+Padded layers, and data gradients of stride 1, are plain convolutions of padded copies: see ``_padded``. Where an image
+takes several units, layers whose filters fill vectors take another way: see ``_direct_filters``.
 
 Source: register and cache blocking of matrix products, K. Goto and R. van de Geijn, Anatomy of High-Performance Matrix
 Multiplication, 2008; E. Georganas et al., Anatomy of High-Performance Deep Learning Convolutions on SIMD
@@ -27,18 +28,19 @@ Architectures, 2018.
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ece408_op.core.kernel import CpuKernel, TanhPool
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import DATA_GRADIENT, PAD, RECTANGULAR, ConvProblem, DataGradient, Pair
 from ece408_op.runtime import memory
 from ece408_op.runtime.llvm import Cpu, compile_function, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
-from . import _direct_code, _direct_filters
+from . import _direct_code, _direct_filters, _padded, im2col
 from ._direct_filters import FilterPlan, make_filter_plan
 from ._direct_plan import DirectPlan, make_plan
 from ._tanh_pool import TANH_ULPS, Pooling
@@ -47,6 +49,12 @@ __all__ = ["KERNEL", "TANH_ULPS", "prepare", "run"]
 
 #: Bytes of output that a thread claims at a time, at most.
 CHUNK_BYTES = 4 << 20
+
+#: Bytes of padded images that a thread copies at a time, unless one image is larger.
+PADDED_BYTES = 512 << 10
+
+#: Bytes of weights from which the threads share the packing.
+SHARED_WEIGHTS = 256 << 10
 
 #: The size of outputs from which they are stored past the caches, which could not hold them anyway.
 NONTEMPORAL_BYTES = 32 << 20
@@ -61,15 +69,22 @@ def _compiled(plan: DirectPlan | FilterPlan, target: Cpu, nontemporal: bool, poo
     return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, target)
 
 
-def pack(plan: DirectPlan | FilterPlan, w: np.ndarray) -> np.ndarray:
-    """Return the weights, shape (M, C, K, K), block by block as [block][c][p][q][filter], flat."""
-    packed, flat, products = np.empty(w.size, np.float32), w.reshape(-1), plan.layer.products
-    start = 0
-    for filters, blocks in plan.blocks:
-        stop = start + filters * blocks * products
-        blocked = flat[start:stop].reshape(blocks, filters, products)
-        packed[start:stop].reshape(blocks, products, filters)[...] = blocked.transpose(0, 2, 1)
-        start = stop
+def pack(plan: DirectPlan | FilterPlan, w: np.ndarray, threads: int) -> np.ndarray:
+    """Return the weights, shape (M, C, K, L), block by block as [block][c][p][q][filter], flat."""
+    products = plan.layer.products
+    packed, flat = np.empty(w.size, np.float32), w.reshape(-1)
+    sizes = [filters for filters, blocks in plan.blocks for _ in range(blocks)]
+    edges = [products * sum(sizes[:block]) for block in range(len(sizes) + 1)]
+    transpose = _direct_filters.transpose_function(products, cpu()) if isinstance(plan, FilterPlan) else None
+
+    def work(block: int) -> None:
+        filters, (source, to) = sizes[block], (array[edges[block] : edges[block + 1]] for array in (flat, packed))
+        if transpose:
+            transpose(memory.address(source), memory.address(to), filters)
+        else:
+            to.reshape(products, filters)[...] = source.reshape(filters, products).T
+
+    share(work, len(sizes), threads if w.nbytes >= SHARED_WEIGHTS else 1)
     return packed
 
 
@@ -77,12 +92,16 @@ def pack(plan: DirectPlan | FilterPlan, w: np.ndarray) -> np.ndarray:
 def _layer(
     problem: ConvProblem, target: Cpu, large: bool, full: bool | None = None
 ) -> tuple[DirectPlan | FilterPlan, Any, int]:
-    """Return the layer's plan, its compiled function, and the floats of scratch per thread; ``full`` as in Pooling."""
-    layer = problem.with_batch(1)
+    """Return the plan, its compiled function, and the floats of scratch per thread; ``full`` as in Pooling."""
+    layer = _padded.plain(problem).with_batch(1)
+    if any(_padded.margins(problem)):
+        _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
     plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
     if isinstance(plan, DirectPlan) and plan.units > 1:  # with one unit, its tiles are at least as fast as FilterPlan's
         plan = make_filter_plan(layer, target.lanes, target.registers) or plan
     pooling = None if full is None else Pooling(layer, full)
+    if isinstance(plan, FilterPlan):
+        _direct_filters.transpose_function(layer.products, target)
     nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
     scratch = plan.scratch + (pooling.scratch(target.lanes) if pooling else 0)
     return plan, _compiled(plan, target, nontemporal, pooling), scratch
@@ -103,8 +122,11 @@ def prepare_tanh_pool(problem: ConvProblem, full: bool) -> None:
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
-    """Fill out, shape (B, M, OH, OW): the threads claim images, some megabytes of output at a time."""
-    _share(_layer(problem, cpu(), _is_large(out)), (x, w, out), threads)
+    """Fill the third operand: the threads claim images, some megabytes of output at a time."""
+    if isinstance(problem, DataGradient) and not np.isfinite(w).all():
+        im2col.run(problem, x, w, out, threads)  # the margins' zeros must not meet infinity
+    else:
+        _share(problem, _layer(problem, cpu(), _is_large(out)), (x, w, out), threads)
 
 
 def run_tanh_pool(
@@ -114,14 +136,23 @@ def run_tanh_pool(
 
     ``full``: at an odd edge, a maximum is of the outputs that exist; otherwise an odd last row or column is left out.
     """
-    _share(_layer(problem, cpu(), False, full), (x, w, out), threads)
+    _share(problem, _layer(problem, cpu(), False, full), (x, w, out), threads)
 
 
-def _share(layer: tuple[DirectPlan | FilterPlan, Any, int], arrays: tuple[np.ndarray, ...], threads: int) -> None:
+def _share(
+    problem: ConvProblem,
+    layer: tuple[DirectPlan | FilterPlan, Any, int],
+    arrays: tuple[np.ndarray, ...],
+    threads: int,
+) -> None:
     (plan, conv, scratch), (x, w, out) = layer, arrays
     batch = x.shape[0]
     memory.advise_huge_pages(out)
-    packed = pack(plan, w)
+    packed = pack(plan, _padded.plain_weights(problem, w), threads)
+    margin = _padded.margins(problem)
+    if any(margin):
+        _share_padded(layer, (x, packed, out), margin, threads)
+        return
     counter = np.zeros(1, np.int64)
     most = max(1, CHUNK_BYTES // (out.nbytes // batch))
 
@@ -132,10 +163,41 @@ def _share(layer: tuple[DirectPlan | FilterPlan, Any, int], arrays: tuple[np.nda
     share(work, threads, threads)
 
 
+def _share_padded(
+    layer: tuple[DirectPlan | FilterPlan, Any, int], arrays: tuple[np.ndarray, ...], margin: Pair, threads: int
+) -> None:
+    """Share out the images, a chunk at a time, which each thread copies into padded images of its own."""
+    (plan, conv, scratch), (x, packed, out) = layer, arrays
+    copy = _padded.copy_function(x.shape[2:], margin, cpu())
+    batch, floats = len(x), math.prod(plan.layer.x_shape[1:])
+    count = min(max(1, PADDED_BYTES // (4 * floats)), -(-batch // threads))
+    firsts = iter(range(0, batch, count))
+
+    def work(part: int) -> None:
+        images, own, counter = memory.aligned(count * floats), memory.aligned(scratch), np.zeros(1, np.int64)
+        images.fill(0)
+        pointers = list(map(memory.address, (images, packed, out, own, counter)))
+        for first in firsts:  # next() is atomic
+            some = min(count, batch - first)
+            copy(memory.address(x[first:]), pointers[0], some * x.shape[1])
+            counter[0] = 0
+            conv(*pointers[:2], memory.address(out[first:]), *pointers[3:], some, some, 1)
+
+    share(work, threads, threads)
+
+
+def limits(problem: ConvProblem) -> list[str]:
+    """Return why the kernel cannot take a problem: a data gradient with more padding than its filter reaches over."""
+    negative = min(_padded.margins(problem)) < 0
+    return [f"padding of a data gradient: less than the kernel, got {problem.pad}"] if negative else []
+
+
 KERNEL = CpuKernel(
     "direct",
     "tiles of filters x pixels in registers, compiled for the layer",
     run,
     prepare,
+    limits,
+    features=frozenset({RECTANGULAR, PAD, DATA_GRADIENT}),
     tanh_pool=TanhPool(run_tanh_pool, prepare_tanh_pool),
 )
