@@ -3,5 +3,6 @@
 loops     the textbook's seven loops
 im2col    windows as the columns of a matrix, then BLAS
 direct    blocked for registers and caches
+pixel_reduction  weight gradients, pixels in the lanes
 winograd  fewer multiplications, images in the lanes
 """

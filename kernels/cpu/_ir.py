@@ -75,6 +75,21 @@ def transposed(b: ir.IRBuilder, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def lane_sums(b: ir.IRBuilder, rows: list[Any]) -> Any:
+    """Return a vector with the sum of all lanes of each of as many vectors as there are lanes."""
+    distance = lanes = len(rows)
+
+    def pick(one: Any, other: Any, exchange: int) -> Any:
+        chosen = [(lane ^ exchange) + (lanes if lane & distance else 0) for lane in range(lanes)]
+        return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, lanes), chosen))
+
+    while len(rows) > 1:
+        distance = len(rows) // 2
+        pairs = zip(rows[:distance], rows[distance:])
+        rows = [b.fadd(pick(one, other, 0), pick(one, other, distance)) for one, other in pairs]
+    return rows[0]
+
+
 def minimum(b: ir.IRBuilder, value: Any, limit: Any) -> Any:
     """Return the smaller of a value and a limit (an int or a value)."""
     limit = const(limit) if isinstance(limit, int) else limit
