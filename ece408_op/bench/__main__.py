@@ -21,7 +21,7 @@ from ece408_op.data.atomic import folder_problem, output_folder_problem
 from ece408_op.errors import DeviceError, MXNetImportError, UnsupportedError
 from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
-from ece408_op.problem import COURSE_LAYERS, ConvProblem
+from ece408_op.problem import ConvProblem
 
 from . import _calls, _layer_names, _networks, _sweep, _tables, plots, results
 from .results import Case, Results, Row
@@ -44,7 +44,7 @@ On the CPU: calls of the operator with fresh outputs (new memory) and with reuse
 PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
 that does not support a layer is a row that says why.""",
         "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
-        "--context --impl --precision --layer --random --ranges --images --seed",
+        "--context --impl --precision --set --layer --random --ranges --images --seed",
     ),
     "networks": (
         "time whole networks, and compare their predictions with MXNet's",
@@ -52,7 +52,7 @@ that does not support a layer is a row that says why.""",
 forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
 take part, also with images that are on the GPU already (gpu).""",
         "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
-        "--context --network --images --seed",
+        "--context --set --network --images --seed",
     ),
     "transfers": (
         "time the operator on mx.cpu() arrays with device='gpu'",
@@ -150,7 +150,9 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
     # Late: dispatch knows every kernel, and a machine without a kernel's needs still gets --help.
     from . import layers
 
-    problems = {word: _layer_names.parse(word, options.images) for word in options.layer}
+    options.images = options.images or _layer_names.SET_IMAGES[options.set]
+    words = options.layer or _layer_names.SETS[options.set]
+    problems = {word: _layer_names.parse(word, options.images) for word in words}
     if options.random:
         problems = _layer_names.random_layers(options.random, options.seed, options.ranges, options.images)
     impls = layers.known_impls(options.impl, options.context)
@@ -185,13 +187,16 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
 
 
 def _networks_plan(options: argparse.Namespace) -> _Plan:
-    known = [*files.list_names(), _networks.RESNET]
-    for name in options.network:
-        if name not in known:
-            raise ValueError(f"--network: expected {', '.join(known)}; got {name!r}")
-    mxnet_import.load()
+    mx, own = mxnet_import.load(), files.list_names()
+    chosen = options.network or _networks.SETS[options.set]
+    for name in chosen:
+        try:
+            name in own or mx.gluon.model_zoo.vision.get_model(name)
+        except ValueError as error:
+            raise ValueError(f"--network: expected {', '.join(own)}, or one of Gluon's: {error}") from None
+    options.images = options.images or _networks.SET_IMAGES[options.set]
     given = (options.images, options.context, options.repeats or 5, options.seed)
-    return _Plan({name: partial(_networks.case, name, *given) for name in options.network}, options.context == "gpu")
+    return _Plan({name: partial(_networks.case, name, *given) for name in chosen}, options.context == "gpu")
 
 
 def _one_image_plan(options: argparse.Namespace) -> _Plan:
@@ -242,6 +247,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
     """What argparse needs of each option, as a subcommand has it."""
     images, cores, sweep = _layer_names.IMAGES, len(os.sched_getaffinity(0)), command == "sweep"
     ranges, seed = _sweep.RANGES if sweep else (_layer_names.RANGES,), 408 if sweep else 0
+    sets = _networks.SETS if command == "networks" else _layer_names.SETS
     number: dict[str, Any] = {"type": _at_least(1), "metavar": "N"}
     several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     found: dict[str, dict[str, Any]] = {
@@ -252,12 +258,16 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
             "help": "implementations, such as direct; or all",
         },
         "--precision": {"choices": ("float32", "tf32", "fp16"), "default": "float32", "help": "of auto and cuDNN"},
-        "--layer": {**several, "default": list(COURSE_LAYERS), "help": "names, or CxHxWxMxK such as 3x32x32x16x5"},
-        "--network": {
-            **several,
-            "default": list(_networks.COURSE),
-            "help": f"of models/, or {_networks.RESNET} with {_networks.RESNET_IMAGES} images at most",
+        "--set": {
+            "choices": list(sets),
+            "default": "course",
+            "help": "what is timed: the course's, or that of known image classifiers, with 128 images",
         },
+        "--layer": {
+            **several,
+            "help": "names, or sizes CxHxWxMxK such as 3x32x32x16x5 or 96x35x35x96x3s2p1, in place of --set",
+        },
+        "--network": {**several, "help": "of models/, or of Gluon's such as resnet50_v1, in place of --set"},
         "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
         "--ranges": {**several, "default": list(ranges), "help": "what random layers come from, in turn"},
         "--images": {**number, "default": images, "help": "images of each case, at most of random layers"},
@@ -269,6 +279,8 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--json": {"type": Path, "metavar": "FILE", "help": "write all figures there, case by case"},
         "--plots": {"type": Path, "metavar": "FOLDER", "help": "draw bars, and a roofline of layers, there"},
     }
+    if command in ("layers", "networks"):
+        del found["--images"]["default"]
     if command == "transfers":
         found["--impl"] = {"default": "auto", "metavar": "NAME", "help": "the implementation"}
     for values in found.values():

@@ -27,11 +27,17 @@ from ece408_op.runtime import cuda
 
 from .results import FAILED, FIRST, PASSED, Case, Row
 
-#: One of each architecture of the course; and a network of Gluon's, with random weights and images of 224 x 224.
-COURSE, RESNET = ("ece408-high", "ece408-2018sp", "ece408-2018fa"), "resnet18_v1"
-
-#: The most images of that network.
-RESNET_IMAGES = 256
+#: Networks by set: one of each architecture of the course, and image classifiers of Gluon's with random weights.
+SETS = {
+    "course": ("ece408-high", "ece408-2018sp", "ece408-2018fa"),
+    "zoo": (
+        *("resnet18_v1", "resnet50_v1", "vgg16", "inceptionv3"),
+        *("densenet121", "alexnet", "mobilenetv2_1.0"),
+    ),
+}
+SET_IMAGES = {"course": 10_000, "zoo": 128}
+#: The most images of a network of Gluon's.
+_MOST_IMAGES = 256
 
 #: The kinds of call.
 FORWARD, ON_GPU = "forward", "gpu"
@@ -50,11 +56,11 @@ def case(
     """
     from ece408_op.models import inference
 
-    network = None if name == RESNET else files.find(name)
+    network = files.find(name) if name in files.list_names() else None
     if network is None:
-        images = min(images, RESNET_IMAGES)
-        built_in = resnet18(seed)
-        pixels = np.random.RandomState(seed).uniform(-1, 1, (images, 3, 224, 224)).astype(np.float32)
+        images = min(images, _MOST_IMAGES)
+        built_in, image = gluons(name, seed)
+        pixels = np.random.RandomState(seed).uniform(-1, 1, (images, *image)).astype(np.float32)
     else:
         built_in = inference.built_in(network)
         pixels, _, _ = load_test(shapes.info(network).image[1], images)
@@ -66,7 +72,8 @@ def case(
             progress(row)
             rows.append(row)
 
-    for setting in (_DEFAULT, "NONE"):
+    # A GPU's peers of Gluon's networks are on the GPU; MXNet's CPU would take minutes.
+    for setting in (_DEFAULT, "NONE") if network or device == "cpu" else ():
         with _fusing(setting):
             add(f"MXNet, {setting}", "", _bound(built_in, pixels))
     for fuse in (False, True):
@@ -129,19 +136,23 @@ def _fusing(setting: str) -> Iterator[None]:
             os.environ[_SETTING] = before
 
 
-def resnet18(seed: int) -> Any:
-    """Gluon's resnet18_v1 with seeded random weights."""
+def gluons(name: str, seed: int) -> tuple[Any, tuple[int, int, int]]:
+    """A network of Gluon's model zoo with seeded random weights, and the shape of an image.
+
+    Raises ValueError, with all names, for another name.
+    """
     from ece408_op.models import inference
 
     mx = _mxnet()
     mx.random.seed(seed)
-    block = mx.gluon.model_zoo.vision.resnet18_v1()
+    side = 299 if name.startswith("inception") else 224
+    block = mx.gluon.model_zoo.vision.get_model(name)
     block.initialize(mx.init.Xavier(magnitude=2))
-    block(mx.nd.zeros((1, 3, 224, 224))).wait_to_read()
+    block(mx.nd.zeros((1, 3, side, side))).wait_to_read()
     symbol = block(mx.sym.Variable("data"))
     values = {name: parameter.data() for name, parameter in block.collect_params().items()}
     states = {name: values.pop(name) for name in symbol.list_auxiliary_states()}
-    return inference.Loaded(symbol, values, states)
+    return inference.Loaded(symbol, values, states), (3, side, side)
 
 
 def _gpu_network(network: Any, pixels: np.ndarray, impl: str) -> dict[str, Callable[[], Any]]:
@@ -251,7 +262,11 @@ def _operators(torch: Any) -> dict[str, Callable[..., Any]]:
     def pooling(a: dict[str, Any], x: Any) -> Any:
         if a.get("global_pool", False):
             return x.mean((2, 3), keepdim=True)
-        return nn.max_pool2d(x, a["kernel"], a.get("stride", 1), a.get("pad", 0))
+        window = a["kernel"], a.get("stride", 1), a.get("pad", 0)
+        ceil = a.get("pooling_convention", "valid") == "full"
+        if a.get("pool_type", "max") == "avg":
+            return nn.avg_pool2d(x, *window, ceil, a.get("count_include_pad", True))
+        return nn.max_pool2d(x, *window, ceil_mode=ceil)
 
     return {
         "Convolution": convolution,
@@ -261,5 +276,8 @@ def _operators(torch: Any) -> dict[str, Callable[..., Any]]:
         "FullyConnected": lambda a, x, *more: nn.linear(x.flatten(1), *more),
         "Flatten": lambda a, x: x.flatten(1),
         "elemwise_add": lambda a, x, y: x + y,
+        "Concat": lambda a, *arrays: torch.cat(arrays, a.get("dim", 1)),
+        "Dropout": lambda a, x: x,
+        "clip": lambda a, x: x.clamp(a["a_min"], a["a_max"]),
         "SoftmaxOutput": lambda a, x, label=None: x.softmax(1),
     }

@@ -103,7 +103,9 @@ def cpu_case(
     for image in x:
         image[...] = random.random_sample(image.shape)
     w[...] = random.standard_normal(problem.w_shape)
-    bound, shape = float32_bound(problem), {"kernel": (problem.kernel,) * 2, "num_filter": problem.filters}
+    bound, plain = float32_bound(problem), {"kernel": problem.w_shape[2:], "num_filter": problem.filters}
+    attributes = {"stride": problem.stride, "pad": problem.pad, "dilate": problem.dilate, "num_group": problem.groups}
+    shape = {**plain, **(attributes if problem.needs else {})}
 
     def contestants() -> Iterator[_Contestant | Row]:
         # MXNet's Convolution keeps its weight in a layout of its own, so it has a copy.
@@ -119,10 +121,10 @@ def cpu_case(
             calls, own_bound = _fresh_and_reused(new), kernel.error_bound(problem)
             yield _Contestant(f"New {impl}", calls, bridge.cpu_view, own_bound, impl, kernel)
         for peer, channels_last in PYTORCH.items() if find_spec("torch") else ():
-            call = _pytorch(x, w, "float32", channels_last)
+            call = _pytorch(problem, x, w, "float32", channels_last)
             yield _Contestant(peer, {FRESH: (call, None)}, lambda output: output.numpy(), bound)
 
-    reference = timer.Reference(x, w, _CHECKED_ON_CPU)
+    reference = timer.Reference(x, w, _CHECKED_ON_CPU, problem)
     rows = _rows(contestants(), lambda name: timer.cpu_clock, reference, settings)
     return case_of(name, problem, rows, ceilings, progress)
 
@@ -149,7 +151,7 @@ def _fresh_and_reused(call: Callable[..., Any]) -> Calls:
     return {FRESH: (fresh, None), REUSED: (reused, poison)}
 
 
-def _pytorch(x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], Any]:
+def _pytorch(problem: ConvProblem, x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[], Any]:
     """PyTorch's convolution of arrays of NumPy or CuPy, with its search for cuDNN's fastest algorithm.
 
     The conversion to the memory format and to the precision is not timed.
@@ -160,11 +162,12 @@ def _pytorch(x: Any, w: Any, precision: str, channels_last: bool) -> Callable[[]
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     layout = torch.channels_last if channels_last else torch.contiguous_format
     dtype = torch.float16 if precision == "fp16" else torch.float32
+    attributes = problem.stride, problem.pad, problem.dilate, problem.groups
     arrays = [torch.from_dlpack(array).to(dtype).contiguous(memory_format=layout) for array in (x, w)]
 
     def call() -> Any:
         with torch.inference_mode():
-            return torch.nn.functional.conv2d(*arrays).detach()
+            return torch.nn.functional.conv2d(*arrays, None, *attributes).detach()
 
     return call
 
@@ -204,10 +207,10 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
         for layout, channels_last in (
             {"NCHW": False, "NHWC": True}.items() if settings.peers and _pytorch_has_cuda() else ()
         ):
-            calls = {KERNEL: (_pytorch(x, w, precision, channels_last), evict)}
+            calls = {KERNEL: (_pytorch(problem, x, w, precision, channels_last), evict)}
             yield _Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
 
-    for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU), settings):
+    for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU, problem), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
         if isinstance(kernel, CudaKernel):
             row = replace(row, details={"launches": launches(kernel, problem, x, w, out)})  # noqa: PLW2901

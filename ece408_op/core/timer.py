@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 from . import reference
@@ -54,13 +55,14 @@ class Timing:
 class Reference:
     """The float64 results of some images of a layer, evenly spread: the others' outputs are checked for being finite.
 
-    x (B, C, H, W) and w (M, C, K, K) are finite float32 arrays of NumPy, or of CuPy on the current GPU.
+    x (B, C, H, W) and w (M, C / G, K, L) are finite float32 arrays of NumPy, or of CuPy on the current GPU.
     """
 
-    def __init__(self, x: Any, w: Any, images: int) -> None:
+    def __init__(self, x: Any, w: Any, images: int, problem: ConvProblem | None = None) -> None:
         self._images = np.unique(np.linspace(0, len(x) - 1, images).astype(int))
         self._x, self._w = _numpy(x[self._images]), _numpy(w)
-        self._exact = reference.convolve(self._x, self._w)
+        self._problem = (problem or ConvProblem.from_shapes(x.shape, w.shape)).with_batch(len(self._images))
+        self._exact = reference.convolve(self._x, self._w, self._problem)
         self._magnitudes: dict[Callable[[Any], Any], np.ndarray] = {}
 
     def check(self, out: Any, magnitude_weights: Callable[[Any], Any] = abs) -> Check:
@@ -69,7 +71,7 @@ class Reference:
         The error is a share of the sum of |x| magnitude_weights(w): see ``core.kernel``.
         """
         if magnitude_weights not in self._magnitudes:
-            sums = reference.magnitude(self._x, magnitude_weights(self._w))
+            sums = reference.magnitude(self._x, magnitude_weights(self._w), self._problem)
             self._magnitudes[magnitude_weights] = np.maximum(sums, np.finfo(float).tiny)
         got = _numpy(out[self._images]).astype(np.float64)
         with np.errstate(invalid="ignore"):

@@ -159,7 +159,7 @@ def test_the_table_sums_ratios_up():
         (["sweep", "--seed", "-1"], "expected at least 0"),
         (["sweep", "--impl", "nothing"], "register_tiled"),
         (["sweep", "--random", "3", "--ranges", "C=5-2"], "--ranges: expected a word like"),
-        (["networks", "--network", "alexnet"], "alexnet"),
+        (["networks", "--network", "alex"], "alex"),
         (["one-image", "--json", "/nowhere/bench.json"], "expected a file in a folder that is there, got"),
         (["networks", "--plots", f"{__file__}/plots"], f"--plots: expected a folder, got {__file__}/plots"),
     ],
@@ -192,6 +192,11 @@ def test_random_layers_keep_to_their_ranges_limits_and_seed():
     assert {p.kernel for p in drawn.values()} == set(range(3, 10))
     drawn = _layer_names.random_layers(4, 5, ["C=1-1,M=1-9,K=1-1", "C=7-7,M=1-9,K=2-2"])
     assert [(p.channels, p.kernel) for p in drawn.values()] == [(1, 1), (7, 2)] * 2
+
+
+@pytest.mark.parametrize("word", [*_layer_names.SETS["resnet"], "2x9x9x4x3-2s2-1p1d2-1g2"])
+def test_a_layers_name_has_its_attributes(word):
+    assert _layer_names.name_of(_layer_names.parse(word, 2)) == word
 
 
 @pytest.mark.parametrize("word", ["", "C=1-2", "C=3-2,M=1-2,K=1-2", "C=1-2,M=1-2,K=1-17", "C=0-2,M=1-2,K=1-2"])

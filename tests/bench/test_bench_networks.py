@@ -20,7 +20,7 @@ def test_each_network_is_timed_by_each_setting(tmp_path, capsys):
     file = tmp_path / "n.json"
     assert main(["networks", "--images", "30", "--repeats", "1", "--json", str(file)]) == 0
     run = results.read(file)
-    assert [case.name for case in run.cases] == list(_networks.COURSE)
+    assert [case.name for case in run.cases] == list(_networks.SETS["course"])
     for case in run.cases:
         assert [(row.contestant, row.call) for row in case.rows] == [
             (name, call) for name in SETTINGS for call in ("first", "forward")
@@ -39,12 +39,13 @@ def test_a_wrong_prediction_of_new_fails(monkeypatch, capsys):
     assert "ece408-low, New, default: failed: 1 of 3 predictions are MXNet's" in out
 
 
-def test_pytorchs_module_computes_what_mxnet_does():
+@pytest.mark.parametrize("name", ["resnet18_v1", "inceptionv3", "mobilenetv2_1.0"])
+def test_pytorchs_module_computes_what_mxnet_does(name):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     import mxnet as mx
 
-    network = _networks.resnet18(seed=1)
-    pixels = np.random.RandomState(0).uniform(-1, 1, (2, 3, 224, 224)).astype(np.float32)
+    network, image = _networks.gluons(name, seed=1)
+    pixels = np.random.RandomState(0).uniform(-1, 1, (2, *image)).astype(np.float32)
     expected = inference.bound(network, pixels.shape, mx.cpu())(mx.nd.array(pixels)).asnumpy()
     scores = _networks.torch_module(network, "cpu").eval()(torch.from_numpy(pixels)).numpy()
     assert np.abs(scores - expected).max() <= 1e-4 * np.abs(expected).max()
@@ -56,7 +57,7 @@ def test_the_gpus_contestants_agree(tmp_path):
     if reason:
         pytest.skip(reason)
     file = tmp_path / "n.json"
-    names = ["ece408-2018sp", _networks.RESNET]
+    names = ["ece408-2018sp", "resnet18_v1"]
     arguments = ["networks", "--context", "gpu", "--network", *names, "--images", "30", "--repeats", "1"]
     assert main([*arguments, "--json", str(file)]) == 0
     run = results.read(file)
