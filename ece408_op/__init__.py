@@ -26,11 +26,12 @@ from .plugin.op_times import OpTime, clear_op_times, op_times  # noqa: E402
 if TYPE_CHECKING:
     from .graph.api import load_checkpoint, replace_convolution, save_checkpoint
     from .network.api import gpu_network
-    from .plugin.builder import New
+    from .plugin.builder import Convolution, New
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Convolution",
     "New",
     "OpTime",
     "clear_op_times",
@@ -44,6 +45,7 @@ __all__ = [
 #: What needs MXNet is imported when it is first asked for.
 _NEEDS_MXNET = {
     "New": "plugin.builder",
+    "Convolution": "plugin.builder",
     "gpu_network": "network.api",
     "load_checkpoint": "graph.api",
     "replace_convolution": "graph.api",

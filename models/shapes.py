@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from ece408_op.errors import GraphError
 from ece408_op.graph import node_conversion, params_io
-from ece408_op.graph.symbol_graph import VARIABLE, Graph, integers, is_mxnets_own
-from ece408_op.plugin import attributes, mxnet_import
+from ece408_op.graph.symbol_graph import VARIABLE, Graph
+from ece408_op.plugin import mxnet_import
+from ece408_op.plugin.attributes import LAYER, integers, is_mxnets_own
 
 from .files import Network, data_node, find, read_graph
 
@@ -63,17 +64,17 @@ def info(network: str | Network, folder: str | os.PathLike[str] | None = None) -
 
 
 def with_convolutions(graph: Graph, where: str = "symbol") -> Graph:
-    """Return a copy of the graph that MXNet alone can run: each `New` is a Convolution without bias, names unchanged.
+    """Return a copy of the graph that MXNet alone can run: each `New` is a Convolution, names unchanged.
 
     Raises GraphError, which starts with `where` and names the node, if the attributes of a `New` node are wrong.
     """
     plain = copy.deepcopy(graph)
     for node, _, label, _ in plain.locations(where):
         if node_conversion.is_new(node):
-            own = node_conversion.attributes_of(node, label).as_text()
-            mxnets = {key: value for key, value in node.attrs.items() if is_mxnets_own(key) and key != attributes.LAYER}
+            own = {"no_bias": "True", **node_conversion.attributes_of(node, label).convolution()}
+            mxnets = {key: value for key, value in node.attrs.items() if is_mxnets_own(key) and key != LAYER}
             node.op = "Convolution"
-            node.attrs = {**mxnets, "kernel": own["kernel"], "num_filter": own["num_filter"], "no_bias": "True"}
+            node.attrs = {**mxnets, **own}
     return plain
 
 

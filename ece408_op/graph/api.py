@@ -34,6 +34,10 @@ Prefix = Union[str, "os.PathLike[str]"]
 _SYMBOL = "symbol"
 _KINDS = ("arg", "aux")
 
+#: The values of ``where``, and the reason for a layer that "faster" leaves.
+WHERE = ("all", "faster")
+SLOWER = "MXNet's own Convolution is expected to be faster"
+
 
 class Replaced(NamedTuple):
     """The result of replace_convolution.
@@ -151,14 +155,15 @@ def replace_convolution(
     device: str | None = None,
     precision: str = "float32",
     fuse: bool = False,
+    where: str = "all",
     warn: bool = True,
 ) -> Replaced:
-    """Return a network with ``New`` in place of every Convolution that it supports.
+    """Return a network with ``New`` in place of every Convolution that it supports, for inference or training.
 
-    ``New`` supports 2-D Convolutions with a square kernel, stride 1, no padding, no dilation, one group, no bias, NCHW
-    and float32. The new nodes are named new0, new1, ..., without names that exist already. A weight that only replaced
-    nodes use gets the name of the first of them (new0_weight); a weight that something else uses too, or that is an
-    output, keeps its name. Nothing else changes, and the caller's objects stay as they are.
+    ``New`` supports all 2-D Convolutions in NCHW and float32 outside of control flow. The new nodes are named new0,
+    new1, ..., without names that exist already. A weight or bias that only replaced nodes use gets the name of the
+    first of them (new0_weight); others keep their names. Nothing else changes, and the caller's objects stay as they
+    are.
 
     Args:
         symbol: the network, an MXNet Symbol.
@@ -167,13 +172,16 @@ def replace_convolution(
         device: as in ``ece408_op.New``.
         precision: as in ``ece408_op.New``.
         fuse: merge each ``New`` with tanh and pooling, as in load_checkpoint.
+        where: "all", or "faster" to leave the layers that MXNet is expected to compute faster on this device.
         warn: print one line on stderr if some of the new nodes are expected to be slower than MXNet's Convolution.
 
     Raises:
         GraphError: a weight's shape does not fit its layer, arg_params are no arrays, or the symbol has no JSON.
-        ProblemError: impl, device or precision is unknown.
+        ProblemError: impl, device, precision or where is unknown.
     """
     options = _options(impl, device, precision)
+    if where not in WHERE:
+        raise ProblemError(f"where: expected one of {', '.join(WHERE)}; got {where!r}")
     graph = graph_of(symbol)
     node_conversion.check_arrays(arg_params or {}, "arg_params")
     internals = symbol.get_internals()
@@ -181,13 +189,20 @@ def replace_convolution(
     shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
     node_conversion.check_weights(graph, shapes, _SYMBOL, required=False)
     weights = _weight_shapes(graph, symbol, shapes)
-    result = _replacement.replace(graph, options, _types(internals), taken)
-    params = None if arg_params is None else {result.weights.get(k, k): v for k, v in arg_params.items()}
+    slower = [name for name, shape in weights.items() if _slower(shape, options)]
+    kept = dict.fromkeys(slower, SLOWER) if where == "faster" else {}
+    result = _replacement.replace(graph, options, _types(internals), taken, kept)
+    params = None if arg_params is None else {result.parameters.get(k, k): v for k, v in arg_params.items()}
     new = _symbol(fusion.fuse_tanh_pool(graph) if fuse else graph, _SYMBOL)
     if isinstance(symbol, mx.sym.np._Symbol):
         new = new.as_np_ndarray()
-    if warn:
-        _warn_of_slower([weights.get(name, ()) for name in result.replaced], options)
+    count = len(result.replaced.keys() & set(slower))
+    if warn and count:
+        print(
+            f"replace_convolution: expect {count} of {len(result.replaced)} replaced layers to be slower than MXNet's "
+            "own Convolution; where='faster' leaves them, warn=False silences this",
+            file=sys.stderr,
+        )
     return Replaced(new, params, result.replaced, result.left)
 
 
@@ -212,16 +227,10 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
 
-def _warn_of_slower(weights: list[tuple[int, ...]], options: Attributes) -> None:
-    """Print one line on stderr if replaced layers with these weights are expected to be slower than MXNet's own."""
+def _slower(weight: tuple[int, ...], options: Attributes) -> bool:
+    """Return whether a layer with a weight of this shape, () if unknown, is expected to be slower than MXNet's own."""
     device = options.device or dispatch.device_of(options.impl, "cpu")
-    slower = sum(len(shape) == 4 and dispatch.slower_than_mxnet(shape, device) for shape in weights)
-    if slower:
-        print(
-            f"replace_convolution: expect {slower} of {len(weights)} replaced layers to be slower than MXNet's own "
-            f"Convolution on the {device.upper()}; warn=False silences this",
-            file=sys.stderr,
-        )
+    return len(weight) == 4 and dispatch.slower_than_mxnet(weight, device)
 
 
 def _options(impl: str, device: str | None, precision: str) -> Attributes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ece408_op.plugin.attributes import FULL, LAYER
+from ece408_op.plugin.attributes import FULL, LAYER, integers
 
-from .node_conversion import is_new
-from .symbol_graph import Graph, Node, integers
+from .node_conversion import is_new, parsed
+from .symbol_graph import Graph, Node
 
 _FALSE = ("False", "false", "0")
 
@@ -33,7 +33,7 @@ def fuse_tanh_pool(graph: Graph) -> Graph:
             continue
         activation, convolution = graph.nodes[middle], graph.nodes[first]
         dependent = pool.control_deps or activation.control_deps
-        if _is_tanh(activation) and is_new(convolution) and "fuse" not in convolution.attrs and not dependent:
+        if _is_tanh(activation) and is_new(convolution) and parsed(convolution.attrs).is_plain and not dependent:
             fuse = {"fuse": "tanh_pool" if convention == "valid" else FULL}
             attrs = {LAYER: convolution.name, **convolution.attrs, **fuse}
             replaced[index] = replace(convolution, name=pool.name, attrs=attrs)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ece408_op.errors import GraphError, ProblemError
-from ece408_op.plugin.attributes import LAYER, Attributes
+from ece408_op.plugin.attributes import LAYER, Attributes, integers, is_mxnets_own
 
-from .symbol_graph import VARIABLE, Graph, Node, integers, is_mxnets_own
+from .symbol_graph import VARIABLE, Graph, Node
 
 NEW = "New"
 CUSTOM = "Custom"
@@ -30,9 +30,6 @@ def is_new(node: Node) -> bool:
 def parsed(attrs: Mapping[str, str], layer: str | None = None) -> Attributes:
     """Return the checked attributes of a ``New`` node; raises ProblemError."""
     own = {key: value for key, value in attrs.items() if key != "op_type" and not is_mxnets_own(key)}
-    kernel = integers(own.get("kernel", ""))
-    if kernel:
-        own["kernel"] = str(tuple(kernel))
     return Attributes.parse({**own, LAYER: layer} if layer else own)
 
 
@@ -64,9 +61,9 @@ def to_custom(graph: Graph, where: str, options: Mapping[str, str], layout_attri
                 f"{label}: expected {NEW} outside of control flow, got it inside of {parents[-1]!r}; "
                 "build the loop in this process with mx.sym.contrib or Gluon instead of loading it"
             )
-        if len(node.inputs) != 2:
-            raise GraphError(f"{label}: inputs: expected 2, data and weight, got {len(node.inputs)}")
-        attributes_of(node, label)
+        inputs = attributes_of(node, label).inputs
+        if len(node.inputs) != len(inputs):
+            raise GraphError(f"{label}: inputs: expected {len(inputs)}, {' and '.join(inputs)}, got {len(node.inputs)}")
         node.attrs = {**node.attrs, **options}
         node.op, node.attrs = CUSTOM, as_custom(attributes_of(node, label), node.attrs)
 
@@ -74,18 +71,18 @@ def to_custom(graph: Graph, where: str, options: Mapping[str, str], layout_attri
 def to_original(graph: Graph, where: str) -> None:
     """Turn every ``Custom`` node of type ``New`` into the original's, in place.
 
-    Only kernel, num_filter and MXNet's own attributes stay, which the original's reader accepts. Raises GraphError for
-    a node that computes more than the convolution.
+    Only a Convolution's attributes that are not the operator's default and MXNet's own stay: of a layer of the course,
+    kernel and num_filter, which the original's reader accepts. Raises GraphError for a fused node.
     """
     for node, parent, label, _ in graph.locations(where):
         if not is_new(node):
             continue
-        attributes = attributes_of(node, label).as_text()
-        if "fuse" in attributes:
-            raise GraphError(f"{label}: expected {NEW} as original files have it, got fuse {attributes['fuse']!r}")
+        attributes = attributes_of(node, label)
+        if attributes.fuse:
+            raise GraphError(f"{label}: expected {NEW} as original files have it, got fuse {attributes.fuse!r}")
         own = {key: value for key, value in node.attrs.items() if is_mxnets_own(key) and key != LAYER}
         node.op = NEW
-        node.attrs = {**own, "kernel": attributes["kernel"], "num_filter": attributes["num_filter"]}
+        node.attrs = {**own, **attributes.convolution()}
         for entry in node.inputs:
             source = parent.nodes[entry.node]
             if source.op == VARIABLE and source.attrs.get("op_type") == NEW:
@@ -125,7 +122,7 @@ def _weight_shapes(node: Node, label: str) -> list[tuple[int | None, ...]]:
     """Return the shapes of a node's parameters in order; a size that depends on the data is None."""
     if is_new(node):
         attributes = attributes_of(node, label)
-        return [(attributes.num_filter, None, attributes.kernel, attributes.kernel)]
+        return [(attributes.num_filter, None, *attributes.kernel), (attributes.num_filter,)]
     if node.op == "Convolution" and node.attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW"):
         kernel, filters = integers(node.attrs.get("kernel", "")), integers(node.attrs.get("num_filter", ""))
         return [(filters[0], None, *kernel), (filters[0],)] if kernel and filters else []

@@ -9,13 +9,13 @@ src/nnvm/legacy_json_util.cc.) Nothing here needs MXNet.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ece408_op.errors import GraphError
+from ece408_op.plugin.attributes import OLD_HIDDEN
 
 #: The op of a variable.
 VARIABLE = "null"
@@ -29,9 +29,6 @@ _DEEPEST = 16
 
 #: The first MXNet version whose files 1.9.1 reads unchanged, and 1.9.1 itself.
 _UNCHANGED_SINCE, _TODAY = 1100, 10901
-
-#: MXNet's own attributes as files from before 0.9.4 spell them, for the node or for one of its inputs.
-_OLD_HIDDEN = re.compile(r"(\w+_)?(ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage)")
 
 
 class Entry(NamedTuple):
@@ -111,7 +108,7 @@ class Graph:
         spelling need no upgrade, so this text says that 1.9.1 wrote them.
         """
         version = (self.attrs.get("mxnet_version") or [0])[-1]
-        old = any(_OLD_HIDDEN.fullmatch(key) for place in self.locations("") for key in place.node.attrs)
+        old = any(OLD_HIDDEN.fullmatch(key) for place in self.locations("") for key in place.node.attrs)
         current = not old and isinstance(version, int) and _UNCHANGED_SINCE <= version < _TODAY
         attrs = {**self.attrs, "mxnet_version": ["int", _TODAY]} if current else self.attrs
         return replace(self, attrs=attrs).dump()
@@ -199,24 +196,6 @@ class Graph:
             "heads": self.heads,
             **({"attrs": self.attrs} if self.attrs else {}),
         }
-
-
-def is_mxnets_own(name: str) -> bool:
-    """Return whether MXNet, not the operator, reads this attribute: ``__lr_mult__``, or an old ``lr_mult``."""
-    return (name.startswith("__") and name.endswith("__")) or _OLD_HIDDEN.fullmatch(name) is not None
-
-
-def integers(text: str) -> list[int] | None:
-    """Return the numbers of a shape in MXNet's spelling, or None: "(5, 5)", "[5,5]", "(5L, 5L)" from Python 2."""
-    body = text.strip()
-    if body[:1] + body[-1:] in ("()", "[]"):
-        body = body[1:-1]
-    parts = [part.strip() for part in body.split(",")]
-    if parts[-1] == "":
-        parts.pop()
-    if not all(re.fullmatch(r"-?[0-9]{1,9}L?", part) for part in parts):
-        return None
-    return [int(part.rstrip("L")) for part in parts]
 
 
 def _graph(raw: Any, where: str, depth: int) -> Graph:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
-from ece408_op.graph.symbol_graph import integers, is_mxnets_own
+from ece408_op.plugin.attributes import integers, is_mxnets_own
 
 Shape = tuple[int, ...]
 

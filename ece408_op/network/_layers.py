@@ -6,7 +6,7 @@ B batch   C channels   H, W rows and columns   M filters   G groups   K, L rows 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
@@ -139,8 +139,8 @@ class New(Convolution):
         if "cpu" in (given.device, dispatch.device_of(given.impl, "gpu")):
             name, got = ("device", "cpu") if given.device == "cpu" else ("impl", given.impl)
             raise Unsupported(f"{name}: expected the GPU, got {got}; load or replace the layer with device='gpu'")
-        kernel = (given.kernel, given.kernel)
-        return cls(op, kernel, given.num_filter, no_bias=True, impl=given.impl, precision=given.precision)
+        own = {one.name: getattr(given, one.name) for one in fields(cls) if hasattr(given, one.name)}
+        return cls(op, **own)
 
 
 @dataclass(frozen=True)

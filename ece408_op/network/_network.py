@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ece408_op.errors import GraphError
-from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node, integers
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
+from ece408_op.plugin.attributes import integers
 
 from . import _fusion
 from ._definition import SHAPE, Shape, Unsupported

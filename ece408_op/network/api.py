@@ -10,8 +10,8 @@ import mxnet as mx
 from ece408_op.errors import GraphError, ProblemError
 from ece408_op.graph.api import graph_of
 from ece408_op.graph.node_conversion import check_arrays
-from ece408_op.graph.symbol_graph import VARIABLE, Graph, is_mxnets_own
-from ece408_op.plugin.attributes import PRECISIONS
+from ece408_op.graph.symbol_graph import VARIABLE, Graph
+from ece408_op.plugin.attributes import PRECISIONS, is_mxnets_own
 
 from ._definition import SHAPE
 from ._network import parse

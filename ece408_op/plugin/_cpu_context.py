@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,22 +11,29 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ConvProblem, PooledProblem
 from ece408_op.runtime import memory
+from ece408_op.runtime.thread_pool import share
 
 from .op_times import Timing
 
 
 def convolve(
-    kernel: CpuKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, add: bool = False
+    kernel: CpuKernel,
+    problem: ConvProblem,
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
+    add: bool = False,
+    bias: np.ndarray | None = None,
 ) -> Timing:
-    """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a CPU kernel, or add the result to y.
+    """Fill out from a and b, the problem's operands, by a CPU kernel, or add the result to out.
 
-    The arrays are C-contiguous float32, B is at least 1, and y may share memory with x or w. The kernel supports the
-    problem; for a PooledProblem, its ``tanh_pool`` fills y (B, M, PH, PW).
+    The arrays are C-contiguous float32, B is at least 1, and out may share memory with the others. The kernel supports
+    the problem; for a PooledProblem, its ``tanh_pool`` fills out (B, M, PH, PW). bias (M,) is added to y.
     """
     threads = dispatch.thread_count(problem)
     # A kernel may not read what it writes.
-    separate = add or np.may_share_memory(x, y) or np.may_share_memory(w, y)
-    target = np.empty_like(y) if separate else y
+    separate = add or any(np.may_share_memory(array, out) for array in (a, b, bias) if array is not None)
+    target = np.empty_like(out) if separate else out
     pooled = problem if isinstance(problem, PooledProblem) else None
     if pooled:
         assert kernel.tanh_pool is not None, "a kernel that supports the problem"
@@ -36,12 +44,44 @@ def convolve(
     memory.map_pages(target, threads)
     start = time.perf_counter()
     if pooled and kernel.tanh_pool:
-        kernel.tanh_pool.run(pooled.convolution, x, w, target, threads, pooled.full)
+        kernel.tanh_pool.run(pooled.convolution, a, b, target, threads, pooled.full)
     else:
-        kernel.run(problem, x, w, target, threads)
+        kernel.run(problem, a, b, target, threads)
+    if bias is not None:
+        _add_bias(target, bias, threads)
     seconds = time.perf_counter() - start
     if add:
-        y += target
+        out += target
     elif separate:
-        y[...] = target
+        out[...] = target
     return Timing(seconds)
+
+
+def bias_gradient(problem: ConvProblem, y: np.ndarray, out: np.ndarray, add: bool) -> None:
+    """Fill out (M,) with the sums of y (B, M, OH, OW) over images and pixels, or add them to out.
+
+    An image's pixels are summed pairwise in float32, and the images in float64.
+    """
+    images = np.empty(y.shape[:2], np.float32)
+
+    def work(part: slice) -> None:
+        y[part].reshape(*images[part].shape, -1).sum(axis=2, out=images[part])
+
+    _share_images(work, len(y), dispatch.thread_count(problem))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN in a gradient are no error
+        sums = images.sum(axis=0, dtype=np.float64)
+        out[...] = sums + out if add else sums
+
+
+def _add_bias(y: np.ndarray, bias: np.ndarray, threads: int) -> None:
+    def work(part: slice) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            y[part] += bias[:, None, None]
+
+    _share_images(work, len(y), threads)
+
+
+def _share_images(work: Callable[[slice], None], images: int, threads: int) -> None:
+    """Call ``work`` on slices of the images, on at most that many threads."""
+    edges = [images * part // threads for part in range(threads + 1)]
+    share(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)

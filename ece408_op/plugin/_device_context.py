@@ -13,64 +13,73 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.launch import GRID_X, Launch, Plan, ceil_div
 from ece408_op.runtime.recent import Recent
 
+from . import _passes
 from .op_times import Timing
 
-_THREADS = 256
 _DEVICE_TO_DEVICE = 3
-
-_ADD = """
-extern "C" __global__ void add(const float *x, float *y, long long count) {
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) y[i] += x[i];
-}
-"""
 
 
 def convolve(
-    kernel: CudaKernel, problem: ConvProblem, addresses: Sequence[int], device: int, add: bool = False
+    kernel: CudaKernel,
+    problem: ConvProblem,
+    addresses: Sequence[int],
+    device: int,
+    add: bool = False,
+    bias: int | None = None,
 ) -> Timing:
-    """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a GPU kernel, or add the result to y.
+    """Fill an array from two others, the problem's operands, by a GPU kernel, or add the result to it.
 
-    ``addresses`` are those of x, w and y: C-contiguous float32 arrays, all on the GPU ``device``, B at least 1; y may
-    share memory with x or w. Returns when y is filled. Raises DeviceError where the GPU fails, and UnsupportedError as
-    the kernel does.
+    ``addresses`` are those of the operands: C-contiguous float32 arrays, all on the GPU ``device``, B at least 1; the
+    third may share memory with the others. The bias (M,) at the address ``bias`` is added to y. Returns when the array
+    is filled. Raises DeviceError where the GPU fails, and UnsupportedError as the kernel does.
     """
-    x, w, y = addresses
+    a, b, out = addresses
     gpu, layer = cuda.cupy().cuda, _layer(kernel, problem, device)
+    a_bytes, b_bytes, out_bytes = layer.bytes
     # A kernel may not read what it writes.
-    separate = add or _overlap(x, layer.x_bytes, y, layer.y_bytes) or _overlap(w, layer.w_bytes, y, layer.y_bytes)
+    separate = add or _overlap(a, a_bytes, out, out_bytes) or _overlap(b, b_bytes, out, out_bytes)
     with cuda.on(device), cuda.reported(kernel.name), _Stream(device) as (stream, start, end):
-        memory = _alloc(layer.y_bytes, stream) if separate else None
-        target = memory.ptr if memory else y
-        program = layer.program(x, w, target)
-        given = {"x": x, "w": w, "y": target}
+        memory = _alloc(out_bytes, stream) if separate else None
+        target = memory.ptr if memory else out
+        program = layer.program(a, b, target)
+        given = dict(zip(problem.operands, (a, b, target)))
         if not layer.warm:
             layer.warm_up(program, given, stream)
         start.record(stream)
         cuda.enqueue(program, problem.batch, given, device, stream)
         end.record(stream)
+        if bias is not None:
+            _passes.add_bias(bias, target, problem, device, stream)
         if add:
-            _add(target, y, layer.y_bytes // ITEM_BYTES, device, stream)
+            _passes.add(target, out, out_bytes // ITEM_BYTES, device, stream)
         elif separate:
-            gpu.runtime.memcpyAsync(y, target, layer.y_bytes, _DEVICE_TO_DEVICE, stream.ptr)
+            gpu.runtime.memcpyAsync(out, target, out_bytes, _DEVICE_TO_DEVICE, stream.ptr)
         stream.synchronize()
         return Timing(gpu.get_elapsed_time(start, end) / 1000)
 
 
-def fill_nan(address: int, size: int, device: int) -> None:
-    """Fill ``size`` bytes of float32 numbers in a GPU's memory with NaN, and wait for it."""
+def bias_gradient(problem: ConvProblem, y: int, out: int, device: int, add: bool) -> None:
+    """Fill the array (M,) at the address ``out`` with the sums of y over images and pixels, or add them to it."""
+    size = ITEM_BYTES * problem.filters
+    with cuda.on(device), cuda.reported("the bias's gradient"), _Stream(device) as (stream, *_):
+        memory = _alloc(size, stream) if add else None
+        target = memory.ptr if memory else out
+        _passes.bias_gradient(y, target, problem, device, stream)
+        if add:
+            _passes.add(target, out, problem.filters, device, stream)
+        stream.synchronize()
+
+
+def fill(address: int, size: int, byte: int, device: int) -> None:
+    """Fill ``size`` bytes of a GPU's memory with a byte, and wait for it."""
     gpu = cuda.cupy().cuda
     with cuda.on(device), cuda.reported("backward"), _Stream(device) as (stream, *_):
-        # All bits set is a NaN.
-        gpu.runtime.memsetAsync(address, 0xFF, size, stream.ptr)
+        gpu.runtime.memsetAsync(address, byte, size, stream.ptr)
         stream.synchronize()
 
 
@@ -86,8 +95,8 @@ class _Layer:
 
     def __init__(self, kernel: CudaKernel, problem: ConvProblem, device: int) -> None:
         self._kernel, self._problem, self._device = kernel, problem, device
-        shapes = problem.x_shape, problem.w_shape, problem.y_shape
-        self.x_bytes, self.w_bytes, self.y_bytes = (ITEM_BYTES * math.prod(shape) for shape in shapes)
+        #: The bytes of the operands.
+        self.bytes = tuple(ITEM_BYTES * math.prod(shape) for shape in problem.shapes)
         self._programs: dict[int, cuda.Program] = {}
         self.warm = False
 
@@ -137,11 +146,3 @@ def _overlap(a: int, a_size: int, b: int, b_size: int) -> bool:
 def _alloc(size: int, stream: Any) -> Any:
     with stream:  # the pool keeps what is freed for work on the same stream
         return cuda.cupy().cuda.alloc(size)
-
-
-def _add(x: int, y: int, count: int, device: int, stream: Any) -> None:
-    """Compute y += x. CuPy's own kernel would need more of CUDA on the machine than this one."""
-    blocks = min(GRID_X, ceil_div(count, _THREADS))
-    launch = Launch("add", (blocks, 1, 1), (_THREADS, 1, 1), ("x", "y", np.int64(count)))
-    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
-    cuda.enqueue(cuda.Program("add", _ADD, (), plan), 1, {"x": x, "y": y}, device, stream)

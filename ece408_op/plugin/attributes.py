@@ -1,41 +1,62 @@
-"""The operator's attributes, parsed from MXNet's text or from Python values, and checked."""
+"""The operator's attributes, parsed from MXNet's text or from Python values, and checked.
+
+They have the names, values and defaults of MXNet's Convolution, except that ``no_bias`` is True by default: a node with
+``kernel`` and ``num_filter`` alone is the operator of the course.
+"""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from ece408_op.core import dispatch
 from ece408_op.errors import ProblemError
+from ece408_op.problem import ConvProblem, Pair
 
-KNOWN = ("kernel", "num_filter", "impl", "device", "precision", "fuse")
+#: Attributes that decide how MXNet computes a Convolution, not the result. The operator ignores them.
+HINTS = ("cudnn_tune", "cudnn_off", "workspace")
+#: The attributes of a Convolution, and those of the operator alone.
+CONVOLUTION = ("kernel", "num_filter", "stride", "pad", "dilate", "num_group", "no_bias", "layout", *HINTS)
+KNOWN = (*CONVOLUTION, "impl", "device", "precision", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = tuple(dispatch.SERVES)
+INPUTS = ("data", "weight", "bias")
 #: What the kernel computes in the same pass: tanh of 2 x 2 max-pooling with stride 2, as MXNet's Pooling with the
 #: convention "valid" or "full".
 FULL = "tanh_pool_full"
 FUSES = ("tanh_pool", FULL)
 
-#: Sizes are smaller than this: MXNet passes shapes to Custom operators in 32 bits.
-_END = 2**31
-
 #: The attribute with the layer's name, which MXNet does not pass to the operator.
 LAYER = "__layer__"
+
+#: Sizes are smaller than this: MXNet passes shapes to Custom operators in 32 bits.
+_END = 2**31
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_LAYOUT = "NCHW"
+
+#: MXNet's own attributes as keywords and files from before 0.9.4 spell them, for the node or for one of its inputs.
+OLD_HIDDEN = re.compile(r"(\w+_)?(ctx_group|lr_mult|wd_mult|force_mirroring|mirror_stage)")
 
 
 @dataclass(frozen=True)
 class Attributes:
     """The attributes of a node or call.
 
-    kernel: rows and columns of a filter; num_filter: filters; impl: a kernel's name or "auto"; device: "cpu", "gpu", or
-    None for the arrays' device; layer: the layer's name, or None; fuse: one of FUSES, or None.
+    kernel: rows and columns of a filter; num_filter: filters; stride, pad, dilate, num_group: as in ConvProblem;
+    no_bias: whether there is no third input, (M,); impl: a kernel's name or "auto"; device: "cpu", "gpu", or None for
+    the arrays' device; layer: the layer's name, or None; fuse: one of FUSES, or None.
     """
 
-    kernel: int
+    kernel: Pair
     num_filter: int
+    stride: Pair = (1, 1)
+    pad: Pair = (0, 0)
+    dilate: Pair = (1, 1)
+    num_group: int = 1
+    no_bias: bool = True
     impl: str = dispatch.AUTO
     device: str | None = None
     precision: str = "float32"
@@ -43,15 +64,31 @@ class Attributes:
     fuse: str | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the layer is one that ``fuse`` takes: like the course's, and not fused yet."""
+        square = replace(self, kernel=(self.kernel[0],) * 2, stride=(1, 1), pad=(0, 0), dilate=(1, 1), num_group=1)
+        return self == replace(square, no_bias=True, fuse=None)
+
+    @property
     def full(self) -> bool:
         """Whether pooling includes the maxima at odd edges."""
         return self.fuse == FULL
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return INPUTS[: 2 if self.no_bias else 3]
+
+    def problem(self, x: Sequence[int], w: Sequence[int]) -> ConvProblem:
+        """Return the problem for shapes of data and weight; raises ProblemError where they do not fit."""
+        problem = ConvProblem.from_shapes(x, w, self.stride, self.pad, self.dilate, self.num_group)
+        return problem.pooled(self.full) if self.fuse else problem
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Attributes:
         """Return the attributes from keywords or from MXNet's text; raises ProblemError for a wrong one.
 
-        Names in double underscores are MXNet's own and are ignored.
+        Names in double underscores and in an old spelling of MXNet's own attributes are ignored.
         """
         if all(isinstance(value, str) for value in given.values()):  # MXNet's text, which repeats
             return _parsed(tuple(given.items()))
@@ -59,34 +96,65 @@ class Attributes:
 
     @classmethod
     def _checked(cls, given: Mapping[str, Any]) -> Attributes:
-        unknown = [name for name in given if name not in KNOWN and not _is_mxnets_own(name)]
+        unknown = [name for name in given if name not in KNOWN and not is_mxnets_own(name)]
         if unknown:
-            raise ProblemError(
-                f"unknown attribute {', '.join(sorted(unknown))}: expected only {', '.join(KNOWN)} "
-                "(New has stride 1, no padding, no dilation, one group and no bias)"
-            )
+            raise ProblemError(f"unknown attribute {', '.join(sorted(unknown))}: expected only {', '.join(KNOWN)}")
+        given = {name: value for name, value in given.items() if value not in (None, "None")}
         for name in ("kernel", "num_filter"):
-            if given.get(name) is None:
-                raise ProblemError(f"{name}: expected a value, got none; New needs kernel=(K, K) and num_filter=M")
-        device = _one_of("device", given["device"], DEVICES) if _is_given(given.get("device")) else None
-        fuse = _one_of("fuse", given["fuse"], FUSES) if _is_given(given.get("fuse")) else None
-        return cls(
-            kernel=_kernel(given["kernel"]),
-            num_filter=_num_filter(given["num_filter"]),
+            if name not in given:
+                raise ProblemError(f"{name}: expected a value, got none; New needs kernel=(K, L) and num_filter=M")
+        found = cls(
+            kernel=_pair("kernel", given, 1),
+            num_filter=_integer("num_filter", given["num_filter"]),
+            stride=_pair("stride", given, 1, (1, 1)),
+            pad=_pair("pad", given, 0, (0, 0)),
+            dilate=_pair("dilate", given, 1, (1, 1)),
+            num_group=_integer("num_group", given.get("num_group", 1)),
+            no_bias=_flag("no_bias", given.get("no_bias", True)),
             impl=_one_of("impl", given.get("impl", dispatch.AUTO), (dispatch.AUTO, *dispatch.names())),
-            device=device,
+            device=_one_of("device", given["device"], DEVICES) if "device" in given else None,
             precision=_one_of("precision", given.get("precision", "float32"), PRECISIONS),
             layer=given.get(LAYER),
-            fuse=fuse,
+            fuse=_one_of("fuse", given["fuse"], FUSES) if "fuse" in given else None,
         )
+        if given.get("layout", _LAYOUT) != _LAYOUT:
+            raise ProblemError(f"layout: expected {_LAYOUT}, got {given['layout']!r}; transpose the arrays")
+        if found.num_filter % found.num_group:
+            raise ProblemError(f"num_group: expected a divisor of {found.num_filter} filters, got {found.num_group}")
+        if found.fuse and not replace(found, fuse=None).is_plain:
+            raise ProblemError(
+                f"fuse: expected a square kernel without stride, padding, dilation, groups and bias, got {found}"
+            )
+        return found
+
+    def convolution(self) -> dict[str, str]:
+        """Return, as text, the attributes of a Convolution that are not this operator's default."""
+        return {name: text for name, text in self.as_text().items() if name in CONVOLUTION}
 
     def as_text(self) -> dict[str, str]:
         """Return the attributes as MXNet's text, without those that have their default value."""
-        text = {"kernel": f"({self.kernel}, {self.kernel})", "num_filter": str(self.num_filter)}
-        optional = {"impl": self.impl, "device": self.device, "precision": self.precision, "fuse": self.fuse}
-        optional[LAYER] = self.layer
-        defaults = {"impl": dispatch.AUTO, "precision": "float32"}
-        return {**text, **{key: value for key, value in optional.items() if value not in (None, defaults.get(key))}}
+        plain = Attributes(self.kernel, self.num_filter)
+        values = {name: value for name, value in vars(self).items() if value != getattr(plain, name)}
+        values = {"kernel": self.kernel, "num_filter": self.num_filter, **values}
+        return {LAYER if name == "layer" else name: str(value) for name, value in values.items()}
+
+
+def is_mxnets_own(name: str) -> bool:
+    """Return whether MXNet, not the operator, reads this attribute: ``__lr_mult__``, or an old ``lr_mult``."""
+    return (name.startswith("__") and name.endswith("__")) or OLD_HIDDEN.fullmatch(name) is not None
+
+
+def integers(text: str) -> list[int] | None:
+    """Return the numbers of a shape in MXNet's spelling, or None: "(5, 5)", "[5,5]", "(5L, 5L)" from Python 2."""
+    body = text.strip()
+    if body[:1] + body[-1:] in ("()", "[]"):
+        body = body[1:-1]
+    parts = [part.strip() for part in body.split(",")]
+    if parts[-1] == "":
+        parts.pop()
+    if not all(re.fullmatch(r"-?[0-9]{1,10}L?", part) for part in parts):
+        return None
+    return [int(part.rstrip("L")) for part in parts]
 
 
 @lru_cache(maxsize=256)
@@ -94,43 +162,34 @@ def _parsed(given: tuple[tuple[str, str], ...]) -> Attributes:
     return Attributes._checked(dict(given))
 
 
-def _is_mxnets_own(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
+def _pair(name: str, given: Mapping[str, Any], least: int, default: Pair | None = None) -> Pair:
+    """Return rows and columns; an empty tuple is the default."""
+    value = given.get(name, ())
+    sizes = integers(value) if isinstance(value, str) else value
+    if default and isinstance(sizes, (tuple, list)) and not sizes:
+        return default
+    if not isinstance(sizes, (tuple, list)) or len(sizes) != 2 or not all(_is_size(size, least) for size in sizes):
+        expected = f"two {'positive' if least else 'non-negative'} integers below 2**31, for rows and columns"
+        raise ProblemError(f"{name}: expected {expected}, got {value!r}; New takes 2-D convolutions only")
+    return int(sizes[0]), int(sizes[1])
 
 
-def _is_given(value: Any) -> bool:
-    return value not in (None, "None")
+def _integer(name: str, value: Any) -> int:
+    numbers = integers(value) if isinstance(value, str) else [value]
+    if numbers is None or len(numbers) != 1 or not _is_size(numbers[0], 1):
+        raise ProblemError(f"{name}: expected a positive integer below 2**31, got {value!r}")
+    return int(numbers[0])
 
 
-def _kernel(value: Any) -> int:
-    expected = "expected two equal positive integers such as (5, 5)"
-    sizes = _literal(value)
-    if not isinstance(sizes, (tuple, list)) or len(sizes) != 2 or not all(_is_count(size) for size in sizes):
-        raise ProblemError(f"kernel: {expected}, got {value!r}")
-    if sizes[0] != sizes[1]:
-        raise ProblemError(f"kernel: {expected}, got {value!r}; New takes square kernels only")
-    return int(sizes[0])
+def _is_size(value: Any, least: int) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and least <= int(value) < _END
 
 
-def _num_filter(value: Any) -> int:
-    number = _literal(value)
-    if not _is_count(number):
-        raise ProblemError(f"num_filter: expected a positive integer below 2**31, got {value!r}")
-    return int(number)
-
-
-def _is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and 0 < int(value) < _END
-
-
-def _literal(value: Any) -> Any:
-    """Return the number or tuple in a text; any other text is returned as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return ast.literal_eval(value.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return value
+def _flag(name: str, value: Any) -> bool:
+    found = _FLAGS.get(str(value).lower())
+    if found is None:
+        raise ProblemError(f"{name}: expected True or False, got {value!r}")
+    return found
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from queue import SimpleQueue
@@ -39,6 +39,7 @@ from ece408_op.runtime.memory import advise_huge_pages
 from ece408_op.runtime.recent import Recent
 from ece408_op.runtime.thread_pool import share
 
+from . import _passes
 from .op_times import Timing
 
 #: The most threads that copy, and the bytes of a staging buffer: other values were slower (docs/performance.md).
@@ -52,6 +53,9 @@ CHUNK_BYTES = 128 << 20
 _WORTH_THREADS = 1 << 20
 
 _TO_DEVICE, _TO_HOST = 1, 2
+
+#: Device buffers that all stages share: the filters or their gradient, the bias, and sums in float64.
+_WEIGHT, _BIAS, _SUMS = "w", "bias", "sums"
 
 # The hold also ends after a time: a call that waits for the device must not wait for a thread that waits for the call.
 _HOLD_NANOSECONDS = 20_000_000
@@ -68,25 +72,28 @@ extern "C" __global__ void hold(const volatile long long *flag, long long number
 def convolve(
     kernel: CudaKernel,
     problem: ConvProblem,
-    x: np.ndarray,
-    w: np.ndarray,
-    y: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
     add: bool = False,
+    bias: np.ndarray | None = None,
     device: int = 0,
 ) -> Timing:
-    """Fill y (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K) by a GPU kernel, or add the result to y.
+    """Fill out from a and b, the problem's operands, by a GPU kernel, or add the result to out.
 
-    The arrays are NumPy's, C-contiguous float32; y may share memory with x or w. Returns when y is filled.
-    Raises DeviceError where there is no such GPU, or where it fails, and UnsupportedError as the kernel does.
+    The arrays are NumPy's, C-contiguous float32; out may share memory with the others. bias (M,) is added to y. Returns
+    when out is filled. Raises DeviceError where there is no such GPU, or where it fails, and UnsupportedError as the
+    kernel does.
     """
-    overlaps = np.may_share_memory(x, y) or np.may_share_memory(w, y)
-    target = np.empty_like(y) if overlaps else y
+    overlaps = any(np.may_share_memory(array, out) for array in (a, b, bias) if array is not None)
+    separate = overlaps or (add and problem.operands[2] == _WEIGHT)
+    target = np.empty_like(out) if separate else out
     advise_huge_pages(target)
-    timing = gpu(device).run(kernel, problem, x, w, target, add and not overlaps)
-    if overlaps and add:
-        y += target
-    elif overlaps:
-        y[...] = target
+    timing = gpu(device).run(kernel, problem, (a, b, target), add and not separate, bias)
+    if separate and add:
+        out += target
+    elif separate:
+        out[...] = target
     return timing
 
 
@@ -102,7 +109,7 @@ class Gpu:
         #: Device memory by array and pipeline stage: ("w", 0), ("x", 0), ("y", 0), ("x", 1), ...
         self.buffers: dict[tuple[str, int], Any] = {}
         #: Kernels and layers that have run.
-        self.warm: Recent[tuple[str, ConvProblem], bool] = Recent(1024)
+        self.warm: Recent[tuple[str, ConvProblem, bool], bool] = Recent(1024)
         with self.device, cuda.reported("the host context"):
             self.stream = self.cuda.Stream(non_blocking=True)
             self.hold = _Hold(self.pinned(ITEM_BYTES * 2))
@@ -111,21 +118,38 @@ class Gpu:
                 self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
 
     def run(
-        self, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, add: bool
+        self,
+        kernel: CudaKernel,
+        problem: ConvProblem,
+        arrays: Sequence[np.ndarray],
+        add: bool,
+        bias: np.ndarray | None = None,
     ) -> Timing:
-        """Compute one call of ``convolve``, into an output that shares no memory with the inputs."""
+        """Compute one call of ``convolve``, into an output that shares no memory with the inputs.
+
+        The weight is a constant for all chunks of images. If it is the output, the chunks' results are summed on the
+        device in float64, and ``add`` is False.
+        """
         image = problem.with_batch(1)
         image_bytes = ITEM_BYTES * (prod(image.x_shape) + prod(image.y_shape))
         chunks = chunks_of(problem.batch, images_per_chunk(problem.batch, image_bytes, CHUNK_BYTES))
         part = problem.with_batch(chunks[0].images)
-        work = _Work(self, kernel, problem)
+        work = _Work(self, kernel, problem, len(chunks), bias is not None)
+        operands = dict(zip(problem.operands, arrays))
+        constants = [operands[_WEIGHT]] if work.constants else []
+        constants += [bias] if bias is not None else []
+        inputs, outputs = ([operands[name] for name in names] for names in (work.inputs, work.outputs))
         with self.lock, self.device, cuda.reported(kernel.name):
             try:
-                self.make_room(part, min(STAGES, len(chunks)))
+                self.make_room(work.sizes(part, min(STAGES, len(chunks))), part)
                 self.warm_up(work, kernel, part)
                 threads = self.threads if problem.bytes >= _WORTH_THREADS else 1
                 start = time.perf_counter()
-                Pipeline(work, chunks, [x], [y], STAGING_BYTES // ITEM_BYTES, constants=[w], add=add).run(threads)
+                elements = STAGING_BYTES // ITEM_BYTES
+                Pipeline(work, chunks, inputs, outputs, elements, constants=constants, add=add).run(threads)
+                if not outputs:
+                    work.finish()
+                    self.copy_out(self.buffers[_WEIGHT, 0].ptr, operands[_WEIGHT])
                 total = time.perf_counter() - start
             finally:
                 self.wait()
@@ -151,25 +175,25 @@ class Gpu:
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
         """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""
         advise_huge_pages(target)
+        with self.lock:
+            self.copy_out(source.data.ptr, target)
+
+    def copy_out(self, source: int, target: np.ndarray) -> None:
+        """Copy the float32 array at that address into a NumPy array, on several threads; the caller has the lock."""
         flat, most = target.reshape(-1), STAGING_BYTES // ITEM_BYTES
 
         def work(number: int) -> None:
             part = flat[number * most : (number + 1) * most]
             buffer = self.staging.get()
-            self.copy(buffer, source.data.ptr, Transfer(OUTPUT, 0, 0, number * most, part))
+            self.copy(buffer, source, Transfer(OUTPUT, 0, 0, number * most, part))
             np.copyto(part, buffer.floats[: part.size])
             self.staging.put(buffer)
 
-        with self.lock:
-            share(work, ceil_div(flat.size, most), self.threads)
+        share(work, ceil_div(flat.size, most), self.threads)
 
-    def make_room(self, part: ConvProblem, count: int) -> None:
-        """Make the device buffers of ``count`` pipeline stages at least as large as a chunk needs them."""
-        wanted = {("w", 0): part.w_shape}
-        for stage in range(count):
-            wanted["x", stage], wanted["y", stage] = part.x_shape, part.y_shape
-        for key, shape in wanted.items():
-            size = ITEM_BYTES * prod(shape)
+    def make_room(self, wanted: Mapping[tuple[str, int], int], part: ConvProblem) -> None:
+        """Make the device buffers at least as large as a chunk needs them, in bytes."""
+        for key, size in wanted.items():
             if key not in self.buffers or self.buffers[key].mem.size < size:
                 self.buffers.pop(key, None)
                 self.buffers[key] = self.allocate(size, part)
@@ -196,11 +220,13 @@ class Gpu:
 
     def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
         """Run a layer's kernel once, untimed: that compiles and loads it."""
-        key = (kernel.name, part.with_batch(1))
+        key = (kernel.name, part.with_batch(1), work.bias)
         if key not in self.warm:
             with self.hold.held(self.stream, work.arrays(part, 0)[0]):
                 pass
             kernel.run(part, *work.arrays(part, 0), self.stream)
+            work.after_kernel(part, 0)
+            work.finish()
             self.warm[key] = True
         # Copies must not begin before fresh memory is cleared and the first run has ended.
         cuda.wait(kernel.name, self.stream)
@@ -215,33 +241,82 @@ class Gpu:
 
 
 class _Work:
-    """The device of one call, as the copy pipeline asks for it from several threads."""
+    """The device of one call, as the copy pipeline asks for it from several threads.
 
-    def __init__(self, gpu: Gpu, kernel: CudaKernel, problem: ConvProblem) -> None:
+    inputs, outputs: the names of the arrays whose first axis counts images. constants: the names of those that all
+    chunks read.
+    """
+
+    def __init__(self, gpu: Gpu, kernel: CudaKernel, problem: ConvProblem, chunks: int, bias: bool) -> None:
         self._gpu, self._kernel, self._problem, self.staging = gpu, kernel, problem, gpu.staging
         self._intervals: list[tuple[Any, Any]] = []
+        *read, filled = problem.operands
+        self.bias = bias
+        self.inputs = [name for name in read if name != _WEIGHT]
+        self.outputs = [name for name in (filled,) if name != _WEIGHT]
+        self.constants = [_WEIGHT] * (_WEIGHT in read) + [_BIAS] * bias
+        self._names = {CONSTANT: self.constants, INPUT: self.inputs, OUTPUT: self.outputs}
+        self._sums = chunks > 1 and not self.outputs
+
+    def sizes(self, part: ConvProblem, stages: int) -> dict[tuple[str, int], int]:
+        """Return the bytes of the device buffers, by array and stage, for chunks of that size."""
+        shapes = {"x": part.x_shape, "y": part.y_shape}
+        wanted = {(name, stage): ITEM_BYTES * prod(shapes[name]) for stage in range(stages) for name in shapes}
+        wanted[_WEIGHT, 0] = ITEM_BYTES * prod(part.w_shape)
+        if self.bias:
+            wanted[_BIAS, 0] = ITEM_BYTES * part.filters
+        if self._sums:
+            wanted[_SUMS, 0] = 2 * wanted[_WEIGHT, 0]
+        return wanted
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        key = ("w", 0) if transfer.role == CONSTANT else ("x" if transfer.role == INPUT else "y", transfer.stage)
-        self._gpu.copy(buffer, self._gpu.buffers[key].ptr, transfer, after)
+        name = self._names[transfer.role][transfer.array]
+        self._gpu.copy(buffer, self._address(name, transfer.stage), transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.hold.held(stream, arrays[0]):
+            if self._sums and this.known:
+                # The chunk before has these images in its sum.
+                for array in arrays[:2]:
+                    size = array.nbytes // len(array) * this.known
+                    self._gpu.cuda.runtime.memsetAsync(array.data.ptr, 0, size, stream.ptr)
             start, end = self._gpu.cuda.Event(), self._gpu.cuda.Event()
             start.record(stream)
             self._kernel.run(problem, *arrays, stream)
             end.record(stream)
+            self.after_kernel(problem, this.first, this.stage)
+            done = stream.record() if self.bias else end
         self._intervals.append((start, end))
-        return end
+        return done
+
+    def after_kernel(self, problem: ConvProblem, first: int, stage: int = 0) -> None:
+        """Queue the chunk's passes: add the bias to y, or the weight's gradient to the sums."""
+        if self.bias:
+            addresses = self._address(_BIAS), self._address("y", stage)
+            _passes.add_bias(*addresses, problem, self._gpu.device.id, self._gpu.stream)
+        if self._sums:
+            addresses, count = (self._address(_WEIGHT), self._address(_SUMS)), prod(problem.w_shape)
+            _passes.accumulate(*addresses, first == 0, count, self._gpu.device.id, self._gpu.stream)
+
+    def finish(self) -> None:
+        """Queue the rounding of the sums to the weight's gradient, and wait for it."""
+        if self._sums:
+            addresses, count = (self._address(_SUMS), self._address(_WEIGHT)), prod(self._problem.w_shape)
+            _passes.round_sums(*addresses, count, self._gpu.device.id, self._gpu.stream)
+        self._gpu.stream.synchronize()
 
     def arrays(self, part: ConvProblem, stage: int) -> tuple[Any, Any, Any]:
-        """Return x, w and y of a chunk on the device."""
-        shapes = {("x", stage): part.x_shape, ("w", 0): part.w_shape, ("y", stage): part.y_shape}
+        """Return the operands of a chunk on the device."""
         array = cuda.cupy().ndarray
-        x, w, y = (array(shape, np.float32, self._gpu.buffers[key]) for key, shape in shapes.items())
-        return x, w, y
+        keys = [(name, 0 if name == _WEIGHT else stage) for name in part.operands]
+        a, b, out = (array(shape, np.float32, self._gpu.buffers[key]) for key, shape in zip(keys, part.shapes))
+        return a, b, out
+
+    def _address(self, name: str, stage: int = 0) -> int:
+        address: int = self._gpu.buffers[name, stage if name in ("x", "y") else 0].ptr
+        return address
 
     def seconds(self) -> float:
         """Return the kernels' total time, once all work is done."""

@@ -22,12 +22,12 @@ import mxnet as mx
 import numpy as np
 
 from ece408_op.errors import Ece408Error
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import thread_pool
 
 from . import bridge, default_layout, output_pool
 from .default_layout import NETWORK, OP_TYPE
-from .operator import INPUTS, requested
+from .operator import NewProp, requested
 
 #: The most operations, and bytes of the three arrays, of a small call, by where the arrays live: about 0.1 ms of a
 #: core, less of a GPU.
@@ -52,11 +52,14 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op_type not in (OP_TYPE, NETWORK):
         return custom(*data, **kwargs)
     if op_type == OP_TYPE and out is None and _is_plain(data):
-        output = _computed_here(data, kwargs)
+        try:
+            prop, shape = requested(data, kwargs)
+        except Ece408Error:
+            return custom(*data, **kwargs)  # which reports it
+        output = _computed_here(data, prop, shape)
         if output is not None:
             return output
-        out = _pooled_output(data, kwargs)
-        kwargs = {**kwargs, "out": out}
+        kwargs["out"] = out = _pooled_output(data, shape)
     for array in out if isinstance(out, (list, tuple)) else (out,):
         _in_default_layout(array)
     data = tuple(_in_default_layout(array, op_type == OP_TYPE and place > 0) for place, array in enumerate(data))
@@ -64,21 +67,18 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_plain(data: tuple[Any, ...]) -> bool:
-    """Return whether the first two steps may serve a call: with an NDArray for each input, and not recorded."""
-    arrays = len(data) == len(INPUTS) and all(type(array) is mx.nd.NDArray for array in data)
-    return arrays and not mx.autograd.is_recording()
+    """Return whether the first two steps may serve a call: with NDArrays alone, and not recorded."""
+    return all(type(array) is mx.nd.NDArray for array in data) and not mx.autograd.is_recording()
 
 
-def _computed_here(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _computed_here(data: tuple[Any, ...], prop: NewProp, shape: tuple[int, ...]) -> Any:
     """Return the output of a small call, or None where the engine has to compute it or to report what is wrong."""
     if not thread_pool.alone():
         return None
-    on_gpu, shapes, context = [bridge.on_gpu(array) for array in data], [array.shape for array in data], data[0].context
-    home = "gpu" if on_gpu[0] else "cpu"
-    if on_gpu[0] != on_gpu[1] or 0 in shapes[0] or data[1].context != context or not _small(home, *shapes):
+    home, context, shapes = "gpu" if bridge.on_gpu(data[0]) else "cpu", data[0].context, [each.shape for each in data]
+    if 0 in shapes[0] or any(array.context != context for array in data[1:]) or not _small(home, prop, *shapes[:2]):
         return None
     try:
-        prop, shape = requested(data, kwargs)
         operator = prop.create_operator(context, shapes, None)
     except Ece408Error:
         return None
@@ -95,29 +95,16 @@ def _computed_here(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return output
 
 
-@functools.lru_cache(maxsize=1024)
-def _small(home: str, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
-    try:
-        problem = ConvProblem.from_shapes(x, w)
-    except Ece408Error:
-        return False
+def _small(home: str, prop: NewProp, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
+    problem = prop.problem(x, w)
     return problem.flops <= MOST_FLOPS[home] and problem.bytes <= MOST_BYTES[home]
 
 
-def _pooled_output(data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return an array for a large call's output; None where MXNet has to make it, or to report what is wrong."""
-    if any(array.context != mx.cpu() for array in data):
+def _pooled_output(data: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    """Return an array for a large call's output; None where MXNet has to make it."""
+    if ITEM_BYTES * math.prod(shape) < output_pool.LEAST_BYTES or any(array.context != mx.cpu() for array in data):
         return None
-    x, w = (array.shape for array in data)
-    # A cheap upper limit first: the output is no larger than an image per filter.
-    if len(x) != 4 or len(w) != 4 or ITEM_BYTES * x[0] * w[0] * x[2] * x[3] < output_pool.LEAST_BYTES:
-        return None
-    pool = output_pool.pool()
-    try:
-        _, shape = requested(data, kwargs)
-        return pool.array(shape) if ITEM_BYTES * math.prod(shape) >= output_pool.LEAST_BYTES else None
-    except Ece408Error:
-        return None
+    return output_pool.pool().array(shape)
 
 
 def _in_default_layout(array: Any, shared: bool = False) -> Any:

@@ -19,23 +19,20 @@ import numpy as np
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel, Kernel
 from ece408_op.errors import DeviceError, ProblemError
-from ece408_op.problem import ITEM_BYTES, ConvProblem, check_pooled
+from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
-from . import _cpu_context, _device_context, bridge, default_layout, host_context, mxnet_errors, op_times
-from .attributes import FULL, Attributes
+from . import _cpu_context, _device_context, _shapes, bridge, default_layout, host_context, mxnet_errors, op_times
+from .attributes import INPUTS, Attributes
 from .op_times import Timing
-
-_UNKNOWN = -1
-INPUTS = ("data", "weight")
 
 #: Keywords of nd.Custom that are not the operator's attributes.
 _OTHERS = ("op_type", "name", "out")
 
 
 class NewProp(mx.operator.CustomOpProp):
-    """Shapes, types and the creation of the operator: inputs data and weight, one output."""
+    """Shapes, types and the creation of the operator: inputs data, weight and perhaps bias, one output."""
 
     def __init__(self, **attributes: str) -> None:
         super().__init__(need_top_grad=True)
@@ -45,9 +42,16 @@ class NewProp(mx.operator.CustomOpProp):
     def _attributes(self) -> Attributes:
         return Attributes.parse(self._text)
 
+    def problem(self, x: tuple[int, ...], w: tuple[int, ...]) -> ConvProblem:
+        """Return the problem for these shapes of data and weight, which infer_shape has accepted."""
+        return _problem(self._attributes, x, w)
+
     def list_arguments(self) -> list[str]:
-        """Return the inputs' names."""
-        return list(INPUTS)
+        """Return the inputs' names; wrong attributes are reported when shapes are inferred."""
+        try:
+            return list(self._attributes.inputs)
+        except ProblemError:
+            return list(INPUTS[:2])
 
     def list_outputs(self) -> list[str]:
         """Return the output's name."""
@@ -55,11 +59,11 @@ class NewProp(mx.operator.CustomOpProp):
 
     @mxnet_errors.reported_at_once
     def infer_shape(self, in_shape: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]], list[Any]]:
-        """Return the shapes of data, weight and output, if known: -1 is an unknown size, [] an unknown rank."""
+        """Return the shapes of inputs and output, if known: -1 is an unknown size, [] an unknown rank."""
         attributes = self._attributes
         default_layout.check_subgraph(self._text)
-        data, weight, output = _inferred(attributes, *map(tuple, in_shape))
-        return [list(data), list(weight)], [list(output)], []
+        inputs, output = _shapes.infer(attributes, tuple(map(tuple, in_shape)))
+        return list(map(list, inputs)), [list(output)], []
 
     @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -68,7 +72,7 @@ class NewProp(mx.operator.CustomOpProp):
         for name, dtype in zip(INPUTS, in_type):
             if dtype not in (None, np.float32) and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
-        return [np.float32, np.float32], [np.float32], []
+        return [np.float32] * len(in_type), [np.float32], []
 
     @mxnet_errors.reported_at_once
     def infer_storage_type(self, in_stype: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -106,26 +110,31 @@ class NewOp(mx.operator.CustomOp):
             self.compute(*in_data, *out_data, add=req[0] == "add")
 
     def compute(self, *arrays: Any, add: bool = False) -> None:
-        """Fill the output, the last of the NDArrays data, weight and output, or add to it; record the call.
+        """Fill the output, the last of the NDArrays data, weight, bias (if any) and output, or add; record the call.
 
         The inputs are ready. Returns when the output is filled. Raises Ece408Error.
         """
         start = time.perf_counter()
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
-        problem = _problem(arrays[0].shape, arrays[1].shape, attributes.fuse)
+        problem = _problem(attributes, arrays[0].shape, arrays[1].shape)
         kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
-        timing = self._compute(kernel, problem, arrays, add) if problem.batch else Timing(0.0)
+        x, w, *bias, y = arrays
+        timing = self._compute(kernel, problem, (x, w, y), add, *bias) if problem.batch else Timing(0.0)
         whole = time.perf_counter() - start
         op_times.record(op_times.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
 
-    def _compute(self, kernel: Kernel, problem: ConvProblem, arrays: Sequence[Any], add: bool) -> Timing:
+    def _compute(
+        self, kernel: Kernel, problem: ConvProblem, operands: Sequence[Any], add: bool, bias: Any = None
+    ) -> Timing:
         if isinstance(kernel, CudaKernel) and self._home == "gpu":
-            addresses = tuple(map(bridge.gpu_address, arrays))
-            return _device_context.convolve(kernel, problem, addresses, self._number, add)
-        x, w, y = map(bridge.cpu_view, arrays, (problem.x_shape, problem.w_shape, problem.y_shape))
+            addresses = tuple(map(bridge.gpu_address, operands))
+            address = None if bias is None else bridge.gpu_address(bias)
+            return _device_context.convolve(kernel, problem, addresses, self._number, add, address)
+        a, b, out = map(bridge.cpu_view, operands, problem.shapes)
+        offsets = None if bias is None else bridge.cpu_view(bias)
         if isinstance(kernel, CudaKernel):
-            return host_context.convolve(kernel, problem, x, w, y, add)
-        return _cpu_context.convolve(kernel, problem, x, w, y, add)
+            return host_context.convolve(kernel, problem, a, b, out, add, offsets)
+        return _cpu_context.convolve(kernel, problem, a, b, out, add, offsets)
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
@@ -135,7 +144,7 @@ class NewOp(mx.operator.CustomOp):
                 continue
             if self._home == "gpu":
                 size = ITEM_BYTES * gradient.size
-                _device_context.fill_nan(bridge.gpu_address(gradient), size, self._number)
+                _device_context.fill(bridge.gpu_address(gradient), size, 0xFF, self._number)  # a NaN
             else:
                 bridge.cpu_view(gradient)[...] = np.nan
         raise DeviceError("there is no gradient; train with MXNet's Convolution and use New for inference")
@@ -157,9 +166,8 @@ def _computes_on(attributes: Attributes, home: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _problem(x: tuple[int, ...], w: tuple[int, ...], fuse: str | None) -> ConvProblem:
-    problem = ConvProblem.from_shapes(x, w)
-    return problem.pooled(fuse == FULL) if fuse else problem
+def _problem(attributes: Attributes, x: tuple[int, ...], w: tuple[int, ...]) -> ConvProblem:
+    return attributes.problem(x, w)
 
 
 def requested(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, tuple[int, ...]]:
@@ -168,6 +176,8 @@ def requested(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, 
     Raises Ece408Error where the attributes, or the arrays' shapes or types, are wrong.
     """
     prop = NewProp(**{name: str(value) for name, value in kwargs.items() if name not in _OTHERS})
+    if len(data) != len(prop.list_arguments()):
+        raise ProblemError(f"expected {', '.join(prop.list_arguments())}, got {len(data)} arrays")
     _, (shape,), _ = prop.infer_shape([array.shape for array in data])
     prop.infer_type([array.dtype for array in data])
     return prop, tuple(shape)
@@ -176,57 +186,3 @@ def requested(data: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[NewProp, 
 def register() -> None:
     """Register ``New`` with MXNet; once per process."""
     mx.operator.register("New")(NewProp)
-
-
-@lru_cache(maxsize=1024)
-def _inferred(
-    attributes: Attributes, data_shape: tuple[int, ...], weight_shape: tuple[int, ...]
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the shapes of data, weight and output, as far as they are known."""
-    data, weight = _agreed_shapes(list(data_shape), list(weight_shape), attributes)
-    output = [data[0], attributes.num_filter]
-    for axis, name in ((2, "rows"), (3, "columns")):
-        size = data[axis]
-        if size != _UNKNOWN and size < attributes.kernel:
-            raise ProblemError(
-                f"kernel: expected at most the image's {size} {name}, got ({attributes.kernel}, "
-                f"{attributes.kernel}) for data of shape {_text(data)}; use a smaller kernel or larger images"
-            )
-        output.append(_UNKNOWN if size == _UNKNOWN else _output_size(size, name, attributes))
-    return data, weight, output
-
-
-def _output_size(size: int, name: str, attributes: Attributes) -> int:
-    """Return the output's rows or columns, from the image's."""
-    convolved = size - attributes.kernel + 1
-    if not attributes.fuse:
-        return convolved
-    check_pooled(name, convolved, attributes.full)
-    return (convolved + attributes.full) // 2
-
-
-def _agreed_shapes(data: list[int], weight: list[int], attributes: Attributes) -> tuple[list[int], list[int]]:
-    """Return both shapes, completed from the attributes and from each other; raises where they disagree."""
-    for name, shape in zip(INPUTS, (data, weight)):
-        if shape and len(shape) != 4:
-            layout = "(batch, channels, height, width)" if name == "data" else "(filters, channels, kernel, kernel)"
-            raise ProblemError(f"{name}: expected 4 dimensions {layout}, got shape {_text(shape)}")
-    # MXNet would read an unknown rank as the known rank 0.
-    data = data or [_UNKNOWN] * 4
-    channels = data[1]
-    expected = [attributes.num_filter, channels, attributes.kernel, attributes.kernel]
-    if not weight:
-        return data, expected
-    for want, got in zip(expected, weight):
-        if _UNKNOWN not in (want, got) and want != got:
-            raise ProblemError(
-                f"weight: expected shape {_text(expected)} (num_filter, data's channels, kernel), got {_text(weight)}"
-            )
-    expected = [got if want == _UNKNOWN else want for want, got in zip(expected, weight)]
-    if channels == _UNKNOWN:
-        data[1] = expected[1]
-    return data, expected
-
-
-def _text(shape: Sequence[int]) -> str:
-    return "(" + ", ".join("?" if size == _UNKNOWN else str(size) for size in shape) + ")"

@@ -182,6 +182,8 @@ class Pipeline:
         parts = [array[this.first : this.first + this.images] for array in outputs]
         transfers = list(self._transfers(OUTPUT, parts, this.stage, this.known))
         self._states[number].to_copy_out = len(transfers)
+        if not transfers:
+            self._states[number].copied_out.set()
         return [partial(self._copy_out, number, transfer) for transfer in transfers]
 
     def _copy_in(self, number: int, transfer: Transfer) -> None:

@@ -76,17 +76,34 @@ def test_the_course_network_keeps_its_weights_and_all_other_nodes(monkeypatch):
 
 
 LEFT = [
-    ({"no_bias": False}, "bias"),
-    ({"stride": (2, 2)}, "stride (2, 2)"),
-    ({"stride": (1, 2)}, "stride (1, 2)"),
-    ({"pad": (1, 1)}, "pad (1, 1)"),
-    ({"dilate": (2, 2)}, "dilate (2, 2)"),
-    ({"num_group": 2}, "num_group 2"),
     ({"kernel": (3,)}, "2-D"),
+    ({"kernel": (3,), "layout": "NCW"}, "2-D"),
     ({"kernel": (3, 3, 3)}, "2-D"),
-    ({"kernel": (3, 5)}, "square"),
-    ({"layout": "NHWC"}, "layout NHWC"),
+    ({"layout": "NHWC"}, "layout: expected NCHW, got 'NHWC'"),
 ]
+ATTRIBUTES = [
+    {"no_bias": False},
+    {"stride": (2, 2)},
+    {"stride": (1, 2), "pad": (1, 0)},
+    {"dilate": (2, 1), "no_bias": False},
+    {"num_group": 2},
+    {"kernel": (3, 5)},
+]
+
+
+@pytest.mark.parametrize("changes", ATTRIBUTES)
+def test_every_attribute_goes_into_the_new_node_and_through_a_file(changes, tmp_path):
+    symbol = conv(conv(mx.sym.var("data"), name="odd", **changes), name="good")
+    params = whole_numbers(symbol, data=(2, 4, 15, 13))
+    result = ece408_op.replace_convolution(symbol, params)
+    assert (result.replaced, result.left) == ({"odd": "new0", "good": "new1"}, {})
+    assert_same_outputs(symbol, result, params)
+    weights = {name: array for name, array in result.arg_params.items() if name != "data"}
+    ece408_op.save_checkpoint(tmp_path / "net", 1, result.symbol, weights, {})
+    opened, arrays, _ = ece408_op.load_checkpoint(tmp_path / "net", 1)
+    assert opened.list_arguments() == result.symbol.list_arguments()
+    (got,) = outputs(opened, {**arrays, "data": params["data"]})
+    np.testing.assert_array_equal(got, outputs(symbol, params)[0])
 
 
 @pytest.mark.parametrize(("changes", "reason"), LEFT)
@@ -102,10 +119,11 @@ def test_a_convolution_that_new_cannot_do_is_left_with_the_reason(changes, reaso
 
 
 def test_every_reason_is_given():
-    odd = {"kernel": (3, 5), "stride": (2, 2), "pad": (1, 1), "dilate": (2, 2), "num_group": 2, "no_bias": False}
-    symbol = conv(mx.sym.var("data"), **odd)
-    reasons = ece408_op.replace_convolution(symbol).left["conv"].split("; ")
-    assert [reason.split()[0] for reason in reasons] == ["kernel", "stride", "pad", "dilate", "num_group", "it"]
+    data = mx.sym.var("data", dtype="float64")
+    symbol = mx.sym.Group([conv(data, kernel=(3,), name="twin"), conv(data, name="twin")])
+    reasons = ece408_op.replace_convolution(symbol).left["twin"]
+    assert "type float64" in reasons
+    assert "2 nodes are called 'twin'" in reasons
 
 
 SPELLED_OUT = {"stride": (1, 1), "pad": (0, 0), "dilate": (1, 1), "num_group": 1}
@@ -125,9 +143,45 @@ def test_a_gluon_network_with_unknown_sizes_is_rewritten():
     with net.name_scope():
         net.add(mx.gluon.nn.Conv2D(4, 3, use_bias=False), mx.gluon.nn.Conv2D(3, 2), mx.gluon.nn.Dense(2))
     result = ece408_op.replace_convolution(net(mx.sym.var("data")))
-    assert result.replaced == {"net_conv0_fwd": "new0"}
-    assert list(result.left) == ["net_conv1_fwd"]
-    assert "net_conv1_weight" in result.symbol.list_arguments()
+    assert result.replaced == {"net_conv0_fwd": "new0", "net_conv1_fwd": "new1"}
+    assert result.left == {}
+    assert {"new0_weight", "new1_weight", "new1_bias"} <= set(result.symbol.list_arguments())
+
+
+def test_every_convolution_of_gluons_model_zoo_is_replaced():
+    counts = {}
+    for name in sorted(mx.gluon.model_zoo.model_store._model_sha1):
+        net = mx.gluon.model_zoo.vision.get_model(name, prefix=f"{name}_")
+        symbol = net(mx.sym.var("data"))
+        found = sum(node["op"] == "Convolution" for node in nodes_of(symbol).values())
+        result = ece408_op.replace_convolution(symbol, warn=False)
+        assert result.left == {}
+        assert len(result.replaced) == found > 0
+        counts[name] = found
+    assert len(counts) > 30
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18_v1", "squeezenet1.0", "mobilenetv2_0.25"])
+def test_a_network_of_the_model_zoo_predicts_the_same(name):
+    mx.random.seed(408)
+    net = mx.gluon.model_zoo.vision.get_model(name)
+    net.initialize(mx.init.Xavier())
+    images = mx.nd.random.uniform(-1, 1, (2, 3, 224, 224))
+    net(images)
+    symbol, values = net(mx.sym.var("data")), {n: p.data() for n, p in net.collect_params().items()}
+    result = ece408_op.replace_convolution(symbol, values, warn=False)
+    assert result.left == {}
+    states = {state: values[state] for state in symbol.list_auxiliary_states()}
+    got, want = (
+        one.bind(
+            mx.cpu(), {n: arrays[n] for n in one.list_arguments() if n != "data"} | {"data": images}, aux_states=states
+        )
+        .forward(is_train=False)[0]
+        .asnumpy()
+        for one, arrays in ((result.symbol, result.arg_params), (symbol, values))
+    )
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+    assert (got.argmax(axis=1) == want.argmax(axis=1)).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -176,14 +230,14 @@ def test_a_weight_that_is_more_than_a_weight_keeps_its_name(use):
     else:
         other = {
             "regulariser": mx.sym.sum(weight),
-            "left convolution": conv(data, weight=weight, pad=(1, 1), name="padded"),
+            "left convolution": conv(conv(data, weight=weight, pad=(1, 1), name="left"), weight=weight, name="left"),
             "output": weight,
         }[use]
         symbol = mx.sym.Group([conv(data, weight=weight), other])
     params = whole_numbers(symbol)
     result = ece408_op.replace_convolution(symbol, params)
     assert result.replaced == {"conv": "new0"}
-    assert set(result.left) == ({"padded"} if use == "left convolution" else set())
+    assert set(result.left) == ({"left"} if use == "left convolution" else set())
     assert result.symbol.list_arguments() == symbol.list_arguments()
     assert [name.replace("new0", "conv") for name in result.symbol.list_outputs()] == symbol.list_outputs()
     assert nodes_of(result.symbol)["shared"] == nodes_of(symbol)["shared"]
@@ -247,6 +301,8 @@ def test_bad_arguments_are_refused():
         ece408_op.replace_convolution(symbol, {"conv_weight": mx.nd.ones((4, 2, 3, 5))})
     with pytest.raises(ProblemError, match="fastest"):
         ece408_op.replace_convolution(symbol, impl="fastest")
+    with pytest.raises(ProblemError, match="where: expected one of all, faster; got 'here'"):
+        ece408_op.replace_convolution(symbol, where="here")
     with pytest.raises(GraphError, match="expected an mxnet Symbol, got str"):
         ece408_op.replace_convolution("net")
     with pytest.raises(GraphError, match="arg_params: expected a dictionary of arrays by name, got list"):
@@ -257,14 +313,14 @@ def test_bad_arguments_are_refused():
 
 @st.composite
 def networks(draw):
-    """A chain of one to four convolutions, with other nodes between them, and which of them New supports."""
+    """A chain of one to four convolutions, with other nodes between them, and the names of its parameters."""
     symbol, expected = mx.sym.var("data"), {}
     for number in range(draw(st.integers(1, 4))):
-        changes = draw(st.sampled_from([{}, {}, {"pad": (1, 1)}, {"stride": (2, 2)}, {"no_bias": False}]))
-        kernel, filters = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+        changes = draw(st.sampled_from([{}, {"pad": (1, 1)}, {"stride": (2, 2)}, {"no_bias": False}]))
+        kernel, filters = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.integers(1, 5))
         name = f"layer{number}"
-        symbol = conv(symbol, name=name, kernel=(kernel, kernel), num_filter=filters, **changes)
-        expected[name] = not changes
+        symbol = conv(symbol, name=name, kernel=kernel, num_filter=filters, **changes)
+        expected[name] = ("weight", "bias") if changes.get("no_bias") is False else ("weight",)
         between = draw(st.sampled_from(["nothing", "relu", "branch"]))
         if between == "relu":
             symbol = mx.sym.relu(symbol, name=f"relu{number}")
@@ -279,10 +335,10 @@ def test_any_network_gives_the_same_before_and_after(network, seed):
     symbol, expected = network
     params = whole_numbers(symbol, seed, data=(2, 2, 33, 31))  # four layers of 3 x 3 by steps of 2 leave something
     result = ece408_op.replace_convolution(symbol, params)
-    assert {name: name in result.replaced for name in expected} == expected
-    assert set(result.left) == {name for name, takes in expected.items() if not takes}
+    assert set(result.replaced) == set(expected)
+    assert result.left == {}
     old = [name for name in nodes_of(symbol) if name not in result.replaced]
-    renamed = {f"{was}_weight": f"{now}_weight" for was, now in result.replaced.items()}
+    renamed = {f"{was}_{role}": f"{now}_{role}" for was, now in result.replaced.items() for role in expected[was]}
     assert {renamed.get(name, name) for name in old} | set(result.replaced.values()) == set(nodes_of(result.symbol))
     assert_same_outputs(symbol, result, params)
 
@@ -300,5 +356,8 @@ def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, s
         assert printed == ""
         assert errors.count("expect 1 of 2 replaced layers to be slower") == slower
         assert len(errors.splitlines()) == slower
+        faster = ece408_op.replace_convolution(symbol, params, where="faster")
+        assert len(faster.replaced) == 2 - slower
+        assert list(faster.left.values()) == ["MXNet's own Convolution is expected to be faster"] * slower
         ece408_op.replace_convolution(symbol, params, warn=False)
         assert capsys.readouterr() == ("", "")

@@ -116,7 +116,7 @@ def test_everything_unsupported_is_named():
         "'last' (Convolution): layout: expected NCHW, got NHWC; "
         "'drop' (Dropout): mode: expected training, got always; "
         "'half' (softmax): dtype: expected float32, got float16; "
-        "'new' (New): num_filter: expected a value, got none; New needs kernel=(K, K) and num_filter=M; "
+        "'new' (New): num_filter: expected a value, got none; New needs kernel=(K, L) and num_filter=M; "
         "'dot' (dot): unsupported operator. Change them, or run the network with MXNet"
     )
 

@@ -116,7 +116,7 @@ def test_an_empty_batch(threads):
         ({"kernel": (5, 5)}, "weight: expected shape"),
         ({"num_filter": 5}, "weight: expected shape"),
         ({"impl": "none"}, "impl: expected one of"),
-        ({"stride": 2}, "unknown attribute stride"),
+        ({"stride": 2}, "stride: expected two"),
         ({"data": (2, 4, 9, 9)}, "weight: expected shape"),
         ({"data": (2, 3, 9)}, "data: expected 4 dimensions"),
         ({"dtype": "float16"}, "data: expected float32"),

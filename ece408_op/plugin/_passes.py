@@ -1,0 +1,74 @@
+"""The launches of ``passes.cu``: what a call does on a GPU besides the kernel.
+
+Addresses are those of C-contiguous arrays on the GPU ``device``, the current one; the work is put on the stream.
+CuPy's own functions would need more of CUDA on the machine.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Launch, Plan, ceil_div
+
+_THREADS = 256
+#: The largest grid; each thread computes further elements in turn.
+_BLOCKS = 1 << 20
+#: Blocks that fill a GPU.
+_FILLING = 2048
+_FLOAT64 = 8
+
+
+def add(x: int, y: int, count: int, device: int, stream: Any) -> None:
+    """Compute y += x for float32 arrays of ``count`` elements."""
+    _enqueue("add", ceil_div(count, _THREADS), (np.int64(count),), {"x": x, "y": y}, device, stream)
+
+
+def add_bias(bias: int, y: int, problem: ConvProblem, device: int, stream: Any) -> None:
+    """Add the bias (M,) to y (B, M, OH, OW)."""
+    _, filters, rows, columns = problem.y_shape
+    numbers = np.int32(filters), np.int64(rows * columns), np.int64(prod(problem.y_shape))
+    _enqueue("add_bias", ceil_div(int(numbers[2]), _THREADS), numbers, {"b": bias, "y": y}, device, stream)
+
+
+def accumulate(x: int, sums: int, first: bool, count: int, device: int, stream: Any) -> None:
+    """Add x, float32, to the sums in float64, or fill them with it if it is the first."""
+    numbers = np.int32(first), np.int64(count)
+    _enqueue("accumulate", ceil_div(count, _THREADS), numbers, {"x": x, "y": sums}, device, stream)
+
+
+def round_sums(sums: int, y: int, count: int, device: int, stream: Any) -> None:
+    """Fill y, float32, with the sums."""
+    _enqueue("round_sums", ceil_div(count, _THREADS), (np.int64(count),), {"x": sums, "y": y}, device, stream)
+
+
+def bias_gradient(y: int, out: int, problem: ConvProblem, device: int, stream: Any) -> None:
+    """Fill out (M,) with the sums of y (B, M, OH, OW) over images and pixels."""
+    images, filters, rows, columns = problem.y_shape
+    parts = min(images, ceil_div(_FILLING, filters))
+    with stream:
+        partial = cuda.cupy().cuda.alloc(_FLOAT64 * parts * filters)
+    sizes = np.int32(images), np.int32(filters), np.int64(rows * columns)
+    _enqueue("sum_pixels", parts * filters, sizes, {"x": y, "y": partial.ptr}, device, stream)
+    counts = np.int32(parts), np.int32(filters)
+    _enqueue("sum_parts", ceil_div(filters, _THREADS), counts, {"x": partial.ptr, "y": out}, device, stream)
+
+
+def _enqueue(
+    entry: str, blocks: int, numbers: tuple[Any, ...], addresses: dict[str, int], device: int, stream: Any
+) -> None:
+    program = _program(entry, blocks if entry == "sum_pixels" else min(blocks, _BLOCKS), (*addresses, *numbers))
+    cuda.enqueue(program, 1, addresses, device, stream)
+
+
+@lru_cache(maxsize=256)
+def _program(entry: str, blocks: int, arguments: tuple[Any, ...]) -> cuda.Program:
+    launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), arguments)
+    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
+    return cuda.Program(entry, Path(__file__).with_name("passes.cu").read_text(encoding="utf-8"), (), plan)
