@@ -10,6 +10,7 @@ from operator_case import OperatorCases, assert_right, values
 
 import ece408_op
 from ece408_op.core import dispatch
+from ece408_op.problem import ConvProblem
 
 mx = pytest.importorskip("mxnet")
 
@@ -33,6 +34,8 @@ def attributes(w):
 
 @pytest.mark.parametrize("impl", dispatch.names("cpu"))
 def test_every_implementation_by_its_name(impl):
+    if dispatch.find(impl).not_supported_reasons(ConvProblem(17, 2, 11, 19, 5, 3)):
+        pytest.skip("the kernel does not take the layer: it computes gradients only")
     x, w = arrays(17, 2, 11, 19, 5, 3)
     ece408_op.clear_op_times()
     y = ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=5, impl=impl, name="layer1")
