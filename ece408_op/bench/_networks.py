@@ -37,7 +37,7 @@ SETS = {
 }
 SET_IMAGES = {"course": 10_000, "zoo": 128}
 #: The most images of a network of Gluon's.
-_MOST_IMAGES = 256
+_MOST_IMAGES = 128
 
 #: The kinds of call.
 FORWARD, ON_GPU = "forward", "gpu"
