@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,20 +14,39 @@ from ._spec import LimitsSpec
 from ._tools import CPU_OPTIONS, compiler
 
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
-_CBLAS = re.compile(r"\bcblas_\w+\s*\(")
-_OTHERS = re.compile(r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(")
 #: Calls of CUDA's driver.
 _DRIVER = re.compile(
     r"\bcu(Init|Driver|Device|Ctx|Module|Mem|Launch|Stream|Event|Func|Pointer|Occupancy|Link)[A-Z]?\w*\s*\("
 )
-#: What files of its time may call and CUDA has no longer had for long.
-_GONE = re.compile(
-    r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
-    r"|cudaProfilerInitialize|cudaKeyValuePair)\b"
+#: What CUDA or the harness lacks: the code, the compiler's words, both with the group of the other filled in, and
+#: the reason. Some names of its time CUDA has long dropped; MXNet's are those that no submission of the course used.
+_LACKS = (
+    (r"\b(texture|surface)\s*<", "{}", "it uses {}<> references, which CUDA has no longer had since CUDA 12"),
+    (r"\btex[123]D\w*\s*\(|cudaBindTexture", "texture", "it uses texture<> references, which CUDA 12 dropped"),
+    (r"\bcblas_\w+\s*\(", "cblas", "it calls a BLAS library for the CPU, which the harness does not link"),
+    (r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b", "torch", "it is written for PyTorch, not for MXNet"),
+    (
+        r"\b(TensorContainer|half_t|TShape|TBlob|blas_handle_|dnn_handle_)\b",
+        r"error: .*[\"'](?:\w+::)*{}[\"']",
+        "it uses {} of MXNet, which the harness's replacements for MXNet's headers lack",
+    ),
+    (
+        r"\bx\b",
+        r'class "__half" has no member "x"',
+        "it uses the member x of half, which CUDA has no longer had since CUDA 9",
+    ),
+    (
+        r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(",
+        "{}",
+        "it calls the library {}, which the harness does not link",
+    ),
+    (
+        r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
+        r"|cudaProfilerInitialize|cudaKeyValuePair)\b",
+        "{}",
+        "it uses {}, which today's CUDA no longer has",
+    ),
 )
-_PYTORCH = re.compile(r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b")
-#: What MXNet gave that no submission of the course is known to use, where a compiler misses it.
-_MXNETS = re.compile(r"error: .*[\"'](?:\w+::)*(TensorContainer|half_t|TShape|TBlob|blas_handle_|dnn_handle_)[\"']")
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 #: Errors of the compiler that are shown, and characters of a line of code.
 _SHOWN = 12
@@ -117,8 +134,7 @@ def build(
             ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
             _reject_replaced(target / "submission.so", folder, tools)
-            notes = _hints.kernels(text, lambda names: _readable(names, folder, tools))
-            return Built(target / "submission.so", tuple(notes))
+            return Built(target / "submission.so", tuple(_hints.kernels(text)))
         if ended.startswith("signal"):
             raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
         texts.append(text)
@@ -135,27 +151,14 @@ def build(
 
 def not_supported(code: str, said: str) -> str | None:
     """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
-    for kind, call in (("texture", r"\btex[123]D\w*\s*\(|cudaBindTexture"), ("surface", r"cudaBindSurface")):
-        if re.search(rf"\b{kind}\s*<|{call}", code) and kind in said:
-            return f"it uses {kind}<> references, which CUDA has no longer had since CUDA 12"
-    if _CUBLAS.search(code) and "cublas" in said.lower() and _cublas() is None:
+    if _CUBLAS.search(code) and "cublas" in said.lower() and _library("libcublas.so") is None:
         return "it calls cuBLAS, which the CUDA toolkit of this machine lacks"
-    if _CBLAS.search(code) and "cblas" in said.lower():
-        return "it calls a BLAS library for the CPU, which the harness does not link"
-    if _DRIVER.search(code) and "undefined reference to `cu" in said and _driver() is None:
+    if _DRIVER.search(code) and "undefined reference to `cu" in said and _library("libcuda.so") is None:
         return "it calls CUDA's driver, whose library libcuda this machine lacks"
-    if _PYTORCH.search(code) and "torch" in said:
-        return "it is written for PyTorch; the harness grades files for MXNet"
-    mxnets = _MXNETS.search(said)
-    if mxnets:
-        return f"it uses {mxnets[1]} of MXNet, which the harness's stand-ins for MXNet's headers lack"
-    if re.search(r'class "__half" has no member "x"', said):
-        return "it uses the member x of half, which CUDA has no longer had since CUDA 9"
-    other, gone = _OTHERS.search(code), _GONE.search(code)
-    if other and other[1] in said.lower():
-        return f"it calls the library {other[1]}, which the harness does not link"
-    if gone and gone[1] in said:
-        return f"it uses {gone[1]}, which today's CUDA no longer has"
+    for used, complaint, reason in _LACKS:
+        for found in dict.fromkeys(one[1] if one.groups() else "" for one in re.finditer(used, code)):
+            if re.search(complaint.replace("{}", found), said, re.IGNORECASE):
+                return reason.replace("{}", found)
     return None
 
 
@@ -227,27 +230,19 @@ def _command(
 
 def _linked(code: str) -> list[str]:
     """The libraries of the toolkit that the code calls; MXNet brought cuBLAS along."""
-    library = _cublas() if _CUBLAS.search(code) else None
-    words = [] if library is None else ["-lcublas", "-Xlinker", f"-rpath,{library.parent}"]
-    driver = _driver() if _DRIVER.search(code) else None
+    cublas = _library("libcublas.so") if _CUBLAS.search(code) else None
+    driver = _library("libcuda.so") if _DRIVER.search(code) else None
+    words = [] if cublas is None else ["-lcublas", "-Xlinker", f"-rpath,{cublas.parent}"]
     return words if driver is None else [*words, str(driver)]
 
 
-def _cublas() -> Path | None:
+def _library(name: str) -> Path | None:
+    """A library of the toolkit or the driver, or the toolkit's stub of it."""
     toolkit = Path(compiler("nvcc")).resolve().parent.parent
-    places = (home / "lib64" / "libcublas.so" for home in (toolkit, Path("/usr/local/cuda")))
+    folders = [home / "lib64" / stubs for home in (toolkit, Path("/usr/local/cuda")) for stubs in ("", "stubs")]
+    system = (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu"), Path("/usr/lib64"))
+    places = [*(folder / name for folder in folders), *(folder / f"{name}.1" for folder in system)]
     return next((place for place in places if place.exists()), None)
-
-
-def _driver() -> Path | None:
-    """The driver's library, or the toolkit's stand-in for it."""
-    toolkit = Path(compiler("nvcc")).resolve().parent.parent
-    stubs = [home / "lib64" / "stubs" / "libcuda.so" for home in (toolkit, Path("/usr/local/cuda"))]
-    here = [
-        Path(folder) / "libcuda.so.1"
-        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
-    ]
-    return next((place for place in (*stubs, *here) if place.exists()), None)
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
@@ -258,26 +253,10 @@ def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limit
     return ended, text
 
 
-def _tool(name: str, arguments: Sequence[str], folder: Path, tools: Tools) -> str:
-    """The output of one of the binutils; empty where it is missing, fails or takes too long."""
-    path = shutil.which(name)
-    if path is None or not arguments:
-        return ""
-    limits = _sandbox.Limits(memory=_TOOL_BYTES, cpu_seconds=_TOOL_SECONDS, processes=8)
-    ended, text = _sandbox.run(tools, [path, *arguments], folder, limits, _TOOL_SECONDS, seen=(folder,))
-    return text if ended == "exit 0" else ""
-
-
-def _readable(names: Sequence[str], folder: Path, tools: Tools) -> dict[str, str]:
-    """C++ names as they were written, without their parameters."""
-    shown = _tool("c++filt", names, folder, tools).splitlines()
-    if len(shown) != len(names):
-        return {}
-    return {name: re.sub(r"\(.*\)$", "", text).removeprefix("mxnet::op::") for name, text in zip(names, shown)}
-
-
 def _reject_replaced(library: Path, folder: Path, tools: Tools) -> None:
-    text = _tool("nm", ["-D", "--defined-only", str(library)], folder, tools)
+    limits = _sandbox.Limits(memory=_TOOL_BYTES, cpu_seconds=_TOOL_SECONDS, processes=8)
+    command = [compiler("nm"), "-D", "--defined-only", str(library)]
+    _, text = _sandbox.run(tools, command, folder, limits, _TOOL_SECONDS, seen=(folder,))
     symbols = [line.split()[-2:] for line in text.splitlines() if len(line.split()) > 1]
     # Functions: a counter called "times" is nobody's clock.
     replaced = sorted({name.partition("@")[0] for kind, name in symbols if kind in "TWi"} & _REPLACED)

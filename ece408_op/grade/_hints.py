@@ -1,15 +1,15 @@
-"""What the compiler says of a submission's kernels, and what an author can make of it."""
+"""What ptxas reports on a submission's kernels, and what an author can make of it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 #: A multiprocessor's registers, and the threads that it holds at most, on every NVIDIA GPU since 2014 but a few.
 _REGISTERS, _THREADS = 65536, 2048
-#: Kernels that are told of.
+#: Kernels that are reported.
 _MOST = 20
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
@@ -19,44 +19,50 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?(?:.*?(\d+) byt
 
 @dataclass(frozen=True)
 class KernelNotes:
-    """One kernel as ptxas reports it: registers of a thread, bytes that spill, static shared and constant bytes."""
+    """One kernel as ptxas reports it: registers per thread, bytes that spill, static shared and constant bytes."""
 
     name: str
-    registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    stack_bytes: int
-    shared_bytes: int
-    constant_bytes: int
+    stack_bytes: int = 0
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+    registers: int = 0
+    shared_bytes: int = 0
+    constant_bytes: int = 0
 
 
-def kernels(text: str, readable: Callable[[Sequence[str]], Mapping[str, str]] = lambda names: {}) -> list[KernelNotes]:
-    """The kernels in what ptxas printed with -v; ``readable`` maps names of the object file to those of the source."""
-    found: list[tuple[str, KernelNotes]] = []
-    name, stack = "", (0, 0, 0)
+def kernels(text: str) -> list[KernelNotes]:
+    """The kernels in what ptxas printed with -v."""
+    found: list[KernelNotes] = []
+    one = None
     for line in text.splitlines():
         entry, spills, used = _ENTRY.search(line), _STACK.search(line), _USED.search(line)
         if entry:
-            name, stack = entry.group(1), (0, 0, 0)
-        elif spills:
-            stack = (int(spills.group(1)), int(spills.group(2)), int(spills.group(3)))
-        elif used and name:
+            one = KernelNotes(_readable(entry[1]))
+        elif spills and one:
+            one = KernelNotes(one.name, *map(int, spills.groups()))
+        elif used and one:
             registers, shared, constant = (int(group or 0) for group in used.groups())
-            found.append((name, KernelNotes(name, registers, stack[1], stack[2], stack[0], shared, constant)))
-            name = ""
-    found = found[:_MOST]
-    names = readable([name for name, _ in found])
-    return [KernelNotes(**{**vars(notes), "name": names.get(name, name)}) for name, notes in found]
+            found.append(replace(one, registers=registers, shared_bytes=shared, constant_bytes=constant))
+            one = None
+    return found[:_MOST]
+
+
+def _readable(mangled: str) -> str:
+    """The name in the source without scope and parameters, from the length and name pairs of the Itanium C++ ABI."""
+    name, rest = mangled, re.sub(r"^_ZN?K?", "", mangled)
+    while (length := re.match(r"\d{1,4}", rest)) and rest != mangled:
+        end = length.end() + int(length[0])
+        name, rest = rest[length.end() : end], rest[end:]
+    return name
 
 
 def lines(notes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For people: each kernel's figures, and what stands in their way."""
+    """For people: each kernel's figures, and what limits it."""
     told = []
     for one in notes:
         threads = min(_THREADS, _REGISTERS // max(1, one["registers"]) // 32 * 32)
-        told.append(
-            f"{one['name']}: {one['registers']} registers a thread, {one['shared_bytes']} bytes of static shared memory"
-        )
+        shared = f"{one['shared_bytes']} bytes of static shared memory"
+        told.append(f"{one['name']}: {one['registers']} registers a thread, {shared}")
         if one["spill_store_bytes"] or one["spill_load_bytes"]:
             told.append(
                 f"  {one['spill_store_bytes']} bytes are spilled to memory and {one['spill_load_bytes']} read back: "

@@ -21,19 +21,13 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found]
 
 
-#: A limit of nothing would be passed by no submission.
-_LEAST_LIMIT = 0.001
-
-
 @dataclass(frozen=True)
 class LimitsSpec:
-    """Seconds and bytes for one submission."""
+    """Seconds and bytes for one submission: ``run_seconds`` for a call of forward, ``all_seconds`` for all of them."""
 
     build_seconds: float = 180.0
     load_seconds: float = 20.0
-    #: One call of forward.
     run_seconds: float = 30.0
-    #: All that a submission's programs run.
     all_seconds: float = 1800.0
     memory_bytes: int = 8 << 30
     output_bytes: int = 16 << 20
@@ -65,7 +59,7 @@ class Spec:
     half: bool = True
     #: Is the accuracy of the course's trained networks measured?
     accuracy: bool = True
-    #: Batch sizes that are tried beside, in one run each, to say what a file can do.
+    #: Other batch sizes, tried in one run each and reported.
     probe: tuple[int, ...] = (1, 10, 100)
     #: Where the inputs come from: nothing that a submission can know.
     seed: int = field(default_factory=lambda: secrets.randbits(64))
@@ -80,6 +74,10 @@ class Spec:
         return bool(self.nets or self.images)
 
 
+#: The least value of a key: a limit of nothing would be passed by no submission.
+_LEAST = {"images": 1, "probe": 1, "runs": 1, "limits": 0.001}
+
+
 def load(path: Path | None) -> Spec:
     """Read the grader's file; without one, the defaults. Raises SpecError, which names file and key."""
     if path is None:
@@ -91,76 +89,47 @@ def load(path: Path | None) -> Spec:
         raise SpecError(f"{path}: expected a readable TOML file, got {error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: expected TOML, got {error}") from None
-    return parse(table, str(path))
+    where = str(path)
+    nets = [_named(name, where) for name in _checked(table.pop("networks", []), [""], 0, f"{where}: networks")]
+    nets += [_own(entry, where) for entry in _checked(table.pop("network", []), [{}], 0, f"{where}: network")]
+    if len({net.name for net in nets}) < len(nets):
+        raise SpecError(f"{where}: network: expected names that differ, got {', '.join(net.name for net in nets)}")
+    return replace(_filled(Spec(), table, where, {"nets", "quick"}), nets=tuple(nets))
 
 
-def parse(table: Mapping[str, Any], where: str) -> Spec:
-    """The spec in a table; raises SpecError."""
-    known = {"networks", "network", "images", "runs", "half", "accuracy", "probe", "seed", "limits", "ranking"}
-    _only(table, known, where)
-    spec = Spec()
-    nets = [_named(name, where) for name in _list(table, "networks", str, where)]
-    nets += [_own(entry, where) for entry in _list(table, "network", dict, where)]
-    names = [net.name for net in nets]
-    if len(set(names)) < len(names):
-        raise SpecError(f"{where}: network: expected names that differ, got {', '.join(names)}")
-    images = _list(table, "images", int, where)
-    probe = _list(table, "probe", int, where) if "probe" in table else list(spec.probe)
-    for key, sizes in (("images", images), ("probe", probe)):
-        if any(size < 1 for size in sizes):
-            raise SpecError(f"{where}: {key}: expected numbers of at least 1, got {sizes}")
-    spec = replace(spec, nets=tuple(nets), images=tuple(images), probe=tuple(probe))
-    if "runs" in table:
-        spec = replace(spec, runs=_number(table["runs"], int, 1, f"{where}: runs"))
-    if "seed" in table:
-        spec = replace(spec, seed=_number(table["seed"], int, 0, f"{where}: seed"))
-    half, accuracy = (_flag(table.get(key, True), f"{where}: {key}") for key in ("half", "accuracy"))
-    spec = replace(spec, half=half, accuracy=accuracy)
-    return replace(
-        spec,
-        limits=_section(LimitsSpec(), table.get("limits", {}), f"{where}: limits", least=_LEAST_LIMIT),
-        ranking=_section(RankingSpec(), table.get("ranking", {}), f"{where}: ranking"),
-    )
-
-
-def _section(default: Any, table: Any, where: str, least: float = 0) -> Any:
-    if not isinstance(table, dict):
-        raise SpecError(f"{where}: expected a table, got {table!r}")
-    types = {one.name: type(getattr(default, one.name)) for one in fields(default)}
-    _only(table, set(types), where)
-    given = {
-        key: _flag(value, f"{where}.{key}")
-        if types[key] is bool
-        else _number(value, types[key], least, f"{where}.{key}")
-        for key, value in table.items()
-    }
+def _filled(default: Any, table: Mapping[str, Any], where: str, no_keys: set[str], least: float = 0) -> Any:
+    """The dataclass with the table's values, each of its default's type."""
+    known = {one.name: getattr(default, one.name) for one in fields(default) if one.name not in no_keys}
+    strange = sorted(set(table) - set(known))
+    if strange:
+        raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
+    given = {}
+    for key, value in table.items():
+        place, smallest = f"{where}: {key}", _LEAST.get(key, least)
+        if key in ("limits", "ranking"):
+            given[key] = _filled(known[key], _checked(value, {}, 0, place), place, set(), smallest)
+        elif isinstance(known[key], tuple):
+            given[key] = tuple(_checked(value, [0], smallest, place))
+        else:
+            given[key] = _checked(value, known[key], smallest, place)
     return replace(default, **given)
 
 
-def _flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise SpecError(f"{where}: expected true or false, got {value!r}")
-    return value
-
-
-def _number(value: Any, kind: type, least: float, where: str) -> Any:
-    good = isinstance(value, int) if kind is int else isinstance(value, (int, float)) and math.isfinite(value)
-    if isinstance(value, bool) or not good or value < least:
-        raise SpecError(f"{where}: expected a number of at least {least} ({kind.__name__}), got {value!r}")
+def _checked(value: Any, like: Any, least: float, where: str) -> Any:
+    """The value, if it is of the type of ``like`` and at least ``least``; a list's elements are like its element."""
+    if isinstance(like, list):
+        if not isinstance(value, list):
+            raise SpecError(f"{where}: expected a list of {type(like[0]).__name__}, got {value!r}")
+        return [_checked(one, like[0], least, where) for one in value]
+    kind, number = type(like), isinstance(like, (int, float)) and not isinstance(like, bool)
+    right = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    if not right or (number and not (math.isfinite(value) and value >= least)):
+        expected = f"a number of at least {least} ({kind.__name__})" if number else _NAMES[kind]
+        raise SpecError(f"{where}: expected {expected}, got {value!r}")
     return kind(value)
 
 
-def _list(table: Mapping[str, Any], key: str, kind: type, where: str) -> list[Any]:
-    value = table.get(key, [])
-    if not isinstance(value, list) or any(not isinstance(one, kind) or isinstance(one, bool) for one in value):
-        raise SpecError(f"{where}: {key}: expected a list of {kind.__name__}, got {value!r}")
-    return value
-
-
-def _only(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    strange = sorted(set(table) - known)
-    if strange:
-        raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
+_NAMES = {bool: "true or false", str: "a text", dict: "a table"}
 
 
 def _named(name: str, where: str) -> Net:
@@ -172,10 +141,9 @@ def _named(name: str, where: str) -> Net:
 
 def _own(entry: Mapping[str, Any], where: str) -> Net:
     """A [[network]] with a name and layers of [channels, height, width, filters, kernel]."""
-    _only(entry, {"name", "layers"}, f"{where}: network")
     name, layers = entry.get("name"), entry.get("layers")
     shapes = isinstance(layers, list) and all(isinstance(one, list) and len(one) == 5 for one in layers)
-    if not isinstance(name, str) or not shapes or not layers:
+    if set(entry) != {"name", "layers"} or not isinstance(name, str) or not shapes or not layers:
         raise SpecError(
             f"{where}: network: expected a name and layers, a list of [channels, height, width, filters, kernel], "
             f"got {dict(entry)!r}"

@@ -75,14 +75,8 @@ class Outcome:
 
     def as_data(self) -> dict[str, Any]:
         """The worst element, for the record."""
-        return {
-            "error_of_bound": _finite(self.share),
-            "index": list(self.index),
-            "got": _finite(self.got),
-            "expected": _finite(self.expected),
-            "wrong": self.wrong,
-            "compared": self.compared,
-        }
+        data = {"error_of_bound": _finite(self.share), "index": list(self.index), "got": _finite(self.got)}
+        return {**data, "expected": _finite(self.expected), "wrong": self.wrong, "compared": self.compared}
 
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
@@ -171,10 +165,7 @@ class Layer:
 
     @property
     def times(self) -> list[float]:
-        """Seconds of the timed runs, less an empty call's.
-
-        The undisturbed ones, unless there are fewer than two: one run alone has no interval.
-        """
+        """Seconds of the timed runs less an empty call's: of the undisturbed ones, if there are at least two."""
         timed = [run for run in self.runs if run.purpose == TIMED]
         steady = [run for run in timed if not run.disturbed]
         return [self._net(run) for run in (steady if len(steady) > 1 else timed)]
@@ -193,19 +184,16 @@ class Layer:
     def as_data(self) -> dict[str, Any]:
         """For the record."""
         p = self.problem
-        data: dict[str, Any] = {
+        data = {
             "layer": [p.channels, p.height, p.width, p.filters, p.kernel],
             "images": p.batch,
             **asdict(self.verdict),
-            "accumulates": any(run.outcome.accumulates for run in self.runs),
-            "overhead_seconds": self.overhead,
-            "roofline_seconds": self.roofline,
-            "own_kernel_seconds": self.own,
-            "runs": [run.as_data() for run in self.runs],
         }
+        data.update(accumulates=any(run.outcome.accumulates for run in self.runs), overhead_seconds=self.overhead)
+        data.update(roofline_seconds=self.roofline, own_kernel_seconds=self.own)
+        data.update(runs=[run.as_data() for run in self.runs])
         if self.runs:
-            data["worst"] = worst(self.runs).as_data()
-            data["wrong_map"] = list(worst(self.runs).wrong_map)
+            data.update(worst=worst(self.runs).as_data(), wrong_map=list(worst(self.runs).wrong_map))
         if self.verdict.status == PASSED and self.times:
             data["seconds"] = asdict(timing.summary(self.times))
             # The course called forward once per process, cold.
@@ -286,8 +274,8 @@ def _clock_replaced(runs: Sequence[Run]) -> tuple[str, str] | None:
     timed = [run for run in runs if run.purpose == TIMED]
     if not timed or not all(run.clocks_disagree for run in timed):
         return None
-    text = f"its process's clock says {timed[0].worker_seconds:.3g} s where {timed[0].seconds:.3g} s went by"
-    return "tampered", text
+    one = timed[0]
+    return "tampered", f"its process's clock says {one.worker_seconds:.3g} s where {one.seconds:.3g} s went by"
 
 
 def _always_late(runs: Sequence[Run]) -> tuple[str, str] | None:
@@ -332,11 +320,6 @@ class NetworkResult:
         """Passed, or the failed layer's status."""
         return PASSED if self.failed is None else self.failed.verdict.status
 
-    @property
-    def reason(self) -> str:
-        """The failed layer's reason."""
-        return "" if self.failed is None else self.failed.verdict.reason
-
     def as_data(self) -> dict[str, Any]:
         """For the record."""
         layers = [one.as_data() for one in self.layers]
@@ -374,9 +357,13 @@ def judge_submission(
     elif failed is None and not (any(one.net == pointed[0] for one in passed) if pointed else passed):
         failed = results[0] if pointed else _typical(results)
     if failed is not None:
-        return Verdict(failed.status, f"{failed.net.name}: {failed.reason}"), failed
+        return Verdict(failed.status, f"{failed.net.name}: {_reason(failed)}"), failed
     found = (layer.verdict.precision or FLOAT32 for one in passed for layer in one.layers)
     return Verdict(PASSED, _praise(results, passed), max(found, key=PRECISIONS.index)), passed[0]
+
+
+def _reason(one: NetworkResult) -> str:
+    return "" if one.failed is None else one.failed.verdict.reason
 
 
 def _typical(results: Sequence[NetworkResult]) -> NetworkResult:
@@ -387,7 +374,7 @@ def _typical(results: Sequence[NetworkResult]) -> NetworkResult:
 
 def _praise(results: Sequence[NetworkResult], passed: Sequence[NetworkResult]) -> str:
     text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
-    other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
+    other = [f"{one.net.name} ({one.status}: {_reason(one)})" for one in results if one not in passed]
     if any(one.leaks for one in passed):
         text += "; it does not free its memory, and was restarted when none was left"
     return f"{text}; not on {'; '.join(other)}" if other else text

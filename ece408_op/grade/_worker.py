@@ -26,12 +26,16 @@ _BEGIN_SECONDS = 60.0
 #: Empty calls that wake the processes on the way and measure the overhead. On the CPU each of a few in a row may wait
 #: milliseconds for other work, so there are more.
 _PINGS, _CPU_PINGS = 5, 40
-#: A line of the worker's is shorter than this many bytes.
-_LONGEST = 1 << 14
-#: For this long the harness polls for a GPU's reply instead of sleeping.
-_SPIN_SECONDS = 0.1
+#: A line from the worker has fewer bytes. For some seconds the harness polls for a GPU's reply instead of sleeping.
+_LONGEST, _SPIN_SECONDS = 1 << 14, 0.1
 #: This many bytes of the printed text are kept.
 KEPT_BYTES = 1 << 16
+#: Answers to a call that end the submission.
+_FAILURES = {
+    "failed": ("crashed", "forward threw: {}"),
+    "refused": ("unsupported", "it says that it does not take this layer: {}"),
+    "cuda": ("crashed", "the GPU reported {} after forward"),
+}
 
 
 @dataclass(frozen=True)
@@ -190,13 +194,9 @@ class Worker:
             self._stop()
             end = time.perf_counter()
         kind, _, rest = line.partition(" ")
-        known = {
-            "failed": ("crashed", f"forward threw: {rest}"),
-            "refused": ("unsupported", f"it says that it does not take this layer: {rest}"),
-            "cuda": ("crashed", f"the GPU reported {rest} after forward"),
-        }
-        if kind in known:
-            raise EndedError(*known[kind])
+        if kind in _FAILURES:
+            status, text = _FAILURES[kind]
+            raise EndedError(status, text.format(rest))
         match = re.fullmatch(rf"done {nonce} (\d+) (-|[A-Za-z]{{4,80}})", line)
         if match is None:
             raise _forged(line)
@@ -278,18 +278,17 @@ class Worker:
         if self.process.woke:
             return EndedError("tampered", "its process ran on by itself while the harness had stopped it")
         kind, _, number = (self.process.ended or "lost").partition(" ")
-        if kind == "signal" and re.fullmatch(rf"fault {number} stack 0 0", self._fault):
-            return EndedError("crashed", f"{_STACK}, during {doing}")
         place = re.fullmatch(r"fault (\d+) ([xyw]) (-?\d+) (\d+)", self._fault)
         if place is not None:
             return _fault(place.group(2), int(place.group(3)), int(place.group(4)), doing)
+        said = "its process was lost"
         if kind == "exit":
-            return EndedError("crashed", f"it ended its process itself (exit code {number}) during {doing}")
-        if kind == "signal":
-            status = "timed_out" if int(number) == signal.SIGXCPU else "crashed"
+            said = f"it ended its process itself (exit code {number})"
+        elif self._fault == f"fault {number} stack 0 0":
+            said = _STACK
+        elif kind == "signal":
             said = _SIGNALS.get(int(number), f"it was ended by signal {number}")
-            return EndedError(status, f"{said}, during {doing}")
-        return EndedError("crashed", f"its process was lost during {doing}")
+        return EndedError("timed_out" if number == str(int(signal.SIGXCPU)) else "crashed", f"{said}, during {doing}")
 
 
 def kept(path: Path) -> str:
@@ -316,15 +315,16 @@ def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
     )
 
 
+#: What ended a process, in words.
 _STACK = "its stack was too small: an array within a function is too large, or a function calls itself without end"
-_SIGNALS = {
-    int(signal.SIGSEGV): "it touched memory that it does not own (segmentation fault)",
-    int(signal.SIGBUS): "it touched memory that is not there (bus error)",
-    int(signal.SIGFPE): "it divided an integer by zero (SIGFPE)",
-    int(signal.SIGABRT): "it was aborted (a failed assert, an uncaught exception, or a broken heap)",
-    int(signal.SIGILL): "it ran an instruction that this processor lacks, or fell off a function's end (SIGILL)",
-    int(signal.SIGSYS): "it asked the system for what no submission may do, such as starting another process",
-    int(signal.SIGKILL): "it was killed, most likely for using more memory than its limit",
-    int(signal.SIGXCPU): "it used more processor time than its limit",
-    int(signal.SIGXFSZ): "it wrote a file larger than its limit",
+_SIGNALS: dict[int, str] = {
+    signal.SIGSEGV: "it touched memory that it does not own (segmentation fault)",
+    signal.SIGBUS: "it touched memory that is not there (bus error)",
+    signal.SIGFPE: "it divided an integer by zero (SIGFPE)",
+    signal.SIGABRT: "it was aborted (a failed assert, an uncaught exception, or a broken heap)",
+    signal.SIGILL: "it ran an instruction that this processor lacks, or fell off a function's end (SIGILL)",
+    signal.SIGSYS: "it asked the system for what no submission may do, such as starting another process",
+    signal.SIGKILL: "it was killed, most likely for using more memory than its limit",
+    signal.SIGXCPU: "it used more processor time than its limit",
+    signal.SIGXFSZ: "it wrote a file larger than its limit",
 }
