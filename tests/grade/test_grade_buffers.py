@@ -178,6 +178,10 @@ def summed(
     return y.astype(np.float32)
 
 
+def with_filters_of(bits: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    return lambda x, w: summed(x, rounded(bits)(w))
+
+
 def without_smallest(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return summed(x, np.where(np.abs(w) < np.quantile(np.abs(w), 0.1), 0, w).astype(np.float32))
 
@@ -229,10 +233,25 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
         (partial(summed, factor=float16, sums=np.float16), {HALF_SUMS}),
         (partial(summed, factor=rounded(8)), {WRONG}),  # bfloat16
         (partial(summed, factor=rounded(7)), {WRONG}),
+        (with_filters_of(8), {WRONG}),
+        (with_filters_of(11), {HALF}),
         (partial(summed, factor=rounded(4)), {WRONG}),  # fp8
         (without_smallest, {WRONG}),
     ],
-    ids=["plain", "winograd", "fourier", "half", "tf32", "half sums", "bfloat16", "7 bits", "fp8", "left out"],
+    ids=[
+        "plain",
+        "winograd",
+        "fourier",
+        "half",
+        "tf32",
+        "half sums",
+        "bfloat16",
+        "7 bits",
+        "filters of 8 bits",
+        "filters of 11 bits",
+        "fp8",
+        "left out",
+    ],
 )
 def test_the_class_of_an_output(
     layer: str, compute: Callable[[np.ndarray, np.ndarray], np.ndarray], classes: set[str]
