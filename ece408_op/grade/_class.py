@@ -62,19 +62,16 @@ class Log:
             self.path.unlink(missing_ok=True)
 
     def _read(self, rules: str) -> int:
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return 0
+        """Take the records up to the first damaged line; the bytes of the lines before it, 0 for other rules."""
         end = 0
-        for number, line in enumerate(data.splitlines(keepends=True)):
+        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True)):
             try:
                 entry = json.loads(line)
                 key, record = (entry["key"], entry["record"]) if number else (entry["rules"], {})
-                good = isinstance(key, str) and set(record) >= (_KEYS if number else set())
+                good = isinstance(key, str) and set(record) >= (_KEYS if number else set()) and line.endswith(b"\n")
             except (ValueError, TypeError, KeyError, RecursionError):
                 break
-            if not good or not line.endswith(b"\n") or (number == 0 and key != rules):
+            if not good or (number == 0 and key != rules):
                 break
             if number > 0:
                 self.done.setdefault(key, record)

@@ -95,28 +95,22 @@ class Turns:
 
 
 @cache
-def _nvml() -> Any:
-    """NVIDIA's management library, or None: the package nvidia-ml-py, of the extra ``nvml``, is not always there."""
+def _nvml(bus: str) -> tuple[Any, Any]:
+    """NVIDIA's management library and its handle of a GPU, or (None, None): the extra ``nvml`` is not always there."""
     try:
         library = import_module("pynvml")
         library.nvmlInit()
+        return library, library.nvmlDeviceGetHandleByPciBusId(bus.encode())
     except Exception:  # what is missing differs from machine to machine, and nothing depends on it
-        return None
-    return library
-
-
-@cache
-def _handle(bus: str) -> Any:
-    return _nvml().nvmlDeviceGetHandleByPciBusId(bus.encode())
+        return None, None
 
 
 def chip_state(bus: str) -> dict[str, int] | None:
     """Temperature (degrees Celsius) and clocks (MHz) of the GPU at a PCI bus address; None where NVML is missing."""
-    library = _nvml()
+    library, handle = _nvml(bus)
     if library is None:
         return None
     try:
-        handle = _handle(bus)
         return {
             "celsius": int(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)),
             "sm_megahertz": int(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),

@@ -8,10 +8,8 @@ of a worker that dies to others.
 from __future__ import annotations
 
 import atexit
-import shutil
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,12 +32,8 @@ if TYPE_CHECKING:
 _REACH_SECONDS, _WORKER_SECONDS = 15.0, 60.0
 
 
-@dataclass(frozen=True)
-class Task:
-    """A submission with the bytes of its files, the first of them its source."""
-
-    submission: Submission
-    files: tuple[tuple[str, bytes], ...]
+#: A submission with the names and bytes of its files.
+Task = tuple[Submission, tuple[tuple[str, bytes], ...]]
 
 
 def connect(address: str) -> Client:
@@ -91,37 +85,29 @@ def on_workers(client: Client, rules: Spec) -> Runner:
 def packed(one: Submission) -> Task:
     """The submission with what a worker elsewhere needs of it."""
     if one.source is None:
-        return Task(one, ())
-    with tempfile.TemporaryDirectory(prefix="ece408-pack-") as name:
+        return one, ()
+    with _tools.new_folder("pack") as name:
         _sources.copy(one.source, Path(name))
         inside = sorted(path for path in Path(name).rglob("*") if path.is_file())
-        files = tuple((str(path.relative_to(name)), path.read_bytes()) for path in inside)
-    return Task(one, files)
+        return one, tuple((str(path.relative_to(name)), path.read_bytes()) for path in inside)
 
 
 def grade(task: Task, rules: Spec) -> Record:
     """One submission's record; runs in a worker. Raises HarnessError where its machine cannot."""
-    one = task.submission
-    grader = _grader(one.context, rules)
+    (one, files), grader = task, _machine(task[0].context == "gpu")
+    grader = replace(grader, bench=replace(grader.bench, spec=rules))
     if one.source is None:
         return grader.grade(one)
-    with tempfile.TemporaryDirectory(prefix="ece408-task-") as name:
-        for path, content in task.files:
+    with _tools.new_folder("task") as name:
+        for path, content in files:
             (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(name) / path).write_bytes(content)
-        record = grader.grade(replace(one, source=Path(name) / one.source.name))
-    record["source"] = str(one.source)
-    return record
+        return {**grader.grade(replace(one, source=Path(name) / one.source.name)), "source": str(one.source)}
 
 
 @cache
 def _machine(gpu: bool) -> Grader:
-    folder = Path(tempfile.mkdtemp(prefix="ece408-tools-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    tools = _tools.build(folder, [(gpu, False), (gpu, True)])
+    folder = _tools.new_folder("tools")
+    atexit.register(folder.cleanup)
+    tools = _tools.build(Path(folder.name), [(gpu, False), (gpu, True)])
     return (for_gpus if gpu else for_cpu)(tools, Spec())
-
-
-def _grader(context: str, rules: Spec) -> Grader:
-    grader = _machine(context == "gpu")
-    return replace(grader, bench=replace(grader.bench, spec=rules))

@@ -67,8 +67,7 @@ class Grader:
             return self._grade(submission)
 
     def _grade(self, submission: Submission) -> dict[str, Any]:
-        started = time.time()
-        source = read(submission.source)
+        started, source = time.time(), read(submission.source)
         record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
@@ -76,43 +75,39 @@ class Grader:
         record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[], pointed=[])
         record.update(containment={"had": [], "lacks": []}, device_afterwards=None)
         try:
-            if submission.why:
-                raise EndedError("unsupported", submission.why)
-            most = self.bench.spec.limits.all_seconds
-            if submission.kernel:
-                program = replace(_python_side.program(submission.kernel), most=most)
-                self._run_on_a_device(record, program, source)
-            elif submission.source is None:
-                name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[submission.context]
-                raise EndedError("unsupported", f"it holds no {name}, which --context {submission.context} asks for")
-            else:
-                self.bench.progress("compiling")
-                with new_folder("build") as name:
-                    program, notes = self._program(submission, submission.source, Path(name))
-                    record["compiler"] = [asdict(one) for one in notes]
-                    self._run_on_a_device(record, replace(program, most=most), source)
+            with new_folder("build") as name:
+                program, notes = self._program(submission, Path(name))
+                record["compiler"] = [asdict(one) for one in notes]
+                self._run_on_a_device(record, replace(program, most=self.bench.spec.limits.all_seconds), source)
         except EndedError as ended:
-            record["status"], record["reason"] = ended.status, ended.reason
+            record.update(status=ended.status, reason=ended.reason)
         except DeviceError:
             raise
         except Exception as error:  # a fault of the harness's own on one file must not cost a class its night
-            record["status"] = "unsupported"
-            record["reason"] = f"the harness itself failed, no fault of the file's: {type(error).__name__}: {error}"
+            text = f"the harness itself failed, no fault of the file's: {type(error).__name__}: {error}"
+            record.update(status="unsupported", reason=text)
         record["started"], record["seconds_in_all"] = started, time.time() - started
         return record
 
-    def _program(self, submission: Submission, source: Path, folder: Path) -> tuple[Program, tuple[KernelNotes, ...]]:
+    def _program(self, one: Submission, folder: Path) -> tuple[Program, tuple[KernelNotes, ...]]:
         """The worker's program, made in the folder, and what the compiler reports."""
-        if submission.python:
+        if one.why:
+            raise EndedError("unsupported", one.why)
+        if one.kernel:
+            return _python_side.program(one.kernel), ()
+        if one.source is None:
+            name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[one.context]
+            raise EndedError("unsupported", f"it holds no {name}, which --context {one.context} asks for")
+        self.bench.progress("compiling")
+        if one.python:
             folder.chmod(0o755)
-            _sources.copy(source, folder, submission.alone)
-            return _python_side.program(str(folder / source.name), folder), ()
-        built = _build.build(
-            *(source, submission.context, folder, self.bench.tools, self.bench.spec.limits),
-            *(self.architecture, submission.alone),
-        )
-        program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/")
-        return replace(program, arithmetic=arithmetic(_sources.text(folder / "src"))), built.notes
+            _sources.copy(one.source, folder, one.alone)
+            return _python_side.program(str(folder / one.source.name), folder), ()
+        tools, limits = self.bench.tools, self.bench.spec.limits
+        built = _build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)
+        units = arithmetic(_sources.text(folder / "src"))
+        program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/", arithmetic=units)
+        return program, built.notes
 
     def _run_on_a_device(self, record: dict[str, Any], program: Program, source: str) -> None:
         with self._on_a_device() as grader:
@@ -184,15 +179,12 @@ class Grader:
                 return results
             if results[-1].status == "timed_out":
                 seconds = min(seconds, _SHORT_SECONDS)
-        if any(one.status == PASSED for one in results):
-            return results
         # It can do none with the images that it was given: does it hold a batch size of its own?
-        for images in sorted(_BATCHES & numbers(source)):
+        for images in sorted(_BATCHES & numbers(source) - {self.images}):
             for net in order:
                 memory = sum(problem.bytes for problem in net.problems(images))
-                if images == self.images or any(one.status == PASSED for one in results):
-                    continue
-                if self.context == "cpu" and memory > _MOST_BYTES:
+                too_large = self.context == "cpu" and memory > _MOST_BYTES
+                if too_large or any(one.status == PASSED for one in results):
                     continue
                 large = self.context == "cpu" and images > self.timed_images
                 results.append(self._net(program, net, images, seconds, BRIEF if large else FULL))

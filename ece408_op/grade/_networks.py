@@ -72,18 +72,12 @@ def pointed_to(source: str) -> list[Net]:
 
     A number points to a network where it is a size, or a product of sizes, of that network and of no other.
     """
-    score = _scores(source)
-    return sorted((net for net in KNOWN if score[net.name] > 0), key=lambda net: -score[net.name])
-
-
-def _scores(source: str) -> dict[str, int]:
-    found = sizes_in(source)
-    sizes = {net.name: _sizes(net) - _COMMON for net in KNOWN}
+    found, sizes = sizes_in(source), {net: _sizes(net) - _COMMON for net in KNOWN}
     score = {}
     for net in KNOWN:
-        others = set().union(*(sizes[other.name] for other in KNOWN if other is not net))
-        score[net.name] = len(found & (sizes[net.name] - others))
-    return score
+        others = set().union(*(sizes[other] for other in KNOWN if other is not net))
+        score[net] = len(found & (sizes[net] - others))
+    return sorted((net for net in KNOWN if score[net]), key=lambda net: -score[net])
 
 
 def _sizes(net: Net) -> set[int]:

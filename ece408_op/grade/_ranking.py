@@ -45,47 +45,38 @@ def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
 
     Overlapping intervals share a place; what is wrong has none, and one submission alone.
     """
-    by_network: dict[str, list[tuple[float, float, float, dict[str, Any]]]] = {}
+    by_network: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        if record["status"] != "passed":
-            continue
-        for network in record.get("networks", []):
+        for network in record.get("networks", []) if record["status"] == "passed" else []:
             if network["status"] == "passed" and "seconds" in network:
+                together = rules.mix_precisions or record["precision"].startswith("float32")
+                name = name_of(network) + ("" if together else f", {record['precision']}")
                 layers = [layer["seconds"] for layer in network["layers"]]
-                ends = (sum(layer["fastest"] for layer in layers), sum(layer["slowest"] for layer in layers))
-                precision = (
-                    "" if rules.mix_precisions or record["precision"].startswith("float32") else record["precision"]
-                )
-                name = ", ".join(filter(None, (name_of(network), precision)))
-                by_network.setdefault(name, []).append((network["seconds"], *ends, record))
-    places = []
-    for name, entries in by_network.items():
-        if len(entries) < 2:
-            continue
-        places += _one_network(name, sorted(entries, key=lambda entry: entry[0]), rules)
-    return places
+                ends = {end: sum(layer[end] for layer in layers) for end in ("fastest", "slowest")}
+                one = {"path": record["path"], "precision": record["precision"], "seconds": network["seconds"], **ends}
+                by_network.setdefault(name, []).append(one)
+    return [
+        place
+        for name, entries in by_network.items()
+        if len(entries) > 1
+        for place in _one_network(name, sorted(entries, key=lambda entry: entry["seconds"]), rules)
+    ]
 
 
-def _one_network(
-    name: str, entries: list[tuple[float, float, float, dict[str, Any]]], rules: RankingSpec
-) -> list[Place]:
-    seconds = [entry[0] for entry in entries]
+def _one_network(name: str, entries: list[dict[str, Any]], rules: RankingSpec) -> list[Place]:
+    seconds = [entry["seconds"] for entry in entries]
     median = statistics.median(seconds)
     deviation = statistics.pstdev(seconds)
     robust = _MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in seconds)
     places: list[Place] = []
     first_slowest, place = -1.0, 0
-    for number, (value, fastest, slowest, record) in enumerate(entries, 1):
+    for number, one in enumerate(entries, 1):
         # A tie is with the first of its place, so that a chain of neighbours does not make all of them equal.
-        if fastest > first_slowest:
-            first_slowest, place = slowest, number
-        plain, sturdy = _deviations(median - value, deviation), _deviations(median - value, robust)
-        places.append(
-            Place(
-                *(name, place, record["path"], record["precision"], value, fastest, slowest),
-                *(plain, _points(plain, rules), sturdy, _points(sturdy, rules)),
-            )
-        )
+        if one["fastest"] > first_slowest:
+            first_slowest, place = one["slowest"], number
+        plain, sturdy = (_deviations(median - one["seconds"], unit) for unit in (deviation, robust))
+        points: dict[str, Any] = {"points": _points(plain, rules), "robust_points": _points(sturdy, rules)}
+        places.append(Place(name, place, **one, deviations=plain, robust_deviations=sturdy, **points))
     return places
 
 

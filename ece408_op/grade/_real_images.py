@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -40,10 +40,6 @@ class Labels:
     source: str
     accuracy: float
     agreement: float
-
-    def as_data(self) -> dict[str, Any]:
-        """For the record."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

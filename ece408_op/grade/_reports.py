@@ -163,11 +163,9 @@ def _times(layer: Mapping[str, Any]) -> str:
     if "seconds" not in layer:
         return ""
     seconds, disturbed = layer["seconds"], sum(run.get("disturbed", False) for run in layer["runs"])
-    return (
-        f"{_ms(seconds['median'])} ms "
-        f"({seconds['count']} runs, {_ms(seconds['fastest'])} to {_ms(seconds['slowest'])}; "
-        f"first call {_ms(layer['first_call_seconds'])}{f'; {disturbed} disturbed' if disturbed else ''})"
-    )
+    text = f"{_ms(seconds['median'])} ms ({seconds['count']} runs, {_ms(seconds['fastest'])} to "
+    text += f"{_ms(seconds['slowest'])}; first call {_ms(layer['first_call_seconds'])}"
+    return f"{text}; {disturbed} disturbed)" if disturbed else f"{text})"
 
 
 def _bar(layer: Mapping[str, Any], medians: Sequence[float]) -> dict[str, Any]:
@@ -243,12 +241,8 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
 def duplicates_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """Submissions with the same code, a line each, numbered by code; for the instructor, in no student's report."""
     codes = list(dict.fromkeys(_code(record) for record in records if record["duplicates"]))
-    rows = [
-        {"code": number, "path": record["path"]}
-        for number, code in enumerate(codes, 1)
-        for record in records
-        if _code(record) == code
-    ]
+    numbered = [(codes.index(_code(record)), record["path"]) for record in records if _code(record) in codes]
+    rows = [{"code": number + 1, "path": path} for number, path in sorted(numbered, key=lambda one: one[0])]
     return _csv(["code", "path"], rows)
 
 
@@ -272,18 +266,14 @@ def leaderboard(
 ) -> dict[str, Any]:
     """What the class's page shows: places, bars of their times, and everyone with a link to their page."""
     counts = {status: sum(record["status"] == status for record in records) for status in MEANINGS}
-    ranked = {place.path for place in places}
     networks = []
     for name in dict.fromkeys(place.network for place in places):
         own = [place for place in places if place.network == name]
-        rooflines = [
-            one["roofline_seconds"]
-            for record in records
-            for one in record.get("networks", [])
-            if name.startswith(name_of(one)) and one.get("roofline_seconds")
-        ]
+        tried = [one for record in records for one in record.get("networks", []) if name.startswith(name_of(one))]
+        rooflines = [one["roofline_seconds"] for one in tried if one.get("roofline_seconds")]
         slowest = max(place.seconds for place in own)
         networks.append({"name": name, "places": own, "slowest": slowest, "roofline": min(rooflines, default=0)})
+    ranked = {place.path for place in places}
     return {
         "counts": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
         "disturbed": sum(record["path"] in ranked and _disturbed(record) for record in records),

@@ -32,7 +32,6 @@ _SYSTEM = (
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: A call on a GPU may take less time than a sleeping process to wake up: the supervisor polls between two commands.
 _SPIN_MILLISECONDS = 5
-_MEMORY = {False: "memory is limited by address space", True: "resident memory is watched"}
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
 #: Bytes of a tool's output that are read, and characters per line.
@@ -111,11 +110,8 @@ def start(
         inherited.append(_seccomp.program(fatal=not (gpu or python)))
         words.append(f"filter={inherited[-1]}")
     if not tools.unsafe:
-        words += [
-            f"mount=size={limits.tmp_bytes},nr_inodes={_INODES},mode=1777",
-            "tmpfs=/tmp",
-            *(["tmpfs=/dev/shm"] if gpu else []),
-        ]
+        words += [f"mount=size={limits.tmp_bytes},nr_inodes={_INODES},mode=1777", "tmpfs=/tmp"]
+        words += ["tmpfs=/dev/shm"] if gpu else []
     cgroup, user = _cgroup(limits), None
     numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.file_bytes}
     if limits.cpu_seconds:
@@ -130,7 +126,7 @@ def start(
     if limits.processes and (user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe)):
         numbers[resource.RLIMIT_NPROC] = limits.processes
     words += [f"limit={number}:{value}" for number, value in numbers.items()]
-    around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, [] if python else _packages(), tools, gpu)
+    around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, not python, tools, gpu)
     try:
         process = subprocess.Popen(
             [*around, *words, "--", *command],
@@ -190,9 +186,10 @@ def require(unsafe: bool) -> None:
 
 
 def _bubblewrap(
-    seen: Iterable[str], written: Iterable[Path], hidden: Sequence[str], tools: Tools, gpu: bool
+    seen: Iterable[str], written: Iterable[Path], without_python: bool, tools: Tools, gpu: bool
 ) -> list[str]:
     """The command that builds the namespaces and the file system."""
+    packages = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)] if without_python else []
     words = ["bwrap", "--die-with-parent", "--as-pid-1", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     words += ["--unshare-cgroup-try", *([] if gpu else ["--unshare-ipc"])]
     if os.geteuid() != 0:  # the supervisor limits the size of /tmp with this; the program loses it
@@ -209,7 +206,7 @@ def _bubblewrap(
             words += ["--symlink", os.readlink(path), path]
         else:
             words += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
-    secrets = {*map(Path, hidden), *tools.hidden}
+    secrets = {*map(Path, packages), *tools.hidden}
     for secret in sorted(secrets):
         below = any(secret.is_relative_to(root) for root in visible if os.path.isdir(root))
         if below and secret.is_dir() and not secrets & {*secret.parents}:
@@ -222,10 +219,8 @@ def _bubblewrap(
 
 
 def _environment(device: int | None) -> dict[str, str]:
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LC_ALL": "C"}
-    environment.update(
-        {name: os.environ[name] for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH") if name in os.environ}
-    )
+    environment = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH") if name in os.environ}
+    environment.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME="/tmp", TMPDIR="/tmp", LC_ALL="C")
     if device is not None:
         # The GPU of that number here is to be the only one there.
         names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -235,13 +230,15 @@ def _environment(device: int | None) -> dict[str, str]:
 
 def _describe(one: Process, unsafe: bool, filtered: bool, gpu: bool) -> None:
     """Fill in ``had`` and ``lacks``."""
-    means = {"files": not unsafe, "processes": not unsafe, "network": not unsafe, "filter": filtered}
-    means.update(user=one.user is not None, cgroup=one.cgroup is not None)
-    why = dict.fromkeys(means, "--unsafe was given")
-    why.update(user="the harness does not run as root", filter="compilers start processes")
-    why["cgroup"] = "no writable cgroup v2 with memory and pids; " + _MEMORY[gpu]
-    one.had = [name for name, there in means.items() if there]
-    one.lacks = [f"{name}: {why[name]}" for name, there in means.items() if not there]
+    limited = "memory in RAM is watched, pinned memory too" if gpu else "memory is limited by address space"
+    means = {
+        **dict.fromkeys(("files", "processes", "network"), (not unsafe, "--unsafe was given")),
+        "filter": (filtered, "compilers start processes"),
+        "user": (one.user is not None, "the harness does not run as root"),
+        "cgroup": (one.cgroup is not None, f"no writable cgroup v2 with memory and pids; {limited}"),
+    }
+    one.had = [name for name, (there, _) in means.items() if there]
+    one.lacks = [f"{name}: {why}" for name, (there, why) in means.items() if not there]
 
 
 def _free_user() -> tuple[int, socket.socket]:
@@ -255,11 +252,6 @@ def _free_user() -> tuple[int, socket.socket]:
             continue
         return uid, reservation
     raise HarnessError(f"expected one of {_UIDS} users for a program, but all are taken")
-
-
-def _packages() -> list[str]:
-    """The folders where this package and Python's other packages lie."""
-    return sorted({str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)})
 
 
 def _cgroup(limits: Limits) -> Path | None:

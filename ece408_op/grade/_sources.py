@@ -44,7 +44,7 @@ def copy(source: Path, to: Path, alone: bool = False) -> None:
     Raises OSError where the source itself cannot be read or is too large, and EndedError where one that is to be
     ``alone`` includes a neighbour.
     """
-    if source.stat().st_size > MOST_BYTES or not source.is_file():
+    if not source.is_file() or source.stat().st_size > MOST_BYTES:
         raise OSError(f"expected a file of at most {MOST_BYTES >> 20} MB")
     root, waiting, done, left = source.parent, [source.name], set[str](), MOST_BYTES
     while waiting and len(done) < _MOST_FILES:
@@ -52,7 +52,7 @@ def copy(source: Path, to: Path, alone: bool = False) -> None:
         path = root / name
         if path.name == OPERATOR and path != source:
             continue
-        if name in done or not path.is_file() or (path.is_symlink() and path != source):
+        if name in done or not os.path.isfile(path) or (os.path.islink(path) and path != source):
             continue
         if alone and path != source:
             text = f"it includes {name}, which lies next to it in a folder of several submissions"
@@ -85,7 +85,7 @@ def text(folder: Path) -> str:
 
 
 def unroll_without_names(folder: Path) -> bool:
-    """Let ``#pragma unroll NAME`` say no number of times in all that was copied; whether there was one."""
+    """Remove the number of times from each ``#pragma unroll NAME`` in all that was copied; whether there was one."""
     return _changed(folder, lambda content: _UNROLL.sub(rb"\1", content))
 
 
@@ -93,21 +93,19 @@ def include_by_name(folder: Path) -> None:
     """Let ``#include </somewhere/include/NAME>``, where no such file is, say ``<NAME>`` in all that was copied."""
 
     def shortened(found: re.Match[bytes]) -> bytes:
-        there = os.path.isfile(found[2])
-        return found[0] if there else found[1] + b"<" + found[3] + b">"
+        return found[0] if os.path.isfile(found[2]) else found[1] + b"<" + found[3] + b">"
 
     _changed(folder, lambda content: _ABSOLUTE.sub(shortened, content))
 
 
 def _changed(folder: Path, change: Callable[[bytes], bytes]) -> bool:
-    """Put in place of each file's text what ``change`` makes of it; whether that is another for one of them."""
+    """Replace each file's text by what ``change`` returns; whether that differs for one of them."""
     found = False
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
+    for path in filter(Path.is_file, folder.rglob("*")):
         content = path.read_bytes()
         changed = change(content)
-        if changed != content:
-            path.write_bytes(changed)
-            found = True
+        found |= changed != content
+        path.write_bytes(changed)
     return found
 
 
@@ -131,9 +129,9 @@ def stub_folders(stubs: Path) -> list[Path]:
 
 
 def _named(root: Path, content: bytes) -> list[str]:
-    """The names of the files in the root that a Python file's text holds: kernels' sources lie beside it."""
-    files = [path for path in root.iterdir() if path.suffix.lower() in (".cu", ".cuh", ".h") and path.is_file()]
-    return [path.name for path in files if os.fsencode(path.name) in content]
+    """The names of the root's files that a Python file's text holds: kernels' sources lie next to it."""
+    names = [path.name for path in root.iterdir() if path.suffix.lower() in (".cu", ".cuh", ".h") and path.is_file()]
+    return [name for name in names if os.fsencode(name) in content]
 
 
 def _within(root: Path, folder: Path, content: bytes) -> list[str]:

@@ -17,15 +17,13 @@ GPU_SUFFIXES = (".cuh", ".cu")
 PYTHON_SUFFIX = ".py"
 _SUFFIXES = {"cpu": CPU_SUFFIXES, "gpu": GPU_SUFFIXES}
 _NAMES = ("new-forward.h", "new-forward.cuh")
-#: The course's own files beside a student's, which no submission is.
+#: The course's own files next to a student's: they are no submissions.
 _COURSES = (_sources.OPERATOR, "new.cc", "new.cu")
-#: The folder that the course's file lay in.
+#: The folder of the course's file.
 _INNER = "ece408_src"
-#: How deep a class's folders may lie.
+#: Levels of folders in a class.
 _LEVELS = 20
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
-#: What a loose file ends with that may be meant as a submission.
-_LIKELY = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
         here = _within(path, context, gpu_here) if path.exists() else [_own(str(path))]
         if not here:
             text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
-            more = "; a .py file is taken by its own path, and in no folder" if _has_python(path) else ""
-            raise SpecError(text + more)
+            python = path.is_dir() and any(child.suffix == PYTHON_SUFFIX for child in _listed(path))
+            raise SpecError(f"{text}; a .py file is taken by its own path, and in no folder" if python else text)
         for one in here:
             found.setdefault(one.path, _checked(one, path))
     return list(found.values())
@@ -88,7 +86,7 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
 
     def beside(folder: Path) -> Iterator[tuple[Path, str]]:
         for child in _listed(folder):
-            if child.absolute() in own or _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
+            if child.absolute() in own or _skipped(child):
                 continue
             if isdir(child) and child.absolute() in above:
                 yield from beside(child)
@@ -96,19 +94,17 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
                 yield child, "no submission found in it"
             elif child.suffix.lower() in _ARCHIVES:
                 yield child, "an archive; unpack it first"
-            elif child.suffix.lower() in _LIKELY or "forward" in child.name.lower():
+            elif (
+                child.suffix.lower() in (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX) or "forward" in child.name.lower()
+            ):
                 yield child, "taken for no submission; one that it is has to be given by its own path"
 
     over = [entry for folder in paths if folder.is_dir() and folder.absolute() not in own for entry in beside(folder)]
     # A folder that is one submission may hold others: a class with the course's skeleton at its top.
     ones = [path for path in paths if path.is_dir() and path.absolute() in own]
-    inner = [child for one in ones for child in _listed(one) if isdir(child) and _holds_one(child)]
+    below = [child for one in ones for child in _listed(one) if isdir(child) and child.name != _INNER]
+    inner = [child for child in below if not _skipped(child) and _is_one(child)]
     return over + [(child, f"it lies within {child.parent}, which is a submission by itself") for child in inner]
-
-
-def _holds_one(folder: Path) -> bool:
-    """Is it, beside the file of a submission, another one's folder?"""
-    return not (_aside(folder.name) or folder.name == _INNER or _leads_back(folder)) and _is_one(folder)
 
 
 def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS) -> list[Submission]:
@@ -120,7 +116,7 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], level
         return [_of_folder(path, context, gpu_here)]
     found = []
     for child in _listed(path):
-        if _aside(child.name) or child.name.lower() in _COURSES or _leads_back(child):
+        if _skipped(child):
             continue
         if isdir(child):
             found += _within(child, context, gpu_here, levels - 1) if levels else []
@@ -137,13 +133,10 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def _aside(name: str) -> bool:
-    """Is it what systems put beside people's files: hidden ones, ``__MACOSX`` and ``__pycache__``?"""
-    return name.startswith((".", "__"))
-
-
-def _leads_back(path: Path) -> bool:
-    """Is it a link to a folder that it lies in?"""
+def _skipped(path: Path) -> bool:
+    """Is it hidden, the system's (``__MACOSX``), the course's, or a link to a folder that it lies in?"""
+    if path.name.startswith((".", "__")) or path.name.lower() in _COURSES:
+        return True
     return path.is_symlink() and realpath(path) in (realpath(folder) for folder in path.absolute().parents)
 
 
@@ -154,10 +147,6 @@ def _own(name: str) -> Submission:
 def _is_one(folder: Path) -> bool:
     names = {path.name.lower() for path in _listed(folder) if isfile(path)}
     return isdir(folder / _INNER) or not names.isdisjoint(_NAMES)
-
-
-def _has_python(folder: Path) -> bool:
-    return folder.is_dir() and any(path.suffix == PYTHON_SUFFIX for path in _listed(folder))
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
@@ -184,7 +173,7 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, else the only file of that kind."""
     files = [path for path in _listed(folder) if isfile(path) and path.suffix.lower() in suffixes]
-    files = [path for path in files if not _aside(path.name) and path.name.lower() not in _COURSES]
+    files = [path for path in files if not _skipped(path)]
     return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
 
 

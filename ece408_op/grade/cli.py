@@ -120,17 +120,13 @@ def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     _tools.remove_stale()
     with _tools.new_folder("tools") as name:
         many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
-        tools = Tools(Path(name))
+        tools, hidden = Tools(Path(name)), _private(arguments, found)
         if kinds:
-            tools = _tools.build(
-                Path(name), kinds, many=many, hidden=_private(arguments, found), unsafe=arguments.unsafe
-            )
+            tools = _tools.build(Path(name), kinds, many=many, hidden=hidden, unsafe=arguments.unsafe)
         graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
         graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
         if len(found) == 1:
-            graders = {
-                name: replace(one, bench=replace(one.bench, progress=_progress)) for name, one in graders.items()
-            }
+            graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
         # One submission has a GPU to itself; others are compiled meanwhile.
         jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
         return _written(found, _class.here(graders.__getitem__, jobs, tools.processes.close), arguments, rules)
@@ -161,9 +157,8 @@ def _written(
 ) -> list[Record]:
     """Grade all, and write what was asked for."""
     for path, why in _submission.passed_over(arguments.path, found):
-        print(
-            _printable(f"ece408-grade: {_grading.shown(path)}: not graded: {why}", sys.stderr.encoding), file=sys.stderr
-        )
+        text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
+        print(_printable(text, sys.stderr.encoding), file=sys.stderr)
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
