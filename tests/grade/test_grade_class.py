@@ -148,7 +148,7 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
 
     bench = Bench(Tools(tmp_path), Spec(), device=0, check=check)
     found = {str(number): Submission(Path(str(number)), None, "gpu", kernel="naive") for number in range(9)}
-    grader = Grader(bench, "gpu", free=free, devices=2)
+    grader = Grader(bench, "gpu", 1, free=free, devices=2)
     records = dict(_class.here(lambda context: grader, 5)(found))
     assert len(records) == 9 and most == [2] and seen == {0, 1}
     assert len(checked) == 9

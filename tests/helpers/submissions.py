@@ -1,0 +1,185 @@
+"""The CPU submissions of tests/submissions: files with the verdict in the first line, and cases with a common frame."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parents[1] / "submissions"
+
+
+class Case(NamedTuple):
+    """A submission: its C++ text, and the verdicts that are right, "passed (float32)" with the class of its outputs.
+
+    ``quick`` cases are those of the usual tests; the others are run with --exhaustive.
+    """
+
+    name: str
+    expected: tuple[str, ...]
+    text: str
+    quick: bool = True
+
+
+def attacks() -> list[Case]:
+    """Files that try to be taken for right, to harm, or to see what they must not."""
+    return _cases("attacks.cases")
+
+
+def honest() -> list[Case]:
+    """Files without bad intent."""
+    files = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("cpu/*.h"))]
+    return [*(Case(name, _expected(text.partition("\n")[0].partition(": ")[2]), text) for name, text in files),
+            *_cases("honest.cases")]  # fmt: skip
+
+
+def _cases(name: str) -> list[Case]:
+    frame = (HERE / "frame.h").read_text(encoding="utf-8")
+    found = []
+    for part in re.split(r"^== ", (HERE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        title, _, code = part.partition("\n")
+        case, _, expected = title.removesuffix(", exhaustive").partition(": ")
+        code = re.sub(r"\n+# .*\s*\Z", "\n", code)  # the heading of the next group
+        outside, split, body = code.rpartition("\n--\n") if "\n--\n" in code else ("", "", code)
+        text = frame.replace("\nCASE\n", f"\n{outside}\n").replace("\nBODY\n", f"\n{body.rstrip()}\n")
+        found.append(Case(case, _expected(expected), text, not title.endswith(", exhaustive")))
+    return found
+
+
+def _expected(text: str) -> tuple[str, ...]:
+    return tuple(text.split(" or "))
+
+
+def write(cases: list[Case], folder: Path) -> dict[str, Path]:
+    """Write each case as the only file of a folder of its own; the paths by name."""
+    paths = {}
+    for case in cases:
+        paths[case.name] = folder / case.name
+        paths[case.name].mkdir(parents=True)
+        (paths[case.name] / "new-forward.h").write_text(case.text, encoding="utf-8")
+    return paths
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder; Python's own removal fails on folders 1,200 levels deep."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def _with_text(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _linked(folder: Path) -> None:
+    _with_text(folder.parent / "neighbour.txt", "a neighbour's work\n")
+    (folder / "new-forward.h").symlink_to(folder.parent / "neighbour.txt")
+
+
+def _linked_folder(folder: Path) -> None:
+    _with_text(folder.parent / "neighbour" / "new-forward.txt")
+    (folder / "ece408_src").symlink_to(folder.parent / "neighbour")
+
+
+def _includes(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        _with_text(folder.parent / "neighbour.txt", "a neighbour's work\n")
+        _with_text(folder / "new-forward.h", f'#include "{name}"\n')
+
+    return make
+
+
+def _sparse(folder: Path) -> None:
+    _with_text(folder / "new-forward.h", '#include "large.h"\n')
+    with open(folder / "large.h", "wb") as file:
+        file.truncate(6 << 30)
+
+
+def _deep(folder: Path) -> None:
+    _with_text(folder / "new-forward.h", "#error deep\n")
+    back = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(folder)
+        for _ in range(1200):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.fchdir(back)
+        os.close(back)
+
+
+def _fifo(folder: Path) -> None:
+    os.mkfifo(folder / "new-forward.h")
+
+
+def _with_many_files(folder: Path) -> None:
+    _with_text(folder / "new-forward.h", "".join(f'#include "f{n}.h"\n' for n in range(1000)))
+    for number in range(1000):
+        _with_text(folder / f"f{number}.h")
+
+
+#: Submissions that are odd as files: how a folder is filled, and the verdicts that are right.
+LAYOUTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "a link to a neighbour's file": (_linked, ("unsupported",)),
+    "a folder that is a link": (_linked_folder, ("unsupported",)),
+    "includes a neighbour": (_includes("../neighbour.txt"), ("compile_error",)),
+    "includes the system's password file": (_includes("/etc/shadow"), ("compile_error",)),
+    "includes a name of 5000 letters": (_includes("x" * 5000), ("compile_error",)),
+    "a line\nbreak: passed: in its name": (lambda f: _with_text(f / "new-forward.h", "#error x\n"), ("compile_error",)),
+    "a helper of 6 GB": (_sparse, ("compile_error",)),
+    "folders 1,200 levels deep": (_deep, ("compile_error",)),
+    "a pipe": (_fifo, ("unsupported",)),
+    "a thousand helpers": (_with_many_files, ("compile_error",)),
+    "a comment of 234 kB": (lambda f: _with_text(f / "new-forward.h", "/*" * 117_000), ("compile_error",)),
+    "no text": (lambda f: (f / "new-forward.h").write_bytes(os.urandom(9999)) and None, ("compile_error",)),
+}
+
+
+def write_layouts(folder: Path) -> dict[str, Path]:
+    """Write each odd submission into a folder of its own; the paths by name."""
+    paths = {}
+    for name, (make, _) in LAYOUTS.items():
+        paths[name] = folder / name
+        paths[name].mkdir(parents=True)
+        make(paths[name])
+    return paths
+
+
+#: The grader's file for them: small layers, one of them with several channels, neither dimension nor batch round.
+SPEC = """
+images = [19]
+runs = 3
+probe = []
+network = [{ name = "small", layers = [[1, 28, 28, 5, 5], [3, 11, 9, 4, 3]] }]
+[limits]
+build_seconds = 20
+run_seconds = 2
+load_seconds = 4
+all_seconds = 12
+memory_bytes = 600000000
+"""
+
+
+def name_of(record: dict[str, Any]) -> str:
+    """The name of the case or odd folder that a record is about."""
+    path = Path(record["path"])
+    return (path.parent if path.name == "new-forward.h" else path).name.replace("\\n", "\n")
+
+
+def verdict(record: dict[str, Any]) -> str:
+    """A record's status, with the class of what passed."""
+    return record["status"] + (f" ({record['precision']})" if record["status"] == "passed" else "")
+
+
+def is_right(record: dict[str, Any], expected: tuple[str, ...]) -> bool:
+    """Is the verdict one of those? "passed" alone is any class."""
+    return bool({verdict(record), record["status"]} & set(expected))
