@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from ece408_op.core.kernel import Kernel
 
-from .cpu import direct, im2col, loops, pixel_reduction, winograd
+from .cpu import col2im, direct, im2col, loops, pixel_reduction, winograd
 from .cuda.float32 import blocked_gemm, register_blocked, sliding_window
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
 from .cuda.split_precision import split_precision, wide
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
+    col2im.KERNEL,
     direct.KERNEL,
     pixel_reduction.KERNEL,
     im2col.KERNEL,

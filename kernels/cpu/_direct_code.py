@@ -142,6 +142,8 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
         return _unit(b, plan, x, conv.y if y is None else y, number)
 
     def before(first: Any) -> list[Any]:
+        if plan.in_place:
+            return []
         unit = unit_of(first, const(0))
         b.call(shift, [unit.x, conv.scratch, const(0), unit.channels])
         return [conv.scratch, element(b, conv.scratch, plan.copies)]
@@ -157,11 +159,12 @@ def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | N
             later = b.add(loop.index, const(2))
             later_image = b.add(each.image, b.udiv(later, const(plan.units)))
             later = unit_of(later_image, b.urem(later, const(plan.units)))
-            shifted, to = loop.values
+            shifted, to = (unit.x, unit.x) if plan.in_place else loop.values
             ahead = b.select(b.or_(b.not_(last), each.has_next), after.channels, const(0))
             b.call(compute, [conv.w, unit.y, shifted, after.x, later.x, to, unit.channels, unit.done, ahead])
-            b.call(shift, [after.x, to, unit.channels, ahead])  # of a channel more than this unit has
-            loop.values = [to, shifted]
+            if not plan.in_place:
+                b.call(shift, [after.x, to, unit.channels, ahead])  # of a channel more than this unit has
+                loop.values = [to, shifted]
         each.values = loop.values
         outputs.done(conv, each.image)
     if nontemporal:

@@ -55,12 +55,19 @@ class DirectPlan:
     @property
     def channel_stride(self) -> int:
         """Floats from one channel of the shifted image to the next."""
+        if self.in_place:
+            return self.layer.height * self.layer.width
         return self.shifted_rows * self.layer.output_width
 
     @property
     def shift_stride(self) -> int:
         """Floats from one shifted copy to the next."""
         return self.passes[0][0] * self.channel_stride
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the image is its own shifted copy: filters of one column, and no vector beyond the last pixel."""
+        return self.layer.kernel_width == 1 and self.pixels >= self.lanes
 
     @property
     def single(self) -> bool:
@@ -95,7 +102,7 @@ class DirectPlan:
     @property
     def scratch(self) -> int:
         """Floats of scratch per thread: the copies of the unit in progress, and those of the next one."""
-        return 2 * self.copies
+        return 0 if self.in_place else 2 * self.copies
 
     @property
     def nontemporal(self) -> bool:

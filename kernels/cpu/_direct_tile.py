@@ -135,15 +135,19 @@ def _prefetch_outputs(b: ir.IRBuilder, plan: DirectPlan, size: tuple[int, int], 
 def _shift_ahead(b: ir.IRBuilder, plan: DirectPlan, pointers: tuple[Any, Any, Any], c: Any, p: Any) -> None:
     """Shift plan.rows_ahead rows of channel c: the p-th of K shares of the L shifts.
 
-    Also prefetch a share of the rows of the unit after that.
+    Also prefetch a share of the rows of the unit after that; without copies, of the next unit.
     """
     layer = plan.layer
     channel = offset(b, (c, layer.height * layer.width))
     source, later = (element(b, pointer, channel) for pointer in pointers[:2])
+    if plan.in_place:
+        later = source
     count = -(-(-(-plan.rows_ahead * layer.width // LINE_FLOATS) + 1) // layer.kernel)
     for number in range(count):
         start = b.add(offset(b, (p, count * LINE_FLOATS)), const(number * LINE_FLOATS))
         prefetch(b, element(b, later, start), write=False)
+    if plan.in_place:
+        return
     shifts = -(-layer.kernel_width // layer.kernel)
     for number in range(shifts):
         q = minimum(b, b.add(offset(b, (p, shifts)), const(number)), layer.kernel_width - 1)

@@ -7,7 +7,8 @@ pixels contiguous there, with nothing wasted at the ends of rows:
     y[m][o] = sum over c, p, q of w[m][c][p][q] * shifted[q][c][p*OW + o]
 
 A tile of F filters x P vectors stays in registers while c, p and q run: each tap loads P vectors, broadcasts F weights
-and does F*P multiply-adds. The last vector of the plane overlaps the one before it.
+and does F*P multiply-adds. The last vector of the plane overlaps the one before it. If filters have one column, an
+image is its own shifted copy.
 
 Arithmetic intensity: 2*C*K*K FLOP per output. Memory: shifting writes K times the image to L2. A large image is divided
 into units: passes over some channels, which add to y, for bands of rows. While a unit computes, it shifts the next
@@ -105,6 +106,11 @@ def _layer(
     nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
     scratch = plan.scratch + (pooling.scratch(target.lanes) if pooling else 0)
     return plan, _compiled(plan, target, nontemporal, pooling), scratch
+
+
+def compiled(problem: ConvProblem) -> tuple[DirectPlan | FilterPlan, Any, int]:
+    """Return the plan, the compiled function and the floats of scratch per thread for outputs that stay in caches."""
+    return _layer(problem, cpu(), False)
 
 
 def _is_large(out: np.ndarray) -> bool:

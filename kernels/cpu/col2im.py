@@ -1,0 +1,169 @@
+"""col2im: data gradients as one matrix product, whose rows are added to the pixels that they belong to.
+
+    columns (C*K*L, OH*OW)  =  w as (M, C*K*L) transposed  times  y[b] as (M, OH*OW)
+    x[b][c][i S + p D - P][j S + q D - P]  +=  columns[c, p, q][i, j]            S stride, D dilation, P padding
+
+The product is a convolution of y with C*K*L filters of 1 x 1, by ``direct``. No product with a padding zero is
+computed, and layers of one channel have as many columns as the filter has elements, which fill the registers' tiles.
+
+Arithmetic intensity: 2*M FLOP per element of columns, which is written once and read once, in L2 for small layers.
+Memory: the columns have K*L times as many elements as y has pixels, which limits layers of many channels.
+Source: as im2col.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from ece408_op.core.kernel import CpuKernel
+from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, ConvProblem, DataGradient
+from ece408_op.runtime import memory
+from ece408_op.runtime.llvm import (
+    F32,
+    F32_PTR,
+    I64,
+    Cpu,
+    compile_function,
+    compiled_once,
+    const,
+    cpu,
+    element,
+    for_range,
+    new_function,
+    offset,
+)
+from ece408_op.runtime.thread_pool import share
+
+from . import direct
+from ._ir import load, store
+
+#: Bytes of columns that a thread computes at a time, unless one image has more.
+COLUMNS_BYTES = 256 << 10
+
+#: Elements of a filter at most: the additions of each are code of their own.
+MOST_ELEMENTS = 256
+
+#: Channels up to which ``direct`` loads more than it multiplies, and filters from which the columns are worth storing.
+FEW_CHANNELS, FILTERS = 3, 8
+
+
+def _inside(size: int, windows: int, stride: int, start: int) -> tuple[int, int]:
+    """Return (first, count) of the windows i for which i * stride + start is in range(size)."""
+    first, last = max(0, -(start // stride)), min(windows - 1, (size - 1 - start) // stride)
+    return first, max(0, last - first + 1)
+
+
+def _pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, lanes) of the vectors that cover ``count`` floats once, the last ones smaller."""
+    start = 0
+    while start < count:
+        while lanes > count - start:
+            lanes //= 2
+        yield start, lanes
+        start += lanes
+
+
+@compiled_once
+def _add(layer: ConvProblem, target: Cpu) -> Any:
+    """Compile (columns, x, images), which fills images with the sums of their columns."""
+    (top, left), (dh, dw), (sh, sw) = layer.pad, layer.dilate, layer.stride
+    height, width, rows, columns = layer.height, layer.width, layer.output_height, layer.output_width
+    elements, plane = layer.kernel * layer.kernel_width, rows * columns
+    module = ir.Module("col2im")
+    b, (source, x, images) = new_function(module, "add", {"columns": F32_PTR, "x": F32_PTR, "images": I64})
+
+    def add(read: Any, to: Any, lanes: int) -> None:
+        if lanes == 1:
+            b.store(b.fadd(b.load(to, align=4), b.load(read, align=4)), to, align=4)
+        else:
+            store(b, b.fadd(load(b, to, lanes), load(b, read, lanes)), to)
+
+    with for_range(b, b.mul(images, const(layer.channels))) as c:
+        image = element(b, x, offset(b, (c.index, height * width)))
+        with for_range(b, height * width) as each:
+            b.store(ir.Constant(F32, 0.0), element(b, image, each.index), align=4)
+        for number in range(elements):
+            p, q = divmod(number, layer.kernel_width)
+            first, count = _inside(height, rows, sh, p * dh - top)
+            first_column, column_count = _inside(width, columns, sw, q * dw - left)
+            if not count or not column_count:
+                continue
+            start = number * plane + first * columns + first_column
+            pixel = (first * sh + p * dh - top) * width + first_column * sw + q * dw - left
+            read = element(b, source, b.add(offset(b, (c.index, elements * plane)), const(start)))
+            with for_range(b, count) as i:
+                from_row = element(b, read, offset(b, (i.index, columns)))
+                to_row = element(b, image, b.add(offset(b, (i.index, sh * width)), const(pixel)))
+                if sw > 1:
+                    with for_range(b, column_count) as j:
+                        add(element(b, from_row, j.index), element(b, to_row, offset(b, (j.index, sw))), 1)
+                else:
+                    for begin, lanes in _pieces(column_count, target.lanes):
+                        add(element(b, from_row, begin), element(b, to_row, begin), lanes)
+    b.ret_void()
+    return compile_function(module, "add", [ctypes.c_void_p] * 2 + [ctypes.c_int64], target)
+
+
+def _product(problem: ConvProblem) -> ConvProblem:
+    """Return the convolution that computes the columns of an image."""
+    _, filters, rows, columns = problem.y_shape
+    return ConvProblem(1, filters, rows, columns, math.prod(problem.w_shape[1:]), 1)
+
+
+def prepare(problem: ConvProblem, out: np.ndarray) -> None:
+    """Compile for the layer, if that has not been done."""
+    _add(problem.convolution.with_batch(1), cpu())
+    direct.compiled(_product(problem))
+
+
+def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Fill out, shape (B, C, H, W), from x, the gradient to y, and w: the threads claim some images at a time."""
+    add, product = _add(problem.convolution.with_batch(1), cpu()), _product(problem)
+    plan, conv, scratch = direct.compiled(product)
+    packed = direct.pack(plan, np.ascontiguousarray(w.reshape(len(w), -1).T), threads)
+    memory.advise_huge_pages(out)
+    floats = math.prod(product.y_shape)
+    count = min(max(1, COLUMNS_BYTES // (4 * floats)), -(-problem.batch // threads))
+    firsts = iter(range(0, problem.batch, count))
+
+    def work(part: int) -> None:
+        columns, own, counter = memory.aligned(count * floats), memory.aligned(scratch), np.zeros(1, np.int64)
+        fixed = list(map(memory.address, (packed, columns, own, counter)))
+        for first in firsts:  # next() is atomic
+            some = min(count, problem.batch - first)
+            counter[0] = 0
+            conv(memory.address(x[first:]), *fixed, some, some, 1)
+            add(fixed[1], memory.address(out[first:]), some)
+
+    share(work, threads, threads)
+
+
+def limits(problem: ConvProblem) -> list[str]:
+    """Return why the kernel cannot take a problem."""
+    if not isinstance(problem, DataGradient):
+        return ["it computes data gradients only"]
+    elements = problem.kernel * problem.kernel_width
+    return [f"filters: at most {MOST_ELEMENTS} elements, got {elements}"] if elements > MOST_ELEMENTS else []
+
+
+def is_profitable(problem: ConvProblem) -> bool:
+    """Return whether it is expected to be faster than ``direct`` (measured by benchmarks/gradients.py)."""
+    first_layer = problem.channels <= FEW_CHANNELS and problem.filters >= FILTERS
+    return first_layer or bool(direct.KERNEL.not_supported_reasons(problem))
+
+
+KERNEL = CpuKernel(
+    "col2im",
+    "data gradients: a matrix product, added to the pixels, compiled for the layer",
+    run,
+    prepare,
+    limits,
+    features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, DATA_GRADIENT}),
+    recommended=is_profitable,
+)
