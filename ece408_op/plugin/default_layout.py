@@ -9,6 +9,10 @@ wrong numbers and no error. Executors (and so Module) keep that temporary alive.
   inserted in front of each input, because its output always has the default layout. (So has a reshape's, but oneDNN's
   reshape fails on an empty batch.) A hybridised graph with the operator inside a loop also loses its static allocation.
 
+The gradient of the output is an input of the backward pass, with the same problem. A slice of the output has a gradient
+in the default layout; so has a reshaped view outside of graphs, which is no copy. A CachedOp has a second graph with
+these slices for recorded calls.
+
 The node of a whole network (``NETWORK``) is treated alike, except for its inputs that are the graph's own, images and
 parameters: a slice would copy them, so they are reordered in place before the call.
 
@@ -114,11 +118,11 @@ def replace(package: str, name: str, new: Any) -> None:
 def _slicing(custom: Any) -> Any:
     @functools.wraps(custom)
     def wrapped(*data: Any, **kwargs: Any) -> Any:
-        if kwargs.get("op_type") == OP_TYPE and _inside_subgraph():
-            data = tuple(map(_sliced, data))
-            kwargs = {name: _sliced(value) for name, value in kwargs.items()}
-            kwargs[SLICED] = "1"
-        return custom(*data, **kwargs)
+        if kwargs.get("op_type") != OP_TYPE or not _inside_subgraph():
+            return custom(*data, **kwargs)
+        data = tuple(map(_sliced, data))
+        kwargs = {name: _sliced(value) for name, value in kwargs.items()}
+        return _sliced(custom(*data, **kwargs, **{SLICED: "1"}))
 
     return wrapped
 
@@ -136,23 +140,33 @@ def _plain_cached_op(cached_op: Any) -> Any:
     class CachedOp(cached_op):  # type: ignore[misc]
         """MXNet's CachedOp; the package's operators in its graph get inputs in the default layout."""
 
-        __slots__ = ("_reordered",)
+        __slots__ = ("_recorded", "_reordered")
 
         def __init__(self, sym: Any, flags: Any = ()) -> None:
+            self._recorded: Any = None
             text = sym.tojson()
             known = any(f'"{op_type}"' in text for op_type in _OP_TYPES)
             graph = json.loads(text) if known else {"nodes": []}
             self._reordered = _network_inputs(graph, sym) if known else ()
+            original, of_numpy = graph, isinstance(sym, mx.sym.np._Symbol)
             if any(map(_op_type, graph["nodes"])):
-                _insert_slices(graph)
-                plain = mx.sym.load_json(json.dumps(graph))
-                sym = plain.as_np_ndarray() if isinstance(sym, mx.sym.np._Symbol) else plain
+                sym = _with_slices(graph, of_numpy, behind=False)
             if any(_has_new_inside(node) for node in graph["nodes"]):
                 # With static allocation, a loop's memory is reused before the operator has read it.
                 flags = [(key, value) for key, value in flags if key not in ("static_alloc", "static_shape")]
             super().__init__(sym, flags)
+            if any(_op_type(node) == OP_TYPE for node in original["nodes"]):
+                recorded = _with_slices(original, of_numpy, behind=True)
+                self._recorded = functools.cache(lambda: cached_op(recorded, flags))
+
+        def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+            super()._register_op_hook(callback, monitor_all)
+            if self._recorded:
+                self._recorded()._register_op_hook(callback, monitor_all)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if self._recorded and mx.autograd.is_recording():
+                return self._recorded()(*args, **kwargs)
             for position in self._reordered:
                 if args[position].context.device_type != "gpu":
                     reorder(args[position])
@@ -179,7 +193,18 @@ def _has_new_inside(node: dict[str, Any]) -> bool:
     return any(_op_type(inner) == OP_TYPE or _has_new_inside(inner) for inner in inside)
 
 
-def _insert_slices(graph: dict[str, Any]) -> None:
+def view(output: Any) -> Any:
+    """Return a view of a recorded call's output whose gradient arrives in the default layout."""
+    return output.reshape(output.shape) if output.size else output
+
+
+def _with_slices(graph: Mapping[str, Any], of_numpy: bool, behind: bool) -> Any:
+    """Return a Symbol of the graph with slices; with ``behind`` also behind each New."""
+    sliced = mx.sym.load_json(json.dumps(_insert_slices(graph, behind)))
+    return sliced.as_np_ndarray() if of_numpy else sliced
+
+
+def _insert_slices(graph: Mapping[str, Any], behind: bool) -> dict[str, Any]:
     """Insert a slice in front of each input of each New, and of a network's inputs that other nodes compute.
 
     The graph stays in topological order.
@@ -195,11 +220,18 @@ def _insert_slices(graph: dict[str, Any]) -> None:
                 name = f"{node['name']}_plain{position}"
                 nodes.append({"op": "slice_axis", "name": name, "attrs": _ALL, "inputs": [entry]})
                 inputs[position] = [len(nodes) - 1, 0, 0]
-        moved.append(len(nodes))
         nodes.append({**node, "inputs": inputs})
         if "control_deps" in node:
             nodes[-1]["control_deps"] = [moved[source] for source in node["control_deps"]]
-    graph["nodes"] = nodes
-    graph["arg_nodes"] = [moved[index] for index in graph["arg_nodes"]]
-    graph["heads"] = [[moved[source], *rest] for source, *rest in graph["heads"]]
-    graph["node_row_ptr"] = list(range(len(nodes) + 1))
+        if behind and _op_type(node) == OP_TYPE:
+            # The slice has the node's name: outputs are called after it.
+            nodes[-1]["name"] += "_plain"
+            nodes.append({"op": "slice_axis", "name": node["name"], "attrs": _ALL, "inputs": [[len(nodes) - 1, 0, 0]]})
+        moved.append(len(nodes) - 1)
+    return {
+        "nodes": nodes,
+        "arg_nodes": [moved[index] for index in graph["arg_nodes"]],
+        "heads": [[moved[source], *rest] for source, *rest in graph["heads"]],
+        "attrs": graph.get("attrs", {}),
+        "node_row_ptr": list(range(len(nodes) + 1)),
+    }

@@ -9,7 +9,7 @@
    ``default_layout.reorder``. MXNet's profiler does not see the calls of this path.
 2. An output from the output pool, for a large call on the CPU (``output_pool``). It is passed as ``out=``; the array is
    MXNet's own in all but the origin of its memory. The step is left out for the calls that step 1 leaves to the engine.
-3. Inputs in the default layout (``default_layout``).
+3. Inputs in the default layout (``default_layout``), and the output's gradient too if the call is recorded.
 """
 
 from __future__ import annotations
@@ -62,8 +62,15 @@ def call(custom: Any, data: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kwargs["out"] = out = _pooled_output(data, shape)
     for array in out if isinstance(out, (list, tuple)) else (out,):
         _in_default_layout(array)
-    data = tuple(_in_default_layout(array, op_type == OP_TYPE and place > 0) for place, array in enumerate(data))
-    return custom(*data, **kwargs)
+    recorded = op_type == OP_TYPE and mx.autograd.is_recording()
+    data = tuple(
+        _in_default_layout(array, op_type == OP_TYPE and place > 0, recorded) for place, array in enumerate(data)
+    )
+    if not recorded:
+        return custom(*data, **kwargs)
+    # A view, so that the gradient of the output arrives in the default layout.
+    view = default_layout.view(custom(*data, **{**kwargs, "out": None}))
+    return view if out is None else mx.nd.identity(view, out=out)
 
 
 def _is_plain(data: tuple[Any, ...]) -> bool:
@@ -107,14 +114,15 @@ def _pooled_output(data: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
     return output_pool.pool().array(shape)
 
 
-def _in_default_layout(array: Any, shared: bool = False) -> Any:
+def _in_default_layout(array: Any, shared: bool = False, recorded: bool = False) -> Any:
     """Return the array, or a copy, in the default layout when the next call begins.
 
-    shared: it is a weight, which other threads may give to a built-in Convolution at any moment.
+    shared: it is a weight, which other threads may give to a built-in Convolution at any moment. recorded: the backward
+    pass reads the array too, and a built-in Convolution may come before it.
     """
     if not isinstance(array, mx.nd.NDArray) or bridge.on_gpu(array):
         return array
-    if shared and not thread_pool.alone() and array.stype == "default" and array.ndim == 4 and array.size:
+    if shared and (recorded or not thread_pool.alone()) and array.stype == "default" and array.ndim == 4 and array.size:
         # Only this call knows the copy, so nobody changes its layout. Slices always have the default layout.
         return mx.nd.slice_axis(array, axis=0, begin=0, end=None)
     default_layout.reorder(array)

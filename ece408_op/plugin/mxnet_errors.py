@@ -26,7 +26,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-from ece408_op.errors import Ece408Error
+from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.runtime.recent import Recent
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -37,6 +37,7 @@ _here = threading.local()
 #: The reasons of failed calls of forward and backward, by number: an offset that no image has.
 _failures: Recent[int, Exception] = Recent(4096)
 _numbers = itertools.count(408_000_000)
+_SECOND_DERIVATIVE = "Operator _backward_Custom is non-differentiable"
 _FAILED = re.compile(r"param_\.offset\[0\] .*\((\d+) vs\. 0\)")
 
 
@@ -129,6 +130,8 @@ def _reason_of(message: str) -> Exception | None:
     failed = _FAILED.search(message)
     if failed is not None:
         return _failures.get(int(failed[1]))
+    if _SECOND_DERIVATIVE in message:
+        return DeviceError("there is no second derivative; pass create_graph=False, or use MXNet's own operators")
     if "custom" not in message:
         return None
     reason = getattr(_here, "reason", None)

@@ -1,4 +1,4 @@
-"""The record of calls: one entry per forward of the operator, oldest first, at most CAPACITY."""
+"""The record of calls: an entry per forward of the operator and per gradient, oldest first, at most CAPACITY."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class OpTime:
 
     Attributes:
         layer: the layer's name, or None if it has none.
-        problem: the sizes of the convolution.
+        problem: the sizes of the convolution; a DataGradient or WeightGradient for a gradient.
         implementation: the name of the kernel.
         device: "cpu" or "gpu".
         seconds: the Op Time: the computation alone, on a GPU between two events around the kernel.
         copy_seconds: the additional seconds of copies to a GPU and back; copies and computation overlap.
-        call_seconds: the whole forward: choosing and compiling the kernel, mapping memory, copies, computation.
+        call_seconds: the whole call: choosing and compiling the kernel, mapping memory, copies, computation.
     """
 
     layer: str | None
@@ -62,6 +62,7 @@ def record(call: OpTime) -> None:
 def op_times() -> list[OpTime]:
     """Return the recorded calls of the operator, oldest first, at most 10,000.
 
+    A backward pass adds an entry per gradient to data or weight.
     MXNet runs operators asynchronously: wait for their outputs (``wait_to_read``, ``asnumpy``, ``mx.nd.waitall``)
     before reading the record.
     """

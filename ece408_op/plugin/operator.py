@@ -1,4 +1,4 @@
-"""The operator ``New`` as MXNet sees it: its attributes, shapes and types, and its forward.
+"""The operator ``New`` as MXNet sees it: its attributes, shapes, types, forward and backward.
 
     mx.nd.Custom(x, w, op_type="New", kernel=(5, 5), num_filter=50)
 
@@ -52,6 +52,12 @@ class NewProp(mx.operator.CustomOpProp):
             return list(self._attributes.inputs)
         except ProblemError:
             return list(INPUTS[:2])
+
+    def declare_backward_dependency(
+        self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
+    ) -> list[int]:
+        """Return what the gradients read: the output's gradient, data and weight, so that no output is kept."""
+        return [*out_grad, *in_data[:2]]
 
     def list_outputs(self) -> list[str]:
         """Return the output's name."""
@@ -114,12 +120,17 @@ class NewOp(mx.operator.CustomOp):
 
         The inputs are ready. Returns when the output is filled. Raises Ece408Error.
         """
+        x, w, *bias, y = arrays
+        self._run(_problem(self._attributes, x.shape, w.shape), (x, w, y), add, *bias)
+
+    def _run(self, problem: ConvProblem, operands: Sequence[Any], add: bool, bias: Any = None) -> None:
+        """Fill the third operand of a problem, or add to it, and record the call."""
         start = time.perf_counter()
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
-        problem = _problem(attributes, arrays[0].shape, arrays[1].shape)
-        kernel = dispatch.select(problem, device, attributes.impl, attributes.precision, self._chip)
-        x, w, *bias, y = arrays
-        timing = self._compute(kernel, problem, (x, w, y), add, *bias) if problem.batch else Timing(0.0)
+        kernel = _selected(problem, device, attributes, self._chip)
+        timing = self._compute(kernel, problem, operands, add, bias) if problem.batch else Timing(0.0)
+        if not problem.batch and not add:
+            self._fill(operands[2], 0)  # the sums over no images
         whole = time.perf_counter() - start
         op_times.record(op_times.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
 
@@ -138,16 +149,52 @@ class NewOp(mx.operator.CustomOp):
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        """Raise DeviceError: there is no gradient. Fill the gradients with NaN, so that no training uses old values."""
-        for gradient, request in zip(in_grad, req):
-            if request == "null" or not gradient.size:
-                continue
-            if self._home == "gpu":
-                size = ITEM_BYTES * gradient.size
-                _device_context.fill(bridge.gpu_address(gradient), size, 0xFF, self._number)  # a NaN
-            else:
-                bridge.cpu_view(gradient)[...] = np.nan
-        raise DeviceError("there is no gradient; train with MXNet's Convolution and use New for inference")
+        """Compute the gradients to data, weight and bias, each as its ``req`` asks.
+
+        Raises DeviceError for a fused operator, and fills its gradients with NaN so that no training uses old values.
+        """
+        wanted = [name for name, request in zip(INPUTS, req) if request != "null"]
+        gradients, adds = dict(zip(INPUTS, in_grad)), {name: r == "add" for name, r in zip(INPUTS, req)}
+        if self._attributes.fuse:
+            for name in wanted:
+                self._fill(gradients[name], 0xFF)
+            raise DeviceError(f"fuse={self._attributes.fuse!r} has no gradient; train with a New that is not fused")
+        x, w = in_data[:2]
+        (y,) = out_grad
+        problem = _problem(self._attributes, x.shape, w.shape)
+        for name in wanted:
+            if name == "data":
+                self._run(problem.data_gradient, (y, w, gradients[name]), adds[name])
+            elif name == "weight":
+                self._run(problem.weight_gradient, (x, y, gradients[name]), adds[name])
+            elif problem.batch:
+                self._bias_gradient(problem, y, gradients[name], adds[name])
+            elif not adds[name]:
+                self._fill(gradients[name], 0)
+
+    def _bias_gradient(self, problem: ConvProblem, y: Any, out: Any, add: bool) -> None:
+        """Sum y over images and pixels, where the arrays are: a copy to a GPU takes longer than the sum."""
+        if self._home == "gpu":
+            addresses = bridge.gpu_address(y), bridge.gpu_address(out)
+            _device_context.bias_gradient(problem, *addresses, self._number, add)
+        else:
+            _cpu_context.bias_gradient(problem, bridge.cpu_view(y), bridge.cpu_view(out), add)
+
+    def _fill(self, array: Any, byte: int) -> None:
+        """Fill an array with 0, or with NaN if all bits of the byte are set."""
+        if self._home == "gpu" and array.size:
+            _device_context.fill(bridge.gpu_address(array), ITEM_BYTES * array.size, byte, self._number)
+        elif array.size:
+            bridge.cpu_view(array).view(np.uint8)[...] = byte
+
+
+def _selected(problem: ConvProblem, device: str, attributes: Attributes, chip: Chip | None) -> Kernel:
+    """Return the kernel for a problem; a gradient that the named kernel does not compute gets the fastest one."""
+    impl = attributes.impl
+    is_gradient = problem.operands != ConvProblem.operands
+    if is_gradient and impl != dispatch.AUTO and dispatch.find(impl).not_supported_reasons(problem, chip):
+        impl = dispatch.AUTO
+    return dispatch.select(problem, device, impl, attributes.precision, chip)
 
 
 @lru_cache(maxsize=256)

@@ -10,12 +10,14 @@ import threading
 import numpy as np
 import pooled_case
 import pytest
+from general_problems import problems
 from gpu_case import require_gpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ece408_op
-from ece408_op.core import reference
+from ece408_op.core import dispatch, reference
+from ece408_op.core.check import compare
 from ece408_op.core.kernel import EPS32
 from ece408_op.plugin import mxnet_import
 from ece408_op.problem import ConvProblem
@@ -181,14 +183,86 @@ class OperatorCases:
             assert y.shape == (0, 3, 7, 6)
             y.wait_to_read()
 
-    def test_backward_raises_and_leaves_nan(self):
-        x, w = values((2, 1, 6, 6), 2, 3)
-        gradients = [self.array(np.full(a.shape, 7, np.float32)) for a in (x, w)]
-        self.operator(x, w).backward(["write", "null"], [], [], [], gradients, [])
-        with pytest.raises(self.mx.MXNetError, match="no gradient"):
-            gradients[0].wait_to_read()
-        assert np.isnan(gradients[0].asnumpy()).all()
-        assert (gradients[1].asnumpy() == 7).all()
+    def test_the_gradient_of_a_fused_operator_raises_and_leaves_nan(self):
+        x, w = (self.array(a) for a in values((2, 1, 6, 6), 2, 3))
+        x.attach_grad()
+        with self.mx.autograd.record():
+            y = self.call(x, w, fuse="tanh_pool")
+        with pytest.raises(self.mx.MXNetError, match="fuse='tanh_pool' has no gradient"):
+            y.backward()
+            x.grad.wait_to_read()
+        assert np.isnan(x.grad.asnumpy()).all()
+
+    def convolved(self, problem, arrays, **options):
+        """Call the operator on NDArrays with the problem's attributes."""
+        words = {"kernel": problem.w_shape[2:], "num_filter": problem.filters, "num_group": problem.groups}
+        words.update(stride=problem.stride, pad=problem.pad, dilate=problem.dilate, no_bias=len(arrays) == 2)
+        return ece408_op.Convolution(*arrays, **words, **self.device, **options)
+
+    def check_gradients(self, problem, requests=("write", "write", "write"), seed=0, **options):
+        """Compare all gradients with float64, within the bounds of the kernels that computed them."""
+        random = np.random.RandomState(seed)
+        shapes = problem.x_shape, problem.w_shape, (problem.filters,)
+        inputs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+        x, w, _ = inputs
+        head = random.standard_normal(problem.y_shape).astype(np.float32)
+        arrays = [self.array(each) for each in inputs]
+        for array, request in zip(arrays, requests):
+            array.attach_grad(request)
+            if request == "add":
+                array.grad[:] = 1
+        ece408_op.clear_op_times()
+        with self.mx.autograd.record():
+            y = self.convolved(problem, arrays, **options)
+        y.backward(self.array(head))
+        got = {}
+        for name, array, request in zip(("data", "weight", "bias"), arrays, requests):
+            if request != "null":
+                got[name] = array.grad.asnumpy() - (request == "add")
+        called = {type(call.problem): call for call in ece408_op.op_times()}
+        operands = {"data": (problem.data_gradient, head, w), "weight": (problem.weight_gradient, x, head)}
+        assert set(called) == {ConvProblem, *(type(one) for name, (one, *_) in operands.items() if name in got)}
+        for name, (gradient, a, b) in operands.items():
+            if name in got:
+                call = called[type(gradient)]
+                assert (call.device, call.problem) == (self.computes, gradient)
+                # Adding 1 and taking it away round twice.
+                added = 4 * EPS32 * (1 + np.abs(got[name]).max()) if "add" in requests else 0.0
+                result = compare(got[name], a, b, dispatch.find(call.implementation), least=added, problem=gradient)
+                assert result.passed, f"{name}: {result}"
+        if "bias" in got:
+            exact, scale = (part.astype(np.float64).sum(axis=(0, 2, 3)) for part in (head, np.abs(head)))
+            pixels = problem.output_height * problem.output_width
+            assert (np.abs(got["bias"] - exact) <= (pixels + 4) * EPS32 * (scale + 2)).all()
+
+    def test_any_gradient_is_right(self):
+        @given(problems(), st.integers(0, 99))
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+        def check(problem, seed):
+            self.check_gradients(problem, seed=seed)
+
+        check()
+
+    @pytest.mark.parametrize("requests", ["add add add", "null write add", "add null null", "null null write"])
+    def test_each_request_of_a_gradient(self, requests):
+        self.check_gradients(ConvProblem(5, 4, 9, 8, 6, 3, 2, (2, 1), (1, 2), (1, 2), 2), requests.split())
+
+    @pytest.mark.parametrize("named", [False, True])
+    def test_gradients_of_many_images(self, named):
+        self.check_gradients(ConvProblem(2001, 1, 28, 28, 50, 5), impl=self.impl if named else "auto")
+
+    def test_an_empty_batch_has_gradients_of_zero(self):
+        with self.mx.util.np_shape(True):
+            x = self.mx.nd.empty((0, 2, 9, 8), ctx=self.context())
+            w, b = self.array(np.ones((3, 2, 3, 3))), self.array(np.ones(3))
+            for array, request in zip((x, w, b), ("write", "write", "add")):
+                array.attach_grad(request)
+            b.grad[:] = 7
+            with self.mx.autograd.record():
+                y = self.convolved(ConvProblem(0, 2, 9, 8, 3, 3), (x, w, b))
+            y.backward()
+            assert (w.grad.asnumpy() == 0).all()
+            assert (b.grad.asnumpy() == 7).all()
 
     def test_the_record_says_where_and_how_long(self):
         x, w = values((300, 1, 28, 28), 50, 5)
@@ -224,14 +298,18 @@ class OperatorCases:
         with pytest.raises(self.mx.MXNetError, match=f"impl: expected an implementation for the {self.computes}"):
             self.call(x, w, impl=self.foreign).wait_to_read()
 
-    def test_exit_with_dependent_calls_pending(self):
+    @pytest.mark.parametrize("trains", [False, True])
+    def test_exit_with_dependent_calls_pending(self, trains):
         program = (
             "import ece408_op, mxnet as mx, numpy as np\n"
             f"at = dict(ctx={self.words})\n"
             "w = mx.nd.array(np.ones((4, 4, 3, 3), np.float32), **at)\n"
             "y = mx.nd.array(np.ones((3000, 4, 28, 28), np.float32), **at)\n"
-            "for _ in range(4):\n"
-            f"    y = mx.nd.Custom(y, w, op_type='New', kernel=(3, 3), num_filter=4, **{self.device})\n"
+            "w.attach_grad()\n"
+            f"with mx.autograd.record() if {trains} else mx.autograd.pause():\n"
+            "    for _ in range(4):\n"
+            f"        y = mx.nd.Custom(y, w, op_type='New', kernel=(3, 3), num_filter=4, **{self.device})\n"
+            f"if {trains}: y.backward()\n"
             "print('leaving')\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}

@@ -32,7 +32,12 @@ def attributes(w):
     return {"op_type": "New", "kernel": w.shape[2:], "num_filter": w.shape[0]}
 
 
-@pytest.mark.parametrize("impl", dispatch.names("cpu"))
+PROBLEM = ConvProblem(17, 2, 11, 19, 5, 3)
+#: The kernels of a forward pass; others compute gradients only.
+IMPLS = [name for name in dispatch.names("cpu") if not dispatch.find(name).not_supported_reasons(PROBLEM)]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
 def test_every_implementation_by_its_name(impl):
     if dispatch.find(impl).not_supported_reasons(ConvProblem(17, 2, 11, 19, 5, 3)):
         pytest.skip("the kernel does not take the layer: it computes gradients only")
@@ -111,18 +116,6 @@ def test_double_underscore_attributes_are_mxnets_own():
         symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2)
     x, _ = arrays(1, 1, 5, 5, 2, 3)
     assert symbol.simple_bind(mx.cpu(), data=x.shape, grad_req="null").forward()[0].shape == (1, 2, 3, 3)
-
-
-def test_backward_raises_and_leaves_nan():
-    x, w = (mx.nd.array(a) for a in arrays(2, 1, 6, 6, 2, 3))
-    x.attach_grad()
-    x.grad[:] = 7
-    with mx.autograd.record():
-        y = mx.nd.Custom(x, w, op_type="New", kernel=(3, 3), num_filter=2)
-    with pytest.raises(mx.MXNetError, match="no gradient"):
-        y.backward()
-        x.grad.wait_to_read()
-    assert np.isnan(x.grad.asnumpy()).all()
 
 
 def test_a_module_bound_for_training_infers():
