@@ -104,19 +104,25 @@ def cudnn(case: dict[str, Any]) -> float:
     return peer(case, "cuDNN", "kernel")
 
 
-def gpu_layers(name: str) -> str:
-    """Each layer by ``auto``, and by cuDNN's faster layout."""
+def gpu_layers(name: str, listed: bool = True) -> str:
+    """Each layer by ``auto``, and by cuDNN's faster layout; or all of them in two rows."""
     rows, ratios = [], []
     for case in read(name)["cases"]:
         own = row(case, "auto")
         ratios.append(cudnn(case) / own["median"])
-        rows.append([case["name"], str(case["images"]), f"`{own['kernel']}`", ms(own["median"]), ms(cudnn(case))])
+        rows.append([case["name"], f"`{own['kernel']}`", ms(own["median"]), ms(cudnn(case))])
         rows[-1] += [f"{ratios[-1]:.2f}", f"{own['median'] / case['roofline_seconds']:.2f}"]
-        rows[-1].append(f"{case['flops'] / own['median'] / 1e12:.1f}")
+    rows = rows if listed else []
     for word, ratio in (("geometric mean", mean(ratios)), ("least", min(ratios))):
-        rows.append([word, "", "", "", "", f"{ratio:.2f}", "", ""])
-    head = ["layer", "images", "kernel that auto takes", "auto, ms", "cuDNN, ms", "times as fast", "of the roofline"]
-    return markdown([*head, "TFLOP/s"], rows, machine(name))
+        rows.append([word, "", "", "", f"{ratio:.2f}", ""])
+    head = ["layer", "kernel that auto takes", "auto, ms", "cuDNN, ms", "times as fast", "of the roofline"]
+    return (
+        markdown(head, rows, machine(name))
+        if listed
+        else markdown(
+            ["layers", "times as fast"], [[f"{each[0]} of {len(ratios)}", each[4]] for each in rows], machine(name)
+        )
+    )
 
 
 def precisions() -> str:
@@ -294,7 +300,8 @@ ZEROS = ("dense", "half zero", "three quarters zero", "nine tenths zero")
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
-    **{name: partial(gpu_layers, name) for name in ("layers-h200", "layers-h100", "random-h200")},
+    **{name: partial(gpu_layers, name) for name in ("layers-h200", "layers-h200-resnet")},
+    **{name: partial(gpu_layers, name, listed=False) for name in ("layers-h100", "random-h200")},
     "precisions": precisions,
     "float32-kernels": float32_kernels,
     "ladder": ladder,
