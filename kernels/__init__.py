@@ -8,7 +8,14 @@ from __future__ import annotations
 from ece408_op.core.kernel import Kernel
 
 from .cpu import col2im, direct, im2col, loops, pixel_reduction, winograd
-from .cuda.float32 import blocked_gemm, register_blocked, sliding_window
+from .cuda.float32 import (
+    blocked_gemm,
+    data_gradient_tiles,
+    depthwise,
+    register_blocked,
+    sliding_window,
+    weight_gradient_rows,
+)
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
 from .cuda.split_precision import split_precision, wide
 
@@ -30,6 +37,9 @@ KERNELS: tuple[Kernel, ...] = (
     im2col_gemm.MANY,
     im2col_gemm.ONE,
     register_tiled.STREAMS,
+    weight_gradient_rows.KERNEL,
+    data_gradient_tiles.KERNEL,
+    depthwise.KERNEL,
     *wide.FP16X3,
     *split_precision.FP16X3,
     blocked_gemm.KERNEL,

@@ -222,6 +222,9 @@ UNWATCHED T __shfl_sync(unsigned, T v, int lane) {
     return result;
 }
 
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T v, int distance) { return __shfl_sync(mask, v, threadIdx.x % 32 ^ distance); }
+
 // ---------------------------------------------------------------------------------------------- tensor cores
 
 inline double half_of(unsigned word, int k) {

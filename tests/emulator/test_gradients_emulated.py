@@ -10,12 +10,12 @@ from cuda_emulator import EmulatedPlan, can_emulate
 from cuda_layers import PROBLEMS, chip_of
 
 from ece408_op.core.check import compare
-from ece408_op.kernels.cuda.float32 import blocked_gemm
+from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
-KERNELS = (blocked_gemm.KERNEL,)
+KERNELS = tuple(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm))
 
 
 @pytest.mark.parametrize(

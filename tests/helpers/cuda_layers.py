@@ -38,11 +38,17 @@ GENERAL = [
     ConvProblem(5, 4, 3, 2, 140, 4, 3, pad=(2, 3), dilate=(2, 1), groups=2),
     ConvProblem(2, 2, 10, 9, 3, 2, stride=(4, 6), dilate=(2, 4)),
     ConvProblem(2, 6, 13, 10, 12, 3, stride=(2, 2), pad=(1, 1), groups=6),
+    ConvProblem(3, 5, 20, 7, 5, 2, 3, stride=(3, 1), pad=(1, 0), dilate=(2, 2), groups=5),
 ]
 #: The same and their gradients, and the gradients of plain layers.
 PROBLEMS = [
     each
-    for plain in [*GENERAL, ConvProblem(7, 5, 7, 13, 3, 3), ConvProblem(3, 6, 30, 30, 16, 5)]
+    for plain in [
+        *GENERAL,
+        ConvProblem(7, 5, 7, 13, 3, 3),
+        ConvProblem(3, 6, 12, 12, 16, 5),
+        ConvProblem(13, 1, 11, 14, 7, 3, 4, pad=(1, 3)),
+    ]
     for each in (*([plain] if plain.needs else []), plain.data_gradient, plain.weight_gradient)
 ]
 #: Layers with fused tanh and pooling: the course's, odd edges, a single maximum, a pointwise one.
@@ -70,10 +76,17 @@ def random_layers(batches: list[int], side: int) -> st.SearchStrategy[ConvProble
 
 
 def random_problems(batches: list[int], side: int) -> st.SearchStrategy[ConvProblem]:
-    """Convolutions with every attribute and their gradients, images of at most side x side pixels; some depthwise."""
+    """Convolutions with every attribute and their gradients, images of at most side x side pixels.
+
+    Some are depthwise, some have stride 1, no dilation and one group, as kernels for the one or the other need it.
+    """
     pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
-    def build(batch, groups, channels, filters, size, kernel, stride, pad, dilate, kind):
+    def build(family, batch, groups, channels, filters, size, kernel, stride, pad, dilate, kind):
+        if family == "depthwise":
+            groups, channels, filters = channels, 1, 1 + filters % 2
+        elif family == "dense":
+            groups, stride, dilate = 1, (1, 1), (1, 1)
         least = tuple(max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilate, kernel, pad))
         height, width = (max(one, other) for one, other in zip(size, least))
         problem = ConvProblem(
@@ -83,6 +96,7 @@ def random_problems(batches: list[int], side: int) -> st.SearchStrategy[ConvProb
 
     return st.builds(
         build,
+        st.sampled_from(["any", "depthwise", "dense"]),
         st.sampled_from(batches),
         st.one_of(st.just(1), st.integers(1, 9)),
         st.one_of(st.just(1), st.integers(1, 24)),

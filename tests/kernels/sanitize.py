@@ -18,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
+from cuda_layers import PROBLEMS
 from pooled_case import assert_right
 
 from ece408_op.core import reference
@@ -59,17 +60,16 @@ def main(names: list[str]) -> int:
     rng = np.random.default_rng(408)
     kernels = [k for k in KERNELS if isinstance(k, CudaKernel) and k.runs_on(chip) and (not names or k.name in names)]
     for kernel in kernels:
-        for problem in [*LAYERS, *(PERSISTENT if kernel.name.startswith(_PREFIXES) else [])]:
+        for problem in [*LAYERS, *PROBLEMS, *(PERSISTENT if kernel.name.startswith(_PREFIXES) else [])]:
             if kernel.not_supported_reasons(problem, chip):
                 continue
             checked[kernel.name] += 1
-            x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
-            w = rng.standard_normal(problem.w_shape, dtype=np.float32)
-            found = compare(_run(kernel, problem, x, w), x, w, kernel)
+            x, w = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in problem.shapes[:2])
+            found = compare(_run(kernel, problem, x, w), x, w, kernel, problem=problem)
             wrong += not found.passed
             print(f"{kernel.name}, {problem}: {found}")
-            pooled = problem.pooled(full=problem.batch > 2)
-            if not kernel.not_supported_reasons(pooled, chip):
+            pooled = None if problem.needs else problem.pooled(full=problem.batch > 2)
+            if pooled and not kernel.not_supported_reasons(pooled, chip):
                 out = _run(kernel, pooled, x, w)
                 assert_right(out, pooled, reference.convolve(x, w), reference.magnitude(x, w))
     unchecked = [kernel.name for kernel in kernels if not checked[kernel.name]]
@@ -79,7 +79,7 @@ def main(names: list[str]) -> int:
 
 def _run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     cupy = cuda.cupy()
-    out = cupy.asarray(np.full(problem.y_shape, np.nan, np.float32))
+    out = cupy.asarray(np.full(problem.shapes[2], np.nan, np.float32))
     kernel.run(problem, cupy.asarray(x), cupy.asarray(w), out)
     cuda.wait(kernel.name, cupy.cuda.get_current_stream())
     result: np.ndarray = out.get()

@@ -99,7 +99,7 @@ def _copying_pays(problem: ConvProblem, chip: Chip) -> bool:
     return chip.capability == tiles.UNIFORM_CAPABILITY and problem.flops >= max(_WORTH_COPYING, _RIDGE * problem.bytes)
 
 
-_SOURCES = (_FOLDER / "../layer.cuh", _FOLDER / "waves.cuh", _FOLDER / "register_blocked.cu")
+_SOURCES = tuple(_FOLDER / f for f in ("../layer.cuh", "waves.cuh", "copy_async.cuh", "register_blocked.cu"))
 KERNEL = CudaKernel(
     "register_blocked",
     "register-blocked direct convolution along rows: a strip of a row for several filters per thread",

@@ -1,0 +1,128 @@
+// data_gradient_tiles: the gradient to the input of a layer with few channels, as a direct convolution of the output
+// gradient, bordered with zeros, by the flipped filters.
+//
+//     x[b, c, h, w] = sum over m, p', q' of bordered y[b, m, h + p', w + q'] * w[m, c, K - 1 - p', L - 1 - q']
+//
+//     bordered y    [ (ROWS + K - 1) x (COLUMNS + L - 1) ]   row after row from shared memory, as vectors
+//     x             [ ROWS x COLUMNS sums ] x CHANNELS       of a thread, for all filters m
+//
+// A block computes whole images, IMAGES at a time, for CHANNEL_GROUPS groups of channels. It goes through the filters in
+// stages of STAGE_FILTERS maps of y, and copies the next stage while it computes. The borders in shared memory are
+// zeroed once: the copies never touch them. All weights stay in shared memory, flipped.
+//
+// Arithmetic intensity: 2 C K L FLOP per element of y, and as many for the borders' zeros; y is read and x written once.
+// With one channel, a row of y in registers serves up to ROWS rows of taps; with several, all of them. The float32 lanes
+// limit it, or memory with one channel.
+// Source: V. Volkov, Better Performance at Lower Occupancy, 2010 (outputs per thread).
+// Restrictions: stride 1, no dilation, one group, no more padding than taps; the weights and two maps fit a block.
+
+constexpr int ROWS = Config::rows, COLUMNS = Config::columns, CHANNELS = Config::channels;
+constexpr int IMAGES = Config::images, STAGE_FILTERS = Config::stage_filters, STAGES = (M + STAGE_FILTERS - 1) / STAGE_FILTERS;
+constexpr int CHANNEL_GROUPS = (C + CHANNELS - 1) / CHANNELS;
+constexpr int TILES_IN_ROW = (W + COLUMNS - 1) / COLUMNS, TILES = (H + ROWS - 1) / ROWS * TILES_IN_ROW;
+constexpr int USED = IMAGES * CHANNEL_GROUPS * TILES, THREADS = (USED + 31) / 32 * 32;
+constexpr int TOP = K - 1 - PAD_H, LEFT = L - 1 - PAD_W;          // zeros above and before y
+constexpr int SHIFT = (4 - LEFT % 4) % 4;                         // moves y to whole vectors
+constexpr int ROW_FLOATS = (SHIFT + COLUMNS + L - 1 + 3) / 4 * 4;  // a row of a thread's window, in whole vectors
+constexpr int PITCH = Config::pitch, MAP_ROWS = Config::map_rows, MAP_FLOATS = MAP_ROWS * PITCH;
+constexpr int STAGE_FLOATS = IMAGES * STAGE_FILTERS * MAP_FLOATS;
+constexpr int TAP_PITCH = (L + 3) / 4 * 4, FILTER_FLOATS = CHANNEL_GROUPS * CHANNELS * K * TAP_PITCH;
+constexpr int COPY = Config::copy_vector, STORE = Config::store_vector;
+
+// Load: issue copies of STAGE_FILTERS maps of IMAGES images, those that exist, into their borders.
+__device__ __forceinline__ void load_stage(float *to, const float *y, int first_filter, int images) {
+    constexpr int COPIES = OW / COPY;
+    const int filters = min(STAGE_FILTERS, M - first_filter);
+    for (int e = threadIdx.x; e < images * filters * (OH * COPIES); e += THREADS) {
+        const int line = e / COPIES, column = (e - line * COPIES) * COPY, map = line / OH, row = line - map * OH;
+        const int image = map / filters, f = map - image * filters;
+        copy_async<COPY>(to + (image * STAGE_FILTERS + f) * MAP_FLOATS + (row + TOP) * PITCH + LEFT + SHIFT + column,
+                         image_of(y, image, OUTPUTS) + ((first_filter + f) * index_t(OH) + row) * OW + column);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
+data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, float *__restrict__ x, long long first,
+                    int images) {
+    extern __shared__ __align__(16) float shared[];
+    float *const maps = shared, *const weights = shared + 2 * STAGE_FLOATS;  // [2][STAGE_FLOATS], [M][FILTER_FLOATS]
+    for (int e = threadIdx.x; e < 2 * STAGE_FLOATS; e += THREADS) maps[e] = 0.0f;
+    for (int e = threadIdx.x; e < M * FILTER_FLOATS; e += THREADS) {
+        const int q = e % TAP_PITCH, p = e / TAP_PITCH % K, c = e / (TAP_PITCH * K) % (CHANNEL_GROUPS * CHANNELS);
+        const int m = e / FILTER_FLOATS;
+        weights[e] = q < L && c < C ? __ldg(w + ((m * C + c) * K + K - 1 - p) * L + L - 1 - q) : 0.0f;
+    }
+    __syncthreads();
+
+    const int thread = min(int(threadIdx.x), USED - 1), tile = thread % TILES;
+    const int group = thread / TILES % CHANNEL_GROUPS, image = thread / (TILES * CHANNEL_GROUPS);
+    const int row = tile / TILES_IN_ROW * ROWS, column = tile % TILES_IN_ROW * COLUMNS;
+    const float *const window = maps + image * (STAGE_FILTERS * MAP_FLOATS) + row * PITCH + column;
+
+    const int items = (images + IMAGES - 1) / IMAGES;
+    const auto load = [&](int buffer, int item, int stage) {
+        load_stage(maps + buffer * STAGE_FLOATS, image_of(y, first + item * (long long)IMAGES, OUTPUTS),
+                   stage * STAGE_FILTERS, min(IMAGES, images - item * IMAGES));
+    };
+    if (blockIdx.x < items) load(0, blockIdx.x, 0);
+    commit_copies();
+    int buffer = 0;
+#pragma unroll 1
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+        float sum[CHANNELS][ROWS][COLUMNS];
+#pragma unroll
+        for (int i = 0; i < CHANNELS * ROWS * COLUMNS; i++)
+            sum[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS] = 0.0f;
+#pragma unroll 1
+        for (int stage = 0; stage < STAGES; stage++, buffer ^= 1) {
+            const bool last = stage + 1 == STAGES;
+            const int next_item = last ? item + gridDim.x : item;
+            if (next_item < items) load(buffer ^ 1, next_item, last ? 0 : stage + 1);
+            commit_copies();
+            wait_for_copies<1>();
+            __syncthreads();  // the stage is complete
+            const int filters = min(STAGE_FILTERS, M - stage * STAGE_FILTERS);
+            const float *from = window + buffer * STAGE_FLOATS;
+            const float *of_filter = weights + stage * STAGE_FILTERS * FILTER_FLOATS + group * (CHANNELS * K * TAP_PITCH);
+            // Main loop: a filter's taps. With one row of sums per thread, no tap serves two rows of y.
+#pragma unroll 1
+            for (int f = 0; f < filters; f++, from += MAP_FLOATS, of_filter += FILTER_FLOATS) {
+#pragma unroll(ROWS > 1 ? ROWS + K - 1 : 1)
+                for (int i = 0; i < ROWS + K - 1; i++) {
+                    float input[ROW_FLOATS];
+#pragma unroll
+                    for (int j = 0; j < ROW_FLOATS; j += 4) read<4>(input + j, from + i * PITCH + j);
+#pragma unroll
+                    for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+                        for (int r = 0; r < ROWS; r++) {
+                            if (i - r < 0 || i - r >= K) continue;
+                            float weight[TAP_PITCH];
+#pragma unroll
+                            for (int q = 0; q < TAP_PITCH; q += 4)
+                                read<4>(weight + q, of_filter + (c * K + i - r) * TAP_PITCH + q);
+#pragma unroll
+                            for (int q = 0; q < L; q++)
+#pragma unroll
+                                for (int j = 0; j < COLUMNS; j++)
+                                    sum[c][r][j] = fmaf(input[SHIFT + j + q], weight[q], sum[c][r][j]);
+                        }
+                }
+            }
+            __syncthreads();  // no warp reads the stage any more
+        }
+        // Epilogue.
+        if (threadIdx.x >= USED || item * IMAGES + image >= images) continue;
+        float *const to = image_of(x, first + item * (long long)IMAGES + image, IMAGE);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (group * CHANNELS + c >= C || row + r >= H) continue;
+                float *const target = to + ((group * CHANNELS + c) * index_t(H) + row + r) * W + column;
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j += STORE)
+                    if (column + j < W) write<STORE>(target + j, &sum[c][r][j]);
+            }
+    }
+}

@@ -1,0 +1,148 @@
+"""data_gradient_tiles: the data gradient of a layer with few channels, by a tile of pixels per thread.
+
+This file chooses the tile; ``data_gradient_tiles.cu`` says what a thread computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
+from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
+
+_FOLDER = Path(__file__).parent
+#: Threads of a block, and its bytes of shared memory: two such blocks fit a multiprocessor of sm_90.
+_MOST_THREADS, _MOST_SHARED = 512, 112 * 1024
+_MULTIPROCESSOR_SHARED = 227 * 1024
+#: With more channels, tensor cores or blocked_gemm are faster.
+_MOST_CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class DataGradientTile:
+    """What a block and a thread compute: Config of ``data_gradient_tiles.cu``."""
+
+    rows: int
+    columns: int
+    channels: int
+    images: int
+    stage_filters: int
+    pitch: int
+    map_rows: int
+    copy_vector: int  # floats of one copy, and of one store
+    store_vector: int
+    blocks: int = 1  # resident per multiprocessor
+
+    def threads(self, problem: ConvProblem) -> int:
+        """Return the threads per block."""
+        tiles = ceil_div(problem.height, self.rows) * ceil_div(problem.width, self.columns)
+        return round_up(self.images * ceil_div(problem.channels, self.channels) * tiles, 32)
+
+    def row_floats(self, problem: ConvProblem) -> int:
+        """Return the floats of a row of a thread's window."""
+        shift = -(problem.kernel_width - 1 - problem.pad[1]) % 4
+        return round_up(shift + self.columns + problem.kernel_width - 1, 4)
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Return the shared memory of two stages and the weights."""
+        stage = self.images * self.stage_filters * self.map_rows * self.pitch
+        channels = round_up(problem.channels, self.channels)
+        weights = problem.filters * channels * problem.kernel * round_up(problem.kernel_width, 4)
+        return ITEM_BYTES * (2 * stage + weights)
+
+    def registers(self, problem: ConvProblem) -> int:
+        """Return about how many registers a thread needs."""
+        sums, taps = self.rows * self.columns * self.channels, round_up(problem.kernel_width, 4)
+        weights = problem.kernel * taps if self.rows > 1 else 2 * taps
+        return round_up(sums + self.row_floats(problem) + weights + 28, 8)
+
+
+def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
+    vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
+    copy = next(v for v in vectors if problem.output_width % v == 0)
+    for columns in (4, 8):
+        store = next(v for v in vectors if problem.width % v == 0)
+        groups = {ceil_div(problem.channels, n) for n in range(1, problem.channels + 1)}
+        for channels in sorted({ceil_div(problem.channels, n) for n in groups if ceil_div(problem.channels, n) <= 8}):
+            for rows in (1, 2, 3, 4, 5, 6, 7, 8) if channels == 1 else (1,):
+                one = DataGradientTile(rows, columns, channels, 1, 1, 0, 0, copy, store)
+                last_column = (ceil_div(problem.width, columns) - 1) * columns
+                # An odd number of 16-byte vectors: rows then begin in different banks of shared memory.
+                pitch = 4 * (ceil_div(last_column + one.row_floats(problem), 4) | 1)
+                map_rows = round_up(problem.height, rows) + problem.kernel - 1
+                for images in range(1, 17):
+                    for filters in (1, 2, 4, 8):
+                        sizes = (images, filters, pitch, map_rows, copy, store)
+                        tile = DataGradientTile(rows, columns, channels, *sizes)
+                        threads = tile.threads(problem)
+                        blocks = min(
+                            _MULTIPROCESSOR_SHARED // (tile.shared_bytes(problem) + 1024),
+                            REGISTERS // (tile.registers(problem) * threads),
+                        )
+                        if threads <= _MOST_THREADS and tile.shared_bytes(problem) <= _MOST_SHARED and blocks:
+                            yield DataGradientTile(rows, columns, channels, *sizes, blocks)
+
+
+def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:
+    """Return the predicted cycles of a scheduler per multiply-add."""
+    taps, threads = problem.kernel * problem.kernel_width, tile.threads(problem)
+    window_rows = tile.rows + problem.kernel - 1
+    fmas = tile.rows * tile.columns * tile.channels * taps
+    inputs = window_rows * tile.row_floats(problem) / 4
+    weights = tile.channels * problem.kernel * round_up(problem.kernel_width, 4) / 4
+    # Issue slots, and the cycles of shared memory, which serves one scheduler at a time: four per vector of inputs.
+    issue, shared = fmas + inputs + weights + 12, 4 * (4 * inputs + weights)
+    copies = tile.images * problem.output_height * problem.output_width / tile.copy_vector / threads
+    item = problem.filters * (max(issue, shared) + 0.3 * min(issue, shared) + 12 * copies + 120 / tile.stage_filters)
+    warps = tile.blocks * threads / 128
+    useful = tile.images * problem.channels * problem.height * problem.width * problem.filters * taps
+    return item * threads / useful * (1 + 0.8 / warps)
+
+
+@lru_cache(maxsize=256)
+def best_tile(problem: ConvProblem, aligned: int) -> DataGradientTile | None:
+    """Return the tile of the least cost for the layer; None if no tile fits a block."""
+    return min(_tiles(problem, aligned), key=lambda tile: _cost(problem, tile), default=None)
+
+
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    if not isinstance(problem, DataGradient):
+        return ["it computes the data gradient only"]
+    if problem.channels > _MOST_CHANNELS:
+        return [f"channels: at most {_MOST_CHANNELS}, got {problem.channels}"]
+    if problem.pad[0] >= problem.kernel or problem.pad[1] >= problem.kernel_width:
+        return [f"padding: less than the kernel {(problem.kernel, problem.kernel_width)}, got {problem.pad}"]
+    tiles = [best_tile(problem.with_batch(1), aligned) for aligned in (4, 8, 16)]
+    if None in tiles:
+        return [f"shared memory of a block: the weights and two maps do not fit {_MOST_SHARED} bytes"]
+    needed = max(tile.shared_bytes(problem) for tile in tiles if tile)
+    if chip is not None and needed > chip.shared_bytes:
+        return [f"shared memory of a block: at least {needed} bytes, got {chip.shared_bytes}"]
+    return []
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    tile = best_tile(problem.with_batch(1), aligned)
+    assert tile is not None, "_limits refuses a problem without a tile"
+
+    def steps(images: int) -> tuple[Launch, ...]:
+        grid = (min(ceil_div(images, tile.images), chip.multiprocessors * tile.blocks), 1, 1)
+        arguments = ("y", "w", "x", "first", "images")
+        block = (tile.threads(problem), 1, 1)
+        return (Launch("data_gradient_tiles", grid, block, arguments, tile.shared_bytes(problem)),)
+
+    return Plan(layer_defines(problem), max(1, min(problem.batch, 2**30)), steps, config=asdict(tile))
+
+
+KERNEL = CudaKernel(
+    "data_gradient_tiles",
+    "data gradient as a direct convolution: a tile of pixels per thread, for few channels",
+    tuple(_FOLDER / f for f in ("../layer.cuh", "copy_async.cuh", "data_gradient_tiles.cu")),
+    _plan,
+    _limits,
+    features=frozenset({PAD, RECTANGULAR, DATA_GRADIENT}),
+)

@@ -1,0 +1,93 @@
+"""depthwise: convolutions with one group per channel and their gradients, near the memory roofline.
+
+``depthwise.cu`` says how a thread computes its column.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ece408_op.core.kernel import CudaKernel, float32_bound, sum_bound
+from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvProblem, DataGradient, WeightGradient
+from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, images_per_launch, layer_defines, round_up
+
+from . import _partial_sums as partial_sums
+
+_FOLDER = Path(__file__).parent
+_THREADS = 128
+#: Rows of a thread: more reuse each load more often, fewer fill small images.
+_ROWS = 8
+#: Taps of a filter: a thread has a sum for each, and its code a multiply-add for each tap and row.
+_MOST_TAPS = 49
+#: Blocks of a weight gradient, about eight per multiprocessor of a large GPU; the least items of a thread.
+_BLOCKS, _FEWEST_ITEMS = 1056, 4
+
+
+def _rows(problem: ConvProblem) -> int:
+    """Return the rows of a thread: for a data gradient, a multiple of the stride."""
+    if isinstance(problem, DataGradient):
+        return round_up(min(_ROWS, problem.height), problem.stride[0])
+    return min(_ROWS, problem.output_height)
+
+
+def _shares(problem: ConvProblem) -> tuple[int, int, int]:
+    """Return the items of all images of one map, the shares of a weight gradient, and the items of a share."""
+    items = problem.batch * ceil_div(problem.output_height, _rows(problem)) * problem.output_width
+    shares = min(ceil_div(_BLOCKS, problem.filters), partial_sums.most_partials(problem))
+    length = max(ceil_div(items, shares), _FEWEST_ITEMS * _THREADS)
+    return items, max(1, ceil_div(items, length)), length
+
+
+def _bound(problem: ConvProblem) -> float:
+    """Return the bound: of a weight gradient, that of a thread's, a warp's, a block's sum and of the shares."""
+    if not isinstance(problem, WeightGradient):
+        return float32_bound(problem)
+    _, shares, length = _shares(problem)
+    return sum_bound(ceil_div(length, _THREADS) * _rows(problem) + 5 + _THREADS // 32 + shares)
+
+
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    reasons = []
+    if problem.groups != problem.channels:
+        reasons.append(f"groups: expected one per channel, {problem.channels}, got {problem.groups}")
+    if problem.kernel * problem.kernel_width > _MOST_TAPS or problem.stride[0] > _ROWS:
+        size = f"{problem.kernel} x {problem.kernel_width}, stride {problem.stride[0]}"
+        reasons.append(f"kernel: at most {_MOST_TAPS} taps and stride {_ROWS}, got {size}")
+    return reasons
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    data, weight, rows = isinstance(problem, DataGradient), isinstance(problem, WeightGradient), _rows(problem)
+    defines = {**layer_defines(problem), "WEIGHT_GRADIENT": int(weight)}
+    config = {"rows": rows, "threads": _THREADS, "data_gradient": data}
+    block = (_THREADS, 1, 1)
+    if weight:
+        items, shares, length = _shares(problem)
+        arguments = ("x", "y", partial_sums.target(shares), np.int64(items), np.int32(length))
+        launch = Launch("depthwise_weights", (shares * problem.filters, 1, 1), block, arguments)
+        steps = (launch, *partial_sums.launches(problem, shares))
+        scratch = partial_sums.scratch(problem, shares)
+        return Plan(defines, max(1, problem.batch), lambda images: steps, scratch=scratch, config=config)
+
+    maps, (height, width) = problem.shapes[2][1], problem.shapes[2][2:]
+    items = maps * ceil_div(height, rows) * width
+
+    def steps_of(images: int) -> tuple[Launch, ...]:
+        arguments = (problem.operands[0], "w", problem.operands[2], "first", "images")
+        return (Launch("depthwise", (ceil_div(images * items, _THREADS), 1, 1), block, arguments),)
+
+    images = images_per_launch(problem.batch, ceil_div(items, _THREADS))
+    return Plan(defines, images, steps_of, config=config)
+
+
+KERNEL = CudaKernel(
+    "depthwise",
+    "one group per channel, forward and both gradients: a thread per column, near the memory roofline",
+    tuple(_FOLDER / f for f in ("../layer.cuh", "partial_sums.cuh", "depthwise.cu")),
+    _plan,
+    _limits,
+    features=ATTRIBUTES | {DATA_GRADIENT, WEIGHT_GRADIENT},
+    error_bound=_bound,
+)
