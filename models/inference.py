@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,9 +72,10 @@ def built_in(network: files.Network) -> Loaded:
     return Loaded(shapes.load_symbol(graph, network.symbol), arg_params, aux_params)
 
 
-def on_gpu(network: Loaded, impl: str, precision: str = "float32") -> Loaded:
-    """Return the network as one node that computes on the GPU and is bound on mx.cpu(); see gpu_network."""
-    return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, impl=impl, precision=precision))
+def on_gpu(network: Loaded, impl: str, precision: str = "float32", device_ids: Sequence[int] = (0,)) -> Loaded:
+    """Return the network as one node that computes on GPUs and is bound on mx.cpu(); see gpu_network."""
+    options: dict[str, Any] = {"impl": impl, "precision": precision, "device_ids": device_ids}
+    return Loaded(*gpu_network(network.symbol, network.arg_params, network.aux_params, **options))
 
 
 def predict(network: Loaded, images: np.ndarray, context: Any) -> np.ndarray:

@@ -88,6 +88,10 @@ def case(
                 add(f"gpu_network {impl}", impl, _gpu_network(built_in, pixels, impl))
             except Ece408Error as error:
                 rows.append(Row(f"gpu_network {impl}", FORWARD, status="skipped", reason=str(error), impl=impl))
+        gpus = cuda.cupy().cuda.runtime.getDeviceCount()
+        if gpus > 1:
+            several = inference.on_gpu(built_in, AUTO, device_ids=range(gpus))
+            add(f"gpu_network {AUTO}, {gpus} GPUs", AUTO, _bound(several, pixels))
         for contestant, calls in _pytorch(built_in, pixels):
             add(contestant, "", calls)
     return Case(name, images, tuple(rows))

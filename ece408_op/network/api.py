@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -26,6 +26,7 @@ def gpu_network(
     impl: str = "auto",
     precision: str = "float32",
     device_id: int = 0,
+    device_ids: Sequence[int] | None = None,
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return a network as one operator node that computes on a GPU, with inputs and outputs in ``mx.cpu()``.
 
@@ -42,6 +43,8 @@ def gpu_network(
             convolutions and fully connected layers. A ``New`` node that names an implementation is computed by that.
         precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
         device_id: the GPU's number.
+        device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes an equal share of
+            each batch, and ``op_times`` has a record of each.
 
     Returns:
         (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and outputs keep their
@@ -50,7 +53,8 @@ def gpu_network(
     Raises:
         GraphError: the graph has unsupported nodes; the message has the name, operator and attribute of each. A
             ``New`` for the CPU, by its device or its impl, is one.
-        ProblemError: an option is unknown.
+        ProblemError: an option is unknown; or, raised by the first call, several GPUs are to share the images of a
+            network that does not compute each image by itself.
         DeviceError: there is no such GPU; raised when the network is bound.
         UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
@@ -58,8 +62,12 @@ def gpu_network(
     for name, value, known in (("impl", impl, IMPLS), ("precision", precision, PRECISIONS)):
         if value not in known:
             raise ProblemError(f"{name}: expected one of {', '.join(known)}; got {value!r}")
-    if isinstance(device_id, bool) or not isinstance(device_id, int) or device_id < 0:
-        raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
+    numbers = (device_id,) if device_ids is None else tuple(device_ids) if isinstance(device_ids, Sequence) else ()
+    valid = all(type(number) is int and number >= 0 for number in numbers) and numbers
+    if not valid or len({*numbers}) != len(numbers):
+        if device_ids is None:
+            raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
+        raise ProblemError(f"device_ids: expected different GPUs' numbers from 0 on, got {device_ids!r}")
     for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
         check_arrays(params, name)
     states = dict(aux_params or {})
@@ -80,7 +88,7 @@ def gpu_network(
         graph=text,
         impl=impl,
         precision=precision,
-        device_id=device_id,
+        device_ids=",".join(map(str, numbers)),
     )
     if isinstance(symbol, mx.sym.np._Symbol):
         node = node.as_np_ndarray()

@@ -14,6 +14,7 @@ from ece408_op.plugin import bridge, default_layout, mxnet_errors
 
 from ._gpu import CUDNN
 from ._network import Network, parse
+from ._several_gpus import SeveralGpus
 from .engine import Engine, engine
 
 OP_TYPE = default_layout.NETWORK
@@ -113,14 +114,15 @@ class NetworkProp(mx.operator.CustomOpProp):
         if ctx.device_type == "gpu":
             raise DeviceError("gpu_network: expected arrays in mx.cpu(), got them in mx.gpu(); bind it in mx.cpu()")
         impl, precision = self._given.get("impl", dispatch.AUTO), self._given.get("precision", "float32")
-        number = int(self._given.get("device_id", 0))
-        return NetworkOp(network, engine(self._given["graph"], impl, precision, number))
+        numbers = [int(word) for word in self._given.get("device_ids", "0").split(",")]
+        engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
+        return NetworkOp(network, engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers))
 
 
 class NetworkOp(mx.operator.CustomOp):
     """The operator for arrays of one shape; MXNet calls forward from its worker threads, several at a time."""
 
-    def __init__(self, network: Network, found: Engine) -> None:
+    def __init__(self, network: Network, found: Engine | SeveralGpus) -> None:
         super().__init__()
         self._network, self._engine = network, found
 

@@ -257,3 +257,54 @@ def test_training_is_refused():
         executor.backward(mx.nd.ones((2, 2)))
         gradient.wait_to_read()
     assert np.isnan(gradient.asnumpy()).all()
+
+
+def on_several(symbol, args, numbers):
+    """Return the output of gpu_network on GPUs of these numbers."""
+    params = ndarrays({n: a for n, a in args.items() if n != "data"})
+    node, params, _ = ece408_op.gpu_network(symbol, params, device_ids=numbers)
+    return node.bind(mx.cpu(), {"data": mx.nd.array(args["data"]), **params}).forward(is_train=False)[0].asnumpy()
+
+
+def require_gpus(gpu, count):
+    if gpu == "gpu" and cupy_devices() < count:
+        pytest.skip(f"needs {count} GPUs")
+
+
+def cupy_devices():
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
+@pytest.mark.parametrize("images", [1, 2, 7])
+@pytest.mark.parametrize("numbers", [[0, 1], [1, 0], [1, 0, 2]])
+def test_several_gpus_share_the_images_in_order(gpu, images, numbers):
+    require_gpus(gpu, max(numbers) + 1)
+    symbol = S.FullyConnected(S.Convolution(data, kernel=(3, 3), num_filter=4, name="conv"), num_hidden=3, name="fc")
+    args, aux = values(symbol, {"data": (images, 2, 8, 8)})
+    (expected,) = mxnets(symbol, args, aux)
+    assert np.abs(on_several(symbol, args, numbers) - expected).max() < 1e-5
+
+
+def test_images_that_depend_on_each_other_stay_on_one_gpu(gpu):
+    require_gpus(gpu, 2)
+    args, _ = values(data, {"data": (4, 5)})
+    with pytest.raises(mx.MXNetError, match="device_ids: expected a network that computes each image by itself"):
+        on_several(S.softmax(data, axis=0), args, [0, 1])
+
+
+def test_a_gpu_that_fails_is_named(gpu, monkeypatch):
+    require_gpus(gpu, 2)
+    symbol = data * 2
+    args, _ = values(symbol, {"data": (4, 5)})
+    run = engine.Engine.run
+
+    def fails_on_the_second(self, given, *others):
+        if (given[0] == args["data"][2:]).all():
+            raise DeviceError("out of order")
+        run(self, given, *others)
+
+    monkeypatch.setattr(engine.Engine, "run", fails_on_the_second)
+    with pytest.raises(mx.MXNetError, match="GPU 1: out of order"):
+        on_several(symbol, args, [0, 1])

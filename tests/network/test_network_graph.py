@@ -175,6 +175,9 @@ def test_outputs_beyond_the_first_are_unsupported():
         ({"precision": "fp8"}, "precision: expected one of"),
         ({"device_id": -1}, "device_id: expected"),
         ({"device_id": True}, "device_id: expected"),
+        ({"device_ids": []}, "device_ids: expected different GPUs' numbers"),
+        ({"device_ids": [0, 0]}, "device_ids: expected different GPUs' numbers"),
+        ({"device_ids": 2}, "device_ids: expected different GPUs' numbers"),
     ],
 )
 def test_unknown_options(options, message):

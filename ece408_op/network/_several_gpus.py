@@ -1,0 +1,47 @@
+"""A network on several GPUs of one host: each computes an equal share of the images, in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ece408_op.errors import DeviceError, ProblemError
+
+from ._memory_plan import splits
+from .engine import Engine
+
+
+class SeveralGpus:
+    """Engines of one network on different GPUs, in the order in which they share the images."""
+
+    def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
+        self._engines, self._numbers = engines, numbers
+
+    def run(self, data: Sequence[np.ndarray], parameters: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Fill the outputs as ``Engine.run``; the results are in the order of the images.
+
+        Raises ProblemError if the network does not compute each image by itself, and DeviceError, with the GPU's
+        number, if one fails.
+        """
+        network, images = self._engines[0].network, len(data[0])
+        if not splits(network, dict(zip(network.names(network.data), (array.shape for array in data)))):
+            raise ProblemError(
+                "device_ids: expected a network that computes each image by itself, with the images as the first axis "
+                "of all data and outputs, got another one; pass one GPU"
+            )
+        edges = [images * part // len(self._engines) for part in range(len(self._engines) + 1)]
+        shares = [slice(first, last) for first, last in zip(edges, edges[1:])]
+        with ThreadPoolExecutor(len(self._engines)) as pool:
+            started = {
+                number: pool.submit(one.run, [x[share] for x in data], parameters, [y[share] for y in outputs])
+                for number, one, share in zip(self._numbers, self._engines, shares)
+                if share.start < share.stop
+            }
+        # All have ended; the first failure is reported.
+        for number, result in started.items():
+            try:
+                result.result()
+            except DeviceError as error:
+                raise DeviceError(f"GPU {number}: {error}") from error
