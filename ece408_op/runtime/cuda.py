@@ -274,10 +274,10 @@ def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: 
 def execute(program: Program, batch: int, arrays: Mapping[str, Any], stream: Any) -> None:
     """Put the program's work on the stream (None: CuPy's current one) of the arrays' device, and return.
 
-    ``arrays`` are the CuPy arrays "x", "w" and "y". Raises DeviceError where compiling or launching fails; ``wait``
-    reports what fails later, on the device.
+    ``arrays`` are CuPy arrays by their names in the plan, mostly "x", "w" and "y". Raises DeviceError where compiling
+    or launching fails; ``wait`` reports what fails later, on the device.
     """
-    device = arrays["x"].device
+    device = next(iter(arrays.values())).device
     with device, reported(program.name):
         main = cupy().cuda.get_current_stream() if stream is None else stream
         enqueue(program, batch, {key: array.data.ptr for key, array in arrays.items()}, device.id, main)

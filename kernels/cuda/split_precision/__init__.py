@@ -2,4 +2,5 @@
 
 split_precision  the kernels for few channels; ``block.cuh`` explains their sources, ``split.cuh`` the arithmetic
 wide             the kernels for many channels
+split_form       convolutions between which activations stay split, NHWC
 """

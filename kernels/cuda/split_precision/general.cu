@@ -24,7 +24,7 @@
 // implicit_gemm_tma, recompute_images.
 
 // Config beyond wide_tile.cuh's: promote_every, stages between two accumulator promotions; range_blocks, blocks that
-// search an image's largest value.
+// search an image's largest value; split_form (split_form.cu).
 
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to
 // recompute.
@@ -51,15 +51,15 @@ extern "C" __global__ void __launch_bounds__(512)
 // Convert: images (B, C, H, W) to [component][image][pixel][group][channel]. A block turns 64 channels of 64 pixels.
 extern "C" __global__ void __launch_bounds__(256)
     split_images(const float *__restrict__ x, const Range *__restrict__ ranges, uint4 *__restrict__ split,
-                 int *__restrict__ exponents, int *__restrict__ listed, long long first, int images) {
+                 ImageScale *__restrict__ scales, int *__restrict__ listed, long long first, int images) {
     constexpr int CHANNELS = Config::groups * Config::padded_channels, PITCH = 65;
     __shared__ float tile[64][PITCH];
     const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64;
     Range range;
     for (int i = 0; i < Config::range_blocks; i++) range.add(ranges[image * Config::range_blocks + i]);
-    const int exponent = range.exponent();
+    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent();
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-        exponents[image] = exponent;
+        scales[image] = {exponent, range.largest};
         if (exponent == Range::UNSPLITTABLE) listed[1 + atomicAdd(listed, 1)] = image;
     }
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
@@ -144,11 +144,10 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
-    implicit_gemm_tma(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
-                      const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
-                      const int *__restrict__ x_exponents, const int *__restrict__ w_exponents, float *__restrict__ y,
-                      long long first, int images) {
+// A block's whole work: producer and consumers, tile after tile. store(sums, staging, tile, consumer) is the epilogue.
+template <typename Store>
+__device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
+                                              const TensorMap &w_low, int images, const Store &store) {
     extern __shared__ __align__(16) unsigned char memory[];
     const Pipeline pipeline(memory);
     pipeline.init(1);
@@ -163,8 +162,18 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
             Accumulators sums;
             multiply_tile(sums, pipeline, consumer, stage, phase);
-            store_tile(sums, pipeline.others, Tile(number), consumer, images, x_exponents, w_exponents,
-                       y + first * OUTPUTS);
+            store(sums, pipeline.others, Tile(number), consumer);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
+    implicit_gemm_tma(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
+                      const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
+                      const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,
+                      float *__restrict__ y, long long first, int images) {
+    const auto store = [&](const Accumulators &sums, float *staging, const Tile &tile, int consumer) {
+        store_tile(sums, staging, tile, consumer, images, x_scales, w_exponents, y + first * OUTPUTS);
+    };
+    implicit_gemm(x_high, x_low, w_high, w_low, images, store);
 }

@@ -107,6 +107,13 @@ __device__ __forceinline__ unsigned fp16x2_residual(float first, float second, u
     return to_fp16x2((first - a) * 2048.0f, (second - b) * 2048.0f);
 }
 
+// An fp16 number, from its bits.
+__device__ __forceinline__ float from_fp16(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
 // d += a b, for 16 x 16 fp16 times 16 x 8, in float32 (PTX ISA, "Matrix Fragments for mma.m16n8k16").
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

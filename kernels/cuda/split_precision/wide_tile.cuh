@@ -28,6 +28,19 @@ __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
                               : ((long long)filter * C + c) * TAPS + tap;
 }
 
+// The power of two that scales a split image, and the bits of its largest magnitude.
+struct ImageScale {
+    int exponent;
+    unsigned largest;
+};
+
+// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of float32
+// before the result does.
+__device__ __forceinline__ float scaled(float value, int exponent) {
+    const int e0 = max(-126, min(126, exponent / 2)), e1 = max(-126, min(126, exponent - e0));
+    return multiply(multiply(value, power_of_two(e0)), power_of_two(e1));
+}
+
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
     split_filters(const float *__restrict__ w, unsigned *__restrict__ split, int *__restrict__ exponents,
@@ -161,11 +174,10 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
 }
 
 // Epilogue: the sums go through shared memory, 32 filters at a time, so that a warp stores 32 neighbouring pixels.
-// x_exponents: by image; null where the sums are unscaled already. The scales of image and filter are undone by two
-// multiplications of about the same size, so that neither leaves the range of float32 before the result does.
+// x_scales: by image; null where the sums are unscaled already.
 constexpr int PITCH = 64 + 4;  // floats from one filter's row to the next: rows two apart are 8 banks apart
 __device__ __forceinline__ void store_tile(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
-                                           int images, const int *x_exponents, const int *w_exponents, float *y) {
+                                           int images, const ImageScale *x_scales, const int *w_exponents, float *y) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = tile.pixel + 64 * consumer;
     staging += consumer * (32 * PITCH);
     float *to[2];
@@ -174,7 +186,7 @@ __device__ __forceinline__ void store_tile(const Accumulators &sums, float *stag
     for (int half = 0; half < 2; half++) {
         const int pixel = first + 32 * half + lane, image = pixel / OUTPUT_AREA;
         to[half] = image < images ? y + image * OUTPUTS + pixel % OUTPUT_AREA : nullptr;
-        exponent[half] = x_exponents && image < images ? x_exponents[image] : 0;
+        exponent[half] = x_scales && image < images ? x_scales[image].exponent : 0;
     }
 #pragma unroll
     for (int chunk = 0; chunk < Config::tile_filters / 32; chunk++) {
@@ -193,55 +205,66 @@ __device__ __forceinline__ void store_tile(const Accumulators &sums, float *stag
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (to[half] == nullptr) continue;
-                const int e = -(exponent[half] + own), e0 = max(-126, min(126, e / 2)),
-                          e1 = max(-126, min(126, e - e0));
-                const float value =
-                    multiply(multiply(staging[row * PITCH + 32 * half + lane], power_of_two(e0)), power_of_two(e1));
-                __stcs(to[half] + (long long)filter * OUTPUT_AREA, value);
+                const float sum = staging[row * PITCH + 32 * half + lane];
+                __stcs(to[half] + (long long)filter * OUTPUT_AREA, scaled(sum, -(exponent[half] + own)));
             }
         }
     }
 }
 
 // Recompute the listed images in float32, or all of them where a filter could not be split. A thread computes one pixel
-// of eight filters. Its sums have two levels: the products of a channel, and the channels.
-extern "C" __global__ void __launch_bounds__(256)
-    recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
-                     const int *__restrict__ w_exponents, const int *__restrict__ listed, long long first, int images) {
+// of eight filters. Its sums have two levels: the products of a channel, and the channels. load(image, group, channel,
+// pixel) returns an input, store(image, filter, pixel, value) takes an output.
+template <typename Load, typename Store>
+__device__ __forceinline__ void recompute(const float *w, const int *w_exponents, const int *listed, int images,
+                                          const Load &load, const Store &store) {
     constexpr int FILTERS = 8, FILTER_BLOCKS = (M + FILTERS - 1) / FILTERS;
-    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 255) / 256, IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
+    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 255) / 256;
+    constexpr long long IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
     int unsplittable = 0;
     for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= w_exponents[m] == Range::UNSPLITTABLE;
     const bool all = __syncthreads_or(unsplittable);
     const int count = all ? images : listed[0];
     for (long long i = blockIdx.x; i < count * IMAGE_BLOCKS; i += gridDim.x) {
         const int number = i / IMAGE_BLOCKS, block = i % IMAGE_BLOCKS / PIXEL_BLOCKS;
-        const int pixel = i % PIXEL_BLOCKS * 256 + threadIdx.x;
+        const int pixel = i % PIXEL_BLOCKS * 256 + threadIdx.x, image = all ? number : listed[1 + number];
         if (pixel >= OUTPUT_AREA) continue;
-        const long long image = first + (all ? number : listed[1 + number]);
         const int group = block / FILTER_BLOCKS, filter0 = block % FILTER_BLOCKS * FILTERS;
         const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
         const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
         float sums[FILTERS] = {};
         for (int c = 0; c < C; c++) {
-            const float *const map = x + image * IMAGE + (long long)(group * C + c) * AREA;
             float products[FILTERS] = {};
 #pragma unroll 1
             for (int tap = 0; tap < TAPS; tap++) {
                 const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
                 const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
-                const bool inside = unsigned(row) < unsigned(Config::height) && unsigned(column) < unsigned(Config::width);
-                const float value = inside ? map[row * Config::width + column] : 0.0f;
+                const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
+                const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;
 #pragma unroll
-                for (int f = 0; f < FILTERS; f++)
-                    products[f] = multiply_add(
-                        value, w[weight_index(group * M + min(filter0 + f, M - 1), c, tap)], products[f]);
+                for (int f = 0; f < FILTERS; f++) {
+                    const int filter = group * M + min(filter0 + f, M - 1);
+                    products[f] = multiply_add(value, w[weight_index(filter, c, tap)], products[f]);
+                }
             }
 #pragma unroll
             for (int f = 0; f < FILTERS; f++) sums[f] = multiply_add(products[f], 1.0f, sums[f]);
         }
 #pragma unroll
         for (int f = 0; f < FILTERS; f++)
-            if (filter0 + f < M) y[image * OUTPUTS + (group * M + filter0 + f) * (long long)OUTPUT_AREA + pixel] = sums[f];
+            if (filter0 + f < M) store(image, group * M + filter0 + f, pixel, sums[f]);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
+                     const int *__restrict__ w_exponents, const int *__restrict__ listed, long long first, int images) {
+    recompute(
+        w, w_exponents, listed, images,
+        [&](int image, int group, int c, int pixel) {
+            return x[(first + image) * IMAGE + (group * C + c) * (long long)AREA + pixel];
+        },
+        [&](int image, int filter, int pixel, float value) {
+            y[(first + image) * OUTPUTS + filter * (long long)OUTPUT_AREA + pixel] = value;
+        });
 }

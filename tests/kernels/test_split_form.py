@@ -1,0 +1,148 @@
+"""Convolutions whose activations stay split, NHWC, between layers, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import nvrtc
+import pytest
+from cuda_layers import chip_of
+from gpu_case import require_gpu
+
+from ece408_op.core import reference
+from ece408_op.errors import UnsupportedError
+from ece408_op.kernels.cuda.split_precision import split_form, wide
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Launch
+
+#: Padding, a stride, groups, channels and filters that are no multiples of eight, images that share a warp's pixels.
+LAYERS = [
+    ConvProblem(5, 64, 13, 17, 96, 3, pad=(1, 1)),
+    ConvProblem(3, 40, 19, 15, 70, 3, 5, stride=(3, 2), pad=(1, 3)),
+    ConvProblem(40, 30, 5, 3, 130, 1),
+    ConvProblem(2, 64, 12, 11, 48, 3, stride=(2, 1), pad=(1, 0), groups=2),
+]
+
+
+def test_the_shape_of_a_split_array_pads_the_channels():
+    assert split_form.activation_shape(5, 30, 7, 8) == (2, 5, 7, 8, 32)
+    assert split_form.activation_shape(5, 64, 7, 8, components=1) == (1, 5, 7, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (ConvProblem(2, 24, 9, 9, 36, 3, groups=3), "groups: expected a multiple of 8 channels and filters each"),
+        (ConvProblem(2**17, 24, 9, 9, 36, 3), "batch: at most 65535"),
+        (ConvProblem(2, 24, 99, 99, 36, 3, stride=(9, 9)), "stride: at most 8"),
+    ],
+)
+def test_a_refusal_has_its_reason(problem, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        split_form.convolution(problem, chip_of(90))
+
+
+def test_no_pass_converts_activations_between_layers():
+    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, relu=True)
+    entries = [step.entry for step in program.plan.steps(LAYERS[0].batch) if isinstance(step, Launch)]
+    assert entries == ["scale_outputs", "implicit_gemm_split", "recompute_split_images"]
+    assert "split_x" not in program.plan.scratch
+
+
+def test_it_keeps_its_values_in_registers():
+    if nvrtc.missing():
+        pytest.skip("needs NVRTC: pip install ece408-op[test]")
+    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, residual=True, relu=True)
+    report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
+    assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
+
+
+def _joined(split: Any, scales: Any, channels: int) -> np.ndarray:
+    """Return a split array (components, B, H, W, C') in float64, as (B, C, H, W)."""
+    parts, exponents = split.get().astype(np.float64), scales.get()[:, 0].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        values = parts[0] + (parts[1] / 2048 if len(parts) == 2 else 0)
+    values = np.where(np.isfinite(parts[0]), values, parts[0]) * 2.0 ** -exponents[:, None, None, None]
+    assert (parts[..., channels:] == 0).all(), "channels beyond the last are not zero"
+    return np.moveaxis(values[..., :channels], 3, 1)
+
+
+class _Layer:
+    """The arrays of one convolution in split form on the GPU."""
+
+    def __init__(self, problem: ConvProblem, components: int, w: np.ndarray, x: np.ndarray) -> None:
+        cp, self.problem, self.components = cuda.cupy(), problem, components
+        shape = split_form.activation_shape(problem.batch, problem.channels, problem.height, problem.width, components)
+        self.x, self.x_scales = cp.full(shape, cp.nan, cp.float16), cp.zeros((problem.batch, 2), cp.int32)
+        wanted = split_form.split_weights(problem, cuda.chip(), components)
+        size = problem.filters * problem.kernel * problem.kernel_width * (-(-problem.w_shape[1] // 8) * 8)
+        self.w = cp.asarray(w)
+        self.split_w, self.exponents = cp.zeros(components * size, cp.float16), cp.zeros(problem.filters, cp.int32)
+        cuda.execute(wanted, 1, {"w": self.w, "split_w": self.split_w, "w_exponents": self.exponents}, None)
+        program = split_form.split_activations(problem, cuda.chip(), components)
+        arrays = {"x": cp.asarray(x), "split_x": self.x, "x_scales": self.x_scales}
+        cuda.execute(program, problem.batch, arrays, None)
+
+    def run(self, **added: Any) -> tuple[Any, Any]:
+        """Return y and its scales."""
+        cp, problem = cuda.cupy(), self.problem
+        y = cp.full(
+            split_form.activation_shape(problem.batch, *problem.y_shape[1:], self.components), cp.nan, cp.float16
+        )
+        y_scales = cp.zeros((problem.batch, 2), cp.int32)
+        relu, arrays = added.pop("relu", False), {**added}
+        program = split_form.convolution(
+            problem, cuda.chip(), self.components, bias="bias" in added, residual="residual" in added, relu=relu
+        )
+        arrays |= {"x": self.x, "x_scales": self.x_scales, "w": self.w, "split_w": self.split_w}
+        arrays |= {"w_exponents": self.exponents, "y": y, "y_scales": y_scales}
+        cuda.execute(program, problem.batch, arrays, None)
+        cuda.wait(program.name, cp.cuda.get_current_stream())
+        return y, y_scales
+
+
+def _assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, layer: _Layer, added: Any, relu: bool) -> None:
+    problem = layer.problem
+    with np.errstate(invalid="ignore"):
+        exact, magnitude = reference.convolve(x, w, problem) + added, reference.magnitude(x, w, problem) + abs(added)
+        exact = np.where(exact < 0, 0, exact) if relu else exact
+    assert (np.isfinite(y) == np.isfinite(exact)).all()
+    finite = np.isfinite(exact) & np.isfinite(magnitude)
+    kernel = (wide.FP16X1 if layer.components == 1 else wide.FP16X3)[1]
+    stored = 2.0**-22 if layer.components == 2 else 2.0**-11
+    allowed = (kernel.error_bound(problem) + 2 * stored) * magnitude + 1e-6 * stored * np.nanmax(magnitude[finite])
+    assert (abs(y - exact)[finite] <= allowed[finite]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("components", [2, 1])
+@pytest.mark.parametrize("problem", LAYERS, ids=str)
+@pytest.mark.parametrize("special", ["", "infinity", "tiny", "weight"])
+def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
+    cp = require_gpu()
+    rng = np.random.default_rng(408)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
+    if special == "infinity":
+        x[0, 0, 2, 2], x[-1, -1, -1, -1] = np.inf, np.nan
+    if special == "tiny":
+        x[-1] *= np.float32(1e-30)
+    if special == "weight":
+        w[0, 0, 0, 0] = 1e-20
+    layer = _Layer(problem, components, w, x)
+    split_x = _joined(layer.x, layer.x_scales, problem.channels)
+    plain, plain_scales = layer.run()
+    y = _joined(plain, plain_scales, problem.filters)
+    _assert_close(y, split_x, w, layer, 0.0, relu=False)
+    with np.errstate(invalid="ignore"):
+        largest = np.abs(y).reshape(len(y), -1).max(axis=1)
+    recorded = plain_scales.get()[:, 1].view(np.float32)
+    finite = np.isfinite(largest)
+    assert (recorded >= largest * (1 - 2.0**-20))[finite].all()
+    assert (recorded <= largest * (1 + 2.0**-9))[finite].all()
+    assert not np.isfinite(recorded[~finite]).any()
+    bias = rng.standard_normal(problem.filters).astype(np.float32)
+    arrays = {"bias": cp.asarray(bias), "residual": plain, "residual_scales": plain_scales}
+    out = _joined(*layer.run(**arrays, relu=True), problem.filters)
+    _assert_close(out, split_x, w, layer, y + bias[:, None, None], relu=True)
