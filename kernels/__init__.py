@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ece408_op.core.kernel import Kernel
 
-from .cpu import col2im, direct, im2col, loops, pixel_reduction, winograd
+from .cpu import col2im, direct, im2col, loops, pixel_reduction, tap_copies, winograd
 from .cuda.float32 import (
     blocked_gemm,
     data_gradient_tiles,
@@ -23,6 +23,7 @@ KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
     col2im.KERNEL,
     direct.KERNEL,
+    tap_copies.KERNEL,
     pixel_reduction.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,

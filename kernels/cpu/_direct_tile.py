@@ -90,7 +90,7 @@ def tile(module: ir.Module, plan: DirectPlan, size: tuple[int, int], target: Cpu
         c.values = p.values
     for value, output in zip(c.values, outputs):
         if plan.pixels < lanes:
-            _store_first(b, value, output, plan.pixels)
+            store_first(b, value, output, plan.pixels)
         elif nontemporal:
             store_nontemporal(b, value, output, 4 * lanes)
         else:
@@ -112,8 +112,11 @@ def _sums_so_far(b: ir.IRBuilder, done: Any, zeros: list[Any], outputs: list[Any
     return sums
 
 
-def _store_first(b: ir.IRBuilder, value: Any, pointer: Any, count: int) -> None:
-    """Store the first ``count`` lanes only."""
+def store_first(b: ir.IRBuilder, value: Any, pointer: Any, count: int) -> None:
+    """Store the first ``count`` lanes."""
+    if count == value.type.count:
+        b.store(value, b.bitcast(pointer, value.type.as_pointer()), align=4)
+        return
     scalar = b.bitcast(pointer, F32_PTR)
     for lane in range(count):
         b.store(b.extract_element(value, ir.Constant(I32, lane)), element(b, scalar, lane), align=4)

@@ -1,10 +1,9 @@
 """pixel_reduction: weight gradients with output pixels in the lanes, compiled for the layer.
 
-A tap is an element (c, p, q) of a filter. Copies of the image make the pixels that a tap meets as contiguous as those
-of y; rows that are S apart, for a stride of S, are neighbours there:
+A tap is an element (c, p, q) of a filter. Copies of the image make the pixels that a tap meets contiguous
+(``_copies``):
 
-    copies[c][q][r % S][r // S][j] = x[c][r - P][j S + q D - P]            P padding, D dilation
-    w[m][c][p][q] = sum over images and pixels o of y[m][o] * copies[c][q][p D % S][p D // S * OW + o]
+    w[m][tap] = sum over images and pixels o of y[m][o] * copies[offset of the tap + o]
 
 A tile of F filters x T taps stays in registers for all pixels of a few images: each step loads F vectors of y and T of
 the copies, and does F*T multiply-adds. Then the lanes of each sum are added up, in float32, and the result is added to
@@ -50,9 +49,9 @@ from ece408_op.runtime.llvm import (
 )
 from ece408_op.runtime.thread_pool import share
 
+from ._copies import Copies
 from ._direct_plan import LATENCY, PER_CYCLE
-from ._direct_tile import copy_rows
-from ._ir import Pieces, each_piece, lane_sums, load, share_out, whole_lines
+from ._ir import Pieces, each_piece, lane_sums, load, share_out
 
 F64 = ir.DoubleType()
 F64_PTR = F64.as_pointer()
@@ -71,35 +70,34 @@ SUMS_BYTES = 64 << 20
 class Plan:
     """The cut of one layer: filters per block, taps per tile, both within a group, and images at a time."""
 
-    layer: ConvProblem
-    lanes: int
+    copies: Copies
     blocks: Pieces
     tiles: Pieces
 
     @property
+    def layer(self) -> ConvProblem:
+        """The layer, with a batch of one."""
+        return self.copies.layer
+
+    @property
+    def lanes(self) -> int:
+        """Floats in a vector."""
+        return self.copies.lanes
+
+    @property
     def pixels(self) -> int:
         """Pixels of an output plane."""
-        return self.layer.output_height * self.layer.output_width
+        return self.copies.pixels
 
     @property
-    def rows(self) -> int:
-        """Rows of a copy of one channel for each remainder of the rows' numbers by the stride."""
-        return -(-(self.layer.height + 2 * self.layer.pad[0]) // self.layer.stride[0])
-
-    @property
-    def copy(self) -> int:
-        """Floats of a copy of one channel for one column of the filters."""
-        return self.layer.stride[0] * self.rows * self.layer.output_width
-
-    @property
-    def copies(self) -> int:
-        """Floats of an image's copies; whole cache lines."""
-        return whole_lines(self.layer.channels * self.layer.kernel_width * self.copy)
+    def image_copies(self) -> int:
+        """Floats of an image's copies."""
+        return self.layer.channels * self.copies.channel
 
     @property
     def images(self) -> int:
         """Images at a time."""
-        floats = self.copies + self.layer.filters * self.pixels
+        floats = self.image_copies + self.layer.filters * self.pixels
         return max(1, min(MOST_IMAGES, CHUNK_BYTES // (4 * floats)))
 
     @property
@@ -124,22 +122,12 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
         if f * t + f + 1 <= registers
     ]
     blocks, tiles = min(cuts, key=lambda cut: sum(m * n * _cycles(f, t) for f, m in cut[0] for t, n in cut[1]))
-    return Plan(layer, lanes, blocks, tiles)
+    return Plan(Copies(layer, lanes), blocks, tiles)
 
 
 def _cycles(filters: int, taps: int) -> float:
     arithmetic, loads = filters * taps / PER_CYCLE, (filters + 1.5 * taps) / PER_CYCLE
     return max(arithmetic, loads, LATENCY) + loads / 16
-
-
-@cache
-def _offsets(plan: Plan) -> np.ndarray:
-    """Return where the pixels of each tap begin in an image's copies, shape (C / G * K * L,)."""
-    layer = plan.layer
-    c, p, q = np.indices((layer.channels // layer.groups, layer.kernel, layer.kernel_width)).reshape(3, -1)
-    down, stride = p * layer.dilate[0], layer.stride[0]
-    row = down % stride * plan.rows + down // stride
-    return np.ascontiguousarray((c * layer.kernel_width + q) * plan.copy + row * layer.output_width, np.int64)
 
 
 @cache
@@ -156,34 +144,6 @@ def _order(plan: Plan) -> np.ndarray:
         first += f
     groups = np.arange(plan.layer.groups)[:, None, None] * number * plan.tile_sums
     return (groups + order).reshape(-1, taps)
-
-
-def _copy(module: ir.Module, plan: Plan) -> ir.Function:
-    """Build (x, copies, images), which fills what is not padding; the padding is zeros already."""
-    layer = plan.layer
-    (top, left), (sh, sw), dw = layer.pad, layer.stride, layer.dilate[1]
-    arguments = {"x": F32_PTR, "copies": F32_PTR, "images": I64}
-    b, (x, copies, images) = new_function(module, "copy", arguments, internal=True)
-    with for_range(b, images) as image, for_range(b, layer.channels) as c, for_range(b, layer.height) as r:
-        plane = offset(b, (image.index, layer.channels), (c.index, 1))
-        source = element(b, x, offset(b, (plane, layer.height * layer.width), (r.index, layer.width)))
-        row = b.add(r.index, const(top))
-        row = offset(b, (b.urem(row, const(sh)), plan.rows), (b.udiv(row, const(sh)), 1))
-        channel = offset(b, (image.index, plan.copies), (c.index, layer.kernel_width * plan.copy))
-        to = element(b, copies, b.add(channel, offset(b, (row, layer.output_width))))
-        for q in range(layer.kernel_width):
-            first = max(0, -((q * dw - left) // sw))
-            last = min(layer.output_width - 1, (layer.width - 1 + left - q * dw) // sw)
-            count, read = last - first + 1, element(b, source, first * sw + q * dw - left)
-            write = element(b, to, q * plan.copy + first)
-            if count > 0 and sw == 1:
-                copy_rows(b, plan.lanes, count, (read, 0), (write, 0), 1)
-            elif count > 0:
-                with for_range(b, count) as j:
-                    value = b.load(element(b, read, offset(b, (j.index, sw))), align=4)
-                    b.store(value, element(b, write, j.index), align=4)
-    b.ret_void()
-    return b.function
 
 
 def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu) -> ir.Function:
@@ -208,7 +168,7 @@ def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu) -> 
         gradients = [pixels(element(b, y, f * plan.pixels), plan.layer.filters * plan.pixels) for f in range(filters)]
         result = list(totals)
         for t, start in enumerate(starts):
-            x = pixels(start, plan.copies)
+            x = pixels(start, plan.image_copies)
             for f in range(filters):
                 result[f * taps + t] = fma(b, target, gradients[f], x, totals[f * taps + t])
         return result
@@ -233,13 +193,13 @@ def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu) -> 
 def _compiled(plan: Plan, target: Cpu) -> Any:
     """Compile (x, y, copies, offsets, sums, images), which adds the gradients of some images to the sums."""
     layer, module = plan.layer, ir.Module("pixel_reduction")
-    copy = _copy(module, plan)
+    copy = plan.copies.build(module)
     tiles = {(f, t): _tile(module, plan, (f, t), target) for f, _ in plan.blocks for t, _ in plan.tiles}
     block_count, tile_count = (sum(many for _, many in pieces) for pieces in (plan.blocks, plan.tiles))
     pointers = {"x": F32_PTR, "y": F32_PTR, "copies": F32_PTR, "offsets": I64_PTR, "sums": F64_PTR}
     b, (x, y, copies, offsets, sums, images) = new_function(module, "reduce", {**pointers, "images": I64})
-    b.call(copy, [x, copies, images])
-    of_group = layer.filters // layer.groups, layer.channels // layer.groups * layer.kernel_width * plan.copy
+    b.call(copy, [x, copies, b.mul(images, const(layer.channels))])
+    of_group = layer.filters // layer.groups, layer.channels // layer.groups * plan.copies.channel
     with for_range(b, layer.groups) as group:
         for filters, above, block in each_piece(b, plan.blocks):
             gradients = element(b, y, offset(b, (group.index, of_group[0] * plan.pixels), (above, plan.pixels)))
@@ -269,8 +229,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     chunks = -(-problem.batch // plan.images)
     parts = min(chunks, max(threads, min(PARTS, SUMS_BYTES // (8 * plan.sums))))
     edges = [chunks * part // parts * plan.images for part in range(parts)] + [problem.batch]
-    sums, offsets = np.zeros((parts, plan.sums)), _offsets(plan)
-    free = [memory.aligned(plan.images * plan.copies) for _ in range(threads)]
+    sums, offsets = np.zeros((parts, plan.sums)), plan.copies.offsets()
+    free = [memory.aligned(plan.images * plan.image_copies) for _ in range(threads)]
     for copies in free:
         copies.fill(0)
 
