@@ -54,9 +54,11 @@ _NEEDS_MXNET = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_MXNET:
+    if name not in (*_NEEDS_MXNET, "gluon"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     mxnet_import.load()
+    if name == "gluon":
+        return import_module(".gluon", __name__)
     return getattr(import_module(f".{_NEEDS_MXNET[name]}", __name__), name)
 
 

@@ -31,12 +31,18 @@ class Replacements(NamedTuple):
 
 
 def replace(
-    graph: Graph, options: Attributes, types: Mapping[str, str], taken: set[str], kept: Mapping[str, str]
+    graph: Graph,
+    options: Attributes,
+    types: Mapping[str, str],
+    taken: set[str],
+    kept: Mapping[str, str],
+    renames: bool = True,
 ) -> Replacements:
     """Turn each Convolution that the operator supports into ``New``, in place.
 
     options: impl, device and precision of the new nodes. types: the type of a node's output where it is known. taken:
-    names that no new node, output or parameter may have. kept: nodes to leave, with the reason.
+    names that no new node, output or parameter may have. kept: nodes to leave, with the reason. renames: whether
+    parameters are renamed.
     """
     result = Replacements({}, {}, {})
     names = Counter(node.name for node in graph.nodes)
@@ -58,7 +64,7 @@ def replace(
             chosen.append((node, attributes))
     taken = taken | {location.node.name for location in graph.locations("")}
     new_names = (name for name in map("new{}".format, count()) if not taken & _names_of(name))
-    parameters = _parameters_of(graph, [node for node, _ in chosen], names)
+    parameters = _parameters_of(graph, [node for node, _ in chosen], names) if renames else set()
     for (node, attributes), name in zip(chosen, new_names):
         result.replaced[node.name] = name
         for role, entry in zip(attributes.inputs[1:], node.inputs[1:]):

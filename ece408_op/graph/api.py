@@ -85,7 +85,7 @@ def load_checkpoint(
         GraphError: a file is missing, broken or damaged, or the weights do not fit the symbol; names file and node.
         ProblemError: impl, device or precision is unknown.
     """
-    options = _options(impl, device, precision).as_text()
+    options = checked_options(impl, device, precision).as_text()
     symbol_file, params_file = _files(prefix, epoch)
     where = str(symbol_file)
     graph = Graph.parse(_text(symbol_file), where)
@@ -156,6 +156,7 @@ def replace_convolution(
     precision: str = "float32",
     fuse: bool = False,
     where: str = "all",
+    renames: bool = True,
     warn: bool = True,
 ) -> Replaced:
     """Return a network with ``New`` in place of every Convolution that it supports, for inference or training.
@@ -173,15 +174,14 @@ def replace_convolution(
         precision: as in ``ece408_op.New``.
         fuse: merge each ``New`` with tanh and pooling, as in load_checkpoint.
         where: "all", or "faster" to leave the layers that MXNet is expected to compute faster on this device.
+        renames: whether parameters get names of the new layers.
         warn: print one line on stderr if some of the new nodes are expected to be slower than MXNet's Convolution.
 
     Raises:
         GraphError: a weight's shape does not fit its layer, arg_params are no arrays, or the symbol has no JSON.
         ProblemError: impl, device, precision or where is unknown.
     """
-    options = _options(impl, device, precision)
-    if where not in WHERE:
-        raise ProblemError(f"where: expected one of {', '.join(WHERE)}; got {where!r}")
+    options = checked_options(impl, device, precision, where)
     graph = graph_of(symbol)
     node_conversion.check_arrays(arg_params or {}, "arg_params")
     internals = symbol.get_internals()
@@ -189,9 +189,9 @@ def replace_convolution(
     shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
     node_conversion.check_weights(graph, shapes, _SYMBOL, required=False)
     weights = _weight_shapes(graph, symbol, shapes)
-    slower = [name for name, shape in weights.items() if _slower(shape, options)]
+    slower = [name for name, shape in weights.items() if is_slower(shape, options)]
     kept = dict.fromkeys(slower, SLOWER) if where == "faster" else {}
-    result = _replacement.replace(graph, options, _types(internals), taken, kept)
+    result = _replacement.replace(graph, options, _types(internals), taken, kept, renames)
     params = None if arg_params is None else {result.parameters.get(k, k): v for k, v in arg_params.items()}
     new = _symbol(fusion.fuse_tanh_pool(graph) if fuse else graph, _SYMBOL)
     if isinstance(symbol, mx.sym.np._Symbol):
@@ -227,13 +227,16 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
 
-def _slower(weight: tuple[int, ...], options: Attributes) -> bool:
+def is_slower(weight: tuple[int, ...], options: Attributes) -> bool:
     """Return whether a layer with a weight of this shape, () if unknown, is expected to be slower than MXNet's own."""
     device = options.device or dispatch.device_of(options.impl, "cpu")
     return len(weight) == 4 and dispatch.slower_than_mxnet(weight, device)
 
 
-def _options(impl: str, device: str | None, precision: str) -> Attributes:
+def checked_options(impl: str, device: str | None, precision: str, where: str = "all") -> Attributes:
+    """Return the options of layers, as attributes of one; raises ProblemError for a wrong one."""
+    if where not in WHERE:
+        raise ProblemError(f"where: expected one of {', '.join(WHERE)}; got {where!r}")
     return Attributes.parse({"kernel": (1, 1), "num_filter": 1, "impl": impl, "device": device, "precision": precision})
 
 

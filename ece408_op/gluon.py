@@ -1,0 +1,142 @@
+"""The operator in Gluon: ``Conv2D``, and ``replace``, which puts it into networks that exist.
+
+net = mx.gluon.model_zoo.vision.resnet18_v1()
+ece408_op.gluon.replace(net)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import nn
+
+from ece408_op.errors import ProblemError
+from ece408_op.graph import api
+from ece408_op.plugin.attributes import Attributes
+from ece408_op.plugin.builder import Convolution
+
+
+class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
+    """mxnet.gluon.nn.Conv2D, computed by the operator: float32 in layout NCHW, with parameters of the same names.
+
+    Args:
+        args, keywords: those of mxnet.gluon.nn.Conv2D.
+        impl: as in ``ece408_op.New``.
+        device: as in ``ece408_op.New``.
+        precision: as in ``ece408_op.New``.
+
+    Raises:
+        ProblemError: another layout, or an unknown option.
+    """
+
+    _options: Attributes
+
+    def __init__(
+        self, *args: Any, impl: str = "auto", device: str | None = None, precision: str = "float32", **keywords: Any
+    ) -> None:
+        super().__init__(*args, **keywords)
+        self._options = api.checked_options(impl, device, precision)
+        if self._kwargs["layout"] != "NCHW":
+            raise ProblemError(f"layout: expected NCHW, got {self._kwargs['layout']!r}; transpose the arrays")
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:  # noqa: N803 (as in MXNet)
+        """Return the convolution of x, and the activation of it if there is one."""
+        options = {name: getattr(self._options, name) for name in ("impl", "device", "precision")}
+        # A symbol gets the block's prefix in front of its name.
+        name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.name}_fwd"
+        y = Convolution(x, weight, bias, name=name, **options, **self._kwargs)
+        return y if self.act is None else self.act(y)
+
+
+class Replaced(NamedTuple):
+    """The result of ``replace``.
+
+    Attributes:
+        replaced: the names of the replaced layers.
+        left: for each other convolution, by name, the reasons why it is not replaced.
+    """
+
+    replaced: list[str]
+    left: dict[str, str]
+
+
+def replace(
+    block: Any, *, impl: str = "auto", device: str | None = None, precision: str = "float32", where: str = "all"
+) -> Replaced:
+    """Make the 2-D convolutions of a Gluon block compute with the operator, in place, before training or after.
+
+    Parameters, their names, and trainers that have them stay as they are, and so does everything else of the network.
+    Layers of class Conv2D and convolutions of a SymbolBlock are replaced. Convolutions that a block calls itself, by
+    ``F.Convolution``, are not seen; ``replace_convolution`` sees them in the symbol. Layers that are replaced already
+    get the new options.
+
+    Args:
+        block: a Gluon block, with all its children.
+        impl: as in ``ece408_op.New``.
+        device: as in ``ece408_op.New``.
+        precision: as in ``ece408_op.New``.
+        where: as in ``ece408_op.replace_convolution``. With "faster", a layer of unknown shape is left: compute one
+            batch first.
+
+    Raises:
+        ProblemError: an option is unknown, or block is no Gluon block.
+    """
+    options = api.checked_options(impl, device, precision, where)
+    if not isinstance(block, mx.gluon.Block):
+        raise ProblemError(f"block: expected a Gluon block, got {type(block).__name__}")
+    result = Replaced([], {})
+    for layer in _blocks(block, {}):
+        if isinstance(layer, mx.gluon.SymbolBlock):
+            _replace_in_symbol(layer, options, where, result)
+        elif isinstance(layer, nn.conv_layers._Conv) and layer._op_name in ("Convolution", "convolution"):
+            reasons = [] if type(layer) is Conv2D else _reasons(layer, options, where)
+            if reasons:
+                result.left[layer.name] = "; ".join(reasons)
+                continue
+            layer.__class__, layer._options = Conv2D, options
+            result.replaced.append(layer.name)
+    for layer in _blocks(block, {}):
+        if isinstance(layer, mx.gluon.HybridBlock):
+            layer._clear_cached_op()
+    return result
+
+
+def _blocks(block: Any, seen: dict[int, None]) -> Iterator[Any]:
+    """Iterate over a block and all blocks inside it, each once."""
+    if id(block) not in seen:
+        seen[id(block)] = None
+        yield block
+        for child in block._children.values():
+            yield from _blocks(child, seen)
+
+
+def _reasons(layer: Any, options: Attributes, where: str) -> list[str]:
+    """Return every reason why a convolution cannot be replaced."""
+    reasons = []
+    if type(layer) is not nn.Conv2D:
+        reasons.append(f"class {type(layer).__name__}: expected Conv2D")
+    if layer._kwargs["layout"] != "NCHW":
+        reasons.append(f"layout {layer._kwargs['layout']}: New takes NCHW only")
+    if np.dtype(layer.weight.dtype) != np.float32:
+        reasons.append(f"type {layer.weight.dtype}: New takes float32 only")
+    if where == "faster" and not reasons:
+        shape = layer.weight.shape
+        if not shape or min(shape) < 1:
+            reasons.append("its shape is not known yet; compute one batch first")
+        elif api.is_slower(shape, options):
+            reasons.append(api.SLOWER)
+    return reasons
+
+
+def _replace_in_symbol(layer: Any, options: Attributes, where: str, result: Replaced) -> None:
+    """Replace the convolutions in the graph of a SymbolBlock."""
+    inputs, symbol = layer._cached_graph
+    parameters = {p.name: p for p in layer.collect_params().values() if p.shape and min(p.shape) > 0}
+    words = {name: getattr(options, name) for name in ("impl", "device", "precision")}
+    found = api.replace_convolution(symbol, parameters, where=where, renames=False, warn=False, **words)
+    layer._cached_graph = inputs, found.symbol
+    result.replaced.extend(found.replaced)
+    result.left.update(found.left)
