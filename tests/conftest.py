@@ -1,7 +1,7 @@
 """Shared by all tests: the option ``--exhaustive``, the summary of skipped tests, and the order of files.
 
 With ``ECE408_REQUIRE_GPU=1``, for machines with a GPU, a test marked ``gpu`` fails instead of being skipped, unless its
-kernel does not take the layer.
+kernel does not take the layer, or it needs several GPUs.
 
 With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures. The
 grader's files share one process, because two graders at once would run their submissions as the same user.
@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 
 import ece408_op  # noqa: F401 - before MXNet, whose import fails on today's NumPy otherwise
+
+#: Reasons to skip a test on a machine with a GPU.
+ACCEPTED = ("does not take the layer", "needs several GPUs")
 
 #: The longest files start first, so that none is left when the other workers are done.
 FIRST = ("test_grade_", "test_split_emulated", "test_cuda_compile", "test_kernels_cpu.py", "test_milestones.py")
@@ -67,7 +70,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     skipped = report.skipped and not hasattr(report, "wasxfail")
     required = item.get_closest_marker("gpu") and os.environ.get("ECE408_REQUIRE_GPU") == "1"
-    if skipped and required and "does not take the layer" not in report.longrepr[2]:
+    if skipped and required and not any(reason in report.longrepr[2] for reason in ACCEPTED):
         report.outcome = "failed"
         report.longrepr = f"ECE408_REQUIRE_GPU=1, but {item.nodeid} was skipped: {report.longrepr[2]}"
     return report

@@ -268,7 +268,7 @@ def on_several(symbol, args, numbers):
 
 def require_gpus(gpu, count):
     if gpu == "gpu" and cupy_devices() < count:
-        pytest.skip(f"needs {count} GPUs")
+        pytest.skip(f"needs several GPUs: {count}")
 
 
 def cupy_devices():

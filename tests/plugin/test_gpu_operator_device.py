@@ -58,7 +58,7 @@ class TestDeviceContext(GpuOperatorCases):
 
     def test_the_second_gpus_arrays_are_computed_there(self, monkeypatch):
         if cuda.device_count() < 2:
-            pytest.skip("needs two GPUs")
+            pytest.skip("needs several GPUs: 2")
         seen, enqueue, runtime = [], cuda.enqueue, self.cupy.cuda.runtime
 
         def spy(program, batch, addresses, device, stream):
