@@ -190,11 +190,10 @@ def test_blocks_in_use_and_waiting_ones_are_within_the_limit():
 LIMITED = f"""
 import ece408_op, mxnet as mx
 x, w = mx.nd.ones({SHAPES[0]}), mx.nd.ones({SHAPES[1]})
-for _ in range(3):
-    assert (mx.nd.Custom(x, w, **{ATTRIBUTES!r}).asnumpy() == 27).all()
+assert (mx.nd.Custom(x, w, **{ATTRIBUTES!r}).asnumpy() == 27).all()
 import time
 from ece408_op.plugin import output_pool
-for _ in range(50):  # the engine may use the last one a moment longer
+for _ in range(50):  # the engine may use the output a moment longer
     time.sleep(0.01)
     if output_pool.pool().waiting_bytes(): break
 print(output_pool.pool().waiting_bytes())
