@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare chains of three layers with MXNet's Convolution and with New, on the CPU.
+"""Compare chains of up to three layers with MXNet's Convolution and with New, on the CPU.
 
 example: python benchmarks/replaced_layers.py
 
@@ -19,37 +19,47 @@ os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
 import ece408_op  # before MXNet
 from ece408_op.core import dispatch, timer
 
-#: Channels, filters, the filters' size, rows and columns of an image.
+#: Channels, filters, the filters' size, rows and columns of an image, and other attributes of the convolutions.
 LAYERS = [
-    (1, 50, 5, 28), (6, 16, 5, 30), (12, 24, 7, 33), (20, 50, 5, 28), (8, 16, 3, 56), (16, 32, 3, 56),
-    (64, 64, 3, 28), (32, 64, 1, 56), (64, 128, 1, 28), (96, 24, 1, 28), (256, 256, 1, 14), (50, 20, 3, 28),
+    (1, 50, 5, 28, {}), (6, 16, 5, 30, {}), (12, 24, 7, 33, {}), (20, 50, 5, 28, {}), (8, 16, 3, 56, {}),
+    (16, 32, 3, 56, {}), (64, 64, 3, 28, {}), (32, 64, 1, 56, {}), (64, 128, 1, 28, {}), (96, 24, 1, 28, {}),
+    (256, 256, 1, 14, {}), (50, 20, 3, 28, {}),
+    (64, 64, 3, 28, {"pad": (1, 1)}), (20, 50, 3, 28, {"pad": (1, 1)}), (3, 64, 7, 112, {"stride": (2, 2)}),
+    (3, 20, 7, 112, {"stride": (2, 2)}), (64, 64, 3, 56, {"dilate": (2, 2)}), (20, 30, 3, 56, {"dilate": (2, 2)}),
+    (32, 32, 3, 112, {"num_group": 32}), (30, 30, 3, 56, {"num_group": 30}), (128, 128, 3, 28, {"num_group": 32}),
+    (15, 15, 3, 28, {"num_group": 3}),
 ]  # fmt: skip
 #: What follows each convolution.
 ACTIVATIONS = ("relu", "tanh", "BatchNorm, relu")
 IMAGES = (16, 128)
+#: Channels of an image.
+FIRST = 3
 
 
 def main() -> int:
     """Print the table as Markdown; returns the exit code."""
     import mxnet as mx
 
-    print(f"| channels, filters, size, image | expected slower | {' | '.join(ACTIVATIONS)} |")
+    print(f"| channels, filters, size, image, attributes | expected slower | {' | '.join(ACTIVATIONS)} |")
     print("| --- | --- |" + " --- |" * len(ACTIVATIONS))
-    for channels, filters, kernel, side in LAYERS:
+    for channels, filters, kernel, side, others in LAYERS:
         cells = []
         for activation in ACTIVATIONS:
-            mxnet, new = (_chain(mx, own, activation, channels, filters, kernel) for own in (False, True))
+            mxnet, new = (_chain(mx, own, activation, channels, filters, kernel, others) for own in (False, True))
             shapes = [(images, channels, side, side) for images in IMAGES]
             cells.append(", ".join(f"{_seconds(mx, mxnet, shape) / _seconds(mx, new, shape):.2f}" for shape in shapes))
-        slower = dispatch.slower_than_mxnet((filters, channels, kernel, kernel), "cpu")
-        print(f"| {channels}, {filters}, {kernel}, {side} | {'yes' if slower else 'no'} | {' | '.join(cells)} |")
+        groups = others.get("num_group", 1)
+        slower = dispatch.slower_than_mxnet((filters, channels // groups, kernel, kernel), "cpu", groups)
+        named = "".join(f", {name} {value}" for name, value in others.items())
+        print(f"| {channels}, {filters}, {kernel}, {side}{named} | {'yes' if slower else 'no'} | {' | '.join(cells)} |")
     return 0
 
 
-def _chain(mx, own, activation, channels, filters, kernel):
+def _chain(mx, own, activation, channels, filters, kernel, others):
     out = mx.sym.Variable("data")
-    for layer, count in enumerate((filters, channels, filters)):
-        attributes = {"kernel": (kernel, kernel), "num_filter": count, "name": f"conv{layer}"}
+    # An image's first layer, of three channels or fewer, is alone.
+    for layer, count in enumerate((filters, channels, filters)[: 1 if channels <= FIRST else 3]):
+        attributes = {"kernel": (kernel, kernel), "num_filter": count, "name": f"conv{layer}", **others}
         out = ece408_op.New(out, **attributes) if own else mx.sym.Convolution(out, no_bias=True, **attributes)
         if activation.startswith("BatchNorm"):
             out = mx.sym.BatchNorm(out, fix_gamma=False)

@@ -24,8 +24,9 @@ SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16",
 #: Operations for which waking a thread pays off: about 20 microseconds of the fastest kernel, as long as waking takes.
 _THREAD_FLOPS = 4_000_000
 
-#: From this many channels on, multiples of a vector, MXNet's Convolution is faster on the CPU, and cuDNN's on a GPU.
-_VECTOR, _BLOCKED_CHANNELS, _CUDNN_CHANNELS = 8, 16, 64
+#: oneDNN keeps numbers of channels that are multiples of the first in a blocked layout, and in groups multiples of the
+#: second; it reads images of few channels as they are. From the last number of channels on, cuDNN is faster on a GPU.
+_BLOCK, _BLOCK_OF_GROUP, _IMAGE_CHANNELS, _CUDNN_CHANNELS = 8, 4, 3, 64
 
 
 def names(device: str | None = None) -> list[str]:
@@ -117,17 +118,20 @@ def _candidates(problem: ConvProblem, device: str, precision: str, chip: Chip | 
     yield from (kernel for kernel in candidates if not recommended(kernel))
 
 
-def slower_than_mxnet(w_shape: tuple[int, ...], device: str) -> bool:
+def slower_than_mxnet(w_shape: tuple[int, ...], device: str, groups: int = 1) -> bool:
     """Return whether ``New`` is probably slower than MXNet's own Convolution in its place, inside a network.
 
-    w_shape: (M, C, K, K). On the CPU oneDNN keeps layers whose channels fill whole vectors in a blocked layout, and
-    fuses BatchNorm and activations into them (measured by benchmarks/replaced_layers.py). On a GPU cuDNN is faster on
-    filters of more than one element with many channels (docs/performance.md).
+    w_shape: (M, C / G, K, L). On the CPU oneDNN keeps arrays in a blocked layout from layer to layer, and fuses
+    BatchNorm and activations, where the numbers of channels allow it; other layers take its plain matrix product, which
+    is slower than our kernels. Stride, padding and dilation do not matter (measured by benchmarks/replaced_layers.py).
+    On a GPU cuDNN is faster on filters of more than one element with many channels (docs/performance.md).
     """
     filters, channels, kernel, _ = w_shape
     if device == "gpu":
         return channels >= _CUDNN_CHANNELS and kernel > 1
-    return channels >= _BLOCKED_CHANNELS and channels % _VECTOR == 0 and filters % _VECTOR == 0
+    if groups > 1:
+        return (channels == 1 or channels % _BLOCK_OF_GROUP == 0) and filters % _BLOCK == 0
+    return (channels <= _IMAGE_CHANNELS or channels % _BLOCK == 0) and filters % _BLOCK == 0
 
 
 def thread_count(problem: ConvProblem) -> int:

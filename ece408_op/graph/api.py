@@ -189,7 +189,8 @@ def replace_convolution(
     shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
     node_conversion.check_weights(graph, shapes, _SYMBOL, required=False)
     weights = _weight_shapes(graph, symbol, shapes)
-    slower = [name for name, shape in weights.items() if is_slower(shape, options)]
+    groups = {node.name: int(node.attrs.get("num_group", 1)) for node in graph.nodes}
+    slower = [name for name, shape in weights.items() if is_slower(shape, groups[name], options)]
     kept = dict.fromkeys(slower, SLOWER) if where == "faster" else {}
     result = _replacement.replace(graph, options, _types(internals), taken, kept, renames)
     params = None if arg_params is None else {result.parameters.get(k, k): v for k, v in arg_params.items()}
@@ -227,10 +228,10 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
 
-def is_slower(weight: tuple[int, ...], options: Attributes) -> bool:
-    """Return whether a layer with a weight of this shape, () if unknown, is expected to be slower than MXNet's own."""
+def is_slower(weight: tuple[int, ...], groups: int, options: Attributes) -> bool:
+    """Return whether New is expected to be slower than MXNet's own with a weight of this shape, 0 or () if unknown."""
     device = options.device or dispatch.device_of(options.impl, "cpu")
-    return len(weight) == 4 and dispatch.slower_than_mxnet(weight, device)
+    return len(weight) == 4 and min(weight) > 0 and dispatch.slower_than_mxnet(weight, device, groups)
 
 
 def checked_options(impl: str, device: str | None, precision: str, where: str = "all") -> Attributes:

@@ -49,8 +49,9 @@ COLUMNS_BYTES = 256 << 10
 #: Elements of a filter at most: the additions of each are code of their own.
 MOST_ELEMENTS = 256
 
-#: Channels up to which ``direct`` loads more than it multiplies, and filters from which the columns are worth storing.
-FEW_CHANNELS, FILTERS = 3, 8
+#: Nanoseconds per element of columns to store and add it, and multiply-adds per nanosecond of the product. Those of
+#: ``direct`` with up to FEW_CHANNELS channels, where it loads more than it multiplies, and with more.
+STORED, PRODUCT_RATE, FEW_CHANNELS, DIRECT_RATES = 0.15, 48, 3, (25, 53)
 
 
 def _inside(size: int, windows: int, stride: int, start: int) -> tuple[int, int]:
@@ -153,9 +154,12 @@ def limits(problem: ConvProblem) -> list[str]:
 
 
 def is_profitable(problem: ConvProblem) -> bool:
-    """Return whether it is expected to be faster than ``direct`` (measured by benchmarks/gradients.py)."""
-    first_layer = problem.channels <= FEW_CHANNELS and problem.filters >= FILTERS
-    return first_layer or bool(direct.KERNEL.not_supported_reasons(problem))
+    """Return whether it is expected to be faster than ``direct`` (fitted to benchmarks/gradients.py on a Zen 4)."""
+    if direct.KERNEL.not_supported_reasons(problem):
+        return True
+    around = problem.height * problem.width / (problem.output_height * problem.output_width)
+    own = problem.filters / PRODUCT_RATE + STORED
+    return own < problem.filters * around / DIRECT_RATES[problem.channels > FEW_CHANNELS]
 
 
 KERNEL = CpuKernel(

@@ -14,7 +14,7 @@ pixels as x and stay in L2. The multiply-adds limit it.
 Restrictions: at least as many output pixels as a vector has lanes.
 
 Error: within a lane, the pixels of a few images; over all images, that of float64. The result does not depend on the
-number of threads.
+number of threads, unless there are so many weights that each thread has sums of its own (SUMS_BYTES).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ CHUNK_BYTES = 640 << 10
 #: Images at a time at most, and sums at most that threads work on independently of each other.
 MOST_IMAGES, PARTS = 16, 64
 
-#: Bytes of all these sums at most.
-SUMS_BYTES = 64 << 20
+#: Bytes of all these sums at most, unless each thread's own take more.
+SUMS_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
 
     share(work, parts, threads)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are no error
-        out.reshape(-1)[...] = sums.sum(axis=0)[_order(plan)].reshape(-1)
+        total = sums.sum(axis=0) if parts > 1 else sums[0]
+        out.reshape(-1)[...] = total[_order(plan).reshape(-1)]
 
 
 def limits(problem: ConvProblem) -> list[str]:

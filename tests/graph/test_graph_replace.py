@@ -349,7 +349,7 @@ def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, s
     symbol = mx.sym.Convolution(first, kernel=(1, 1), num_filter=filters, no_bias=True, name="b")
     for params in (
         None,
-        {"a_weight": mx.nd.zeros((channels, 1, 3, 3)), "b_weight": mx.nd.zeros((filters, channels, 1, 1))},
+        {"a_weight": mx.nd.zeros((channels, 5, 3, 3)), "b_weight": mx.nd.zeros((filters, channels, 1, 1))},
     ):
         ece408_op.replace_convolution(symbol, params)
         printed, errors = capsys.readouterr()
