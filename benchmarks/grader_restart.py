@@ -67,8 +67,8 @@ def _record(line: str) -> dict[str, Any]:
 
 def main() -> int:
     """Write the result."""
-    attacks = [case for case in submissions.attacks() if case.quick][: SIZE // 2]
-    cases = attacks + [case for case in submissions.honest() if case.quick][: SIZE - len(attacks)]
+    attacks = [case for case in submissions.attacks() if case.usual][: SIZE // 2]
+    cases = attacks + [case for case in submissions.honest() if case.usual][: SIZE - len(attacks)]
     with submissions.scratch_folder() as folder:
         submissions.write(cases, folder / "class")
         (folder / "spec.toml").write_text(submissions.SPEC, encoding="utf-8")

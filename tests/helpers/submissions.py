@@ -17,13 +17,13 @@ HERE = Path(__file__).parents[1] / "submissions"
 class Case(NamedTuple):
     """A submission: its C++ text, and the verdicts that are right, "passed (float32)" with the class of its outputs.
 
-    ``quick`` cases are those of the usual tests; the others are run with --exhaustive.
+    ``usual`` cases are those of the tests; benchmarks/grader_verdicts.py grades the others too.
     """
 
     name: str
     expected: tuple[str, ...]
     text: str
-    quick: bool = True
+    usual: bool = True
 
 
 def attacks() -> list[Case]:
@@ -43,11 +43,11 @@ def _cases(name: str) -> list[Case]:
     found = []
     for part in re.split(r"^== ", (HERE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, _, code = part.partition("\n")
-        case, _, expected = title.removesuffix(", exhaustive").partition(": ")
+        case, _, expected = title.removesuffix(", rarely").partition(": ")
         code = re.sub(r"\n+# .*\s*\Z", "\n", code)  # the heading of the next group
         outside, split, body = code.rpartition("\n--\n") if "\n--\n" in code else ("", "", code)
         text = frame.replace("\nCASE\n", f"\n{outside}\n").replace("\nBODY\n", f"\n{body.rstrip()}\n")
-        found.append(Case(case, _expected(expected), text, not title.endswith(", exhaustive")))
+        found.append(Case(case, _expected(expected), text, not title.endswith(", rarely")))
     return found
 
 
