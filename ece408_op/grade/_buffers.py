@@ -31,8 +31,8 @@ from ._verdict import Outcome
 
 #: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
 _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
-#: Bytes of float64 that one step of the comparison takes on the CPU; elements on a GPU.
-_STEP_BYTES, _STEP_ELEMENTS = 32 << 20, 1 << 24
+#: Bytes of float64 per step of the comparison on the CPU: about what its caches hold; elements on a GPU.
+_STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
 #: Timed calls of the package's own kernel.
 _OWN_RUNS = 3
 #: Elements that one step of drawing random numbers takes.

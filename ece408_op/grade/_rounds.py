@@ -176,7 +176,7 @@ class Trial:
         self._layer = 0
         self._round = 0
         #: Rounds that this worker has ended, and how many more may be repeated.
-        self._ended, self._spare = 0, bench.repeats
+        self._ended, self._spare = 0, 0 if bench.spec.quick else bench.repeats
         #: Digests of right outputs, per layer.
         self._right: list[set[int]] = [set() for _ in buffers]
         #: Seconds in which a GPU usually turns to the harness after an honest answer.
