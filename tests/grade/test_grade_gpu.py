@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import submissions
 from sandbox import needs_sandbox
 
 from ece408_op.errors import DeviceError
@@ -16,6 +17,7 @@ from ece408_op.runtime import cuda
 
 HERE = Path(__file__).parents[1] / "submissions"
 FILES = sorted(HERE.glob("gpu/*.cuh"))
+CASES = {case.name: case for case in submissions.for_a_gpu()}
 #: The course's 10,000 images for one of each kind, fewer for all others.
 LARGE = frozenset(("naive", "half", "unroll_gemm"))
 SPEC = """
@@ -58,11 +60,15 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     for name, spec in groups.items():
         (folder / "spec.toml").write_text(spec)
         paths = [path for path in FILES if group(path.stem) == name]
+        if name == "small":
+            for case in CASES.values():
+                paths.append(folder / f"{case.name}.cuh")
+                paths[-1].write_text(case.text)
         where = [*map(str, paths), "--context", "gpu", "--spec", str(folder / "spec.toml")]
         out = folder / f"{name}.json"
         cli.main([*where, "--json", str(out)])
         data = json.loads(out.read_text())
-        found.update({record["path"]: record for record in data["records"]})
+        found.update({Path(record["path"]).stem: record for record in data["records"]})
     return found
 
 
@@ -72,11 +78,17 @@ def group(stem: str) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_verdict(path: Path, records: dict[str, dict[str, Any]]) -> None:
-    record = records[str(path)]
+    record = records[path.stem]
     expected = path.read_text(encoding="utf-8-sig").splitlines()[0].removeprefix("// expected: ").split(" or ")
     assert record["status"] in expected, record["reason"]
     precisions = ("half", "half sums") if path.stem in HALVES else ("float32",)
     assert record["precision"] in (precisions if record["status"] == "passed" else (None,))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdict_of_a_case(name: str, records: dict[str, dict[str, Any]]) -> None:
+    record = records[name]
+    assert submissions.is_right(record, CASES[name].expected), f"{submissions.verdict(record)}: {record['reason']}"
 
 
 def test_kernels_in_python(tmp_path: Path) -> None:
@@ -88,13 +100,13 @@ def test_kernels_in_python(tmp_path: Path) -> None:
 
 
 def test_a_file_that_frees_nothing_is_told_of(records: dict[str, dict[str, Any]]) -> None:
-    record = next(record for path, record in records.items() if Path(path).stem == "leaks")
+    record = records["leaks"]
     assert any(network["leaks"] for network in record["networks"])
     assert "does not free" in record["reason"]
 
 
 def test_an_error_that_nobody_looked_at_is_told(records: dict[str, dict[str, Any]]) -> None:
-    record = next(record for path, record in records.items() if Path(path).stem == "too_many_threads")
+    record = records["too_many_threads"]
     assert "cudaErrorInvalidValue" in record["reason"] or "cudaErrorInvalidConfiguration" in record["reason"]
 
 
@@ -105,8 +117,7 @@ def test_the_gpu_is_well_afterwards(records: dict[str, dict[str, Any]]) -> None:
 
 
 def test_times_are_of_the_order_that_the_worker_has(records: dict[str, dict[str, Any]]) -> None:
-    path = next(str(path) for path in FILES if path.stem == "naive")
-    for layer in records[path]["networks"][0]["layers"]:
+    for layer in records["naive"]["networks"][0]["layers"]:
         for run in layer["runs"]:
             assert run["seconds"] >= run["worker_seconds"]
         # The worker's clock runs within the parent's; what lies between is the way there and back.
@@ -115,8 +126,7 @@ def test_times_are_of_the_order_that_the_worker_has(records: dict[str, dict[str,
 
 
 def test_accuracy_is_the_networks_own(records: dict[str, dict[str, Any]]) -> None:
-    path = next(str(path) for path in FILES if path.stem == "naive")
-    for network in records[path]["networks"]:
+    for network in records["naive"]["networks"]:
         for labels in network["accuracy"]:
             assert labels["agreement"] > 0.999
             assert labels["accuracy"] > (0.6 if labels["model"] == "ece408-low" else 0.85)

@@ -1,4 +1,4 @@
-"""The CPU submissions of tests/submissions: files with the verdict in the first line, and cases with a common frame."""
+"""The submissions of tests/submissions: files with the verdict in the first line, and cases with a common frame."""
 
 from __future__ import annotations
 
@@ -38,8 +38,13 @@ def honest() -> list[Case]:
             *_cases("honest.cases")]  # fmt: skip
 
 
-def _cases(name: str) -> list[Case]:
-    frame = (HERE / "frame.h").read_text(encoding="utf-8")
+def for_a_gpu() -> list[Case]:
+    """Files for a GPU: the same kernel with a change."""
+    return _cases("gpu.cases", "frame.cuh")
+
+
+def _cases(name: str, frame_name: str = "frame.h") -> list[Case]:
+    frame = (HERE / frame_name).read_text(encoding="utf-8")
     found = []
     for part in re.split(r"^== ", (HERE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, _, code = part.partition("\n")
