@@ -20,12 +20,13 @@ import numpy as np
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import CopyToConstant, Launch, Plan
+from ece408_op.runtime.launch import Argument, CopyToConstant, Launch, Plan, TensorMap
 
 _HERE = Path(__file__).parent
 #: Sources made of instructions, and what stands in their place.
 _COUNTERPARTS = {
     "instructions.cuh": '#include "instructions_on_cpu.h"\n',
+    "tma.cuh": '#include "tma_on_cpu.h"\n',
     "denormals.cuh": "#define MULTIPLY_ADD multiply_add\n",
 }
 _PRELUDE = """#include "cuda_on_cpu.h"
@@ -51,7 +52,8 @@ def can_emulate() -> bool:
 def translate(text: str) -> str:
     """Return CUDA C++ as C++ for ``cuda_on_cpu.h``; raises ValueError for an instruction without a translation."""
     for name, counterpart in _COUNTERPARTS.items():
-        text = re.sub(rf'#line 1 "{re.escape(name)}"\n.*?(?=#line 1 ")', counterpart, text, flags=re.S)
+        line = f'#line 1 "{name}"\n'
+        text = re.sub(rf'{re.escape(line)}.*?(?=#line 1 ")', line + counterpart, text, flags=re.S)
     text = re.sub(
         r"extern __shared__ __align__\(\d+\) ([\w ]+?) (\w+)\[\];", r"\1 *const \2 = (\1 *)shared_memory;", text
     )
@@ -116,6 +118,15 @@ class EmulatedPlan:
         assert (border == 0xFF).all(), f"the kernel wrote beyond {self._problem.operands[2]}"
         return out
 
+    def _argument(self, argument: Argument) -> str:
+        if isinstance(argument, TensorMap):
+            lower, upper, step = argument.im2col or ((), (), ())
+            fields = (argument.sizes, argument.box, lower, upper, step)
+            lists = (f"{{{', '.join(map(str, field))}}}" for field in fields)
+            start = f"(const unsigned char *)buffers[{self._names.index(argument.buffer)}].p + {argument.offset}"
+            return f"TensorMap{{{start}, {', '.join(lists)}}}"
+        return f"buffers[{self._names.index(argument)}]" if argument in self._names else str(argument)
+
     def _run_function(self) -> str:
         lines = []
         for number, step in enumerate(self._steps, 1):
@@ -123,21 +134,17 @@ class EmulatedPlan:
                 lines.append(f"std::memcpy({step.symbol}, buffers[{self._names.index(step.source)}].p, {step.bytes});")
                 continue
             assert isinstance(step, Launch)
-            assert step.grid[1:] == (1, 1) and step.block[2] == 1 and step.shared <= 256 * 1024, step
-            arguments = (
-                f"buffers[{self._names.index(argument)}]" if argument in self._names else str(argument)
-                for argument in step.args
-            )
-            call = f"{step.entry}({', '.join(arguments)});"
+            assert step.block[2] == 1 and step.shared <= 256 * 1024, step
+            call = f"{step.entry}({', '.join(map(self._argument, step.args))});"
             # Blocks of two dimensions, whose threads never wait for one another, need no fibers.
             if step.block[1] > 1:
                 body = f"for (int t = 0; t < {step.block[0] * step.block[1]}; t++) threadIdx.x = t % {step.block[0]}, "
                 body += f"threadIdx.y = t / {step.block[0]}, {call}"
             else:
                 body = f"if (run_block({step.block[0]}, [] {{ {call} }})) return {number};"
-            lines.append(
-                f"for (gridDim.x = {step.grid[0]}, blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {{ {body} }}"
-            )
+            lines.append(f"gridDim = {{{', '.join(map(str, step.grid))}}};")
+            loops = (f"for (blockIdx.{a} = 0; blockIdx.{a} < gridDim.{a}; blockIdx.{a}++)" for a in "zyx")
+            lines.append(f"{' '.join(loops)} {{ {body} }}")
         body = "\n    ".join(lines)
         return f"""
 extern "C" int run(void **given, int batch) {{

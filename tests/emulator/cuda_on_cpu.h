@@ -38,7 +38,7 @@ using std::min;
 inline unsigned min(unsigned a, int b) { return a < unsigned(b) ? a : unsigned(b); }
 
 struct Index {
-    unsigned x, y;
+    unsigned x, y, z;
 };
 static Index threadIdx, blockIdx, gridDim;
 
@@ -152,6 +152,15 @@ struct ThreadBarrier {
 };
 static ThreadBarrier named[16], of_warp[32], of_warpgroup[8];
 inline void __syncthreads() { named[0].sync(fibers.size()); }
+UNWATCHED inline int __syncthreads_or(int condition) {
+    static int any;
+    __syncthreads();
+    any = 0;
+    __syncthreads();
+    any |= condition;
+    __syncthreads();
+    return any;
+}
 inline void __syncwarp() { of_warp[threadIdx.x / 32].sync(32); }
 inline void exchange() { of_warp[threadIdx.x / 32].sync(32, false); }  // of registers: it orders no memory
 
@@ -271,10 +280,16 @@ UNWATCHED inline void emulated_mma(float *d, const unsigned *a, unsigned b0, uns
     exchange();
 }
 
-// Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their distances in the descriptor.
+// Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their distances in the descriptor. With one: rows of
+// 128, 64 or 32 bytes, of which each has its 16 bytes in another order; the address counts from multiples of 1024.
 inline unsigned described(unsigned long long at, int row, int k) {
     const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
     unsigned word;
+    if (at >> 62) {
+        const int width = 256 >> (at >> 62), from = field(0) + row / 8 * field(32) + row % 8 * width + k / 2 * 4;
+        std::memcpy(&word, shared_memory + (from ^ (from >> 3 & (width - 16))), 4);
+        return word;
+    }
     const unsigned char *const matrix = shared_memory + field(0) + row / 8 * field(32) + k / 8 * field(16);
     std::memcpy(&word, matrix + row % 8 * 16 + k % 8 / 2 * 4, 4);
     return word;

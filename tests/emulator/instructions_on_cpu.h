@@ -28,10 +28,13 @@ UNWATCHED inline void mbarrier_arrive(Barrier *barrier) {
     if (--mine.missing == 0) mine.missing = mine.count, mine.phases++, of_mbarriers[barrier].complete();
 }
 inline void mbarrier_arrive_expect_bytes(Barrier *barrier, int) { mbarrier_arrive(barrier); }
-UNWATCHED inline void mbarrier_wait(Barrier *barrier, int phase) {
+UNWATCHED inline void mbarrier_wait_thread(Barrier *barrier, int phase) {
     const races::Pause pause;
     while (reinterpret_cast<MBarrier *>(barrier)->phases % 2 == phase % 2) yield();
     of_mbarriers[barrier].passed();
+}
+inline void mbarrier_wait(Barrier *barrier, int phase) {
+    mbarrier_wait_thread(barrier, phase);
     __syncwarp();
 }
 
@@ -59,6 +62,8 @@ inline unsigned to_fp16x2(float first, float second) {
 inline unsigned fp16x2_residual(float first, float second, unsigned word) {
     return to_fp16x2((first - float(half_of(word, 0))) * 2048, (second - float(half_of(word, 1))) * 2048);
 }
+
+inline float from_fp16(unsigned short bits) { return half_of(bits, 0); }
 
 inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) { emulated_mma(d, a, b0, b1); }
 inline void wgmma_fence() {}

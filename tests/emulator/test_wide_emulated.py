@@ -1,0 +1,91 @@
+"""The sources of the split-precision kernels for wide layers on the CPU, against float64: TMA, wgmma, barriers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_emulator import EmulatedPlan, can_emulate
+
+from ece408_op.core.check import compare
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.kernels.cuda.split_precision import wide
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Chip
+
+pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
+
+CHIP = Chip("two", (9, 0), 2, 227 * 1024)
+POINTWISE, GENERAL = wide.FP16X3
+EXHAUSTIVE = pytest.mark.exhaustive
+
+#: More pixels than a tile; swizzles over 32, 64 and 128 bytes; every attribute; both kinds of tiles.
+CASES = [
+    (GENERAL, ConvProblem(2, 20, 9, 11, 12, 3, 2, stride=(2, 1), pad=(1, 2), dilate=(1, 2), groups=2)),
+    (GENERAL, ConvProblem(2, 12, 9, 8, 40, 3, pad=(1, 0)).data_gradient),
+    (POINTWISE, ConvProblem(3, 36, 9, 11, 10, 1, stride=(1, 2), groups=2)),
+    pytest.param(GENERAL, ConvProblem(2, 64, 9, 8, 130, 2, pad=(1, 1)), marks=EXHAUSTIVE),
+    pytest.param(GENERAL, ConvProblem(2, 6, 9, 8, 6, 3, pad=(3, 1), groups=6), marks=EXHAUSTIVE),
+    pytest.param(wide.FP16X1[1], ConvProblem(2, 12, 9, 8, 8, 3, stride=(2, 3)), marks=EXHAUSTIVE),
+    pytest.param(POINTWISE, ConvProblem(2, 130, 9, 11, 12, 1).data_gradient, marks=EXHAUSTIVE),
+]
+
+
+def _id(value: object) -> str:
+    return value.name if isinstance(value, CudaKernel) else str(value)
+
+
+def _run(
+    kernel: CudaKernel,
+    problem: ConvProblem,
+    folder: Path,
+    special: bool = False,
+    without: str | None = None,
+) -> int:
+    """Check the output, unless text is left out; return the images that were computed in float32.
+
+    ``special``: an image has a NaN, and another a value that is too small. ``without``: text to leave out, "" for none;
+    then return the number of races.
+    """
+    plan = kernel.plan(problem, CHIP, 16)
+    text = kernel.text(plan)
+    if without is not None:
+        assert without in text
+        text = text.replace(without, "", 1) if without else text
+    emulated = EmulatedPlan(text, plan, problem, folder, races=without is not None)
+    rng = np.random.default_rng(408)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
+    if special:
+        a[-1, 0, 2, 2], a[0, 0, 0, 0] = np.nan, 1e-30
+    found = compare(emulated.run(a, b, 16), a, b, kernel, problem=problem)
+    assert found.passed or without, str(found)
+    return int(emulated.buffers["listed"].view(np.int32)[0]) if without is None else emulated.races
+
+
+@pytest.mark.parametrize(("kernel", "problem"), CASES, ids=_id)
+def test_it_is_right(kernel, problem, tmp_path):
+    assert _run(kernel, problem, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("kernel", "problem"), CASES[1:3], ids=_id)
+def test_images_that_cannot_be_split_are_computed_in_float32(kernel, problem, tmp_path):
+    assert _run(kernel, problem, tmp_path, special=True) == 2
+
+
+#: Two tiles per block, and two stages per tile.
+RACING = [
+    (POINTWISE, ConvProblem(3, 36, 9, 11, 10, 1, groups=2, stride=(1, 2))),
+    (GENERAL, ConvProblem(3, 16, 9, 9, 8, 1, 2, pad=(0, 1))),
+    pytest.param(*CASES[0], marks=EXHAUSTIVE),
+]
+
+
+@pytest.mark.parametrize(("kernel", "problem"), RACING, ids=_id)
+def test_shared_memory_has_no_races(kernel, problem, tmp_path):
+    assert _run(kernel, problem, tmp_path, without="") == 0
+
+
+def test_a_missing_barrier_is_found(tmp_path):
+    # Staged outputs are overwritten while other warps still store them.
+    assert _run(*RACING[1], tmp_path, without="named_barrier(1 + consumer, 128);") == 1
