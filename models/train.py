@@ -1,8 +1,8 @@
 """Train the networks on the real training set of Fashion-MNIST.
 
-Training uses MXNet's own Convolution, Adam (Kingma and Ba, 2015), a learning rate that falls to zero along a cosine,
-and images that are mirrored and shifted at random. Training divides the pixels by 255; the exported weights include
-that division in the first layer, so that the networks take raw pixels, 0 to 255.
+Training uses the operator ``New``, on a GPU where there is one, Adam (Kingma and Ba, 2015), a learning rate that falls
+to zero along a cosine, and images that are mirrored and shifted at random. Training divides the pixels by 255; the
+exported weights include that division in the first layer, so that the networks take raw pixels, 0 to 255.
 
 The exported weights are those after the last epoch, rounded to half precision. The test set selects nothing, except
 that the number of training images of ece408-low was chosen for its low accuracy. The seed determines first weights,
@@ -26,7 +26,7 @@ from ece408_op.data import TrainingSet, load_training
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import Ece408Error
 from ece408_op.graph import params_io
-from ece408_op.plugin import mxnet_import
+from ece408_op.plugin import bridge, mxnet_import
 
 from .build import NETWORKS, Architecture, graph
 from .files import FOLDER
@@ -87,14 +87,20 @@ def augmented(images: np.ndarray, random: np.random.RandomState) -> np.ndarray:
     return out
 
 
-def train(architecture: Architecture, recipe: Recipe, data: TrainingSet, name: str = "network") -> Iterator[Weights]:
+def train(
+    architecture: Architecture, recipe: Recipe, data: TrainingSet, name: str = "network", device: str = "cpu"
+) -> Iterator[Weights]:
     """Yield the weights, float32 for pixels 0 to 1, before training and after each epoch.
 
-    After each epoch a line on stderr has the share of images whose class was right when training saw them.
+    The device, "cpu" or "gpu", computes the convolutions and their gradients. After each epoch a line on stderr has the
+    share of images whose class was right when training saw them.
     """
     mx = mxnet_import.load()
+    from ece408_op.graph.api import replace_convolution  # it needs MXNet
+
     images, labels = data.images[: recipe.images, 0], data.labels[: recipe.images]
-    symbol = load_symbol(with_convolutions(graph(architecture), name), Path(name))
+    built_in = load_symbol(with_convolutions(graph(architecture), name), Path(name))
+    symbol = replace_convolution(built_in, device=device, renames=False, warn=False).symbol
     inputs = {"data": (recipe.batch, 1, *images.shape[1:]), "softmax_label": (recipe.batch,)}
     requests = {argument: "null" if argument in inputs else "write" for argument in symbol.list_arguments()}
     executor = symbol.simple_bind(mx.cpu(), grad_req=requests, **inputs)
@@ -151,10 +157,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = ", ".join(name for name in arguments.names if name not in RECIPES)
     if unknown:
         parser.error(f"expected names among {', '.join(RECIPES)}; got {unknown}")
+    device = "gpu" if bridge.gpu_problem("host") is None else "cpu"
     try:
         for name in arguments.names or RECIPES:
             recipe = RECIPES[name]
-            *_, weights = train(NETWORKS[name], recipe, load_training(NETWORKS[name].size), name)
+            *_, weights = train(NETWORKS[name], recipe, load_training(NETWORKS[name].size), name, device)
             path = arguments.out / f"{name}-{recipe.epochs:04d}.params"
             export(weights, path)
             print(path)

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
+import ece408_op
 from ece408_op.data import TrainingSet
 from ece408_op.graph import params_io
 from ece408_op.models import build, train
+from ece408_op.problem import ConvProblem, WeightGradient
 
 pytest.importorskip("mxnet")
 
@@ -26,6 +28,12 @@ def test_equal_recipes_give_equal_weights():
         np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
         # Otherwise the comparison would not show that anything was trained.
         assert not np.allclose(first[name], array, rtol=1e-5, atol=1e-6), name
+
+
+def test_the_operator_computes_the_convolution_and_its_gradient():
+    ece408_op.clear_op_times()
+    list(train.train(SMALL, train.Recipe(seed=5, images=8, epochs=1, batch=8), DATA))
+    assert [type(call.problem) for call in ece408_op.op_times()] == [ConvProblem, WeightGradient]
 
 
 def test_it_learns(capsys):
