@@ -65,9 +65,7 @@ def compare(name: str) -> tuple[list[str], bool]:
     spread = np.maximum.accumulate(np.abs(noisy - own).max(axis=0))
     tolerance = np.maximum(FACTOR * spread, LEAST * np.abs(own))
     right = bool((np.abs(np.subtract(mine, own)) <= tolerance).all())
-    lines = [
-        f"{name}: {count} convolutions replaced, {STEPS} steps, {BATCH} images of {SIZE} x {SIZE}, SGD {NETWORKS[name]:g}"
-    ]
+    lines = [f"{name}: {count} convolutions, {STEPS} steps, {BATCH} images of {SIZE} x {SIZE}, rate {NETWORKS[name]:g}"]
     lines += [f"{'step':>4} {'MXNet':>12} {'operator':>12} {'difference':>12} {'tolerance':>12}"]
     for step, row in enumerate(zip(own, mine, np.abs(np.subtract(mine, own)), tolerance), start=1):
         lines.append(f"{step:4} {row[0]:12.8f} {row[1]:12.8f} {row[2]:12.2e} {row[3]:12.2e}")

@@ -189,6 +189,16 @@ def test_the_readmes_program_runs() -> None:
     assert replaced == "{'conv': 'new0'} {}"
 
 
+def test_the_program_of_the_page_on_training_runs() -> None:
+    pytest.importorskip("mxnet", reason="MXNet is not installed")
+    text = (DOCS / "training.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    replaced, *losses = run(ROOT, "-c", program).splitlines()
+    assert replaced == "20 convolutions"
+    assert all(float(loss) > 0 for loss in losses)
+    assert len(losses) == 3
+
+
 def test_the_readmes_accuracies_are_those_of_the_models() -> None:
     stated = dict(re.findall(r"^\| `([\w-]+)` \|.* (0\.\d{4}) \|$", README, re.MULTILINE))
     table = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
