@@ -213,16 +213,19 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
     Where its constants point to a network, it has all points if it passed. Elsewhere each network has a share of them.
     """
     passed, networks = record["status"] == "passed", record.get("networks", [])
-    shared = not record.get("pointed") and len(networks) > 1
+    # The decisive network is tried again with more images for its times alone.
+    names = [network["network"] for network in networks]
+    counted = [network for at, network in enumerate(networks) if network["network"] not in names[:at]]
+    shared = not record.get("pointed") and len(counted) > 1
     tests: list[dict[str, Any]] = []
-    for network in networks:
+    for network in counted if shared else networks:
         # The text names the networks that a submission that passed need not do.
         if shared or not passed or network["status"] == "passed":
             right = network["status"] == "passed"
             text = "\n".join(filter(None, (layer["reason"] for layer in network["layers"]))) or network["status"]
             tests.append({"name": name_of(network), "status": "passed" if right else "failed", "output": text})
             if shared:
-                most = round(100 / len(networks), 2)
+                most = round(100 / len(counted), 2)
                 tests[-1].update(max_score=most, score=most if right and passed else 0.0)
     timed = [one for one in networks if passed and one["status"] == "passed" and "seconds" in one]
     points = round(sum(test["score"] for test in tests)) if shared else 100

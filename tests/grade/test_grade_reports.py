@@ -99,6 +99,13 @@ def test_points_of_each_network_where_no_constant_points_to_one() -> None:
     assert (found["score"], [test["score"] for test in found["tests"]]) == (50, [50, 0])
     assert [test["max_score"] for test in found["tests"]] == [50, 50]
     assert found["leaderboard"] == [{"name": "2017, 100 images (ms)", "value": 4.0, "order": "asc"}]
+    timed = dict(one["networks"][0], images=1000, seconds=0.02)
+    del one["networks"][0]["seconds"]
+    one["networks"].append(timed)  # for its times alone
+    again = _reports.gradescope(one)
+    assert (again["score"], [test["max_score"] for test in again["tests"]]) == (50, [50, 50])
+    assert again["leaderboard"] == [{"name": "2017, 1000 images (ms)", "value": 20.0, "order": "asc"}]
+    one["networks"].pop()
     one["pointed"] = ["2017"]
     found = _reports.gradescope(one)
     assert found["score"] == 100 and [test["name"] for test in found["tests"]] == ["2017, 100 images"]
