@@ -164,7 +164,8 @@ def test_nothing_is_written_around_an_output_at_any_alignment(kernel):
 GUARDED = """
 import ctypes, mmap, sys
 import numpy as np
-from ece408_op.kernels import KERNELS; from ece408_op.kernels.cpu import direct
+from ece408_op.core.reference import convolve
+from ece408_op.kernels import KERNELS
 from ece408_op.problem import ConvProblem
 
 libc = ctypes.CDLL(None)
@@ -188,14 +189,23 @@ SIZES = [(2, 1, 28, 28, 5, 5), (1, 3, 7, 4, 2, 2), (2, 2, 20, 33, 3, 3), (1, 1, 
 SIZES += [(1, 15, 30, 77, 4, 8), (1, 2, 150, 200, 3, 7), (1, 16, 40, 61, 32, 8)]
 # Several images in a vector.
 SIZES += [(19, 3, 20, 27, 5, 5), (16, 2, 18, 19, 3, 4)]
-for sizes in SIZES:
-    problem = ConvProblem(*sizes)
+# Filters of one column, read in place; strides, padding, dilation, groups; a plane of less than a vector.
+SIZES += [(2, 5, 9, 11, 25, 1), (2, 64, 40, 60, 9, 1), (2, 3, 17, 20, 6, 3, 1, (1, 1), (1, 0))]
+SIZES += [(2, 16, 40, 61, 32, 3, 3, (1, 1), (1, 1)), (2, 3, 23, 22, 5, 5, 3, (2, 2), (2, 1))]
+SIZES += [(2, 4, 15, 18, 8, 3, 2, (3, 1), (0, 1), (1, 3), 2), (2, 6, 12, 13, 6, 3, 3, (1, 1), (1, 1), (1, 1), 6)]
+SIZES += [(2, 2, 3, 3, 4, 2)]
+ran = 0
+for problem in (result for sizes in SIZES for one in [ConvProblem(*sizes)]
+                for result in (one, one.data_gradient, one.weight_gradient)):
+    expected = convolve(*(np.ones(shape) for shape in problem.shapes[:2]), problem)
     for kernel in KERNELS:
         if kernel.device == "cpu" and not kernel.not_supported_reasons(problem):
             for at_end in (True, False):
-                x, w, y = (guarded(s, at_end) for s in (problem.x_shape, problem.w_shape, problem.y_shape))
-                kernel.run(problem, x, w, y, problem.batch)
-                assert (y == np.float32(problem.products)).all(), (kernel.name, problem)
+                a, b, out = (guarded(shape, at_end) for shape in problem.shapes)
+                kernel.run(problem, a, b, out, problem.batch)
+                assert (out == expected).all(), (kernel.name, problem)
+                ran += 1
+assert ran > 250, ran
 print("done")
 """
 
