@@ -14,7 +14,7 @@ pixels as x and stay in L2. The multiply-adds limit it.
 Restrictions: at least as many output pixels as a vector has lanes.
 
 Error: within a lane, the pixels of a few images; over all images, that of float64. The result does not depend on the
-number of threads, unless there are so many weights that each thread has sums of its own (SUMS_BYTES).
+number of threads, unless the sums take more than SUMS_BYTES, so that each thread has its own.
 """
 
 from __future__ import annotations
