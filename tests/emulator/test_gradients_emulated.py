@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from cuda_layers import PROBLEMS, chip_of
 
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
+from ece408_op.kernels.cuda.split_precision import bordered
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
@@ -30,6 +32,41 @@ def test_it_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
     plan = kernel.plan(problem, chip_of(90), aligned)
     emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path, races=True)
     found = compare(emulated.run(a, b, aligned), a, b, kernel, problem=problem)
+    assert found.passed, found
+    assert emulated.races == 0
+
+
+@pytest.mark.parametrize("kernel", bordered.KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "problem", [ConvProblem(2, 3, 11, 14, 5, 3, pad=(1, 0)), ConvProblem(1, 6, 9, 9, 7, 5)], ids=str
+)
+def test_a_bordered_gradient_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    gradient = problem.data_gradient
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in gradient.shapes[:2])
+    plan = kernel.plan(gradient, replace(chip_of(90), multiprocessors=2), 4)
+    emulated = EmulatedPlan(kernel.text(plan), plan, gradient, tmp_path)
+    found = compare(emulated.run(a, b, 4), a, b, kernel, problem=gradient)
+    assert found.passed, found
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("operand", ["x", "w"])
+def test_a_block_that_computes_several_steps_is_right(operand, stages, tmp_path: Path) -> None:
+    plain = ConvProblem(9, 2, 11, 14, 7, 3, 4, pad=(1, 2))
+    problem = plain.data_gradient if operand == "x" else plain.weight_gradient
+    one, chip = problem.with_batch(1), replace(chip_of(90), multiprocessors=1)
+    if operand == "x":
+        kernel, tile = data_gradient_tiles.KERNEL, data_gradient_tiles.best_tile(one, 16)
+        tile = replace(tile, images=2, step_filters=2, stages=stages, blocks=2)
+        plan = data_gradient_tiles.plan_of(tile, problem, chip)
+    else:
+        kernel, tile = weight_gradient_rows.KERNEL, weight_gradient_rows.best_tile(one, 16)
+        plan = weight_gradient_rows.plan_of(replace(tile, slices=2, step_rows=4, stages=stages), problem, blocks=2)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
+    emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path, races=True)
+    found = compare(emulated.run(a, b, 16), a, b, kernel, problem=problem)
     assert found.passed, found
     assert emulated.races == 0
 

@@ -21,6 +21,7 @@ from ece408_op.runtime.launch import (
     SCRATCH_BYTES,
     SHARED_BYTES,
     CopyToConstant,
+    FromFirst,
     Launch,
     Plan,
     TensorMap,
@@ -51,7 +52,7 @@ def _parameters(text: str, entry: str) -> list[str]:
 def _passed(argument: object) -> str:
     if isinstance(argument, str):
         return {"first": "long long", "images": "int"}.get(argument, "pointer")
-    types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap"}
+    types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap", FromFirst: "pointer"}
     return types[type(argument)]
 
 

@@ -7,7 +7,7 @@
 //     x             [ ROWS x COLUMNS sums ] x CHANNELS       of a thread, for all filters m
 //
 // A block computes whole images, IMAGES at a time, for CHANNEL_GROUPS groups of channels. It goes through the filters in
-// stages of STAGE_FILTERS maps of y, and copies the next stage while it computes. The borders in shared memory are
+// steps of STEP_FILTERS maps of y, and copies the next STAGES - 1 steps while it computes. The borders in shared memory are
 // zeroed once: the copies never touch them. All weights stay in shared memory, flipped.
 //
 // Arithmetic intensity: 2 C K L FLOP per element of y, and as many for the borders' zeros; y is read and x written once.
@@ -17,7 +17,8 @@
 // Restrictions: stride 1, no dilation, one group, no more padding than taps; the weights and two maps fit a block.
 
 constexpr int ROWS = Config::rows, COLUMNS = Config::columns, CHANNELS = Config::channels;
-constexpr int IMAGES = Config::images, STAGE_FILTERS = Config::stage_filters, STAGES = (M + STAGE_FILTERS - 1) / STAGE_FILTERS;
+constexpr int IMAGES = Config::images, STAGES = Config::stages;
+constexpr int STEP_FILTERS = Config::step_filters, STEPS = (M + STEP_FILTERS - 1) / STEP_FILTERS;  // of IMAGES images
 constexpr int CHANNEL_GROUPS = (C + CHANNELS - 1) / CHANNELS;
 constexpr int TILES_IN_ROW = (W + COLUMNS - 1) / COLUMNS, TILES = (H + ROWS - 1) / ROWS * TILES_IN_ROW;
 constexpr int USED = IMAGES * CHANNEL_GROUPS * TILES, THREADS = (USED + 31) / 32 * 32;
@@ -25,18 +26,18 @@ constexpr int TOP = K - 1 - PAD_H, LEFT = L - 1 - PAD_W;          // zeros above
 constexpr int SHIFT = (4 - LEFT % 4) % 4;                         // moves y to whole vectors
 constexpr int ROW_FLOATS = (SHIFT + COLUMNS + L - 1 + 3) / 4 * 4;  // a row of a thread's window, in whole vectors
 constexpr int PITCH = Config::pitch, MAP_ROWS = Config::map_rows, MAP_FLOATS = MAP_ROWS * PITCH;
-constexpr int STAGE_FLOATS = IMAGES * STAGE_FILTERS * MAP_FLOATS;
+constexpr int STAGE_FLOATS = IMAGES * STEP_FILTERS * MAP_FLOATS;
 constexpr int TAP_PITCH = (L + 3) / 4 * 4, FILTER_FLOATS = CHANNEL_GROUPS * CHANNELS * K * TAP_PITCH;
 constexpr int COPY = Config::copy_vector, STORE = Config::store_vector;
 
-// Load: issue copies of STAGE_FILTERS maps of IMAGES images, those that exist, into their borders.
-__device__ __forceinline__ void load_stage(float *to, const float *y, int first_filter, int images) {
+// Load: issue copies of STEP_FILTERS maps of IMAGES images, those that exist, into their borders.
+__device__ __forceinline__ void load_step(float *to, const float *y, int first_filter, int images) {
     constexpr int COPIES = OW / COPY;
-    const int filters = min(STAGE_FILTERS, M - first_filter);
+    const int filters = min(STEP_FILTERS, M - first_filter);
     for (int e = threadIdx.x; e < images * filters * (OH * COPIES); e += THREADS) {
         const int line = e / COPIES, column = (e - line * COPIES) * COPY, map = line / OH, row = line - map * OH;
         const int image = map / filters, f = map - image * filters;
-        copy_async<COPY>(to + (image * STAGE_FILTERS + f) * MAP_FLOATS + (row + TOP) * PITCH + LEFT + SHIFT + column,
+        copy_async<COPY>(to + (image * STEP_FILTERS + f) * MAP_FLOATS + (row + TOP) * PITCH + LEFT + SHIFT + column,
                          image_of(y, image, OUTPUTS) + ((first_filter + f) * index_t(OH) + row) * OW + column);
     }
 }
@@ -45,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
 data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, float *__restrict__ x, long long first,
                     int images) {
     extern __shared__ __align__(16) float shared[];
-    float *const maps = shared, *const weights = shared + 2 * STAGE_FLOATS;  // [2][STAGE_FLOATS], [M][FILTER_FLOATS]
-    for (int e = threadIdx.x; e < 2 * STAGE_FLOATS; e += THREADS) maps[e] = 0.0f;
+    float *const maps = shared, *const weights = shared + STAGES * STAGE_FLOATS;  // [STAGES][STAGE_FLOATS], [M][FILTER_FLOATS]
+    for (int e = threadIdx.x; e < STAGES * STAGE_FLOATS; e += THREADS) maps[e] = 0.0f;
     for (int e = threadIdx.x; e < M * FILTER_FLOATS; e += THREADS) {
         const int q = e % TAP_PITCH, p = e / TAP_PITCH % K, c = e / (TAP_PITCH * K) % (CHANNEL_GROUPS * CHANNELS);
         const int m = e / FILTER_FLOATS;
@@ -54,19 +55,26 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
     }
     __syncthreads();
 
-    const int thread = min(int(threadIdx.x), USED - 1), tile = thread % TILES;
-    const int group = thread / TILES % CHANNEL_GROUPS, image = thread / (TILES * CHANNEL_GROUPS);
-    const int row = tile / TILES_IN_ROW * ROWS, column = tile % TILES_IN_ROW * COLUMNS;
-    const float *const window = maps + image * (STAGE_FILTERS * MAP_FLOATS) + row * PITCH + column;
+    // A warp has few rows, so that its threads skip the same rows of taps, which meet the borders above and below y.
+    const int thread = min(int(threadIdx.x), USED - 1), column = thread % TILES_IN_ROW * COLUMNS;
+    const int group = thread / TILES_IN_ROW % CHANNEL_GROUPS, image = thread / (TILES_IN_ROW * CHANNEL_GROUPS) % IMAGES;
+    const int row = thread / (TILES_IN_ROW * CHANNEL_GROUPS * IMAGES) * ROWS;
+    const int first_i = ROWS > 1 ? 0 : max(0, TOP - row), end_i = ROWS > 1 ? ROWS + K - 1 : min(K, TOP + OH - row);
+    const float *const window = maps + image * (STEP_FILTERS * MAP_FLOATS) + row * PITCH + column;
 
     const int items = (images + IMAGES - 1) / IMAGES;
-    const auto load = [&](int buffer, int item, int stage) {
-        load_stage(maps + buffer * STAGE_FLOATS, image_of(y, first + item * (long long)IMAGES, OUTPUTS),
-                   stage * STAGE_FILTERS, min(IMAGES, images - item * IMAGES));
+    // The block's steps: those of one item after another.
+    const int own_steps = blockIdx.x < items ? (items - 1 - int(blockIdx.x)) / int(gridDim.x) * STEPS + STEPS : 0;
+    const auto load = [&](int step) {
+        if (step < own_steps) {
+            const int item = blockIdx.x + step / STEPS * gridDim.x;
+            load_step(maps + step % STAGES * STAGE_FLOATS, image_of(y, first + item * (long long)IMAGES, OUTPUTS),
+                      step % STEPS * STEP_FILTERS, min(IMAGES, images - item * IMAGES));
+        }
+        commit_copies();
     };
-    if (blockIdx.x < items) load(0, blockIdx.x, 0);
-    commit_copies();
-    int buffer = 0;
+    for (int stage = 0; stage < STAGES - 1; stage++) load(stage);
+    int step = 0;
 #pragma unroll 1
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
         float sum[CHANNELS][ROWS][COLUMNS];
@@ -74,21 +82,18 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
         for (int i = 0; i < CHANNELS * ROWS * COLUMNS; i++)
             sum[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS] = 0.0f;
 #pragma unroll 1
-        for (int stage = 0; stage < STAGES; stage++, buffer ^= 1) {
-            const bool last = stage + 1 == STAGES;
-            const int next_item = last ? item + gridDim.x : item;
-            if (next_item < items) load(buffer ^ 1, next_item, last ? 0 : stage + 1);
-            commit_copies();
-            wait_for_copies<1>();
-            __syncthreads();  // the stage is complete
-            const int filters = min(STAGE_FILTERS, M - stage * STAGE_FILTERS);
-            const float *from = window + buffer * STAGE_FLOATS;
-            const float *of_filter = weights + stage * STAGE_FILTERS * FILTER_FLOATS + group * (CHANNELS * K * TAP_PITCH);
+        for (int first_filter = 0; first_filter < M; first_filter += STEP_FILTERS, step++) {
+            wait_for_copies<STAGES - 2>();
+            __syncthreads();  // the step is complete, and no warp reads the one before it
+            load(step + STAGES - 1);
+            const int filters = min(STEP_FILTERS, M - first_filter);
+            const float *from = window + step % STAGES * STAGE_FLOATS;
+            const float *of_filter = weights + first_filter * FILTER_FLOATS + group * (CHANNELS * K * TAP_PITCH);
             // Main loop: a filter's taps. With one row of sums per thread, no tap serves two rows of y.
 #pragma unroll 1
             for (int f = 0; f < filters; f++, from += MAP_FLOATS, of_filter += FILTER_FLOATS) {
 #pragma unroll(ROWS > 1 ? ROWS + K - 1 : 1)
-                for (int i = 0; i < ROWS + K - 1; i++) {
+                for (int i = first_i; i < end_i; i++) {
                     float input[ROW_FLOATS];
 #pragma unroll
                     for (int j = 0; j < ROW_FLOATS; j += 4) read<4>(input + j, from + i * PITCH + j);
@@ -109,7 +114,6 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
                         }
                 }
             }
-            __syncthreads();  // no warp reads the stage any more
         }
         // Epilogue.
         if (threadIdx.x >= USED || item * IMAGES + image >= images) continue;

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
+from ._pipeline import MULTIPROCESSOR_SHARED, step_cycles
+
 _FOLDER = Path(__file__).parent
 #: Threads of a block, and its bytes of shared memory: two such blocks fit a multiprocessor of sm_90.
 _MOST_THREADS, _MOST_SHARED = 512, 112 * 1024
-_MULTIPROCESSOR_SHARED = 227 * 1024
 #: With more channels, tensor cores or blocked_gemm are faster.
 _MOST_CHANNELS = 16
 
@@ -30,7 +32,8 @@ class DataGradientTile:
     columns: int
     channels: int
     images: int
-    stage_filters: int
+    step_filters: int
+    stages: int  # of the pipeline
     pitch: int
     map_rows: int
     copy_vector: int  # floats of one copy, and of one store
@@ -48,11 +51,11 @@ class DataGradientTile:
         return round_up(shift + self.columns + problem.kernel_width - 1, 4)
 
     def shared_bytes(self, problem: ConvProblem) -> int:
-        """Return the shared memory of two stages and the weights."""
-        stage = self.images * self.stage_filters * self.map_rows * self.pitch
+        """Return the shared memory of all stages and the weights."""
+        stage = self.images * self.step_filters * self.map_rows * self.pitch
         channels = round_up(problem.channels, self.channels)
         weights = problem.filters * channels * problem.kernel * round_up(problem.kernel_width, 4)
-        return ITEM_BYTES * (2 * stage + weights)
+        return ITEM_BYTES * (self.stages * stage + weights)
 
     def registers(self, problem: ConvProblem) -> int:
         """Return about how many registers a thread needs."""
@@ -64,43 +67,50 @@ class DataGradientTile:
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
     vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
     copy = next(v for v in vectors if problem.output_width % v == 0)
-    for columns in (4, 8):
+    for columns in (4, 8, 12, 16):
         store = next(v for v in vectors if problem.width % v == 0)
         groups = {ceil_div(problem.channels, n) for n in range(1, problem.channels + 1)}
         for channels in sorted({ceil_div(problem.channels, n) for n in groups if ceil_div(problem.channels, n) <= 8}):
             for rows in (1, 2, 3, 4, 5, 6, 7, 8) if channels == 1 else (1,):
-                one = DataGradientTile(rows, columns, channels, 1, 1, 0, 0, copy, store)
+                one = DataGradientTile(rows, columns, channels, 1, 1, 2, 0, 0, copy, store)
                 last_column = (ceil_div(problem.width, columns) - 1) * columns
                 # An odd number of 16-byte vectors: rows then begin in different banks of shared memory.
                 pitch = 4 * (ceil_div(last_column + one.row_floats(problem), 4) | 1)
                 map_rows = round_up(problem.height, rows) + problem.kernel - 1
-                for images in range(1, 17):
-                    for filters in (1, 2, 4, 8):
-                        sizes = (images, filters, pitch, map_rows, copy, store)
-                        tile = DataGradientTile(rows, columns, channels, *sizes)
-                        threads = tile.threads(problem)
-                        blocks = min(
-                            _MULTIPROCESSOR_SHARED // (tile.shared_bytes(problem) + 1024),
-                            REGISTERS // (tile.registers(problem) * threads),
-                        )
-                        if threads <= _MOST_THREADS and tile.shared_bytes(problem) <= _MOST_SHARED and blocks:
-                            yield DataGradientTile(rows, columns, channels, *sizes, blocks)
+                for images, filters, stages in product(range(1, 17), (1, 2, 4, 8), (2, 3, 4)):
+                    sizes = (images, filters, stages, pitch, map_rows, copy, store)
+                    tile = DataGradientTile(rows, columns, channels, *sizes)
+                    threads, shared = tile.threads(problem), tile.shared_bytes(problem)
+                    if threads > _MOST_THREADS or shared > _MOST_SHARED:
+                        continue
+                    # A scheduler, of which a multiprocessor has four, holds whole warps.
+                    warps = REGISTERS // (128 * tile.registers(problem))
+                    blocks = min(MULTIPROCESSOR_SHARED // (shared + 1024), 128 * warps // threads)
+                    if blocks:
+                        yield DataGradientTile(rows, columns, channels, *sizes, blocks)
 
 
 def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:
-    """Return the predicted cycles of a scheduler per multiply-add."""
+    """Return the predicted cycles of a multiprocessor per multiply-add."""
     taps, threads = problem.kernel * problem.kernel_width, tile.threads(problem)
-    window_rows = tile.rows + problem.kernel - 1
-    fmas = tile.rows * tile.columns * tile.channels * taps
+    window_rows: float = tile.rows + problem.kernel - 1
+    if tile.rows == 1:  # a thread skips the rows that lie above or below y
+        window_rows *= min(1.0, (problem.output_height + 2) / problem.height)
+    fmas: float = tile.columns * tile.channels * problem.kernel_width
+    fmas *= window_rows if tile.rows == 1 else tile.rows * problem.kernel
     inputs = window_rows * tile.row_floats(problem) / 4
     weights = tile.channels * problem.kernel * round_up(problem.kernel_width, 4) / 4
     # Issue slots, and the cycles of shared memory, which serves one scheduler at a time: four per vector of inputs.
     issue, shared = fmas + inputs + weights + 12, 4 * (4 * inputs + weights)
-    copies = tile.images * problem.output_height * problem.output_width / tile.copy_vector / threads
-    item = problem.filters * (max(issue, shared) + 0.3 * min(issue, shared) + 12 * copies + 120 / tile.stage_filters)
-    warps = tile.blocks * threads / 128
+    floats = tile.images * problem.output_height * problem.output_width
+    filter_cycles = max(issue, shared) + 0.3 * min(issue, shared) + 10 * floats / tile.copy_vector / threads
+    # The warps of the busiest scheduler: with one it waits for each read, with four hardly ever.
+    warps = ceil_div(tile.blocks * threads, 128)
+    cycles = (tile.step_filters * filter_cycles + 100) * warps * (1 + 0.8 / warps)
+    cycles = step_cycles(cycles, ITEM_BYTES * tile.blocks * tile.step_filters * floats, tile.stages)
+    steps = ceil_div(problem.filters, tile.step_filters)
     useful = tile.images * problem.channels * problem.height * problem.width * problem.filters * taps
-    return item * threads / useful * (1 + 0.8 / warps)
+    return cycles * steps / tile.blocks / useful
 
 
 @lru_cache(maxsize=256)
@@ -125,9 +135,8 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     return []
 
 
-def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = best_tile(problem.with_batch(1), aligned)
-    assert tile is not None, "_limits refuses a problem without a tile"
+def plan_of(tile: DataGradientTile, problem: ConvProblem, chip: Chip) -> Plan:
+    """Return the plan for one tile."""
 
     def steps(images: int) -> tuple[Launch, ...]:
         grid = (min(ceil_div(images, tile.images), chip.multiprocessors * tile.blocks), 1, 1)
@@ -136,6 +145,12 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         return (Launch("data_gradient_tiles", grid, block, arguments, tile.shared_bytes(problem)),)
 
     return Plan(layer_defines(problem), max(1, min(problem.batch, 2**30)), steps, config=asdict(tile))
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    tile = best_tile(problem.with_batch(1), aligned)
+    assert tile is not None, "_limits refuses a problem without a tile"
+    return plan_of(tile, problem, chip)
 
 
 KERNEL = CudaKernel(

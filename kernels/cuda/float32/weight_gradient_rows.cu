@@ -7,30 +7,30 @@
 //
 // A thread has the sums of FILTERS filters, one channel and one row p of taps, FILTERS x L of them; C x K x FILTER_GROUPS
 // threads have all sums of the layer. A block has SLICES such sets, each with output rows of its own, so that an image is
-// read once. It goes through a share of the images in stages of STAGE_ROWS output rows, and copies the next stage while
-// it computes. At the end the slices are added one after another, and partial_sums.cuh adds the blocks.
+// read once. It goes through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1
+// steps while it computes. At the end the slices are added one after another, and partial_sums.cuh adds the blocks.
 //
 // Arithmetic intensity: 2 C K L FLOP per element of y, which is read once; x is read once, with K - 1 more rows per
-// stage. From shared memory, FILTERS + 1 vectors per 4 FILTERS L multiply-adds, so the float32 lanes limit it, or memory
+// step. From shared memory, FILTERS + 1 vectors per 4 FILTERS L multiply-adds, so the float32 lanes limit it, or memory
 // with one channel.
 // Source: A. Lavin, maxDNN, 2015 (weight gradients); V. Volkov, Better Performance at Lower Occupancy, 2010.
 // Restrictions: stride 1, no dilation, one group; all sums and two stages fit a block.
 
 constexpr int FILTERS = Config::filters, FILTER_GROUPS = (M + FILTERS - 1) / FILTERS;
-constexpr int SLICES = Config::slices, STAGE_ROWS = Config::stage_rows, SET = C * K * FILTER_GROUPS;
+constexpr int STAGES = Config::stages, SLICES = Config::slices, STEP_ROWS = Config::step_rows, SET = C * K * FILTER_GROUPS;
 constexpr int THREADS = (SET * SLICES + 31) / 32 * 32;
-constexpr int STAGES_IN_IMAGE = (OH + STAGE_ROWS - 1) / STAGE_ROWS;
+constexpr int STEPS_IN_IMAGE = (OH + STEP_ROWS - 1) / STEP_ROWS;
 constexpr int WINDOW = (L + 6) / 4 * 4;  // 4 + L - 1 pixels in whole vectors
-constexpr int X_ROWS = STAGE_ROWS + K - 1, X_PITCH = Config::x_pitch, Y_PITCH = Config::y_pitch;
-constexpr int X_FLOATS = C * X_ROWS * X_PITCH, STAGE_FLOATS = X_FLOATS + FILTER_GROUPS * FILTERS * STAGE_ROWS * Y_PITCH;
+constexpr int X_ROWS = STEP_ROWS + K - 1, X_PITCH = Config::x_pitch, Y_PITCH = Config::y_pitch;
+constexpr int X_FLOATS = C * X_ROWS * X_PITCH, STAGE_FLOATS = X_FLOATS + FILTER_GROUPS * FILTERS * STEP_ROWS * Y_PITCH;
 constexpr int WEIGHTS = M * C * K * L;
 
-// Load: issue copies of a stage's output rows and of the padded rows of x that they need. Rows of x outside the image
+// Load: issue copies of a step's output rows and of the padded rows of x that they need. Rows of x outside the image
 // become zeros.
-__device__ __forceinline__ void load_stage(float *to, const float *x, const float *y, int first_row) {
+__device__ __forceinline__ void load_step(float *to, const float *x, const float *y, int first_row) {
     constexpr int X_VECTOR = Config::x_vector, Y_VECTOR = Config::y_vector;
     constexpr int X_COPIES = (W + 2 * PAD_W) / X_VECTOR, Y_COPIES = OW / Y_VECTOR;
-    const int rows = min(STAGE_ROWS, OH - first_row);
+    const int rows = min(STEP_ROWS, OH - first_row);
     for (int e = threadIdx.x; e < C * X_ROWS * X_COPIES; e += THREADS) {
         const int line = e / X_COPIES, c = line / X_ROWS, row = line % X_ROWS;
         const int column = (e - line * X_COPIES) * X_VECTOR;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void load_stage(float *to, const float *x, const floa
     }
     for (int e = threadIdx.x; e < M * rows * Y_COPIES; e += THREADS) {
         const int line = e / Y_COPIES, m = line / rows, row = line - m * rows, column = (e - line * Y_COPIES) * Y_VECTOR;
-        copy_async<Y_VECTOR>(to + X_FLOATS + (m * STAGE_ROWS + row) * Y_PITCH + column,
+        copy_async<Y_VECTOR>(to + X_FLOATS + (m * STEP_ROWS + row) * Y_PITCH + column,
                              y + (m * index_t(OH) + first_row + row) * OW + column);
     }
 }
@@ -51,21 +51,23 @@ __device__ __forceinline__ void load_stage(float *to, const float *x, const floa
 // Fill partials [block][M][C][K][L] with the sums over the block's share of the stages of all images.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, float *__restrict__ partials,
-                     long long stages) {
-    extern __shared__ __align__(16) float shared[];  // [2][STAGE_FLOATS], at the end [WEIGHTS]
+                     long long steps) {
+    extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS], at the end [WEIGHTS]
     const int slice = threadIdx.x / SET, in_set = threadIdx.x % SET, group = in_set / (C * K);
     const int c = in_set / K % C, p = in_set % K;
-    long long stage = blockIdx.x * stages / gridDim.x;
-    const long long end = (blockIdx.x + 1) * stages / gridDim.x;
+    const long long begin = blockIdx.x * steps / gridDim.x, end = (blockIdx.x + 1) * steps / gridDim.x;
 
     float sum[FILTERS][L];
 #pragma unroll
     for (int i = 0; i < FILTERS * L; i++) sum[i / L][i % L] = 0.0f;
 
-    const auto load = [&](int buffer, long long stage) {
-        const long long image = stage / STAGES_IN_IMAGE;
-        load_stage(shared + buffer * STAGE_FLOATS, image_of(x, image, IMAGE), image_of(y, image, OUTPUTS),
-                   int(stage - image * STAGES_IN_IMAGE) * STAGE_ROWS);
+    const auto load = [&](long long step) {
+        if (step < end) {
+            const long long image = step / STEPS_IN_IMAGE;
+            load_step(shared + int((step - begin) % STAGES) * STAGE_FLOATS, image_of(x, image, IMAGE),
+                      image_of(y, image, OUTPUTS), int(step - image * STEPS_IN_IMAGE) * STEP_ROWS);
+        }
+        commit_copies();
     };
     // Main loop: add the products of one output row.
     const auto add_row = [&](const float *x_row, const float *y_row) {
@@ -75,7 +77,7 @@ weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, f
 #pragma unroll
             for (int f = 0; f < FILTERS; f++) {
                 float of_filter[4];
-                read<4>(of_filter, y_row + f * (STAGE_ROWS * Y_PITCH) + column);
+                read<4>(of_filter, y_row + f * (STEP_ROWS * Y_PITCH) + column);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
 #pragma unroll
@@ -93,22 +95,20 @@ weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, f
         if (OW % 4) add(OW / 4 * 4, OW % 4);
     };
 
-    if (stage < end) load(0, stage);
-    commit_copies();
+    for (int stage = 0; stage < STAGES - 1; stage++) load(begin + stage);
 #pragma unroll 1
-    for (int buffer = 0; stage < end; stage++, buffer ^= 1) {
-        if (stage + 1 < end) load(buffer ^ 1, stage + 1);
-        commit_copies();
-        wait_for_copies<1>();
-        __syncthreads();  // the stage is complete
-        const int rows = min(STAGE_ROWS, OH - int(stage % STAGES_IN_IMAGE) * STAGE_ROWS);
-        const float *const of_x = shared + buffer * STAGE_FLOATS, *const of_y = of_x + X_FLOATS;
+    for (long long step = begin; step < end; step++) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();  // the step is complete, and no warp reads the one before it
+        load(step + STAGES - 1);
+        const int rows = min(STEP_ROWS, OH - int(step % STEPS_IN_IMAGE) * STEP_ROWS);
+        const float *const of_x = shared + int((step - begin) % STAGES) * STAGE_FLOATS, *const of_y = of_x + X_FLOATS;
         if (slice < SLICES)
 #pragma unroll 1
             for (int row = slice; row < rows; row += SLICES)
-                add_row(of_x + (c * X_ROWS + row + p) * X_PITCH, of_y + (group * FILTERS * STAGE_ROWS + row) * Y_PITCH);
-        __syncthreads();  // no warp reads it any more
+                add_row(of_x + (c * X_ROWS + row + p) * X_PITCH, of_y + (group * FILTERS * STEP_ROWS + row) * Y_PITCH);
     }
+    __syncthreads();
 
     // Epilogue: add the slices in shared memory, in order.
     for (int turn = 0; turn < SLICES; turn++) {

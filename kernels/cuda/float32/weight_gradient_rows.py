@@ -18,6 +18,7 @@ from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, Con
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
 from . import _partial_sums as partial_sums
+from ._pipeline import MULTIPROCESSOR_SHARED, step_cycles
 
 _FOLDER = Path(__file__).parent
 #: Blocks, whole waves of 132 multiprocessors with one, two, three or four blocks each: the problem alone decides, so
@@ -25,7 +26,6 @@ _FOLDER = Path(__file__).parent
 _BLOCKS = 12 * 132
 #: Sums of a thread, threads of a block, and its bytes of shared memory: two such blocks fit a multiprocessor of sm_90.
 _MOST_SUMS, _MOST_THREADS, _MOST_SHARED = 88, 512, 112 * 1024
-_MULTIPROCESSOR_SHARED = 227 * 1024
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class WeightGradientTile:
 
     filters: int
     slices: int
-    stage_rows: int
+    step_rows: int
+    stages: int  # of the pipeline
     x_pitch: int
     y_pitch: int
     x_vector: int  # floats of one copy
@@ -46,14 +47,15 @@ class WeightGradientTile:
         return round_up(problem.channels * problem.kernel * groups * self.slices, 32)
 
     def shared_bytes(self, problem: ConvProblem) -> int:
-        """Return the shared memory of two stages, or of the sums at the end."""
+        """Return the shared memory of all stages, or of the sums at the end."""
         filters = round_up(problem.filters, self.filters)
-        x_floats = problem.channels * (self.stage_rows + problem.kernel - 1) * self.x_pitch
-        return ITEM_BYTES * max(2 * (x_floats + filters * self.stage_rows * self.y_pitch), math.prod(problem.w_shape))
+        x_floats = problem.channels * (self.step_rows + problem.kernel - 1) * self.x_pitch
+        stage = x_floats + filters * self.step_rows * self.y_pitch
+        return ITEM_BYTES * max(self.stages * stage, math.prod(problem.w_shape))
 
-    def stages(self, problem: ConvProblem) -> int:
-        """Return the stages of one image."""
-        return ceil_div(problem.output_height, self.stage_rows)
+    def steps(self, problem: ConvProblem) -> int:
+        """Return the steps of one image."""
+        return ceil_div(problem.output_height, self.step_rows)
 
 
 def _odd_vectors(floats: int) -> int:
@@ -75,29 +77,33 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[WeightGradientTile]:
             continue
         for rows in range(1, min(problem.output_height, 64) + 1):
             for slices in range(1, min(rows, _MOST_THREADS // unit) + 1):
-                tile = WeightGradientTile(filters, slices, rows, x_pitch, y_pitch, x_vector, y_vector)
-                if tile.shared_bytes(problem) <= _MOST_SHARED:
-                    yield tile
+                for stages in (2, 3, 4):
+                    tile = WeightGradientTile(filters, slices, rows, stages, x_pitch, y_pitch, x_vector, y_vector)
+                    if tile.shared_bytes(problem) <= _MOST_SHARED:
+                        yield tile
 
 
 def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
-    """Return the predicted issue slots per multiply-add."""
+    """Return the predicted cycles of a multiprocessor per multiply-add."""
     sums, threads = tile.filters * problem.kernel_width, tile.threads(problem)
     registers = round_up(sums + problem.kernel_width + 44, 8)
-    resident = min(_MULTIPROCESSOR_SHARED // tile.shared_bytes(problem), REGISTERS // (registers * threads))
+    # A scheduler, of which a multiprocessor has four, holds whole warps.
+    register_blocks = 128 * (REGISTERS // (128 * registers)) // threads
+    resident = min(MULTIPROCESSOR_SHARED // (tile.shared_bytes(problem) + 1024), register_blocks)
     if not resident:
         return math.inf
-    # Multiply-adds and the reads of shared memory for four outputs; a stage's copies.
-    columns = ceil_div(problem.output_width, 4)
-    step = 4 * sums + 3 * (tile.filters + 1) + 12
-    x_copies = problem.channels * (tile.stage_rows + problem.kernel - 1) * problem.width / tile.x_vector
-    y_copies = problem.filters * tile.stage_rows * problem.output_width / tile.y_vector
-    stage = ceil_div(tile.stage_rows, tile.slices) * (columns * step + 20) + 10 * (x_copies + y_copies) / threads + 150
-    useful = problem.filters * problem.channels * problem.kernel * problem.kernel_width
-    useful *= problem.output_height * problem.output_width
-    # A scheduler with one warp waits for each read, with four warps hardly ever.
-    warps = resident * threads / 128
-    return stage * tile.stages(problem) * threads / useful * (1 + 0.8 / warps)
+    # Issue slots: multiply-adds and the reads of shared memory for four outputs; a step's copies.
+    vector = 4 * sums + 3 * (tile.filters + 1) + 12
+    x_floats = problem.channels * (tile.step_rows + problem.kernel - 1) * problem.width
+    y_floats = problem.filters * tile.step_rows * problem.output_width
+    rows, columns = ceil_div(tile.step_rows, tile.slices), ceil_div(problem.output_width, 4)
+    copies = 10 * (x_floats / tile.x_vector + y_floats / tile.y_vector) / threads
+    # The warps of the busiest scheduler: with one it waits for each read, with four hardly ever.
+    warps = ceil_div(resident * threads, 128)
+    cycles = (rows * (columns * vector + 20) + copies + 100) * warps * (1 + 0.8 / warps)
+    cycles = step_cycles(cycles, ITEM_BYTES * resident * (x_floats + y_floats), tile.stages)
+    useful = problem.filters * problem.products * problem.channels * problem.kernel * problem.kernel_width
+    return cycles * tile.steps(problem) / resident / useful
 
 
 @lru_cache(maxsize=256)
@@ -119,7 +125,7 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 
 
 def _blocks(problem: ConvProblem, tile: WeightGradientTile) -> int:
-    return max(1, min(_BLOCKS, problem.batch * tile.stages(problem), partial_sums.most_partials(problem)))
+    return max(1, min(_BLOCKS, problem.batch * tile.steps(problem), partial_sums.most_partials(problem)))
 
 
 def _bound(problem: ConvProblem) -> float:
@@ -130,23 +136,28 @@ def _bound(problem: ConvProblem) -> float:
         if tile is None:
             return problem.products
         blocks = _blocks(problem, tile)
-        stages = ceil_div(problem.batch * tile.stages(problem), blocks)
-        return stages * ceil_div(tile.stage_rows, tile.slices) * problem.output_width + tile.slices + blocks
+        steps = ceil_div(problem.batch * tile.steps(problem), blocks)
+        return steps * ceil_div(tile.step_rows, tile.slices) * problem.output_width + tile.slices + blocks
 
     return sum_bound(max(map(additions, (4, 8, 16))))
 
 
-def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    tile = best_tile(problem.with_batch(1), aligned)
-    assert tile is not None, "_limits refuses a problem without a tile"
-    blocks = _blocks(problem, tile)
-    arguments = ("x", "y", partial_sums.target(blocks), np.int64(problem.batch * tile.stages(problem)))
+def plan_of(tile: WeightGradientTile, problem: ConvProblem, blocks: int = 0) -> Plan:
+    """Return the plan for one tile and number of blocks, by default that of the error bound."""
+    blocks = blocks or _blocks(problem, tile)
+    arguments = ("x", "y", partial_sums.target(blocks), np.int64(problem.batch * tile.steps(problem)))
     grid, block = (blocks, 1, 1), (tile.threads(problem), 1, 1)
     launch = Launch("weight_gradient_rows", grid, block, arguments, tile.shared_bytes(problem))
     steps = (launch, *partial_sums.launches(problem, blocks))
     scratch = partial_sums.scratch(problem, blocks)
     images = max(1, problem.batch)
     return Plan(layer_defines(problem), images, lambda images: steps, scratch=scratch, config=asdict(tile))
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    tile = best_tile(problem.with_batch(1), aligned)
+    assert tile is not None, "_limits refuses a problem without a tile"
+    return plan_of(tile, problem)
 
 
 KERNEL = CudaKernel(
