@@ -50,25 +50,38 @@ def round_sums(sums: int, y: int, count: int, device: int, stream: Any) -> None:
 
 def bias_gradient(y: int, out: int, problem: ConvProblem, device: int, stream: Any) -> None:
     """Fill out (M,) with the sums of y (B, M, OH, OW) over images and pixels."""
+    cuda.enqueue(bias_gradient_program(problem), 1, {"y": y, "w": out}, device, stream)
+
+
+@lru_cache(maxsize=256)
+def bias_gradient_program(problem: ConvProblem) -> cuda.Program:
+    """Return the program that fills the M floats "w" with the sums of "y"."""
     images, filters, rows, columns = problem.y_shape
     parts = min(images, ceil_div(_FILLING, filters))
-    with stream:
-        partial = cuda.cupy().cuda.alloc(_FLOAT64 * parts * filters)
     sizes = np.int32(images), np.int32(filters), np.int64(rows * columns)
-    _enqueue("sum_pixels", parts * filters, sizes, {"x": y, "y": partial.ptr}, device, stream)
-    counts = np.int32(parts), np.int32(filters)
-    _enqueue("sum_parts", ceil_div(filters, _THREADS), counts, {"x": partial.ptr, "y": out}, device, stream)
+    steps = (
+        _launch("sum_pixels", parts * filters, ("y", "partial", *sizes)),
+        _launch("sum_parts", ceil_div(filters, _THREADS), ("partial", "w", np.int32(parts), np.int32(filters))),
+    )
+    return _program("bias_gradient", steps, {"partial": _FLOAT64 * parts * filters})
 
 
 def _enqueue(
     entry: str, blocks: int, numbers: tuple[Any, ...], addresses: dict[str, int], device: int, stream: Any
 ) -> None:
-    program = _program(entry, blocks if entry == "sum_pixels" else min(blocks, _BLOCKS), (*addresses, *numbers))
-    cuda.enqueue(program, 1, addresses, device, stream)
+    launch = _launch(entry, min(blocks, _BLOCKS), (*addresses, *numbers))
+    cuda.enqueue(_one_launch(launch), 1, addresses, device, stream)
+
+
+def _launch(entry: str, blocks: int, arguments: tuple[Any, ...]) -> Launch:
+    return Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), arguments)
 
 
 @lru_cache(maxsize=256)
-def _program(entry: str, blocks: int, arguments: tuple[Any, ...]) -> cuda.Program:
-    launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), arguments)
-    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: (launch,))
-    return cuda.Program(entry, Path(__file__).with_name("passes.cu").read_text(encoding="utf-8"), (), plan)
+def _one_launch(launch: Launch) -> cuda.Program:
+    return _program(launch.entry, (launch,), {})
+
+
+def _program(name: str, steps: tuple[Launch, ...], scratch: dict[str, int]) -> cuda.Program:
+    plan = Plan(defines={}, images_per_launch=1, steps=lambda images: steps, scratch=scratch)
+    return cuda.Program(name, Path(__file__).with_name("passes.cu").read_text(encoding="utf-8"), (), plan)

@@ -235,6 +235,21 @@ class OperatorCases:
             pixels = problem.output_height * problem.output_width
             assert (np.abs(got["bias"] - exact) <= (pixels + 4) * EPS32 * (scale + 2)).all()
 
+    def test_any_convolution_with_a_bias_is_right(self):
+        @given(problems(), st.integers(0, 99))
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+        def check(problem, seed):
+            random = np.random.RandomState(seed)
+            shapes = problem.x_shape, problem.w_shape, (problem.filters,)
+            x, w, bias = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+            y = self.convolved(problem, [self.array(each) for each in (x, w, bias)]).asnumpy()
+            kernel = dispatch.find(ece408_op.op_times()[-1].implementation)
+            exact = reference.convolve(x, w, problem) + bias[:, None, None]
+            scale = reference.convolve(abs(x), kernel.magnitude_weights(w), problem) + abs(bias)[:, None, None]
+            assert (abs(y - exact) <= (kernel.error_bound(problem) + 2 * EPS32) * scale).all()
+
+        check()
+
     def test_any_gradient_is_right(self):
         @given(problems(), st.integers(0, 99))
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from operator_case import GpuOperatorCases, assert_right, values
 
-from ece408_op.plugin import bridge
+from ece408_op.plugin import bridge, host_context
+from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +35,26 @@ class TestHostContext(GpuOperatorCases):
         for first in range(0, len(x), 1000):
             assert_right(y[first : first + 50], x[first : first + 50], w)
         assert not np.isnan(y).any()
+
+    @pytest.mark.parametrize("batch", [7, 20, 37])
+    def test_gradients_of_several_chunks(self, batch, monkeypatch):
+        """The last chunk overlaps the one before; no image counts twice in the weight's gradient."""
+        problem = ConvProblem(batch, 4, 20, 18, 6, 3, pad=(1, 1))
+        monkeypatch.setattr(host_context, "CHUNK_BYTES", 8 * 4 * (4 * 20 * 18 + 6 * 20 * 18))
+        self.check_gradients(problem)
+        self.check_gradients(problem, ("add", "add", "add"))
+
+    def test_an_infinity_of_an_image_in_two_chunks_counts_once(self, monkeypatch):
+        problem = ConvProblem(11, 1, 8, 8, 1, 3)
+        monkeypatch.setattr(host_context, "CHUNK_BYTES", 8 * 4 * (64 + 36))
+        x, w = np.zeros(problem.x_shape, np.float32), np.ones(problem.w_shape, np.float32)
+        x[5] = np.inf
+        weight = self.array(w)
+        weight.attach_grad()
+        with self.mx.autograd.record():
+            y = self.convolved(problem, (self.array(x), weight))
+        y.backward()
+        assert (weight.grad.asnumpy() == np.inf).all()
 
     def test_an_image_that_does_not_fit_the_device_is_refused_in_words(self):
         x, w = (self.array(a) for a in values((2, 1, 3000, 3000), 8, 3))
