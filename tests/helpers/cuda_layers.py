@@ -85,8 +85,9 @@ def random_problems(batches: list[int], side: int) -> st.SearchStrategy[ConvProb
     def build(family, batch, groups, channels, filters, size, kernel, stride, pad, dilate, kind):
         if family == "depthwise":
             groups, channels, filters = channels, 1, 1 + filters % 2
-        elif family == "dense":
+        elif family in ("dense", "square"):
             groups, stride, dilate = 1, (1, 1), (1, 1)
+            kernel = (kernel[0], kernel[0] if family == "square" else kernel[1])
         least = tuple(max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilate, kernel, pad))
         height, width = (max(one, other) for one, other in zip(size, least))
         problem = ConvProblem(
@@ -96,15 +97,15 @@ def random_problems(batches: list[int], side: int) -> st.SearchStrategy[ConvProb
 
     return st.builds(
         build,
-        st.sampled_from(["any", "depthwise", "dense"]),
+        st.sampled_from(["any", "depthwise", "dense", "square"]),
         st.sampled_from(batches),
         st.one_of(st.just(1), st.integers(1, 9)),
         st.one_of(st.just(1), st.integers(1, 24)),
         st.one_of(st.just(1), st.integers(1, 70)),
         st.tuples(st.integers(1, side), st.integers(1, side)),
-        st.tuples(st.integers(1, 5), st.integers(1, 5)),
+        st.one_of(st.just((1, 1)), st.tuples(st.integers(1, 5), st.integers(1, 5))),
         pairs,
-        st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        st.one_of(st.just((0, 0)), st.tuples(st.integers(0, 3), st.integers(0, 3))),
         pairs,
         st.sampled_from("yxw"),
     )

@@ -144,6 +144,14 @@ def test_every_layer_has_a_kernel_that_pools_and_the_others_say_that_they_do_not
                 assert "does not support tanh and 2 x 2 maxima" in kernel.not_supported_reasons(problem)[0]
 
 
+@settings(max_examples=200, deadline=None)
+@given(problem=random_problems(BATCHES, 30))
+def test_auto_refuses_no_problem_on_any_gpu(problem):
+    for chip in (None, chip_of(50), chip_of(80), CHIP):
+        kernel = dispatch.select(problem, "gpu", chip=chip)
+        assert not kernel.not_supported_reasons(problem, chip)
+
+
 def test_a_launch_is_limited_by_the_grid_and_by_scratch_memory():
     assert images_per_launch(100_000, 1000) == 100_000
     assert images_per_launch(100_000, 2**20) == 2047

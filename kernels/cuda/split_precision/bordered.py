@@ -20,6 +20,7 @@ from ece408_op.runtime.launch import SCRATCH_BYTES, Argument, Chip, FromFirst, L
 
 from . import split_precision
 
+_FEATURES = frozenset({PAD, DATA_GRADIENT})
 _THREADS, _BLOCKS = 256, 16
 #: Per millisecond of an H200: the float32 operations of ``data_gradient_tiles``, about, and bytes of memory.
 _FP32_FLOPS, _MEMORY_BYTES = 45e9, 4e9
@@ -74,6 +75,8 @@ def _bordered(kernel: CudaKernel) -> CudaKernel:
         return kernel.predicted_milliseconds(convolution, chip) + copied / _MEMORY_BYTES
 
     def recommended(problem: ConvProblem, chip: Chip) -> bool:
+        if problem.needs - _FEATURES or _limits(kernel, problem, chip):
+            return False
         # With few channels, most of a tensor core's columns are empty.
         convolution = _convolution(problem)
         return kernel.recommended(convolution, chip) and predicted(problem, chip) < convolution.flops / _FP32_FLOPS
@@ -88,7 +91,7 @@ def _bordered(kernel: CudaKernel) -> CudaKernel:
         error_bound=lambda problem: kernel.error_bound(_convolution(problem)),
         predicted_milliseconds=predicted,
         recommended=recommended,
-        features=frozenset({PAD, DATA_GRADIENT}),
+        features=_FEATURES,
     )
 
 
