@@ -27,6 +27,7 @@ _HERE = Path(__file__).parent
 _COUNTERPARTS = {
     "instructions.cuh": '#include "instructions_on_cpu.h"\n',
     "tma.cuh": '#include "tma_on_cpu.h"\n',
+    "copy_async.cuh": '#include "copy_async_on_cpu.h"\n',
     "denormals.cuh": "#define MULTIPLY_ADD multiply_add\n",
 }
 _PRELUDE = """#include "cuda_on_cpu.h"

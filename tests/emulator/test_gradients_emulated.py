@@ -69,6 +69,9 @@ def test_a_block_that_computes_several_steps_is_right(operand, stages, tmp_path:
     found = compare(emulated.run(a, b, 16), a, b, kernel, problem=problem)
     assert found.passed, found
     assert emulated.races == 0
+    hasty = kernel.text(plan).replace("wait_for_copies<STAGES - 2>", "wait_for_copies<STAGES - 1>")
+    found = compare(EmulatedPlan(hasty, plan, problem, tmp_path).run(a, b, 16), a, b, kernel, problem=problem)
+    assert not found.passed, "the emulator copies when a thread waits, not before"
 
 
 def test_every_kernel_takes_some_of_the_problems() -> None:
