@@ -18,9 +18,10 @@ LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level
 each_level = pytest.mark.parametrize("level", LEVELS)
 
 
-def assert_right(out, x, w, full):
-    problem = ConvProblem.from_shapes(x.shape, w.shape).pooled(full)
-    pooled_case.assert_right(out, problem, reference.convolve(x, w), reference.magnitude(x, w))
+def assert_right(out, x, w, full, pad=(0, 0)):
+    problem = ConvProblem.from_shapes(x.shape, w.shape, pad=pad)
+    convolved, size = reference.convolve(x, w, problem), reference.magnitude(x, w, problem)
+    pooled_case.assert_right(out, problem.pooled(full), convolved, size)
 
 
 def arrays(problem, seed=0):
@@ -49,6 +50,8 @@ SHAPES = [
     (1, 2, 4, 70, 3, 3),
     (2, 16, 40, 61, 32, 8),
     (1, 25, 56, 46, 22, 3),
+    (2, 3, 13, 16, 5, 3, 5, (1, 1), (1, 2)),
+    (2, 16, 39, 60, 32, 3, 3, (1, 1), (2, 1)),
 ]
 
 
@@ -59,7 +62,7 @@ def test_chosen_shapes(shape, full, level, monkeypatch):
     monkeypatch.setenv("ECE408_SIMD", level)
     problem = ConvProblem(*shape)
     x, w = arrays(problem)
-    assert_right(computed(problem, x, w, full), x, w, full)
+    assert_right(computed(problem, x, w, full), x, w, full, problem.pad)
 
 
 @st.composite
