@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import Comparison, agreement, compare
+from ece408_op.core.kernel import EPS32
 from ece408_op.graph.api import load_checkpoint, replace_convolution
 from ece408_op.network.api import gpu_network
 from ece408_op.plugin import op_times
-from ece408_op.plugin.attributes import FULL
+from ece408_op.plugin.attributes import Attributes
 from ece408_op.plugin.default_layout import OP_TYPE
 
 from . import files, shapes
@@ -106,8 +107,8 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
     predictions: (N,), the classes that ``network`` computed.
     """
     differences = _differences(network.symbol)
-    alone = [layer for layer in layers(network.symbol) if "fuse" not in layer.attributes]
-    arrays = [one for layer in alone for one in (layer.output, layer.data, layer.weight)]
+    alone = [layer for layer in layers(network.symbol) if not layer.attributes.fuse]
+    arrays = [one for layer in alone for one in (layer.output, *layer.inputs)]
     watched = mx.sym.Group(differences + arrays)
     largest, classes, found = 0.0, [], dict[str, Comparison]()
     for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
@@ -116,9 +117,16 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
         # Unlike the built-in max, np.max propagates NaN.
         largest = float(np.max([largest, *(one.asscalar() for one in outputs[: len(differences)])]))
         kernels = {call.layer: dispatch.find(call.implementation) for call in op_times.op_times()}
-        for layer, at in zip(alone, range(len(differences), len(outputs), 3)):
-            out, x, w = (one.asnumpy() for one in outputs[at : at + 3])
-            this = compare(out, x, w, kernels[layer.name], images=COMPARED)
+        given = iter(outputs[len(differences) :])
+        for layer in alone:
+            out, x, w, *bias = (next(given).asnumpy() for _ in (layer.output, *layer.inputs))
+            least = 0.0
+            if bias:
+                # The kernel's output, but for the rounding of the sum with the bias.
+                least = EPS32 * float(np.abs(out).max(initial=0))
+                out = out.astype(np.float64) - bias[0].reshape(-1, 1, 1)
+            problem = layer.attributes.problem(x.shape, w.shape)
+            this = compare(out, x, w, kernels[layer.name], COMPARED, least, problem)
             this = replace(this, index=(first + this.index[0], *this.index[1:]))
             found[layer.name] = max(found.get(layer.name, this), this, key=lambda one: (not one.passed, one.worst))
         classes.append(predict(plain, part, mx.cpu()))
@@ -131,13 +139,12 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
 
 @dataclass(frozen=True)
 class Layer:
-    """One ``New`` of a network: its name, its attributes as text, and its output, data and weight as symbols."""
+    """One ``New`` of a network: its name and attributes, and its output and its inputs, data first, as symbols."""
 
     name: str
-    attributes: dict[str, str]
+    attributes: Attributes
     output: Any
-    data: Any
-    weight: Any
+    inputs: tuple[Any, ...]
 
 
 def layers(symbol: Any) -> list[Layer]:
@@ -148,8 +155,9 @@ def layers(symbol: Any) -> list[Layer]:
     for output in internals.list_outputs():
         name = output[: -len("_output")]
         if output.endswith("_output") and attributes.get(name, {}).get("op_type") == OP_TYPE:
-            data, weight = internals[output].get_children()
-            found.append(Layer(name, attributes[name], internals[output], data, weight))
+            given = {key: text for key, text in attributes[name].items() if key != "op_type"}
+            inputs = tuple(internals[output].get_children())
+            found.append(Layer(name, Attributes.parse(given), internals[output], inputs))
     return found
 
 
@@ -167,10 +175,10 @@ def _differences(symbol: Any) -> list[Any]:
     """
     found = []
     for layer in layers(symbol):
-        kernel, filters = layer.attributes["kernel"], layer.attributes["num_filter"]
-        own = mx.sym.Convolution(layer.data, layer.weight, kernel=kernel, num_filter=filters, no_bias=True)
-        if "fuse" in layer.attributes:
-            convention = "full" if layer.attributes["fuse"] == FULL else "valid"
+        given = {**layer.attributes.convolution(), "no_bias": layer.attributes.no_bias}
+        own = mx.sym.Convolution(*layer.inputs, **given)
+        if layer.attributes.fuse:
+            convention = "full" if layer.attributes.full else "valid"
             own = mx.sym.Activation(own, act_type="tanh")
             own = mx.sym.Pooling(own, kernel=(2, 2), stride=(2, 2), pool_type="max", pooling_convention=convention)
         found.append(mx.sym.max(mx.sym.abs(layer.output - own)))

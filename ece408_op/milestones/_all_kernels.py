@@ -13,7 +13,6 @@ from ece408_op.bench.results import KERNEL, Case
 from ece408_op.core import dispatch, roofline
 from ece408_op.models import inference
 from ece408_op.plugin import bridge
-from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 #: The kernel that speed-ups refer to.
@@ -27,8 +26,8 @@ def measure(network: inference.Loaded, images: np.ndarray) -> list[Case]:
     ceilings = roofline.measure()
     cases = []
     for layer in inference.layers(network.symbol):
-        given = inference.run(mx.sym.Group([layer.data, layer.weight]), network, images)
-        problem = ConvProblem.from_shapes(given[0].shape, given[1].shape)
+        given = inference.run(mx.sym.Group(layer.inputs[:2]), network, images)
+        problem = layer.attributes.problem(given[0].shape, given[1].shape)
         x, w = (_on_gpu(array) for array in given)
         names = tqdm(dispatch.names("gpu"), desc=layer.name, unit="kernel", disable=None, leave=False)
         rows = layers.gpu_rows(problem, x, w, layers.Settings(names, _REPEATS, peers=False))

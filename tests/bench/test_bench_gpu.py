@@ -28,7 +28,9 @@ def test_launches_are_counted_over_all_ranges_of_images():
 @pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
 def test_every_kernel_launches_something(kernel):
     chip = chip_of(90)
-    problem = next(p for p in [*COURSE, *ODD] if not kernel.not_supported_reasons(p, chip))
+    plain = [*COURSE, *ODD]
+    gradients = [each for p in plain for each in (p.data_gradient, p.weight_gradient)]
+    problem = next(p for p in [*plain, *gradients] if not kernel.not_supported_reasons(p, chip))
     assert sum(_launches.count(kernel.plan(problem, chip, 16), problem.batch).values()) >= 1
 
 
