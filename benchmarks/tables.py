@@ -105,9 +105,11 @@ def cudnn(case: dict[str, Any]) -> float:
 
 
 def gpu_layers(name: str, listed: bool = True) -> str:
-    """Each layer by ``auto``, and by cuDNN's faster layout; or all of them in two rows."""
+    """Each layer of one group by ``auto``, and by cuDNN's faster layout; or all of them in two rows."""
     rows, ratios = [], []
     for case in read(name)["cases"]:
+        if case["problem"].get("groups", 1) != 1:
+            continue
         own = row(case, "auto")
         ratios.append(cudnn(case) / own["median"])
         rows.append([case["name"], f"`{own['kernel']}`", ms(own["median"]), ms(cudnn(case))])
