@@ -19,7 +19,7 @@ from cuda_layers import ARCHITECTURES, COURSE, CUDA_KERNELS, ODD, POOLED, PROBLE
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.float32 import register_blocked
 from ece408_op.kernels.cuda.split_precision import split_precision
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, Launch
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +56,8 @@ def _jobs(every: bool) -> dict[Case, Job]:
             chosen = [*fitting, *pooled] if architecture == main else [*fitting[:1], *pooled[:1]]
             if not every and len(declared) > 1:
                 chosen = chosen[:1] if architecture == 90 else chosen[-1:]
-            general = [p for p in PROBLEMS if not kernel.not_supported_reasons(p, chip)]
+            gradients = [p.data_gradient for p in COURSE[-1:]] if DATA_GRADIENT in kernel.features else []
+            general = [p for p in [*gradients, *PROBLEMS] if not kernel.not_supported_reasons(p, chip)]
             chosen += general if architecture == main else general[:1] if architecture == 90 else general[-2:]
             for problem in chosen:
                 plan = kernel.plan(problem, chip, _aligned(problem))
