@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,9 @@ def case(
     for setting in (_DEFAULT, "NONE") if network or device == "cpu" else ():
         with _fusing(setting):
             add(f"MXNet, {setting}", "", _bound(built_in, pixels))
-    for fuse in (False, True):
-        for setting in (_DEFAULT, "NONE") if network else ():
+    if network:
+        for fuse, setting in product((False, True), (_DEFAULT, "NONE")):
             with _fusing(setting):
-                assert network
                 loaded = inference.with_operator(network, AUTO, device, fuse=fuse)
                 add(f"New{' fused' if fuse else ''}, {setting}", AUTO, _bound(loaded, pixels))
     if device == "gpu":

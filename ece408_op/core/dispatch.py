@@ -124,7 +124,8 @@ def slower_than_mxnet(w_shape: tuple[int, ...], device: str, groups: int = 1) ->
     w_shape: (M, C / G, K, L). On the CPU oneDNN keeps arrays in a blocked layout from layer to layer, and fuses
     BatchNorm and activations, where the numbers of channels allow it; other layers take its plain matrix product, which
     is slower than our kernels. Stride, padding and dilation do not matter (measured by benchmarks/replaced_layers.py).
-    On a GPU cuDNN is faster on filters of more than one element with many channels (docs/performance.md).
+    On the GPUs that MXNet has code for, cuDNN is faster on filters of more than one element with many channels: the
+    kernels for wide layers need Hopper.
     """
     filters, channels, kernel, _ = w_shape
     if device == "gpu":

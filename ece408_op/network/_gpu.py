@@ -96,15 +96,9 @@ class ConvolutionComputation(Computation):
         self._intervals: list[tuple[Any, Any]] = []
 
     def prepare(self, inputs: Sequence[Any]) -> None:
-        """Fold the BatchNorm into filters and bias, computed in float64 and rounded once."""
+        """Fold the BatchNorm into filters and bias."""
         operator = self._node.operator
-        if operator.norm is None:
-            return
-        scale, shift = operator.norm.factors(operator.norm_inputs(inputs))
-        w = (inputs[1] * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
-        if not operator.no_bias:
-            shift = shift + inputs[2] * scale
-        self._folded = w, shift.astype(np.float32)
+        self._folded = operator.folded(inputs) if operator.norm else None
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the convolution between two events, and the pass after it."""

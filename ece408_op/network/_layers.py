@@ -117,6 +117,14 @@ class Convolution(Operator):
         if self.residual:
             xp.add(out, inputs[-1], out=out)
 
+    def folded(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        """Return filters and bias with the BatchNorm in them, computed in float64 and rounded once."""
+        assert self.norm, "an operator that fusion gave a BatchNorm"
+        scale, shift = self.norm.factors(self.norm_inputs(inputs))
+        if not self.no_bias:
+            shift = shift + inputs[2] * scale
+        return (inputs[1] * scale.reshape(-1, 1, 1, 1)).astype(np.float32), shift.astype(np.float32)
+
     def norm_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return gamma, beta, mean and variance among the inputs."""
         first = 2 if self.no_bias else 3

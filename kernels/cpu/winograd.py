@@ -23,8 +23,8 @@ Error: a product's weight is the sum of several of the filter's. Relative to the
 float32 sum (``_winograd_plan.bound``). No algorithm of fewer multiplications keeps the bound of the plain sum
 (W. Miller, Computational complexity and numerical stability, SIAM J. Comput. 4, 1975). A window of zeros has the sum 0
 exactly, and no sum contains an input outside of its output's window. On dense data the error is smaller than a plain
-sum's, since there are fewer additions in a row; on sparse data it may be larger. So ``direct`` computes images of which
-most is zero, all images if computing the sparse ones twice would take longer, images with an output that
+sum's, since there are fewer additions in a row; on sparse data it may be larger. So ``direct`` computes images that are
+mostly zero, all images if computing the sparse ones twice would take longer, images with an output that
 is not finite, and layers with a weight that is not finite or so small that a quarter of it may be rounded.
 
 Sources: S. Winograd, Arithmetic Complexity of Computations, SIAM, 1980; A. Lavin and S. Gray, Fast Algorithms for
@@ -66,7 +66,7 @@ LEAST_SPARSE = 0.1
 #: A quarter of a smaller weight loses digits in float32.
 SMALLEST_WEIGHT = 2.0**-100
 
-#: Larger filters have thousands of products, each of which is unrolled.
+#: Larger filters have thousands of products, all unrolled.
 MOST_KERNEL = 16
 
 #: Groups of as many images as lanes, from which all cores have enough to do: at least, and per core.

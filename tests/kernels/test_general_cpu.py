@@ -20,7 +20,7 @@ RESULTS = {
 }
 PLAIN = ConvProblem(1, 1, 9, 9, 1, 3)
 
-#: Kernels and results of which they take more than the plain convolution.
+#: Kernels, and the results for which they take more than the plain convolution.
 CASES = [
     pytest.param(kernel, result, id=f"{kernel.name}-{name}")
     for kernel in CPU_KERNELS

@@ -27,7 +27,7 @@ def _kernels(*arithmetics: str, parts: tuple[str, ...] = ("",)) -> pytest.MarkDe
 
 #: Those that promote their accumulators for sums of any length.
 PROMOTING = _kernels("fp16x3", parts=("warpgroup", "mma_sync"))
-#: Layers in order of preference, of which a test takes the first that the kernel supports: long sums, and what the
+#: Layers in order of preference; a test takes the first that the kernel supports: long sums, and what the
 #: kernels for one channel, for short sums and for 1 x 1 filters take.
 LONG_SUMS = [(12, 34, 34, 24, 7), (6, 34, 34, 24, 5), (1, 34, 34, 24, 7), (64, 34, 34, 24, 1)]
 SMALL = [(3, 20, 22, 9, 5), (1, 20, 22, 9, 5), (30, 20, 22, 9, 1)]
@@ -97,7 +97,7 @@ CASES: dict[str, Change] = {
     "one value of 1e-20": _put(0, (9, 0, 3, 3), 1e-20),
     "a filter of zeros": _put(1, 4, 0),
     "one weight of 1e-12": _put(1, (3, 0, 0, 0), 1e-12),
-    "windows of tiny values beside large ones": _tiny_windows,
+    "windows of tiny values next to large ones": _tiny_windows,
 }
 
 

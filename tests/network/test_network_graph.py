@@ -243,6 +243,23 @@ def test_a_batch_norm_joins_the_convolution_only_where_its_factors_are_the_filte
         assert sorted(nodes) == sorted(ops)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_batch_norm_becomes_part_of_the_filters_and_the_bias(bias, fixed):
+    """The kernel and the pass after it get the filters and the bias of MXNet's definition, computed in float64."""
+    x = S.Convolution(data, kernel=(3, 3), num_filter=5, no_bias=not bias, name="conv")
+    ((_, node),) = fused(S.BatchNorm(x, fix_gamma=fixed, eps=0.01, name="norm"), {"data": (2, 3, 8, 8)}).operators
+    stream = np.random.RandomState(0)
+    w, b, (gamma, beta, mean) = stream.randn(5, 3, 3, 3), stream.randn(5), stream.randn(3, 5)
+    variance = stream.uniform(0.5, 2, 5)
+    given = [None, w, *([b] if bias else []), gamma, beta, mean, variance]
+    scale = (1 if fixed else gamma) / np.sqrt(variance + 0.01)
+    filters, shift = node.operator.folded([array if array is None else array.astype("f") for array in given])
+    np.testing.assert_allclose(filters, w * scale.reshape(-1, 1, 1, 1), rtol=1e-6)
+    np.testing.assert_allclose(shift, beta + ((b if bias else 0) - mean) * scale, rtol=1e-5, atol=1e-6)
+    assert filters.dtype == shift.dtype == np.float32
+
+
 #: Views, operators that can work in place, and others.
 MAKERS = (
     lambda x, y: x + y,

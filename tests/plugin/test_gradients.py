@@ -1,4 +1,4 @@
-"""Training through the operator, compared with MXNet's own Convolution: by every API, beside oneDNN's operators."""
+"""Training through the operator, compared with MXNet's own Convolution: by every API, among oneDNN's operators."""
 
 from __future__ import annotations
 

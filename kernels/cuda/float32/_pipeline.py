@@ -14,7 +14,7 @@ def step_cycles(compute: float, copied: float, stages: int) -> float:
     Args:
         compute: the cycles of the arithmetic.
         copied: the bytes that the step copies.
-        stages: the stages of the pipeline, of which all but one are being copied.
+        stages: the stages of the pipeline; all but one are being copied.
     """
     memory = copied / _BYTES_PER_CYCLE
     return max(compute, memory, (memory + _LATENCY) / (stages - 1)) + 0.2 * min(compute, memory)

@@ -83,7 +83,7 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
                     threads, shared = tile.threads(problem), tile.shared_bytes(problem)
                     if threads > _MOST_THREADS or shared > _MOST_SHARED:
                         continue
-                    # A scheduler, of which a multiprocessor has four, holds whole warps.
+                    # Each of a multiprocessor's four schedulers holds whole warps.
                     warps = REGISTERS // (128 * tile.registers(problem))
                     blocks = min(MULTIPROCESSOR_SHARED // (shared + 1024), 128 * warps // threads)
                     if blocks:

@@ -87,7 +87,7 @@ def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
     """Return the predicted cycles of a multiprocessor per multiply-add."""
     sums, threads = tile.filters * problem.kernel_width, tile.threads(problem)
     registers = round_up(sums + problem.kernel_width + 44, 8)
-    # A scheduler, of which a multiprocessor has four, holds whole warps.
+    # Each of a multiprocessor's four schedulers holds whole warps.
     register_blocks = 128 * (REGISTERS // (128 * registers)) // threads
     resident = min(MULTIPROCESSOR_SHARED // (tile.shared_bytes(problem) + 1024), register_blocks)
     if not resident:

@@ -59,7 +59,7 @@ __device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], 
     wgmma_commit();
 }
 
-// Both outputs of one position and row, of which the second may not exist.
+// Both outputs of one position and row; the second may not exist.
 __device__ __forceinline__ void store(float *to, float first, float second, int column) {
     if (Config::paired_stores) {
         if (Config::bulk_store) *reinterpret_cast<float2 *>(to) = make_float2(first, second);

@@ -87,7 +87,7 @@ __device__ __forceinline__ void multiply_add(Accumulators *sums, const Fragment 
     }
 }
 
-// Main loop over the k-steps of GROUP_TILES column tiles, of which the first is `first_tile`.
+// Main loop over the k-steps of GROUP_TILES column tiles from `first_tile` on.
 __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (&words)[M_TILES], const int2 *taps,
                                           const FilterFragment *filters, int first_tile) {
     constexpr bool ALL_TILES = COLUMN_TILES % GROUP_TILES == 0;

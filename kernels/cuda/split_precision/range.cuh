@@ -29,7 +29,7 @@ struct Range {
             top < 255 && wanted <= MAX_EXPONENT && smallest + 1 >= unsigned(max(top - MAX_SPREAD, 1)) << 23;
         return largest == 0 || fits ? wanted : UNSPLITTABLE;
     }
-    // The same whatever the other values are; 0 beside an infinity or a NaN.
+    // It does not depend on the other values, except that an infinity or a NaN makes it 0.
     __device__ __forceinline__ int largest_exponent() const {
         const int top = largest >> 23;
         return largest == 0 || top == 255 ? 0 : min(141 - top, MAX_EXPONENT);

@@ -52,8 +52,8 @@ __device__ __forceinline__ int pack_filter_scale(int exponent, int k_steps, floa
 }
 __device__ __forceinline__ int filter_exponent(int filter_scale) { return filter_scale >> 19; }
 
-// Turns a sum into an output: undoes the scales of tile and filter, and corrects both biases. The correction goes by
-// the sum of x_high w_high alone, which is there before the whole sum is.
+// Turns a sum into an output: undoes the scales of tile and filter, and corrects both biases. The correction uses
+// the sum of x_high w_high alone, which is complete before the whole sum.
 struct OutputScale {
     float scale, same_sign;
 
@@ -74,8 +74,8 @@ __device__ __forceinline__ float join_sums(float main, float cross) {
 
 // Accumulator promotion: every Config::promotion_interval k-steps the part of `sum` that is whole in units of 2^13
 // moves to `promoted`. Both operations are exact, so only the sums of a few k-steps are truncated, at bits that weigh
-// less. Products are below 2^30; sums beyond 2^35 move in units of 2^12 or 2^14, and `promoted` is exact below 2^36. A
-// window so much darker than its tile that its sums stay below 2^12 is never promoted.
+// less. Products are below 2^30; sums beyond 2^35 move in units of 2^12 or 2^14, and `promoted` is exact below 2^36.
+// Sums that stay below 2^12, of a window far darker than its tile, are never promoted.
 __device__ __forceinline__ void promote(float &sum, float &promoted) {
     constexpr float SHIFT = 1.5f * 0x1p36f;
     const float moved = (sum + SHIFT) - SHIFT;

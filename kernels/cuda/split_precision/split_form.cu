@@ -8,7 +8,7 @@
 // largest value is found as it is stored, and serves for the next layer's limit. A stored value v errs by 2^-22 |v| or
 // 2^-51 of the limit, whichever is more; the limit is some 2^10 times the largest value.
 //
-// y = relu(convolution + bias + residual), of which Config says what there is: bias, residual, relu. Images with an
+// y = relu(convolution + bias + residual); Config says which of bias, residual and relu there are. Images with an
 // infinity or a NaN, and all images where a filter cannot be split, are recomputed in float32; their values are then
 // within the range of fp16 or become infinite.
 //

@@ -51,7 +51,7 @@ _SHORT_SUM = 16
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
 #: Blocks of the smallest call that was timed and was faster than without tensor cores.
 _FEWEST_BLOCKS = 10
-#: Bands per image, each of which loads rows of its own, up to which ``implicit_gemm`` was faster than others.
+#: The most bands per image, which load some rows twice, for which ``implicit_gemm`` was faster than others.
 _MOST_BANDS = 4
 #: Images per launch: each takes 8 bytes of scratch memory.
 _MOST_IMAGES = 1 << 24
