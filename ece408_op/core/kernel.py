@@ -83,8 +83,8 @@ def reduced_precision_bound(eps: float, eps_sum: float = EPS32) -> Callable[[Con
 class RunCpu(Protocol):
     """The signature of a CPU kernel's ``run``."""
 
-    def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
-        """Fill out on at most ``threads`` threads."""
+    def __call__(self, problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> float | None:
+        """Fill out on at most ``threads`` threads; returns the seconds of the computation alone where it knows them."""
 
 
 class TanhPool(NamedTuple):
@@ -112,8 +112,8 @@ class CpuKernel:
         features: what the kernel supports beyond the plain convolution, of the words of ``problem.needs``.
         limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem whose needs are
             features; ``tanh_pool`` adds pooling to them.
-        device: always "cpu".
-        precision: the precision of the products, always "float32".
+        device: "cpu"; "gpu" for a user's file whose process copies the arrays to a GPU.
+        precision: the precision of the products, "float32" but for such a file.
         tanh_pool: the kernel fused with tanh and max-pooling, or None.
         error_bound: |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element.
         magnitude_weights: see error_bound.

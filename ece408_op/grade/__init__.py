@@ -10,5 +10,5 @@ A submission can write to any memory of its worker, so the harness believes noth
 stops the harness's clock. The worker is stopped while inputs are written and outputs are checked, and the reference is
 computed only then. ``_verdict`` has the rules; see docs/grading.md.
 
-Public modules: cli, python_worker.
+Public modules: cli, python_worker, runner. ``runner`` runs a user's own file in a worker, without a sandbox.
 """

@@ -226,11 +226,15 @@ class Buffers:
         self._y[...] = self.y.array
         self._wait()
 
+    def wrote_beside(self) -> bool:
+        """Has something been written to the memory next to the arrays?"""
+        return any(bool((zone != MARK).any()) for one in self.arrays for zone in one.zones)
+
     def violations(self) -> list[str]:
         """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""
         found = {
             "changed late": self._differ(self._y, self.y.array),
-            "red zone": any(bool((zone != MARK).any()) for one in (self.x, self.w, self.y) for zone in one.zones),
+            "red zone": self.wrote_beside(),
             "inputs": self._differ(self._x, self.x.array) or self._differ(self._w, self.w.array),
         }
         return [name for name, happened in found.items() if happened]

@@ -60,11 +60,13 @@ class Tools:
     """The compiled programs in ``folder``, which everyone may read.
 
     ``hidden`` are folders that no program sees, ``unsafe`` gives up the sandbox, ``processes`` are those that run.
+    ``trusted``: they run the user's own files, so they need neither another user nor a filter of system calls.
     """
 
     folder: Path
     hidden: tuple[Path, ...] = ()
     unsafe: bool = False
+    trusted: bool = False
     processes: Processes = field(default_factory=Processes, compare=False)
 
     @property
@@ -106,6 +108,7 @@ def start(
     ours, theirs = socket.socketpair()
     words = [str(tools.supervisor), f"control={theirs.fileno()}", f"spin={_SPIN_MILLISECONDS if gpu else 0}"]
     inherited = [theirs.fileno(), *descriptors]
+    filtered = filtered and not tools.trusted
     if filtered:
         inherited.append(_seccomp.program(fatal=not (gpu or python)))
         words.append(f"filter={inherited[-1]}")
@@ -120,7 +123,7 @@ def start(
         numbers[resource.RLIMIT_AS] = limits.memory + limits.reserved
     if cgroup is None and gpu and limits.memory:
         words.append(f"memory={limits.memory}")
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
         words.append(f"uid={uid}")
     if limits.processes and (user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe)):

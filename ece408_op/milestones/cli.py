@@ -15,7 +15,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from ece408_op.core.check import agreement
 from ece408_op.data import find_test, load_test
 from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError, Ece408Error
+from ece408_op.grade import runner
 from ece408_op.models import files, shapes
 from ece408_op.plugin import bridge, mxnet_import, op_times
+from ece408_op.problem import ConvProblem
 from ece408_op.profile import session
 from ece408_op.runtime import process_usage
 
@@ -78,6 +81,10 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     options.model, options.size = _positional(parser, milestone, options.positional)
     if options.fuse and options.impl == ALL:
         parser.error("--fuse: expected one kernel, got all: some of them have no tanh and maxima in the same pass")
+    if isinstance(options.impl, Path):
+        if options.fuse or options.context == "gpu":
+            parser.error("--impl: a file is not fused, and takes arrays of --context cpu, which it may copy to a GPU")
+        options.context = "cpu"
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # MXNet names each fused graph otherwise
     try:
         return _run(milestone, script, options)
@@ -102,8 +109,9 @@ def _parser(milestone: Milestone, script: str) -> argparse.ArgumentParser:
     parser.add_argument("positional", nargs="*", metavar="MODEL SIZE", help=positional)
     if milestone.device:
         known = [dispatch.AUTO, *dispatch.names(milestone.device), *([ALL] if milestone.device == "gpu" else [])]
-        impl = f"the implementation, one of {', '.join(known)} (default: {milestone.impl})"
-        parser.add_argument("--impl", choices=known, default=milestone.impl, metavar="NAME", help=impl)
+        impl = f"the implementation: a file of yours, or one of {', '.join(known)} (default: {milestone.impl})"
+        check = _implementation(milestone.device, known)
+        parser.add_argument("--impl", type=check, default=milestone.impl, metavar="NAME or FILE", help=impl)
         verify = "compare every layer and prediction with MXNet's Convolution"
         parser.add_argument("--verify", action="store_true", help=verify)
         fuse = "compute a convolution, its tanh and the 2 x 2 max-pooling in one pass"
@@ -120,6 +128,26 @@ def _parser(milestone: Milestone, script: str) -> argparse.ArgumentParser:
     parser.add_argument("--time", action="store_true", help="print the program's time and memory to stderr at the end")
     session.add_options(parser)
     return parser
+
+
+def _implementation(device: str, known: Sequence[str]) -> Callable[[str], str | Path]:
+    """Return the check of --impl: it gives a known name as it is, and a file for that device as a path."""
+
+    def check(text: str) -> str | Path:
+        path = Path(text)
+        if text in known:
+            return text
+        if path.suffix.lower() not in runner.SUFFIXES:
+            names, suffixes = ", ".join(known), ", ".join(runner.SUFFIXES)
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected one of {names}, or a file ({suffixes})")
+        if not path.is_file():
+            raise argparse.ArgumentTypeError(f"expected the path of a file, found no {text}")
+        if runner.device_of(path) != device:
+            script = {"cpu": "m3.py or m4.py", "gpu": "m2.py"}[device]
+            raise argparse.ArgumentTypeError(f"expected a file for the {device}, got {text}; run it with {script}")
+        return path
+
+    return check
 
 
 def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Sequence[str]) -> tuple[str, int]:
@@ -141,11 +169,59 @@ def _positional(parser: argparse.ArgumentParser, milestone: Milestone, given: Se
 def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
     watched = session.start(options, on_gpu="gpu" in (milestone.device, options.context))
     mx = mxnet_import.load()
+    context, as_one_node = _context(mx, milestone, script, options.context)
+    network = shapes.info(files.find(options.model))
+    own = isinstance(options.impl, Path)
+    with _own_file(options, network) if own else nullcontext(options.impl) as options.impl:
+        results, passed = _run_network(milestone, script, options, network, context, as_one_node)
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
+    results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
+    if options.json is not None:
+        with replacing(options.json) as file:
+            file.write((json.dumps(results, indent=2) + "\n").encode())
+    return OK if passed else FAILED
+
+
+@contextmanager
+def _own_file(options: argparse.Namespace, network: shapes.NetworkInfo) -> Iterator[str]:
+    """Compile the user's file and start processes that run it; gives the name by which ``impl`` calls it.
+
+    At the end, what the file printed goes to stderr.
+    """
+    from ece408_op.models.inference import VERIFY_STEP
+
+    layers = [ConvProblem.from_shapes(one.x, one.w) for one in network.convolutions if _is_plain(one)]
+    if not layers:
+        raise Ece408Error(f"{network.network.name}: expected a convolution that a file can compute, without attributes")
+    verified = {min(options.size, VERIFY_STEP), options.size % VERIFY_STEP} if options.verify else set()
+    file = runner.compile_file(options.impl)
+    with runner.as_kernel(file, layers, {options.size, *verified} - {0}, options.precision) as (kernel, printed):
+        try:
+            with dispatch.added(kernel):
+                yield kernel.name
+        finally:
+            print(printed(), end="", file=sys.stderr)
+
+
+def _is_plain(layer: shapes.ConvLayer) -> bool:
+    """Return whether a convolution has square filters, one group, and neither stride, padding nor dilation."""
+    (_, channels, *image), (_, own_channels, *filters) = layer.x, layer.w
+    outputs = tuple(size - filters[0] + 1 for size in image)
+    return channels == own_channels and filters[0] == filters[1] and layer.y[2:] == outputs
+
+
+def _run_network(
+    milestone: Milestone,
+    script: str,
+    options: argparse.Namespace,
+    described: shapes.NetworkInfo,
+    context: Any,
+    as_one_node: bool,
+) -> tuple[dict[str, Any], bool]:
+    """Run the network and print the course's lines; returns the results as data, and whether they passed."""
     from ece408_op.models import inference
 
-    context, as_one_node = _context(mx, milestone, script, options.context)
-    network = files.find(options.model)
-    channels, rows, columns = shapes.info(network).image
+    network, (channels, rows, columns) = described.network, described.image
     if channels != 1 or rows != columns:
         raise Ece408Error(
             f"{network.symbol}: expected a network for square images of one channel, as Fashion-MNIST's are, "
@@ -190,12 +266,7 @@ def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
     else:
         predictions = _infer(milestone, options.time, running, images, labels, context, results)
         passed = not options.verify or _verify(script, loaded, plain, images, predictions, results)
-    versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
-    results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
-    if options.json is not None:
-        with replacing(options.json) as file:
-            file.write((json.dumps(results, indent=2) + "\n").encode())
-    return OK if passed else FAILED
+    return results, passed
 
 
 def _check_replaced(script: str, name: str, loaded: Any) -> None:

@@ -1,0 +1,286 @@
+"""A user's own file, compiled once and run in the grader's worker process: for m2.py to m4.py and ``ece408-lab``.
+
+The file is the user's own work, so it runs without a sandbox, as the user. The process keeps a crash away from the
+caller, and the supervisor ends it after a limit of time or memory. Compiled files and the harness's programs are in the
+user's cache folder, by a digest of their content.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core.kernel import CpuKernel, float32_bound, reduced_precision_bound
+from ece408_op.data import cache_folder
+from ece408_op.errors import DeviceError, Ece408Error
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+
+from . import _build, _python_side, _sources, _tools
+from ._buffers import Buffers
+from ._errors import EndedError
+from ._hints import KernelNotes
+from ._judge import EPS16
+from ._networks import Net, pointed_to
+from ._sandbox import Limits, Tools
+from ._shared_arrays import GUARD
+from ._spec import LimitsSpec
+from ._submission import CPU_SUFFIXES, GPU_SUFFIXES, PYTHON_SUFFIX
+from ._worker import Program, Worker, kept
+
+#: The suffixes of files that can be run.
+SUFFIXES = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
+#: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
+_LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
+#: Compiled files and sets of tools that stay in the cache.
+_KEPT = {"file": 64, "tools": 3}
+
+
+class FileError(Ece408Error):
+    """The file does not compile, or its process ended: the grader's status and the reason."""
+
+    def __init__(self, message: str, status: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+    @classmethod
+    def of(cls, path: Path, ended: EndedError) -> FileError:
+        """Return the error of that file."""
+        return cls(f"{path.name}: {ended.status}: {ended.reason}", ended.status, ended.reason)
+
+
+@dataclass(frozen=True)
+class File:
+    """A compiled file: its path, its device ("cpu" or "gpu"), its text, and what ptxas reports on its kernels."""
+
+    path: Path
+    device: str
+    text: str
+    program: Program
+    tools: Tools
+    notes: tuple[KernelNotes, ...] = ()
+
+    @property
+    def nets(self) -> list[Net]:
+        """The course's networks that the file's constants point to, the likeliest first; empty if there are none."""
+        return pointed_to(self.text)
+
+
+def device_of(path: Path) -> str:
+    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, by its text."""
+    if path.suffix.lower() == PYTHON_SUFFIX:
+        return _python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
+    return "gpu" if path.suffix.lower() in GPU_SUFFIXES else "cpu"
+
+
+def compile_file(path: Path) -> File:
+    """Compile a .h, .cuh, .cu or .py file, or take it from the cache.
+
+    Raises FileError where the file is wrong, and DeviceError where this machine lacks a compiler or a GPU.
+    """
+    device, python = device_of(path), path.suffix.lower() == PYTHON_SUFFIX
+    architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
+    tools, text = _cached_tools(device == "gpu", python), path.read_text(encoding="utf-8", errors="replace")
+    if python:
+        program = _python_side.program(str(path.resolve()), path.resolve().parent)
+        return File(path, device, text, replace(program, paths=_with_own(program.paths, path)), tools)
+    try:
+        library, notes = _cached_library(path, device, tools, architecture)
+    except EndedError as ended:
+        raise FileError.of(path, ended) from None
+    except OSError as error:
+        raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
+    return File(path, device, text, Program(str(library), (library.parent,)), tools, notes)
+
+
+class Session:
+    """A worker process that has loaded a file, and the arrays of some layers of one batch size.
+
+    The process computes all layers, as in the course, because files keep counters and buffers between calls. Use it as
+    a context manager. Raises FileError where the file ends its process, writes beside its arrays, or takes too long.
+    """
+
+    def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
+        self._file, self.problems, self._stack = file, list(problems), ExitStack()
+        self._device = 0 if file.device == "gpu" else None
+
+    def __enter__(self) -> Session:
+        with ExitStack() as stack, self._named():
+            folder = Path(stack.enter_context(_tools.new_folder("run")))
+            self._buffers = [stack.enter_context(Buffers(problem, self._device)) for problem in self.problems]
+            limits = LimitsSpec()
+            allowed = Limits(
+                memory=limits.memory_bytes + sum(problem.bytes for problem in self.problems),
+                reserved=3 * 2 * GUARD * len(self.problems),
+                file_bytes=limits.output_bytes,
+            )
+            self._worker = stack.enter_context(
+                Worker(self._file.tools, self._file.program, self._buffers, folder, allowed, self._device)
+            )
+            self._worker.begin()
+            self._worker.load(limits.load_seconds)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def call(self, layer: int, x: np.ndarray, w: np.ndarray, fill: float = 0.0) -> float:
+        """Compute the layer of that index from x (B, C, H, W) and w (M, C, K, K), float32, into its output.
+
+        The output holds ``fill`` before the call. Returns the seconds in the file's forward, until a GPU is done.
+        """
+        buffers, problem = self._buffers[layer], self.problems[layer]
+        buffers.x.array[...], buffers.w.array[...] = buffers.xp.asarray(x), buffers.xp.asarray(w)
+        buffers.clear(fill)
+        with self._named():
+            seconds = _LEAST_SECONDS + problem.flops / _LEAST_FLOPS_PER_SECOND
+            return self._worker.call(layer, seconds).worker_seconds
+
+    def output(self, layer: int) -> Any:
+        """Return the layer's output, (B, M, OH, OW) float32 in the host's memory; the next call changes it."""
+        array: Any = self._buffers[layer].y.array
+        return array.get() if self._device is not None else array
+
+    def wrote_beside(self, layer: int) -> bool:
+        """Return whether something wrote to the memory next to the layer's arrays."""
+        return self._buffers[layer].wrote_beside()
+
+    @property
+    def printed(self) -> str:
+        """The beginning of what the file printed."""
+        return kept(self._worker.printed)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raise FileError in place of the harness's own exception."""
+        try:
+            yield
+        except EndedError as ended:
+            raise FileError.of(self._file.path, ended) from None
+
+
+@contextmanager
+def as_kernel(
+    file: File, layers: Sequence[ConvProblem], batches: Iterable[int], precision: str
+) -> Iterator[tuple[CpuKernel, Callable[[], str]]]:
+    """Give a kernel, called as the file, that computes these layers with these numbers of images in worker processes.
+
+    The function next to it returns the beginning of what the file printed.
+
+    Its arrays are NumPy's also where the file computes on a GPU: the process copies them there and back. ``precision``
+    is the one that its error bound allows, "float32" or less.
+    """
+    with ExitStack() as stack:
+        # Here and not at the first call: MXNet's threads must not start processes.
+        sessions = {
+            batch: stack.enter_context(Session(file, [layer.with_batch(batch) for layer in layers]))
+            for batch in batches
+        }
+
+        def run(problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> float:
+            session = sessions[problem.batch]
+            layer = session.problems.index(problem)
+            seconds = session.call(layer, x, w)
+            out[...] = session.output(layer)
+            return seconds
+
+        def limits(problem: ConvProblem) -> list[str]:
+            known = problem.batch in sessions and problem in sessions[problem.batch].problems
+            return [] if known else ["its process has no arrays for this layer"]
+
+        bound = float32_bound if precision == "float32" else reduced_precision_bound(EPS16, EPS16)
+        summary = f"the user's own file {file.path}"
+        name = file.path.name
+        own = CpuKernel(name, summary, run, limits=limits, device=file.device, precision=precision, error_bound=bound)
+        yield own, lambda: "".join(session.printed for session in sessions.values())
+
+
+def _with_own(paths: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """Python's own folders, and that of the file for its neighbours."""
+    return (*paths, str(path.resolve().parent))
+
+
+def _cached_tools(gpu: bool, python: bool) -> Tools:
+    many = not (gpu or python)
+    own = Path(__file__).parent
+    texts = [path for part in ("native", "headers") for path in sorted((own / part).rglob("*")) if path.is_file()]
+    key = _digest(texts, _compiler("nvcc" if gpu else "g++"), str((gpu, python)), root=own)
+
+    def make(folder: Path) -> None:
+        _tools.build(folder, [(gpu, python)], many=many, unsafe=True)
+
+    return Tools(_cached("tools", key, make), unsafe=True, trusted=True)
+
+
+def _cached_library(path: Path, device: str, tools: Tools, architecture: str) -> tuple[Path, tuple[KernelNotes, ...]]:
+    with _tools.new_folder("sources") as name:
+        _sources.copy(path, Path(name))
+        words = (tools.folder.name, architecture, path.name)
+        key = _digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
+
+    def make(folder: Path) -> None:
+        with _tools.new_folder("build") as name:
+            built = _build.build(path, device, Path(name), tools, LimitsSpec(), architecture)
+            shutil.copy(built.library, folder)
+            (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
+
+    folder = _cached("file", key, make)
+    notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
+    return folder / "submission.so", tuple(KernelNotes(**note) for note in notes)
+
+
+def _compiler(name: str) -> str:
+    found = os.stat(os.path.realpath(_tools.compiler(name)))
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _digest(files: Iterable[Path], *words: str, root: Path) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for path in files:
+        found.update(f"{path.relative_to(root)}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
+    found.update("\0".join((*words, *_tools.CPU_OPTIONS)).encode())
+    return found.hexdigest()
+
+
+def _cached(kind: str, key: str, make: Any) -> Path:
+    """The folder with that key in the user's cache, filled by ``make`` if it is new; else in a temporary cache."""
+    base = cache_folder() or _temporary_cache()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
+    except OSError:
+        base = _temporary_cache()
+        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
+    folder = base / f"{kind}-{key}"
+    try:
+        if not folder.is_dir():
+            make(own)
+            with suppress(OSError):  # another process was faster
+                os.rename(own, folder)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    os.utime(folder)
+    for old in sorted(base.glob(f"{kind}-*"), key=lambda one: -one.stat().st_mtime)[_KEPT[kind] :]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+@cache
+def _temporary_cache() -> Path:
+    """A folder in place of the user's cache, until the program ends."""
+    folder = Path(tempfile.mkdtemp(prefix="ece408-op-"))
+    atexit.register(partial(shutil.rmtree, folder, ignore_errors=True))
+    return folder
