@@ -19,17 +19,18 @@ def convolve(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -
     """
     problem = problem or ConvProblem.from_shapes(a.shape, b.shape)
     a, b = a.astype(np.float64), b.astype(np.float64)
-    groups, w_shape, y_shape = problem.groups, problem.w_shape, problem.y_shape
-    grouped_w = (groups, w_shape[0] // groups, *w_shape[1:])
-    grouped_y = (problem.batch, groups, w_shape[0] // groups, *y_shape[2:])
+    # One matrix product per group and image: (M, C K L) times (C K L, OH OW), where C and M are those of a group.
+    groups, shape = problem.groups, (problem.batch, problem.groups, -1, problem.output_height * problem.output_width)
     if isinstance(problem, DataGradient):
-        columns = np.einsum("bgmij,gmcpq->bgcpqij", a.reshape(grouped_y), b.reshape(grouped_w), optimize=True)
-        return add_windows(columns.reshape(problem.batch, problem.channels, *columns.shape[3:]), problem)
-    columns = windows(a, problem)
-    columns = columns.reshape(problem.batch, groups, -1, *columns.shape[2:])
+        columns = b.reshape(groups, problem.filters // groups, -1).transpose(0, 2, 1) @ a.reshape(shape)
+        taps = problem.channels, problem.kernel, problem.kernel_width
+        return add_windows(columns.reshape(problem.batch, *taps, *problem.y_shape[2:]), problem)
+    images = (image.reshape(shape[1:]) for image in windows(a, problem))
     if isinstance(problem, WeightGradient):
-        return np.einsum("bgcpqij,bgmij->gmcpq", columns, b.reshape(grouped_y), optimize=True).reshape(w_shape)
-    return np.einsum("bgcpqij,gmcpq->bgmij", columns, b.reshape(grouped_w), optimize=True).reshape(y_shape)
+        rows = b.reshape(shape)
+        return sum(y @ image.transpose(0, 2, 1) for y, image in zip(rows, images)).reshape(problem.w_shape)
+    filters = b.reshape(groups, problem.filters // groups, -1)
+    return np.stack([filters @ image for image in images]).reshape(problem.y_shape)
 
 
 def magnitude(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -> np.ndarray:
