@@ -1,0 +1,246 @@
+"""The table of mistakes: what a plain convolution's output would be if the code made each of them.
+
+A hypothesis of LOCAL says which windows and filters are multiplied: it is cheap to try on one image and a few filters.
+One of WHOLE needs the whole exact output. Letters as in ``ece408_op.problem``; p and q are a filter's row and column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ece408_op.problem import ConvProblem
+
+from .kernel import EPS32
+
+#: Tiles whose missing halo is tried.
+TILES = (32, 16, 8, 4, 28, 24, 20, 14, 12, 10)
+#: Bits of an index that wraps around.
+_BITS = (8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A wrong output y and its inputs, float64 but y, and what y held before; with the exact result."""
+
+    problem: ConvProblem
+    x: np.ndarray
+    w: np.ndarray
+    y: np.ndarray
+    before: np.ndarray
+    exact: np.ndarray
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A hypothesis: a name for the search of its line in the source, what it says, and the output that it predicts.
+
+    ``other``: a second value that each element may have, where threads race. ``tolerance``: what float32 may err in
+    sums that grow from element to element.
+    """
+
+    name: str
+    text: str
+    predicted: np.ndarray
+    other: np.ndarray | None = None
+    tolerance: float = 0.0
+
+
+def windows(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """Return the pixels of each output's window, (B, OH, OW, C, K, K), as a view of x (B, C, H, W)."""
+    size = (problem.kernel, problem.kernel)
+    view = np.lib.stride_tricks.sliding_window_view(x, size, (2, 3))  # type: ignore[call-overload]
+    return np.asarray(view.transpose(0, 2, 3, 1, 4, 5))
+
+
+def products(pixels: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the sums (B, M, OH, OW) of windows (B, OH, OW, C, K, K) times filters (M, C, K, K)."""
+    sums = pixels.reshape(*pixels.shape[:3], -1) @ w.reshape(len(w), -1).T
+    return np.moveaxis(sums, -1, 1)
+
+
+Local = tuple[str, str, Callable[[np.ndarray, np.ndarray, ConvProblem], tuple[np.ndarray, np.ndarray]]]
+
+
+def _filters(change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    return lambda x, w, problem: (windows(x, problem), change(w))
+
+
+def _pixels(change: Callable[[np.ndarray, ConvProblem], np.ndarray]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    return lambda x, w, problem: (change(x, problem), w)
+
+
+def _without(axis: int, at: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """The filters with zeros at one index of an axis, so that its products are missing."""
+
+    def change(w: np.ndarray) -> np.ndarray:
+        changed = w.copy()
+        changed[(slice(None),) * axis + (at,)] = 0
+        return changed
+
+    return _filters(change)
+
+
+def _centred(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    pad = problem.kernel // 2
+    padded = np.pad(x, ((0, 0), (0, 0), (pad, 0), (pad, 0)))
+    return windows(padded[:, :, : problem.height, : problem.width], problem)
+
+
+def _in_tiles(rows: int, columns: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """The windows with zeros where a pixel lies beyond its output's tile; 0: the tile has no end there."""
+
+    def change(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
+        tap = np.arange(problem.kernel)
+        row, column = np.arange(problem.output_height), np.arange(problem.output_width)
+        inside_rows = (row[:, None] % rows + tap < rows) if rows else np.ones((len(row), len(tap)), bool)
+        inside_columns = (
+            (column[:, None] % columns + tap < columns) if columns else np.ones((len(column), len(tap)), bool)
+        )
+        inside = inside_rows[:, None, None, :, None] & inside_columns[None, :, None, None, :]
+        return np.asarray(windows(x, problem) * inside)
+
+    return _pixels(change)
+
+
+def _rows_for_columns(x: np.ndarray, w: np.ndarray, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
+    square = problem.height == problem.width
+    return windows(x.swapaxes(2, 3) if square else np.zeros_like(x), problem), w
+
+
+def _first_channel(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    return windows(np.broadcast_to(x[:, :1], x.shape), problem)
+
+
+#: The loops of a sum: the mistake's name, what is added, the filters' axis, and the loop's end.
+_LOOPS = (
+    ("channel_loop", "channel", 1, "C"),
+    ("row_loop", "row of each filter", 2, "K"),
+    ("column_loop", "column of each filter", 3, "K"),
+)
+_HALO = "without the products beyond a tile of {}: its halo of K - 1 {} is missing"
+#: What follows "the convolution", with the mistake's name before it.
+LOCAL: tuple[Local, ...] = (
+    ("filter_pq", "with p and q exchanged in the filter's index", _filters(lambda w: w.swapaxes(2, 3))),
+    ("flipped", "with flipped filters: this layer does not flip them", _filters(lambda w: w[:, :, ::-1, ::-1])),
+    ("flipped", "with the rows of each filter in reverse order", _filters(lambda w: w[:, :, ::-1])),
+    ("flipped", "with the columns of each filter in reverse order", _filters(lambda w: w[:, :, :, ::-1])),
+    ("x_rows_columns", "with rows and columns exchanged in x's index", _rows_for_columns),
+    ("centred", "with windows that begin K/2 rows and columns too early", _pixels(_centred)),
+    ("x_channel", "with channel 0 of x for each channel: c is missing in x's index", _pixels(_first_channel)),
+    (
+        *("w_channel", "with channel 0 of each filter for each channel: c is missing in the filter's index"),
+        _filters(lambda w: np.broadcast_to(w[:, :1], w.shape)),
+    ),
+    ("w_channels", "with the channels of x in reverse order", _filters(lambda w: w[:, ::-1])),
+    *(
+        (name, f"without the {which} {what}: does its loop {at}?", _without(axis, place))
+        for name, what, axis, end in _LOOPS
+        for which, place, at in (("last", -1, f"end at {end}"), ("first", 0, "begin at 0"))
+    ),
+    *(
+        ("halo", _HALO.format(text.format(tile=tile), missing), _in_tiles(rows * tile, columns * tile))
+        for text, missing, rows, columns in (
+            ("{tile} x {tile} outputs", "rows and columns", 1, 1),
+            ("{tile} rows", "rows", 1, 0),
+            ("{tile} columns", "columns", 0, 1),
+        )
+        for tile in TILES
+    ),
+)
+
+
+def whole(case: Case) -> Iterator[Guess]:
+    """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
+    yield from _exchanged(case)
+    yield from _running_sums(case)
+    yield Guess("accumulated", "plus what y held before: does the first sum replace it?", case.before + case.exact)
+    yield from _strides(case)
+    yield from _wrapped(case)
+
+
+def _exchanged(case: Case) -> Iterator[Guess]:
+    p, w, exact = case.problem, case.w, case.exact
+    one_filter, one_image = (np.broadcast_to(part, exact.shape) for part in (exact[:, :1], exact[:1]))
+    rows_columns, images_filters = (exact.swapaxes(*axes).reshape(exact.shape) for axes in ((2, 3), (0, 1)))
+    yield Guess("w_filter", "with filter 0 for each filter: m is missing in the filter's index", one_filter)
+    yield Guess("x_image", "of image 0 for each image: b is missing in x's index", one_image)
+    yield Guess("w_channels", "with the filters in reverse order", exact[:, ::-1])
+    yield Guess("y_rows_columns", "with rows and columns exchanged in y's index", rows_columns)
+    yield Guess("y_filter", "with images and filters exchanged in y's index", images_filters)
+    if p.channels > 1 and p.filters > 1:
+        pixels, taps = windows(case.x, p), w.reshape(-1, p.kernel, p.kernel)
+        m, c = np.ogrid[: p.filters, : p.channels]
+        for text, at in (("", c * p.channels + m), (", as in a layout (C, M, K, K)", c * p.filters + m)):
+            read = taps.take(at, 0, mode="wrap")
+            yield Guess("w_channels", f"with c and m exchanged in the filter's index{text}", products(pixels, read))
+
+
+def _running_sums(case: Case) -> Iterator[Guess]:
+    exact, shape, text = case.exact, case.exact.shape, "with sums that are not reset: each output adds to {}"
+
+    def guess(added: str, sums: np.ndarray, length: int) -> Guess:
+        errors = 4 * EPS32 * math.sqrt(length * case.problem.products) * float(np.abs(sums).max())
+        return Guess("sum", text.format(added), sums.reshape(shape), None, errors)
+
+    for name, first in (("the row", 3), ("the map", 2), ("the image", 1), ("all of y", 0)):
+        flat = exact.reshape(*shape[:first], -1)
+        yield guess(f"the one before it in {name}", flat.cumsum(-1), flat.shape[-1])
+    yield guess("that of the filter before it", exact.cumsum(1), shape[1])
+    yield guess("that of the image before it", exact.cumsum(0), shape[0])
+
+
+def _strides(case: Case) -> Iterator[Guess]:
+    """Rows or maps of y as long as those of x; and loops to H and W, where a row's surplus lands in the next row."""
+    p, exact = case.problem, case.exact
+    b, m, i, j = np.ogrid[: p.batch, : p.filters, : p.output_height, : p.output_width]
+    area = p.output_height * p.output_width
+    for size, what in ((area, "the row length W of x"), (p.height * p.width, "the sizes H and W of x")):
+        at = (b * p.filters + m) * size + i * p.width + j
+        inside, moved = at < exact.size, case.before.copy().reshape(-1)
+        moved[at[inside]] = exact[inside]
+        text = f"with {what} in y's index: y has H - K + 1 rows of W - K + 1"
+        yield Guess("y_strides", text, moved.reshape(exact.shape))
+    # x is read on beyond the row's end, as the code does.
+    beyond = min(p.kernel - 1, p.output_width)
+    flat = np.pad(case.x.reshape(p.batch, p.channels, -1), ((0, 0), (0, 0), (0, p.width + p.kernel)))
+    tap = np.arange(p.kernel)
+    start = (np.arange(p.output_height)[:, None] * p.width + p.output_width + np.arange(beyond))[..., None, None]
+    late = products(flat[:, :, start + tap[:, None] * p.width + tap].transpose(0, 2, 3, 1, 4, 5), case.w)
+    other = exact.copy()
+    other[:, :, 1:, :beyond] = late[:, :, :-1]
+    text = "but for threads beyond a row's end, which write into the next row: threads and loops end at W - K + 1"
+    yield Guess("loops_to_w", text, exact, other)
+
+
+def _wrapped(case: Case) -> Iterator[Guess]:
+    p, exact, size = case.problem, case.exact, case.exact.size
+    for bits in _BITS:
+        most = 1 << bits
+        text = f"with an index of {bits} bits in {{}}, which begins again at 0 after {most - 1}"
+        if size > most:
+            last = np.arange(most) + (size - 1 - np.arange(most)) // most * most
+            flat = case.before.copy().reshape(-1)
+            flat[:most] = exact.reshape(-1)[last]
+            # Without an order among the writes, any of them may be the last.
+            first = exact.reshape(-1)[np.arange(size) % most].reshape(exact.shape)
+            yield Guess("overflow", text.format("y"), flat.reshape(exact.shape), first)
+        for name, array in (("x", case.x), ("w", case.w)):
+            if array.size > most:
+                read = array.reshape(-1)[np.arange(array.size) % most].reshape(array.shape)
+                x, w = (read, case.w) if name == "x" else (case.x, read)
+                yield Guess("overflow", text.format(name), products(windows(x, p), w))
+
+
+def roundings(case: Case, size: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield ways to round, and the error that each allows where the products' absolute values add up to ``size``.
+
+    The bounds are those of the grader's classes: transforms err in proportion to the largest pixel and weight.
+    """
+    largest = np.abs(case.x).max((1, 2, 3))[:, None] * np.abs(case.w).max((1, 2, 3))
+    yield "of transforms such as Winograd's", 600 * EPS32 * math.sqrt(case.problem.products) * largest[..., None, None]
+    yield "of half precision (fp16) or TF32", 7 * 2.0**-11 * size
+    yield "of bfloat16", 7 * 2.0**-8 * size

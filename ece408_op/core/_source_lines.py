@@ -1,0 +1,59 @@
+"""The line of a C++ or CUDA source that makes a mistake of ``_hypotheses``, by the shape of its expressions."""
+
+from __future__ import annotations
+
+import re
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_LOOP = re.compile(
+    r"\bfor\s*\(\s*(?:const\s+)?(?:unsigned\s+|size_t\s+|int\s+|auto\s+)*(\w+)\s*=[^;]*;[^;]*?<=?\s*([^;]+);"
+)
+#: Names of the bounds of loops over a filter, and the names of rows and columns without such loops.
+_KERNEL = re.compile(r"\b(K|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[3\]|[3-9])( *- *1)?", re.IGNORECASE)
+
+
+def find(name: str, source: str) -> int | None:
+    """Return the line, counted from 1, that makes the mistake of that name; None if it is not found."""
+    code = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), source)
+    p, q = _filter_loops(code)
+    for pattern in _patterns(name, re.escape(p), re.escape(q), code):
+        found = re.search(pattern, code, re.MULTILINE)
+        if found:
+            return code.count("\n", 0, found.start()) + 1
+    return None
+
+
+def _filter_loops(code: str) -> tuple[str, str]:
+    """Return the names of the loops over a filter's rows and columns: the first two that end at K."""
+    names = [variable for variable, bound in _LOOP.findall(code) if _KERNEL.fullmatch(bound.strip())]
+    first = names[0] if names else "p"
+    return first, next((name for name in names if name != first), "q")
+
+
+def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
+    """Return the regular expressions to try, the best first."""
+    product = re.search(r"(\w[\w.\[\]() ,+*-]*?)\s*\+=", code)
+    total = re.escape(re.split(r"[\[(]", product[1])[0].strip()) if product else "sum"
+    written = r"\by\w*[\[(][^;=\n]*[+-]?="
+    return {
+        "filter_pq": [rf"\[ *{q} *\] *\[ *{p} *\]", rf", *{q} *, *{p} *\)", rf"\b{q} *\* *\w+ *\+ *{p}\b"],
+        "flipped": [rf"- *(1 *- *)?{index}\b" for index in (p, q)],
+        "x_rows_columns": [rf"\w *\+ *{q}\b[^;\n]*\w *\+ *{p}\b", rf"{q} *\+ *\w[^;\n]*{p} *\+ *\w"],
+        "centred": [r"- *\(? *\w*(K|MASK|RADIUS)\w* */ *2", r"- *\w*RADIUS\w*"],
+        "y_rows_columns": [r"\by\w*\W[^;=\n]*\bw\w*\W+h\w*\W[^;=\n]*=", written],
+        "y_filter": [written],
+        "y_strides": [r"\by\w*[\[(][^;=\n]*\b[HW]\b[^;=\n]*=", r"#define +y\w*\([^\n]*"],
+        "loops_to_w": [r"[<>]=? *(W|width|WIDTH)\b", r"[<>]=? *(H|height|HEIGHT)\b"],
+        "channel_loop": [r"\bc *= *1\b", r"\bc *< *\w+ *- *1\b"],
+        "row_loop": [rf"\b{p} *= *1\b", rf"\b{p} *< *\w+ *- *1\b"],
+        "column_loop": [rf"\b{q} *= *1\b", rf"\b{q} *< *\w+ *- *1\b"],
+        "halo": [r"__shared__[^;\n]*"],
+        "sum": [rf"\b(float|double|auto|half|__half)\s+{total}\b"],
+        "accumulated": [r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
+        "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],
+        "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
+        "unwritten": [
+            *(r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *\w*(TILE|BLOCK)\w*"),
+            *(r"\b\w+ *< *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;"),
+        ],
+    }.get(name, [])

@@ -1,0 +1,253 @@
+"""Why is an output wrong? The table of likely mistakes is computed and compared with it, element by element.
+
+    explanation = explain(x, w, y, source=text)
+    explanation.sentence   "Your output equals the convolution with p and q exchanged in the filter's index"
+    explanation.line       31
+
+Where no mistake explains the output, the counts say where the wrong elements are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ece408_op.problem import ConvProblem
+
+from . import _hypotheses, _source_lines
+from ._hypotheses import Case, Guess
+from .kernel import EPS32, float32_bound
+
+#: A hypothesis may leave this share of the wrong elements unexplained, at least the number.
+_FEW, _FEW_AT_LEAST = 0.02, 2
+#: Filters and images on which a hypothesis is tried first.
+_TRIED = 3
+#: A row and the like counts as not written from this share of its elements on.
+_MOST = 0.9
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+#: In less precision, more elements than this share have errors that float32's sums rarely have.
+_ROUNDED = 0.3
+
+
+#: The mistake's name where the output is right, in less than float32's precision.
+ROUNDED = "rounded"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is wrong with an output (B, M, OH, OW).
+
+    Attributes:
+        wrong: the number of wrong elements, of ``compared``.
+        mistake: its name, ROUNDED for an output of less precision; empty if none explains the output.
+        sentence: the mistake that explains the output; empty if none does.
+        line: the line of the source that makes it, or None if it is not found.
+        rest: the number of elements that the mistake does not explain.
+        counts: the number of wrong elements at each row and column, (OH, OW).
+        images: the number in each image, (B,). filters: the number in each filter, (M,).
+        pattern: where in a tile the wrong elements are, if they repeat from tile to tile.
+        worst: the index (b, m, i, j) of the element that is farthest from the exact result, got and expected.
+    """
+
+    wrong: int
+    compared: int
+    mistake: str = ""
+    sentence: str = ""
+    line: int | None = None
+    rest: int = 0
+    counts: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), int))
+    images: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    filters: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    pattern: str = ""
+    worst: tuple[tuple[int, ...], float, float] = ((), 0.0, 0.0)
+
+    def lines(self, rows: int = 12, columns: int = 48) -> list[str]:
+        """Return the explanation as lines of text: the sentence, or a map of at most rows x columns characters."""
+        if not self.wrong:
+            return []
+        index, got, expected = self.worst
+        share = 100 * self.wrong / max(1, self.compared)
+        head = f"{self.wrong} of {self.compared} elements are wrong ({share:.3g} %), the worst is y{list(index)}: "
+        found = [f"{head}got {got:.6g}, expected {expected:.6g}"]
+        if self.sentence:
+            rest = f" (but for {self.rest} elements)" if self.rest else ""
+            return [*found, f"{self.sentence}{rest}{f': see line {self.line}' if self.line else ''}."]
+        found += [self.pattern] if self.pattern else []
+        found += [text for text in (_spread("image", self.images), _spread("filter", self.filters)) if text]
+        return [*found, *self.map(rows, columns)]
+
+    def map(self, rows: int = 1 << 30, columns: int = 1 << 30) -> list[str]:
+        """Return a line per output row and a character per column, of several each where there are more.
+
+        "." is right, 1 to 9 the share that is wrong, over all images and filters.
+        """
+        height, width = self.counts.shape
+        down, across = (-(-size // most) for size, most in ((height, rows), (width, columns)))
+        each = self.compared // max(1, height * width)
+
+        def character(i: int, j: int) -> str:
+            part = self.counts[i : i + down, j : j + across]
+            return str(-(-9 * int(part.sum()) // (each * part.size))) if part.any() else "."
+
+        return ["".join(character(i, j) for j in range(0, width, across)) for i in range(0, height, down)]
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the explanation for JSON; numbers that are not finite are None."""
+        index, *values = self.worst
+        got, expected = (value if np.isfinite(value) else None for value in values)
+        data = {
+            "wrong": self.wrong,
+            "compared": self.compared,
+            "mistake": self.mistake,
+            "sentence": self.sentence,
+            "line": self.line,
+        }
+        data.update(rest=self.rest, pattern=self.pattern, images=self.images.tolist(), filters=self.filters.tolist())
+        return {**data, "map": self.map(), "worst": {"index": list(index), "got": got, "expected": expected}}
+
+
+def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, source: str = "") -> Explanation:
+    """Explain an output y (B, M, OH, OW) of the plain convolution of x (B, C, H, W) and w (M, C, K, K), float32.
+
+    Args:
+        x: the input. w: the filters. y: the output to explain.
+        before: what y held before the call: a number, or an array of y's shape. A number that no output has, not 0,
+            tells what was not written from what is wrong.
+        source: the text of the code; the explanation names its line.
+
+    Returns:
+        The explanation; with ``wrong`` 0 if each element is within float32's error bound.
+    """
+    problem = ConvProblem.from_shapes(x.shape, w.shape)
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    pixels = _hypotheses.windows(x, problem)
+    exact, size = _hypotheses.products(pixels, w), _hypotheses.products(np.abs(pixels), np.abs(w))
+    allowed = _allowed(problem, size)
+    wrong = ~(np.abs(y - exact) <= allowed)
+    if not wrong.any():
+        return Explanation(0, y.size)
+    before = np.broadcast_to(np.asarray(before, np.float64), y.shape)
+    case = Case(problem, x, w, y, before, exact)
+    name, sentence, rest = _best(case, wrong, allowed, size)
+    error = np.where(np.isfinite(y), np.abs(y - exact), np.inf)
+    worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), y.shape))
+    return Explanation(
+        *(int(wrong.sum()), y.size, name, sentence, _source_lines.find(name, source) if sentence else None, rest),
+        *(wrong.sum((0, 1)), wrong.sum((1, 2, 3)), wrong.sum((0, 2, 3)), _pattern(wrong.any((0, 1)))),
+        (worst, float(y[worst]), float(exact[worst])),
+    )
+
+
+def _best(case: Case, wrong: np.ndarray, allowed: np.ndarray, size: np.ndarray) -> tuple[str, str, int]:
+    """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
+    few = max(_FEW_AT_LEAST, int(_FEW * wrong.sum()))
+    unwritten = wrong & (case.y == case.before)
+    left = int((wrong & ~unwritten).sum())
+    if left <= few:
+        where = _region(unwritten, case.problem)
+        if where:
+            return "unwritten", f"Your code does not write {where}", left
+    if (np.abs(case.y - case.exact) > 2 * EPS32 * size).mean() > _ROUNDED:
+        for name, most in _hypotheses.roundings(case, size):
+            if (np.abs(case.y - case.exact) <= most + allowed).all():
+                return ROUNDED, f"Your output equals the convolution with the rounding errors {name}", 0
+    found = ("", "", few + 1)
+    for guess in _guesses(case, wrong, few):
+        miss = np.ones(case.y.shape, bool)
+        for predicted in (guess.predicted, guess.other):
+            if predicted is not None:
+                room = allowed + np.abs(predicted) * float32_bound(case.problem) + guess.tolerance
+                miss &= ~(np.abs(case.y - predicted) <= room)
+        missed = int(miss.sum())
+        if missed < found[2]:
+            found = guess.name, f"Your output equals the convolution {guess.text}", missed
+        if not missed:
+            break
+    return found if found[0] else ("", "", 0)
+
+
+def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:
+    """Yield the hypotheses; the local ones only if they explain an image and a few filters that are wrong."""
+    p, y = case.problem, case.y
+    image = int(wrong.sum((1, 2, 3)).argmax())
+    filters = np.argsort(-wrong[image].sum((1, 2)), kind="stable")[:_TRIED]
+    part = y[image : image + 1, filters]
+    limit = max(_FEW_AT_LEAST, few, int(_FEW * wrong[image, filters].sum()))
+    for name, text, change in _hypotheses.LOCAL:
+        pixels, w = change(case.x[image : image + 1], case.w[filters], p)
+        scale = _hypotheses.products(np.abs(pixels), np.abs(w))
+        if (np.abs(part - _hypotheses.products(pixels, w)) > _allowed(p, scale)).sum() <= limit:
+            yield Guess(name, text, _hypotheses.products(*change(case.x, case.w, p)))
+    yield from _hypotheses.whole(case)
+
+
+def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
+    return np.asarray(float32_bound(problem) * size + problem.products * _SMALLEST)
+
+
+def _region(unwritten: np.ndarray, problem: ConvProblem) -> str:
+    """Return the images, filters, rows and columns that are not written, in words; empty if they are none of those."""
+    if unwritten.mean() > _MOST:
+        return "any element of y"
+    rest, parts, hint = unwritten.copy(), [], ""
+    for axis, name in enumerate(("image", "filter", "row", "column")):
+        others = tuple(a for a in range(4) if a != axis)
+        # An element whose exact result is what y held before seems written.
+        which, count = np.flatnonzero(unwritten.mean(others) > _MOST), unwritten.shape[axis]
+        if len(which):
+            rest[(slice(None),) * axis + (which,)] = False
+            parts.append(_numbered(name, which, count))
+            hint = hint or _tile_hint(name, which, count)
+    return "" if rest.any() else f"{' and '.join(parts)}{hint}"
+
+
+def _numbered(name: str, which: np.ndarray, count: int) -> str:
+    """Return "the last row", "rows 16 to 23 of 24" and the like."""
+    first, last = int(which[0]), int(which[-1])
+    if len(which) == 1 and first in (0, count - 1):
+        return f"the {'first' if first == 0 else 'last'} {name}"
+    if last - first + 1 == len(which):
+        return f"{name}s {first} to {last} of {count}" if len(which) > 1 else f"{name} {first} of {count}"
+    return f"{len(which)} of {count} {name}s, the first is {first}"
+
+
+def _tile_hint(name: str, which: np.ndarray, count: int) -> str:
+    """Return what to look for where the last rows or columns may be a partial tile."""
+    first = int(which[0])
+    if (
+        name in ("row", "column")
+        and len(which) > 1
+        and first + len(which) == count
+        and first
+        and which[-1] == count - 1
+    ):
+        return f": is the last, partial tile missing? {count} outputs need {count} / tile tiles, rounded up"
+    return ""
+
+
+def _pattern(wrong: np.ndarray) -> str:
+    """Return where in each tile the wrong elements are, if the rows and columns (OH, OW) repeat; else empty."""
+    for tile in sorted(_hypotheses.TILES):
+        height, width = wrong.shape
+        if tile >= max(height, width):
+            continue
+        folded = np.zeros((tile, tile), bool)
+        i, j = np.nonzero(wrong)
+        folded[i % tile, j % tile] = True
+        rows, columns = np.flatnonzero(folded.any(1)), np.flatnonzero(folded.any(0))
+        inside = folded[np.arange(height)[:, None] % tile, np.arange(width) % tile]
+        if (inside == wrong).all() and len(rows) * len(columns) < tile * tile:
+            parts = f"{_numbered('row', rows, tile)}, {_numbered('column', columns, tile)}"
+            return f"They repeat every {tile} rows and columns: {parts}"
+    return ""
+
+
+def _spread(name: str, counts: np.ndarray) -> str:
+    """Return which images or filters have wrong elements; empty if all do."""
+    which = np.flatnonzero(counts)
+    return (
+        "" if len(which) == len(counts) else f"Only {_numbered(name, which, len(counts))}: {int(counts.sum())} elements"
+    )

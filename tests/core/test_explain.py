@@ -1,0 +1,229 @@
+"""Mistakes are found from the output alone: each kernel here makes one, in code of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ece408_op.core import reference
+from ece408_op.core.explain import ROUNDED, explain
+from ece408_op.problem import ConvProblem
+
+PROBLEMS = [ConvProblem(4, 3, 20, 17, 5, 3), ConvProblem(3, 1, 28, 28, 6, 5), ConvProblem(2, 4, 21, 21, 8, 7)]
+BEFORE = 4096.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The seven loops in float32, each index a function; a sum is kept where ``written`` says so."""
+
+    words: str
+    pixel: Callable[..., Any] = lambda p, b, c, i, j, r, s: (b, c, i + r, j + s)
+    tap: Callable[..., Any] = lambda p, m, c, r, s: (m, c, r, s)
+    product: Callable[..., Any] = lambda p, c, r, s, i, j: np.float32(1)
+    output: Callable[..., Any] = lambda p, y, sums: y.__setitem__(slice(None), sums)
+    takes: Callable[[ConvProblem], bool] = lambda p: True
+
+    def __call__(self, p: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        b, m, i, j = np.ogrid[: p.batch, : p.filters, : p.output_height, : p.output_width]
+        sums, y = np.zeros(p.y_shape, np.float32), np.full(p.y_shape, BEFORE, np.float32)
+        for c in range(p.channels):
+            for r in range(p.kernel):
+                for s in range(p.kernel):
+                    pixels, taps = x[self.pixel(p, b, c, i, j, r, s)], w[self.tap(p, m, c, r, s)]
+                    sums += pixels * taps * self.product(p, c, r, s, i, j)
+        self.output(p, y, sums)
+        return y
+
+
+def several(p: ConvProblem) -> bool:
+    return p.channels > 1
+
+
+def square(p: ConvProblem) -> bool:
+    return p.height == p.width
+
+
+def padded(p: ConvProblem, x: np.ndarray) -> np.ndarray:
+    return np.pad(x, ((0, 0), (0, 0), (p.kernel // 2, 0), (p.kernel // 2, 0)))
+
+
+def add_along(axis: int) -> Callable[..., None]:
+    def output(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+        y[...] = np.cumsum(sums, axis, np.float32)
+
+    return output
+
+
+def flat(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    y[...] = np.cumsum(sums, dtype=np.float32).reshape(y.shape)
+
+
+def long_rows(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    b, m, i, j = np.ogrid[: p.batch, : p.filters, : p.output_height, : p.output_width]
+    at = np.broadcast_to(((b * p.filters + m) * p.height + i) * p.width + j, y.shape)
+    y.reshape(-1)[at[at < y.size]] = sums[at < y.size]
+
+
+def eight_bits(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    for at, value in enumerate(sums.reshape(-1)):
+        y.reshape(-1)[at % 256] = value
+
+
+def part(*index: Any) -> Callable[..., None]:
+    def output(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+        y[index] = sums[index]
+
+    return output
+
+
+def halo(rows: int, columns: int) -> Callable[..., Any]:
+    return lambda p, c, r, s, i, j: ((i % rows + r < rows) & (j % columns + s < columns)).astype(np.float32)
+
+
+ALL = slice(None)
+KERNELS = {
+    "filter_pq": Kernel("p and q exchanged", tap=lambda p, m, c, r, s: (m, c, s, r)),
+    "flipped": Kernel("flipped filters", tap=lambda p, m, c, r, s: (m, c, p.kernel - 1 - r, p.kernel - 1 - s)),
+    "flipped rows": Kernel("rows of each filter in reverse", tap=lambda p, m, c, r, s: (m, c, p.kernel - 1 - r, s)),
+    "x_rows_columns": Kernel("exchanged in x's", lambda p, b, c, i, j, r, s: (b, c, j + s, i + r), takes=square),
+    "centred": Kernel("begin K/2 rows and columns too early"),  # its x is padded
+    "x_channel": Kernel("c is missing in x's", lambda p, b, c, i, j, r, s: (b, 0, i + r, j + s), takes=several),
+    "w_channel": Kernel("c is missing in the filter's", tap=lambda p, m, c, r, s: (m, 0, r, s), takes=several),
+    "w_filter": Kernel("m is missing", tap=lambda p, m, c, r, s: (m * 0, c, r, s)),
+    "x_image": Kernel("b is missing", lambda p, b, c, i, j, r, s: (b * 0, c, i + r, j + s)),
+    "w_channels": Kernel(
+        "c and m exchanged in the filter's index, as in a layout (C, M, K, K)",
+        tap=lambda p, m, c, r, s: ((c * p.filters + m) // p.channels, (c * p.filters + m) % p.channels, r, s),
+        takes=several,
+    ),
+    "channel_loop": Kernel("last channel", product=lambda p, c, *_: np.float32(c + 1 < p.channels), takes=several),
+    "channel_loop 1": Kernel("first channel", product=lambda p, c, *_: np.float32(c > 0), takes=several),
+    "row_loop": Kernel("without the last row", product=lambda p, c, r, *_: np.float32(r + 1 < p.kernel)),
+    "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
+    "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),
+    "halo rows": Kernel("a tile of 8 rows", product=halo(8, 1 << 20)),
+    "y_rows_columns": Kernel(
+        "exchanged in y's index", output=lambda p, y, sums: y.__setitem__(ALL, sums.swapaxes(2, 3)), takes=square
+    ),
+    "y_filter": Kernel(
+        "images and filters exchanged",
+        output=lambda p, y, sums: y.__setitem__(ALL, sums.swapaxes(0, 1).reshape(y.shape)),
+    ),
+    "y_strides": Kernel("the sizes H and W of x in y's index", output=long_rows),
+    "sum": Kernel("adds to the one before it in the row", output=add_along(3)),
+    "sum of images": Kernel("adds to that of the image before it", output=add_along(0)),
+    "sum of all": Kernel("adds to the one before it in all of y", output=flat),
+    "accumulated": Kernel("plus what y held before", output=lambda p, y, sums: y.__iadd__(sums) is None),
+    "overflow": Kernel("an index of 8 bits in y", output=eight_bits),
+    "unwritten": Kernel("does not write the last row", output=part(ALL, ALL, slice(-1))),
+    "unwritten images": Kernel("does not write the first image", output=part(slice(1, None))),
+    "unwritten tiles": Kernel("the last, partial tile missing", output=part(ALL, ALL, slice(8), slice(8))),
+}  # fmt: skip
+
+
+def inputs(p: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(p.kernel)
+    return rng.uniform(-1, 1, p.x_shape).astype(np.float32), rng.standard_normal(p.w_shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("p", PROBLEMS, ids=lambda p: f"K={p.kernel}")
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_mistake_is_found(name: str, p: ConvProblem) -> None:
+    kernel, (x, w) = KERNELS[name], inputs(p)
+    if not kernel.takes(p):
+        pytest.skip("the kernel does not take the layer")
+    given = padded(p, x) if name == "centred" else x
+    found = explain(x, w, kernel(p, given, w), BEFORE)
+    assert found.wrong > 0
+    assert found.mistake == name.partition(" ")[0], found.sentence
+    assert kernel.words in found.sentence
+    assert found.sentence in "\n".join(found.lines())
+    assert json.loads(json.dumps(found.as_data()))["sentence"] == found.sentence
+
+
+@pytest.mark.parametrize("p", PROBLEMS, ids=lambda p: f"K={p.kernel}")
+def test_a_mistake_is_found_though_a_few_elements_are_wrong_otherwise(p: ConvProblem) -> None:
+    x, w = inputs(p)
+    y = KERNELS["filter_pq"](p, x, w)
+    y[0, 0, 0, 0], y[1, 1, 2, 3] = np.nan, 9
+    found = explain(x, w, y)
+    assert (found.mistake, found.rest, found.worst[0]) == ("filter_pq", 2, (0, 0, 0, 0))
+    assert "(but for 2 elements)" in found.lines()[1]
+    assert found.as_data()["worst"]["got"] is None
+
+
+@pytest.mark.parametrize("p", PROBLEMS, ids=lambda p: f"K={p.kernel}")
+def test_right_outputs_and_less_precise_ones(p: ConvProblem) -> None:
+    x, w = inputs(p)
+    right = explain(x, w, Kernel("")(p, x, w))
+    assert (right.wrong, right.lines()) == (0, [])
+    y = reference.convolve(x.astype(np.float16), w.astype(np.float16)).astype(np.float32)
+    half = explain(x, w, y)
+    assert half.wrong == 0 or half.mistake == ROUNDED and "half precision" in half.sentence
+
+
+def test_threads_beyond_a_rows_end_are_found_whoever_wins_the_race() -> None:
+    p = PROBLEMS[1]
+    x, w = inputs(p)
+    y, rng = Kernel("")(p, x, w), np.random.default_rng(0)
+    for b, m, i, j in np.ndindex(p.batch, p.filters, p.output_height - 1, p.kernel - 1):
+        if rng.random() < 0.5:
+            start = i * p.width + p.output_width + j
+            rows = [x[b, 0].reshape(-1)[start + r * p.width :][: p.kernel] for r in range(p.kernel)]
+            y[b, m, i + 1, j] = (np.array(rows) * w[m, 0]).sum()
+    found = explain(x, w, y)
+    assert found.mistake == "loops_to_w"
+    assert found.counts[:, p.kernel :].sum() == 0
+
+
+def test_without_a_mistake_it_says_where_the_wrong_elements_are() -> None:
+    p = PROBLEMS[1]
+    x, w = inputs(p)
+    y = Kernel("")(p, x, w)
+    y[1, :, 3::8, 5::8] += 1
+    found = explain(x, w, y, BEFORE)
+    assert (found.sentence, found.wrong) == ("", found.counts.sum())
+    assert "They repeat every 8 rows and columns: row 3 of 8, column 5 of 8" in found.lines()
+    assert "Only image 1 of 3: 54 elements" in found.lines()
+    assert found.map()[3] == ".....3.......3.......3.."
+    assert [len(line) for line in found.map(12, 12)] == [12] * 12
+    assert found.as_data()["map"] == found.map()
+
+
+def test_noise_is_not_explained() -> None:
+    for p in PROBLEMS:
+        x, w = inputs(p)
+        noise = np.random.default_rng(1).standard_normal(p.y_shape).astype(np.float32)
+        assert explain(x, w, noise, BEFORE).sentence == ""
+        assert explain(x, w, noise * 0).mistake in ("unwritten", "")
+
+
+CODE = """// float acc = 0; y[b][m] += k[m][c][q][p]
+for (int m = 0; m < M; m++)
+  for (int c = 1; c < C; c++) {
+    float acc = 0;
+    for (int r = 0; r < K; r++)
+      for (int s = 0; s < K - 1; s++)
+        acc += x4d(b, c, h + r, w + s) * k4d(m, c, s, r);
+    y4d(b, m, h, w) += acc;
+  }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("filter_pq", 7), ("accumulated", 8), ("sum", 4), ("channel_loop", 3), ("column_loop", 6), ("flipped", None)],
+)
+def test_the_line_of_a_mistake_is_found_in_the_source(name: str, line: int | None) -> None:
+    p = PROBLEMS[0]
+    x, w = inputs(p)
+    names = {"channel_loop": "channel_loop 1"}
+    found = explain(x, w, KERNELS[names.get(name, name)](p, x, w), BEFORE, CODE)
+    assert (found.mistake, found.line) == (name, line)
+    assert found.lines()[-1].endswith(f": see line {line}." if line else ".")
