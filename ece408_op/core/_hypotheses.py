@@ -84,6 +84,10 @@ def _without(axis: int, at: int) -> Callable[..., tuple[np.ndarray, np.ndarray]]
     return _filters(change)
 
 
+def _of_channel_0(w: np.ndarray) -> np.ndarray:
+    return np.concatenate([w[:, :1], np.zeros_like(w[:, 1:])], 1)
+
+
 def _centred(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
     pad = problem.kernel // 2
     padded = np.pad(x, ((0, 0), (0, 0), (pad, 0), (pad, 0)))
@@ -136,6 +140,7 @@ LOCAL: tuple[Local, ...] = (
         _filters(lambda w: np.broadcast_to(w[:, :1], w.shape)),
     ),
     ("w_channels", "with the channels of x in reverse order", _filters(lambda w: w[:, ::-1])),
+    ("channel_loop", "of channel 0 alone: does its loop end at C?", _filters(_of_channel_0)),
     *(
         (name, f"without the {which} {what}: does its loop {at}?", _without(axis, place))
         for name, what, axis, end in _LOOPS

@@ -21,7 +21,7 @@ from . import _hypotheses, _source_lines
 from ._hypotheses import Case, Guess
 from .kernel import EPS32, float32_bound
 
-#: A hypothesis may leave this share of the wrong elements unexplained, at least the number.
+#: A hypothesis may leave this share of the wrong elements unexplained, or the number if it is a tenth or less.
 _FEW, _FEW_AT_LEAST = 0.02, 2
 #: Filters and images on which a hypothesis is tried first.
 _TRIED = 3
@@ -64,6 +64,12 @@ class Explanation:
     pattern: str = ""
     worst: tuple[tuple[int, ...], float, float] = ((), 0.0, 0.0)
 
+    @property
+    def summary(self) -> str:
+        """The sentence, with the number of elements that it does not explain and the line; empty without a sentence."""
+        rest = f" (but for {self.rest} elements)" if self.rest else ""
+        return f"{self.sentence}{rest}{f': see line {self.line}' if self.line else ''}"
+
     def lines(self, rows: int = 12, columns: int = 48) -> list[str]:
         """Return the explanation as lines of text: the sentence, or a map of at most rows x columns characters."""
         if not self.wrong:
@@ -73,8 +79,7 @@ class Explanation:
         head = f"{self.wrong} of {self.compared} elements are wrong ({share:.3g} %), the worst is y{list(index)}: "
         found = [f"{head}got {got:.6g}, expected {expected:.6g}"]
         if self.sentence:
-            rest = f" (but for {self.rest} elements)" if self.rest else ""
-            return [*found, f"{self.sentence}{rest}{f': see line {self.line}' if self.line else ''}."]
+            return [*found, f"{self.summary}."]
         found += [self.pattern] if self.pattern else []
         found += [text for text in (_spread("image", self.images), _spread("filter", self.filters)) if text]
         return [*found, *self.map(rows, columns)]
@@ -143,7 +148,7 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
 
 def _best(case: Case, wrong: np.ndarray, allowed: np.ndarray, size: np.ndarray) -> tuple[str, str, int]:
     """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
-    few = max(_FEW_AT_LEAST, int(_FEW * wrong.sum()))
+    few = max(int(_FEW * wrong.sum()), min(_FEW_AT_LEAST, int(wrong.sum()) // 10))
     unwritten = wrong & (case.y == case.before)
     left = int((wrong & ~unwritten).sum())
     if left <= few:

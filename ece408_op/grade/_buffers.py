@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ece408_op.core import dispatch, roofline, timer
+from ece408_op.core.explain import Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -35,6 +36,8 @@ _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
 _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
 #: Timed calls of the package's own kernel.
 _OWN_RUNS = 3
+#: Images of a wrong output that are explained, at most.
+_EXPLAINED = 4
 #: Elements that one step of drawing random numbers takes.
 _DRAWN = 1 << 22
 #: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
@@ -255,6 +258,17 @@ class Buffers:
     def poisoned_outcome(self) -> Outcome:
         """The same for an output that was poisoned."""
         return _judge.judge_poisoned(self.xp, self._parts(False), self.problem)
+
+    def explanation(self, before: float, worst: int, source: str) -> Explanation:
+        """Why the copied output is wrong, which held ``before``: some images, of which ``worst`` is one, explained.
+
+        ``source`` is the submission's text.
+        """
+        first = 0 if worst < _EXPLAINED else worst - _EXPLAINED + 1
+        x, w, y = self._x[first : first + _EXPLAINED], self._w, self._y[first : first + _EXPLAINED]
+        if self.gpu:
+            x, w, y = x.get(), w.get(), y.get()
+        return explain(x, w, y, before, source)
 
     def output(self) -> Any:
         """The copied output."""

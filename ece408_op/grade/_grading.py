@@ -78,7 +78,7 @@ class Grader:
             with new_folder("build") as name:
                 program, notes = self._program(submission, Path(name))
                 record["compiler"] = [asdict(one) for one in notes]
-                self._run_on_a_device(record, replace(program, most=self.bench.spec.limits.all_seconds), source)
+                self._run_on_a_device(record, replace(program, source=source, most=self.bench.spec.limits.all_seconds))
         except EndedError as ended:
             record.update(status=ended.status, reason=ended.reason)
         except DeviceError:
@@ -109,11 +109,11 @@ class Grader:
         program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/", arithmetic=units)
         return program, built.notes
 
-    def _run_on_a_device(self, record: dict[str, Any], program: Program, source: str) -> None:
+    def _run_on_a_device(self, record: dict[str, Any], program: Program) -> None:
         with self._on_a_device() as grader:
             bench = grader.bench
             try:
-                grader._run(record, program, source)
+                grader._run(record, program)
             finally:
                 if bench.check is not None and bench.device is not None:
                     record["device_afterwards"] = {"well": True, "free_bytes": bench.check(bench.device)}
@@ -130,10 +130,10 @@ class Grader:
         finally:
             self.free.put(number)
 
-    def _run(self, record: dict[str, Any], program: Program, source: str) -> None:
+    def _run(self, record: dict[str, Any], program: Program) -> None:
         demanded = self.bench.spec.demanding
-        results = self._demanded(program) if demanded else self._by_itself(program, source)
-        pointed = pointed_to(source)
+        results = self._demanded(program) if demanded else self._by_itself(program)
+        pointed = pointed_to(program.source)
         verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
         if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or self.bench.spec.quick):
             results.append(self._net(program, decisive.net, self.timed_images, plan=TIMES))
@@ -160,9 +160,9 @@ class Grader:
             self._net(program, net, images) for net in spec.nets or NETS for images in (spec.images or (self.images,))
         ]
 
-    def _by_itself(self, program: Program, source: str) -> list[NetworkResult]:
+    def _by_itself(self, program: Program) -> list[NetworkResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
-        pointed = pointed_to(source)
+        pointed = pointed_to(program.source)
         if self.bench.spec.quick:
             net = (pointed or NETS)[0]
             return [self._net(program, net, _CPU_IMAGES, plan=BRIEF)]
@@ -180,7 +180,7 @@ class Grader:
             if results[-1].status == "timed_out":
                 seconds = min(seconds, _SHORT_SECONDS)
         # It can do none with the images that it was given: does it hold a batch size of its own?
-        for images in sorted(_BATCHES & numbers(source) - {self.images}):
+        for images in sorted(_BATCHES & numbers(program.source) - {self.images}):
             for net in order:
                 memory = sum(problem.bytes for problem in net.problems(images))
                 too_large = self.context == "cpu" and memory > _MOST_BYTES

@@ -66,7 +66,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str) -> Ou
     most = dict.fromkeys((FLOAT32, TRANSFORM, HALF, HALF_SUMS), 0.0)
     worst, scaled, at, images = (False, -1.0), 0.0, (0, 0.0, 0.0), 0
     squares = np.zeros(2)
-    where, count = xp.zeros(problem.y_shape[2:], np.int64), 0
+    wrong = count = 0
     for part in parts:
         error = xp.where(xp.isfinite(part.y), xp.abs(part.y - part.exact), xp.inf)
         bounds = _bounds(xp, part, n, float32_bound(problem), kind)
@@ -76,7 +76,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str) -> Ou
         for bound in bounds.values():
             loosest = xp.maximum(loosest, bound)
         bad, share = error > loosest, error / bounds[FLOAT32]
-        where += bad.sum(axis=(0, 1))
+        wrong += int(bad.sum())
         # The worst of the wrong elements, if there are any.
         some_bad = bool(bad.any())
         share = xp.where(bad, share, -1) if some_bad else share
@@ -95,7 +95,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str) -> Ou
     fits = {name: kind != REAL or count < _ENOUGH or by_root <= limit for name, limit in limits.items()}
     fits[TRANSFORM] = by_largest <= 100 * EPS32
     precision = next((name for name in bounds if most[name] <= 1 and fits[name]), WRONG)
-    return _outcome(problem, precision, most[FLOAT32], scaled, at, where)
+    return _outcome(problem, precision, most[FLOAT32], scaled, at, wrong)
 
 
 def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, Any]:
@@ -118,9 +118,8 @@ def judge_poisoned(xp: Any, parts: Iterable[Part], problem: ConvProblem) -> Outc
     Each element must be the sum, or POISON plus the sum if the file adds to the output. Where the sum is zero, writing
     nothing and adding zero look alike.
     """
-    unwritten = written = accumulated = images = 0
+    unwritten = written = accumulated = images = wrong = 0
     share, at = 0.0, (0, 0.0, 0.0)
-    where = xp.zeros(problem.y_shape[2:], np.int64)
     for part in parts:
         left = part.y == np.float32(POISON)
         near = _NEAR + 600 * EPS32 * part.largest
@@ -135,10 +134,10 @@ def judge_poisoned(xp: Any, parts: Iterable[Part], problem: ConvProblem) -> Outc
         unwritten += int(skipped.sum())
         written += int(is_written.sum())
         accumulated += int(is_accumulated.sum())
-        where += bad.sum(axis=(0, 1))
+        wrong += int(bad.sum())
         images += len(part.y)
     counts = {"unwritten": unwritten, "accumulates": accumulated > written}
-    return _outcome(problem, WRONG if share else FLOAT32, share, share, at, where, **counts)
+    return _outcome(problem, WRONG if share else FLOAT32, share, share, at, wrong, **counts)
 
 
 def _outcome(
@@ -147,13 +146,9 @@ def _outcome(
     share: float,
     scaled: float,
     at: tuple[int, float, float],
-    where: Any,
+    wrong: int,
     **more: Any,
 ) -> Outcome:
-    """``at`` is the worst element's number, its value and the exact one; ``where`` counts wrong elements by place."""
+    """``at`` is the worst element's number, its value and the exact one."""
     index = tuple(int(i) for i in np.unravel_index(at[0], problem.y_shape))
-    counts, each = where.tolist(), problem.batch * problem.filters
-    wrong, compared = sum(map(sum, counts)), math.prod(problem.y_shape)
-    if wrong and precision == WRONG:
-        more["wrong_map"] = tuple("".join(str(-(-9 * n // each)) if n else "." for n in row) for row in counts)
-    return Outcome(precision, share, scaled, index, at[1], at[2], wrong, compared, **more)
+    return Outcome(precision, share, scaled, index, at[1], at[2], wrong, math.prod(problem.y_shape), **more)

@@ -108,12 +108,12 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
     if record["status"] == "passed" and any(one["status"] != "passed" for one in networks):
         meaning = "It is right on the required networks; the others are below."
     shown = [_network(one, records) for one in networks]
-    maps = [layer["wrong_map"] for one in networks for layer in one["layers"] if layer.get("wrong_map")]
+    explained = [layer["explanation"] for one in networks for layer in one["layers"] if layer.get("explanation")]
     can_do = record.get("can_do") or {"images": {}}
     return {
         **{key: record[key] for key in ("path", "status", "reason", "precision")},
         **{"meaning": meaning, "next_step": next_step, "networks": shown, "worst": _worst(record.get("worst"))},
-        "map": maps[0] if maps and record["status"] != "passed" else [],
+        "explained": explained[0] if explained and record["status"] != "passed" else None,
         "bars": any(layer["bar"] for one in shown for layer in one["layers"]),
         "can_do": "; ".join(f"{net} {', '.join(map(str, done))}" for net, done in can_do["images"].items()),
         "compiler": _hints.lines(record.get("compiler") or []),

@@ -184,7 +184,7 @@ class Trial:
 
     def go_through(self, worker: Worker, program: Program) -> bool:
         """Let the worker do what is left; False where another one should go on."""
-        self.worker, self._ended = worker, 0
+        self.worker, self._source, self._ended = worker, program.source, 0
         end = None
         try:
             try:
@@ -247,6 +247,9 @@ class Trial:
             else:
                 buffers.draw(kind, rng)
             run = self._timed_run(layer, buffers) if purpose == TIMED else self._run(purpose, kind, buffers)
+            if run.wrong:
+                before = POISON if purpose == POISONED else 0.0
+                run = replace(run, explanation=buffers.explanation(before, run.outcome.index[0], self._source))
             layer.runs.append(run)
             disturbed |= run.disturbed
             digest = buffers.digest()

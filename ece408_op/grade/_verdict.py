@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Callable, Optional
 
+from ece408_op.core.explain import Explanation
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import timing
 
@@ -58,7 +59,6 @@ class Outcome:
     ``share`` is the largest error as a share of float32's bound at that element, ``scaled`` as a share of the sum of
     |x||w| there. ``index`` is the worst element, (b, m, i, j), ``got`` and ``expected`` its values. ``unwritten``
     counts elements of a poisoned output that kept the poison; ``accumulates``: the output was added to it.
-    ``wrong_map`` has a line per output row and a character per column: "." is right, 1 to 9 the share that is wrong.
     """
 
     precision: str
@@ -71,7 +71,6 @@ class Outcome:
     compared: int
     unwritten: int = 0
     accumulates: bool = False
-    wrong_map: tuple[str, ...] = ()
 
     def as_data(self) -> dict[str, Any]:
         """The worst element, for the record."""
@@ -94,7 +93,8 @@ class Run:
 
     ``reference_seconds`` are those of the reference workload before and after, ``clocks`` what the driver says of the
     chip. A disturbed run counts for the verdict and not for the times. ``note`` is the CUDA error that forward left
-    unread. In the last ``late_seconds`` of its seconds a GPU did the worker's work after the answer.
+    unread. In the last ``late_seconds`` of its seconds a GPU did the worker's work after the answer. ``explanation`` is
+    that of some images of a wrong output.
     """
 
     purpose: str
@@ -106,6 +106,7 @@ class Run:
     disturbed: bool = False
     note: str = ""
     late_seconds: float = 0.0
+    explanation: Explanation | None = None
 
     @property
     def wrong(self) -> bool:
@@ -193,7 +194,9 @@ class Layer:
         data.update(roofline_seconds=self.roofline, own_kernel_seconds=self.own)
         data.update(runs=[run.as_data() for run in self.runs])
         if self.runs:
-            data.update(worst=worst(self.runs).as_data(), wrong_map=list(worst(self.runs).wrong_map))
+            data.update(worst=worst(self.runs).as_data())
+            explained = _explained(self.runs)
+            data.update(explanation=explained and explained.as_data())
         if self.verdict.status == PASSED and self.times:
             data["seconds"] = asdict(timing.summary(self.times))
             # The course called forward once per process, cold.
@@ -246,6 +249,9 @@ def _some_wrong(runs: Sequence[Run]) -> tuple[str, str] | None:
     if not wrong:
         return None
     text = str(wrong[0].outcome)
+    explained = _explained(wrong)
+    if explained and explained.sentence:
+        text += f". {explained.summary}"
     if wrong[0].note:
         text += f"; CUDA had reported {wrong[0].note}, which the file did not look at"
     if _unstable(runs):
@@ -253,6 +259,12 @@ def _some_wrong(runs: Sequence[Run]) -> tuple[str, str] | None:
     if runs[0].purpose == WARM_UP and not runs[0].wrong:
         text += "; its first call, on whole numbers, was right"
     return "wrong", text
+
+
+def _explained(runs: Sequence[Run]) -> Explanation | None:
+    """The explanation of the runs' outputs: the first that found a mistake, or else the first."""
+    found = [run.explanation for run in runs if run.explanation]
+    return next((one for one in found if one.sentence), found[0] if found else None)
 
 
 def _unstable(runs: Sequence[Run]) -> bool:

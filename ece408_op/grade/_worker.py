@@ -61,6 +61,8 @@ class Program:
     paths: tuple[str, ...] = ()
     #: A folder of the harness's that means nothing to the author of a submission.
     folder: str = ""
+    #: The submission's text.
+    source: str = ""
     #: Seconds that its workers have run, and may run.
     used: list[float] = field(default_factory=list)
     most: float = math.inf

@@ -104,6 +104,7 @@ KERNELS = {
     ),
     "channel_loop": Kernel("last channel", product=lambda p, c, *_: np.float32(c + 1 < p.channels), takes=several),
     "channel_loop 1": Kernel("first channel", product=lambda p, c, *_: np.float32(c > 0), takes=several),
+    "channel_loop 0": Kernel("of channel 0 alone", product=lambda p, c, *_: np.float32(c == 0), takes=several),
     "row_loop": Kernel("without the last row", product=lambda p, c, r, *_: np.float32(r + 1 < p.kernel)),
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
     "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),

@@ -67,11 +67,13 @@ def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next() -> None:
     one = record("a <b>", 4)
     one.update(status="wrong", reason="2 elements differ & more", precision=None)
     one["networks"][0].update(status="wrong")
-    one["networks"][0]["layers"][0].update(status="wrong", wrong_map=["..9", "..1"])
+    why = {"sentence": "It equals <y>", "line": 7, "pattern": "", "map": ["..9", "..1"]}
+    one["networks"][0]["layers"][0].update(status="wrong", explanation=why)
     page = _reports.render("student.html", _reports.student(one))
     assert "2 elements differ &amp; more" in page and "a &lt;b&gt;" in page
     assert "..9\n..1" in page and "a 3 x 2 output" in page
-    assert page.index("Next step") < page.index("Where it is wrong") < page.index("2017 fall")
+    assert "<p>It equals &lt;y&gt;: see line 7.</p>" in page
+    assert page.index("Next step") < page.index("Why it is wrong") < page.index("2017 fall")
 
 
 def test_the_leaderboard_has_everyone() -> None:
