@@ -1,74 +1,201 @@
-"""Time submissions on memory that the grader shares with them, and on memory of their own.
+"""Time submissions in the grader's worker, and in a plain process that allocates by cudaMalloc.
 
-    python benchmarks/grader_memory.py FILE...
+    python benchmarks/grader_memory.py              # benchmarks/results/grader-memory-h200.txt has its output
+    python benchmarks/grader_memory.py FILE...      # .cuh, .cu and .py submissions, or names of this package's kernels
 
-Each FILE is a .cuh or .cu submission. The table has each layer's median of the worker's own clock in milliseconds, for
-the grader's buffers and for cudaMalloc in the same worker, and the ratio of the two. It needs a GPU.
+Without a FILE it times the ten access patterns of tests/submissions/memory.cases and two kernels in Python. The table
+has the medians of the process's own clock around a call in milliseconds, for each layer, and their ratio. It needs a
+GPU and nvcc. Exit code 1 if a ratio is off by more than 2 % or an output is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ece408_op.grade import _build, _grading, _tools
-from ece408_op.grade._buffers import Buffers
-from ece408_op.grade._judge import REAL
-from ece408_op.grade._networks import KNOWN
-from ece408_op.grade._sandbox import Limits
-from ece408_op.grade._spec import Spec
-from ece408_op.grade._worker import Program, Worker
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
+
+import submissions  # noqa: E402
+
+from ece408_op.grade import _build, _grading, _python_side, _tools  # noqa: E402
+from ece408_op.grade._buffers import Buffers  # noqa: E402
+from ece408_op.grade._judge import REAL  # noqa: E402
+from ece408_op.grade._networks import KNOWN  # noqa: E402
+from ece408_op.grade._sandbox import Limits  # noqa: E402
+from ece408_op.grade._spec import Spec  # noqa: E402
+from ece408_op.grade._verdict import WRONG  # noqa: E402
+from ece408_op.grade._worker import Program, Worker  # noqa: E402
+from ece408_op.problem import ConvProblem  # noqa: E402
+from ece408_op.runtime import cuda  # noqa: E402
+
+PYTHON = ("naive", str(submissions.HERE / "python" / "on_the_gpu.py"))
+MOST_APART = 0.02
+
+#: LIBRARY RUNS {B C H W M K}...: a plain process that calls a compiled submission and prints each layer's seconds.
+PLAIN = r"""
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+struct Call {
+  float *y, *x, *w;
+  unsigned y_shape[4], x_shape[4], w_shape[4];
+  cudaStream_t stream;
+  const char* note;
+};
+
+__global__ void fill(float* to, size_t count) {  // in [-1, 1)
+  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+    to[i] = (unsigned)(i * 2654435761u ^ i >> 7) * 4.6566129e-10f - 1;
+}
+
+float* allocate(const unsigned* shape) {
+  void* at = nullptr;
+  const size_t count = (size_t)shape[0] * shape[1] * shape[2] * shape[3];
+  if (cudaMalloc(&at, 4 * count) != cudaSuccess) exit(1);
+  fill<<<1024, 256>>>((float*)at, count);
+  return (float*)at;
+}
+
+int main(int, char** words) {
+  void* library = dlopen(words[1], RTLD_NOW);
+  auto forward = (void (*)(Call*))dlsym(library, "ece408_grade_forward");
+  cudaStream_t stream;
+  cudaStreamCreate(&stream);
+  for (char** at = words + 3; *at; at += 6) {
+    unsigned n[6];
+    for (int i = 0; i < 6; ++i) n[i] = atoi(at[i]);
+    Call call = {0, 0, 0, {n[0], n[4], n[2] - n[5] + 1, n[3] - n[5] + 1}, {n[0], n[1], n[2], n[3]},
+                 {n[4], n[1], n[5], n[5]}, stream, 0};
+    call.x = allocate(call.x_shape), call.w = allocate(call.w_shape), call.y = allocate(call.y_shape);
+    cudaDeviceSynchronize();
+    for (int run = 0; run < atoi(words[2]); ++run) {
+      auto start = std::chrono::steady_clock::now();
+      forward(&call);
+      if (cudaDeviceSynchronize() != cudaSuccess) return 1;
+      printf("%.9f ", std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    printf("\n");
+    cudaFree(call.x), cudaFree(call.w), cudaFree(call.y);
+  }
+}
+"""
+#: The same for a kernel in Python: WHAT RUNS {B C H W M K}...
+PLAIN_PYTHON = """
+import sys, time
+import cupy
+from ece408_op.grade import python_worker
+from ece408_op.problem import ConvProblem
+
+cupy.cuda.set_allocator(None)
+kernel = python_worker.load_kernel(sys.argv[1])
+for first in range(3, len(sys.argv), 6):
+    problem = ConvProblem(*map(int, sys.argv[first : first + 6]))
+    x, w = (cupy.random.uniform(-1, 1, shape, dtype="f") for shape in (problem.x_shape, problem.w_shape))
+    y = cupy.zeros(problem.y_shape, "f")
+    cupy.cuda.runtime.deviceSynchronize()
+    for run in range(int(sys.argv[2])):
+        start = time.perf_counter()
+        kernel.run(problem, x, w, y)
+        cupy.cuda.runtime.deviceSynchronize()
+        print(time.perf_counter() - start, end=" ")
+    print()
+    del x, w, y
+"""
 
 
-def medians(
-    tools: _tools.Tools, program: Program, shared: bool, net: str, images: int, runs: int, folder: Path
-) -> list[float]:
-    """Each layer's median in milliseconds, on memory shared with the worker or allocated by it."""
-    (problems,) = (one.problems(images) for one in KNOWN if one.name == net)
-    buffers = [Buffers(problem, 0) for problem in problems]
-    for array in () if shared else [array for one in buffers for array in one.arrays]:
-        array.handle = "malloc"
-    found = []
-    with Worker(tools, program, buffers, folder, Limits(), 0) as worker:
+def in_a_worker(tools: _tools.Tools, program: Program, problem: ConvProblem, runs: int, folder: Path) -> list[float]:
+    """Seconds of each run on the grader's memory, by the worker's clock; an output that is wrong ends the benchmark."""
+    with Buffers(problem, 0) as buffers, Worker(tools, program, [buffers], folder, Limits(), 0) as worker:
         worker.begin()
         worker.load(60.0)
-        for number, one in enumerate(buffers):
-            one.draw(REAL, np.random.default_rng(1))
-            one.present(flush=True)
-            times = [worker.call(number, 60.0).worker_seconds for _ in range(runs)]
-            found.append(1e3 * statistics.median(times))
-    for one in buffers:
-        one.__exit__()
-    return found
+        buffers.draw(REAL, np.random.default_rng(1))
+        buffers.clear(0.0)
+        buffers.present(flush=False)
+        seconds = [worker.call(0, 60.0).worker_seconds]
+        buffers.take_output()
+        outcome = buffers.outcome(REAL)
+        if outcome.precision == WRONG:
+            raise SystemExit(f"{program.what}: {outcome}")
+        return seconds + [worker.call(0, 60.0).worker_seconds for _ in range(runs - 1)]
 
 
-def main() -> None:
+def in_a_plain_process(command: list[str], problem: ConvProblem, runs: int) -> list[float]:
+    """Seconds of each run on memory of its own."""
+    p = problem
+    words = [str(n) for n in (runs, p.batch, p.channels, p.height, p.width, p.filters, p.kernel)]
+    done = subprocess.run([*command, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    return [float(word) for word in done.stdout.split()]
+
+
+def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="+", type=Path)
+    parser.add_argument("file", nargs="*")
     parser.add_argument("--network", default="2018fa", choices=[net.name for net in KNOWN])
     parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--runs", type=int, default=9)
     arguments = parser.parse_args()
-    print("| file | layer | shared, ms | own, ms | ratio |\n| --- | --- | --- | --- | --- |")
-    with _tools.new_folder("memory") as name:
-        tools = _tools.build(Path(name), [(True, False)])
-        grader = _grading.for_gpus(tools, Spec())
-        for file in arguments.file:
-            with _tools.new_folder("build") as inner:
-                folder = Path(inner)
-                built = _build.build(file, "gpu", folder, tools, Spec().limits, grader.architecture)
-                program = Program(str(built.library), (built.library.parent,))
-                both = [
-                    medians(tools, program, shared, arguments.network, arguments.images, arguments.runs, folder)
-                    for shared in (True, False)
-                ]
-                for layer, (ours, own) in enumerate(zip(*both), 1):
-                    print(f"| {file.stem} | {layer} | {ours:.3f} | {own:.3f} | {ours / own:.3f} |", flush=True)
+    (problems,) = (one.problems(arguments.images) for one in KNOWN if one.name == arguments.network)
+    chip, cupy = cuda.chip(), cuda.cupy()
+    versions = f"CuPy {cupy.__version__}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}"
+    print(f"{chip.name}, Python {platform.python_version()}, NumPy {np.__version__}, {versions}")
+    print(f"{arguments.images} images of {arguments.network}, median of {arguments.runs} runs; ms\n")
+    print("| submission | layer | worker | plain process | ratio |\n| --- | --- | --- | --- | --- |")
+    with ExitStack() as stack:
+
+        def new_folder(purpose: str) -> Path:
+            return Path(stack.enter_context(_tools.new_folder(purpose)))
+
+        top = new_folder("memory")
+        tools = _tools.build(new_folder("tools"), [(True, False), (True, True)])
+        (top / "plain.cu").write_text(PLAIN, encoding="utf-8")
+        options = ["-O2", "-arch", f"sm_{chip.architecture}", "-o", str(top / "plain"), str(top / "plain.cu"), "-ldl"]
+        subprocess.run([_tools.compiler("nvcc"), *options], check=True)
+        files = arguments.file
+        if not files:
+            cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")
+            files = [*(str(path / "new-forward.cuh") for path in cases.values()), *PYTHON]
+        architecture = _grading.for_gpus(tools, Spec()).architecture
+
+        def prepared(file: str) -> tuple[str, Program, list[str]]:
+            """A submission's name, its program in the worker, and its command in a plain process."""
+            path = Path(file)
+            if path.suffix == ".py" or not path.exists():
+                folder = path.resolve().parent if path.exists() else None
+                program = _python_side.program(str(path.resolve()) if folder else file, folder)
+                return path.stem, program, [sys.executable, "-c", PLAIN_PYTHON, program.what]
+            built = _build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
+            name = path.parent.name if path.stem == "new-forward" else path.stem
+            program = Program(str(built.library), (built.library.parent,))
+            return name, program, [str(top / "plain"), program.what]
+
+        worst = 1.0
+        with ThreadPoolExecutor(8) as pool:
+            for name, program, command in pool.map(prepared, files):
+                for layer, problem in enumerate(problems, 1):
+                    # The plain process runs before and after the worker, so that a drift of the clocks shows.
+                    plain = partial(in_a_plain_process, command, problem, arguments.runs)
+                    before, ours, after = plain(), in_a_worker(tools, program, problem, arguments.runs, top), plain()
+                    ours_ms, own_ms = (1e3 * statistics.median(one) for one in (ours, before + after))
+                    ratio = ours_ms / own_ms
+                    worst = max(worst, ratio, 1 / ratio)
+                    print(f"| {name} | {layer} | {ours_ms:.3f} | {own_ms:.3f} | {ratio:.3f} |", flush=True)
+    print(f"\nthe largest difference is {100 * (worst - 1):.1f} %")
+    return int(worst > 1 + MOST_APART)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

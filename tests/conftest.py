@@ -3,8 +3,7 @@
 With ``ECE408_REQUIRE_GPU=1``, for machines with a GPU, a test marked ``gpu`` fails instead of being skipped, unless its
 kernel does not take the layer, or it needs several GPUs.
 
-With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures. The
-grader's files share one process, because two graders at once would run their submissions as the same user.
+With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and so do their module fixtures.
 """
 
 from __future__ import annotations
@@ -56,13 +55,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False  # else the files with the most tests come first
-
-    class ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "grade" if "test_grade_" in file else file
-
-    return ByFile(config, log)
+    return LoadFileScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

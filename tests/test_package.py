@@ -109,7 +109,7 @@ def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:
     assert fields["Version"] == ece408_op.__version__
     assert fields["Requires-Python"] == ">=3.9"
     assert fields["License-Expression"] == "MIT"
-    extras = "cpu cudnn cu117 cuda12 cuda13 dask docs nvml profile12 profile13 report test"
+    extras = "cpu cudnn cu117 cuda12 cuda13 docs profile12 profile13 report test"
     assert set(fields.get_all("Provides-Extra")) == set(extras.split())
     assert any(name.endswith("/LICENSE") for name in archive.namelist())
     needed = {re.split("[<>=;~! ]", need)[0] for need in fields.get_all("Requires-Dist") if "extra ==" not in need}

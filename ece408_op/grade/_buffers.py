@@ -24,7 +24,6 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 from . import _judge
-from ._clocks import chip_state
 from ._errors import HarnessError
 from ._judge import Part
 from ._shared_arrays import GUARD, MARK, RED_ZONE, DeviceArray, HostArray
@@ -111,7 +110,6 @@ class Buffers:
             self.y = allocate(problem.y_shape, True)
             self._x, self._w, self._y = (self.xp.empty(one.array.shape, np.float32) for one in (self.x, self.w, self.y))
             self._flush = _flush_block(device)
-        self._bus = "" if device is None else str(self.xp.cuda.Device(device).pci_bus_id)
 
     def __enter__(self) -> Buffers:
         return self
@@ -197,10 +195,6 @@ class Buffers:
             return False
         free, total = self.xp.cuda.runtime.memGetInfo()
         return bool(free < total * _LITTLE)
-
-    def clocks(self) -> dict[str, int] | None:
-        """A GPU's temperature and clocks, where NVML is there; no portable call has a CPU's."""
-        return chip_state(self._bus) if self.gpu else None
 
     def turn_seconds(self) -> float:
         """Seconds until a GPU has done a small piece of the harness's work, and the worker's before it."""

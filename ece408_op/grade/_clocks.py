@@ -1,13 +1,11 @@
-"""Is the machine as fast as before? The reference workload's times, and what the driver says of the chip."""
+"""Is the machine as fast as before? The reference workload's times, and one timed call at a time."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Measured(Protocol):
@@ -92,29 +90,3 @@ class Turns:
                 self._timing = False
                 self._working += 1
                 self._changed.notify_all()
-
-
-@cache
-def _nvml(bus: str) -> tuple[Any, Any]:
-    """NVIDIA's management library and its handle of a GPU, or (None, None): the extra ``nvml`` is not always there."""
-    try:
-        library = import_module("pynvml")
-        library.nvmlInit()
-        return library, library.nvmlDeviceGetHandleByPciBusId(bus.encode())
-    except Exception:  # what is missing differs from machine to machine, and nothing depends on it
-        return None, None
-
-
-def chip_state(bus: str) -> dict[str, int] | None:
-    """Temperature (degrees Celsius) and clocks (MHz) of the GPU at a PCI bus address; None where NVML is missing."""
-    library, handle = _nvml(bus)
-    if library is None:
-        return None
-    try:
-        return {
-            "celsius": int(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)),
-            "sm_megahertz": int(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
-            "memory_megahertz": int(library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM)),
-        }
-    except library.NVMLError:
-        return None

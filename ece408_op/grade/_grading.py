@@ -23,7 +23,7 @@ from ._errors import EndedError
 from ._hints import KernelNotes
 from ._networks import KNOWN, LATER, NETS, Net, numbers, pointed_to
 from ._real_images import trained
-from ._rounds import BRIEF, FULL, PROBE, TIMES, Bench, try_network
+from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
 from ._sandbox import Tools
 from ._spec import Spec
 from ._submission import Submission
@@ -72,7 +72,7 @@ class Grader:
         record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
         record["fingerprint"] = fingerprint(source)
         # Whatever happens, a record has every key.
-        record.update(worst=None, seconds={}, images=[], can_do={}, networks=[], printed="", compiler=[], pointed=[])
+        record.update(worst=None, seconds={}, images=[], networks=[], printed="", compiler=[], pointed=[])
         record.update(containment={"had": [], "lacks": []}, device_afterwards=None)
         try:
             with new_folder("build") as name:
@@ -147,8 +147,6 @@ class Grader:
         record["containment"] = {"had": sorted(results[0].had), "lacks": sorted(results[0].lacks)}
         if verdict.status == PASSED:
             passed = [one for one in results if one.status == PASSED]
-            names = list(dict.fromkeys(one.net.name for one in passed))
-            record["can_do"] = {"networks": names, "images": self._probe(program, passed)}
             record["seconds"] = {one.net.name: one.as_data().get("seconds") for one in passed}
         runs = [run for layer in decisive.layers for run in layer.runs]
         record["worst"] = worst(runs).as_data() if runs else None
@@ -198,18 +196,6 @@ class Grader:
         seconds = min(seconds, self.bench.spec.limits.run_seconds)
         course_nets = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
         return try_network(self.bench, program, net, images, seconds, plan, course_nets)
-
-    def _probe(self, program: Program, passed: Sequence[NetworkResult]) -> dict[str, list[int]]:
-        """The batch sizes that it can do, of each network that it passed."""
-        can: dict[str, set[int]] = {}
-        for one in passed:
-            sizes = can.setdefault(one.net.name, set())
-            sizes.add(one.images)
-            for size in () if self.bench.spec.quick else set(self.bench.spec.probe) - sizes:
-                small = self.context == "gpu" or size <= one.images
-                if small and self._net(program, one.net, size, _SHORT_SECONDS, PROBE).status == PASSED:
-                    sizes.add(size)
-        return {name: sorted(sizes) for name, sizes in can.items()}
 
 
 def for_cpu(tools: Tools, rules: Spec, in_parallel: bool = False) -> Grader:

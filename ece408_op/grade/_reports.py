@@ -1,4 +1,4 @@
-"""The reports on a class: pages and texts by Jinja2's templates, JUnit XML, Gradescope's results.json, CSV."""
+"""The reports on a class: pages by Jinja2's templates, Gradescope's results.json, CSV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from ece408_op.data.atomic import output_folder_problem, replacing
 from ece408_op.runtime.install_hint import command
@@ -25,8 +24,6 @@ from ._networks import TERMS
 from ._ranking import Place, name_of, rank
 from ._spec import RankingSpec
 
-#: What XML 1.0 cannot hold, even escaped.
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 #: Status to its meaning, and what the author does next.
 MEANINGS = {
     "passed": ("Every output of every run was right.", ""),
@@ -61,7 +58,7 @@ def problem(folder: Path | None) -> str | None:
 
 
 def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpec) -> None:
-    """Write every report into the folder: a page, a text and a results.json per submission, and the class's."""
+    """Write every report into the folder: a page and a results.json per submission, and the class's."""
     places = rank(records, rules)
     pages = {}
     for record in records:
@@ -70,10 +67,8 @@ def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpe
         name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}-{mark}"
         pages[record["path"]] = f"students/{name}.html"
         shown = student(record, records)
-        _put(folder / "students" / f"{name}.txt", render("student.txt", shown))
         _put(folder / "students" / f"{name}.html", render("student.html", shown))
         _put(folder / "students" / name / "results.json", json.dumps(gradescope(record), indent=1))
-    _put(folder / "junit.xml", junit(records))
     _put(folder / "leaderboard.csv", _csv([one.name for one in fields(Place)], [asdict(place) for place in places]))
     _put(folder / "duplicates.csv", duplicates_csv(records))
     _put(folder / "leaderboard.html", render("leaderboard.html", leaderboard(places, records, pages, rules)))
@@ -92,7 +87,7 @@ def _templates() -> Any:
         raise SpecError(f"--reports: expected Jinja2, got {error}; {command('report')}") from None
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=jinja2.select_autoescape(["html.j2"]),
+        autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -109,13 +104,11 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
         meaning = "It is right on the required networks; the others are below."
     shown = [_network(one, records) for one in networks]
     explained = [layer["explanation"] for one in networks for layer in one["layers"] if layer.get("explanation")]
-    can_do = record.get("can_do") or {"images": {}}
     return {
         **{key: record[key] for key in ("path", "status", "reason", "precision")},
         **{"meaning": meaning, "next_step": next_step, "networks": shown, "worst": _worst(record.get("worst"))},
         "explained": explained[0] if explained and record["status"] != "passed" else None,
         "bars": any(layer["bar"] for one in shown for layer in one["layers"]),
-        "can_do": "; ".join(f"{net} {', '.join(map(str, done))}" for net, done in can_do["images"].items()),
         "compiler": _hints.lines(record.get("compiler") or []),
         "printed": record.get("printed", "")[:2000],
     }
@@ -189,24 +182,6 @@ def _share(part: float, full: float) -> float:
     return round(100 * min(1.0, part / full), 1) if full > 0 else 0.0
 
 
-def junit(records: Sequence[Mapping[str, Any]]) -> str:
-    """JUnit's XML, a test case per submission."""
-    failed = sum(record["status"] not in ("passed", "unsupported") for record in records)
-    skipped = sum(record["status"] == "unsupported" for record in records)
-    counts = {"tests": str(len(records)), "failures": str(failed), "skipped": str(skipped)}
-    suite = ElementTree.Element("testsuite", {"name": "ece408-grade", **counts})
-    for record in records:
-        took = {"time": f"{record.get('seconds_in_all', 0.0):.3f}"}
-        name = _NOT_XML.sub("?", record["path"])
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "submission", "name": name, **took})
-        if record["status"] != "passed":
-            kind = "skipped" if record["status"] == "unsupported" else "failure"
-            reason = _NOT_XML.sub("?", record["reason"])
-            mark = ElementTree.SubElement(case, kind, {"message": f"{record['status']}: {reason.splitlines()[0]}"})
-            mark.text = reason
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
 def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
     """Gradescope's results.json for one submission: its points, and its times for the leaderboard.
 
@@ -228,10 +203,16 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
                 most = round(100 / len(counted), 2)
                 tests[-1].update(max_score=most, score=most if right and passed else 0.0)
     timed = [one for one in networks if passed and one["status"] == "passed" and "seconds" in one]
+    shown = student(record)
+    advice = f"Next step: {shown['next_step']}" if shown["next_step"] else ""
+    times = [
+        f"{layer['name']}: {layer['times']}" for one in shown["networks"] for layer in one["layers"] if layer["times"]
+    ]
+    said = (shown["meaning"], shown["reason"], advice, shown["worst"], "\n".join(times), "\n".join(shown["compiler"]))
     points = round(sum(test["score"] for test in tests)) if shared else 100
     return {
         "score": float(points) if passed else 0.0,
-        "output": render("student.txt", student(record)),
+        "output": "\n\n".join(filter(None, said)),
         "output_format": "text",
         "execution_time": record.get("seconds_in_all", 0.0),
         "tests": tests,

@@ -46,8 +46,8 @@ from ._verdict import (
 )  # fmt: skip
 from ._worker import Call, Program, Worker, kept
 
-#: The purposes of a try: all that a verdict needs; enough to see whether it can; the least.
-FULL, BRIEF, PROBE = (WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES), (WARM_UP, TIMED), (WARM_UP,)
+#: The purposes of a try: all that a verdict needs; enough to see whether it can.
+FULL, BRIEF = (WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES), (WARM_UP, TIMED)
 #: That of another number of images, once the verdict is known.
 TIMES = (TIMED,)
 #: The data of those whose data is not whole numbers.
@@ -270,11 +270,11 @@ class Trial:
             if (buffers.problem, self.bench.device) not in own:
                 own[buffers.problem, self.bench.device] = buffers.own_seconds()
             layer.own = own[buffers.problem, self.bench.device]
-            before, clocks = check.steady(buffers), buffers.clocks()
+            before = check.steady(buffers)
             call = self._call(buffers, timed=True)
             after = check.read(buffers)
         return Run(
-            *(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), (before, after), clocks),
+            *(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), (before, after)),
             *(check.disturbed(buffers, before, after), call.note, call.late_seconds),
         )
 

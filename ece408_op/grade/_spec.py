@@ -59,8 +59,6 @@ class Spec:
     half: bool = True
     #: Is the accuracy of the course's trained networks measured?
     accuracy: bool = True
-    #: Other batch sizes, tried in one run each and reported.
-    probe: tuple[int, ...] = (1, 10, 100)
     #: Where the inputs come from: nothing that a submission can know.
     seed: int = field(default_factory=lambda: secrets.randbits(64))
     #: One network, 100 images and one timed run, for a first look; an option of the command.
@@ -75,7 +73,7 @@ class Spec:
 
 
 #: The least value of a key: a limit of nothing would be passed by no submission.
-_LEAST = {"images": 1, "probe": 1, "runs": 1, "limits": 0.001}
+_LEAST = {"images": 1, "runs": 1, "limits": 0.001}
 
 
 def load(path: Path | None) -> Spec:

@@ -91,10 +91,9 @@ class Outcome:
 class Run:
     """One call of forward: its purpose, seconds by the harness's clock and by the worker's, and the output's class.
 
-    ``reference_seconds`` are those of the reference workload before and after, ``clocks`` what the driver says of the
-    chip. A disturbed run counts for the verdict and not for the times. ``note`` is the CUDA error that forward left
-    unread. In the last ``late_seconds`` of its seconds a GPU did the worker's work after the answer. ``explanation`` is
-    that of some images of a wrong output.
+    ``reference_seconds`` are those of the reference workload before and after. A disturbed run counts for the verdict
+    and not for the times. ``note`` is the CUDA error that forward left unread. In the last ``late_seconds`` of its
+    seconds a GPU did the worker's work after the answer. ``explanation`` is that of some images of a wrong output.
     """
 
     purpose: str
@@ -102,7 +101,6 @@ class Run:
     worker_seconds: float
     outcome: Outcome
     reference_seconds: tuple[float, ...] = ()
-    clocks: dict[str, int] | None = None
     disturbed: bool = False
     note: str = ""
     late_seconds: float = 0.0
@@ -124,7 +122,7 @@ class Run:
         data = {"purpose": self.purpose, "seconds": self.seconds, "worker_seconds": self.worker_seconds}
         data.update(verdict=self.outcome.precision, error=_finite(self.outcome.scaled))
         if self.purpose == TIMED:
-            data.update(reference_seconds=list(self.reference_seconds), clocks=self.clocks)
+            data.update(reference_seconds=list(self.reference_seconds))
             data.update(disturbed=self.disturbed, late_seconds=self.late_seconds)
         if self.note:
             data["unread_cuda_error"] = self.note

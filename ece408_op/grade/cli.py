@@ -19,7 +19,7 @@ from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
-from . import _class, _dask, _grading, _reports, _spec, _submission, _tools
+from . import _class, _grading, _reports, _spec, _submission, _tools
 from ._class import Log, Record
 from ._errors import SpecError
 from ._sandbox import Tools
@@ -37,7 +37,7 @@ exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + th
 #: A shell's exit code for a program that a signal ended is this plus the signal's number.
 _SIGNALLED = 128
 #: Submissions that are compiled while others run on the GPUs.
-_COMPILING = max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+_COMPILING = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if problem:
                 raise SpecError(f"{option}: {problem}")
         with _interrupted_when_terminated():
-            records = _on_workers(arguments, rules) if arguments.scheduler else _here(arguments, rules)
+            records = _graded(arguments, rules)
     except SpecError as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 2
@@ -110,10 +110,11 @@ def _printable(text: str, encoding: str | None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _here(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
-    found = _submission.find(arguments.path, arguments.context, gpu_here=_dask.gpu_here)
-    if {one.context for one in found} != {"gpu"}:
-        found = _without_gpu(found)
+def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
+    found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _no_gpu() is None)
+    without = _no_gpu() if {one.context for one in found} == {"cpu", "gpu"} else None
+    if without is not None:  # of a class, those for a GPU that is not there are unsupported
+        found = [replace(one, why=str(without)) if one.context == "gpu" else one for one in found]
     # Nothing is built where nothing will run.
     kinds = {(one.context == "gpu", one.python or bool(one.kernel)) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
@@ -146,12 +147,6 @@ def _private(arguments: argparse.Namespace, found: list[_submission.Submission])
     return tuple(sorted({*(path.resolve().parent for path in files), *(path.resolve() for path in folders)}))
 
 
-def _on_workers(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
-    with _dask.connect(arguments.scheduler) as client:
-        found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _dask.gpu_there(client))
-        return _written(found, _dask.on_workers(client, rules), arguments, rules)
-
-
 def _written(
     found: list[_submission.Submission], run: _class.Runner, arguments: argparse.Namespace, rules: _spec.Spec
 ) -> list[Record]:
@@ -175,14 +170,13 @@ def _written(
     return records
 
 
-def _without_gpu(found: list[_submission.Submission]) -> list[_submission.Submission]:
-    """Where some of a class can be graded on the CPU, those for a GPU that is not there are unsupported."""
+def _no_gpu() -> DeviceError | None:
+    """Why this machine has no GPU that CUDA can use; None if it has one."""
     try:
-        if any(one.context == "gpu" for one in found):
-            cuda.device_count()
+        cuda.device_count()
     except DeviceError as error:
-        return [replace(one, why=str(error)) if one.context == "gpu" else one for one in found]
-    return found
+        return error
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -196,7 +190,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", choices=("cpu", "gpu"), help="grade new-forward.h (cpu) or new-forward.cuh (gpu)")
     parser.add_argument("--spec", type=Path, help="the grader's file, TOML")
     parser.add_argument("--json", type=Path, help="write the records there")
-    parser.add_argument("--scheduler", metavar="ADDRESS", help="grade on the workers of Dask's scheduler there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     parser.add_argument(
         "--jobs",

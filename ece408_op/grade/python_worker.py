@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
     def load(text: int) -> None:
         try:
-            kernel = _load(what)
+            kernel = load_kernel(what)
             if kernel.device != device:
                 raise TypeError(f"expected a kernel for the {device}, got {kernel.name} for the {kernel.device}")
             kernels.append(kernel)
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     return int(serve(texts, load_type(load), forward_type(forward)))
 
 
-def _load(what: str) -> Any:
+def load_kernel(what: str) -> Any:
     """The kernel of that name, or the one that the file defines: KERNEL, or the only one."""
     from ece408_op.core import dispatch
     from ece408_op.core.kernel import CpuKernel, CudaKernel

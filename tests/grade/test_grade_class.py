@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from sandbox import needs_sandbox
@@ -31,7 +31,6 @@ WRONG = ROOT / "tests" / "submissions" / "cpu" / "transposed_filter.h"
 SPEC = """
 images = [3]
 runs = 1
-probe = []
 network = [{ name = "tiny", layers = [[2, 7, 6, 3, 3]] }]
 """
 
@@ -103,15 +102,13 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert records[0]["duplicates"] == [str(members / "zz-copy")]
     assert records[1]["duplicates"] == []
 
-    suite = ElementTree.parse(reports / "junit.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
     rows = list(csv.DictReader(io.StringIO((reports / "leaderboard.csv").read_text(encoding="utf-8"))))
     assert {row["path"] for row in rows} == {record["path"] for record in records if record["status"] == "passed"}
     page = (reports / "leaderboard.html").read_text(encoding="utf-8")
     assert "<broken>" not in page and page.count("<tr>") == (1 + 3) + (1 + 4)  # places and everyone, each with a head
     results = {path.parent.name: json.loads(path.read_text()) for path in reports.glob("students/*/results.json")}
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in reports.glob("students/*.txt")}
-    named = [next(name for name in texts if texts[name].startswith(record["path"] + ": ")) for record in records]
+    texts = {path.stem: html.unescape(path.read_text(encoding="utf-8")) for path in reports.glob("students/*.html")}
+    named = [next(name for name in texts if record["path"] + ": " in texts[name]) for record in records]
     assert [results[name]["score"] for name in named] == [100.0, 100.0, 100.0, 0.0]
     assert [bool(results[name]["leaderboard"]) for name in named] == [True, True, True, False]
     assert "not & finished" in texts[named[3]]

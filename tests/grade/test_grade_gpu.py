@@ -24,9 +24,9 @@ SPEC = """
 networks = {networks}
 runs = {runs}
 images = [{images}]
-probe = []
+accuracy = {accuracy}
 [limits]
-run_seconds = 5
+run_seconds = 3
 """
 #: Fixtures that one network alone is for.
 TIED = {"tied_to_10000": "2017", "constant_2018fa": "2018fa", "counts_its_calls": "2018fa"}
@@ -52,8 +52,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("grade")
     both, last = '["2017", "2018fa"]', '["2018fa"]'
     groups = {
-        "large": SPEC.format(networks=both, runs=5, images=10000),
-        "small": SPEC.format(networks=last, runs=5, images=300),
+        "large": SPEC.format(networks=both, runs=5, images=10000, accuracy="true"),
+        "small": SPEC.format(networks=last, runs=3, images=300, accuracy="false"),
     }
     groups.update({stem: f'networks = ["{net}"]\n' for stem, net in TIED.items()})
     found = {}
@@ -93,7 +93,7 @@ def test_verdict_of_a_case(name: str, records: dict[str, dict[str, Any]]) -> Non
 
 def test_kernels_in_python(tmp_path: Path) -> None:
     needs_gpu()
-    (tmp_path / "spec.toml").write_text(SPEC.format(networks='["2018fa"]', runs=2, images=100))
+    (tmp_path / "spec.toml").write_text(SPEC.format(networks='["2018fa"]', runs=2, images=100, accuracy="false"))
     paths = ["naive", str(HERE / "python" / "on_the_gpu.py")]
     where = ["--context", "gpu", "--spec", str(tmp_path / "spec.toml"), "--json", str(tmp_path / "out.json")]
     assert cli.main([*paths, *where]) == 0, (tmp_path / "out.json").read_text()

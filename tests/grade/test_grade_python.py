@@ -16,7 +16,6 @@ HERE = Path(__file__).parents[1] / "submissions" / "python"
 SPEC = """
 images = [300]
 runs = 1
-probe = []
 network = [{ name = "small", layers = [[1, 12, 11, 3, 5], [3, 9, 8, 4, 3]] }]
 """
 VERDICTS = {

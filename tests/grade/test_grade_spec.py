@@ -294,7 +294,7 @@ def test_who_interrupts_is_told_how_to_go_on(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_here", interrupted)
+    monkeypatch.setattr(cli, "_graded", interrupted)
     assert cli.main([str(tmp_path), "--json", str(tmp_path / "out.json")]) == 130
     assert capsys.readouterr().err == "ece408-grade: interrupted; the same command continues where it stopped\n"
 

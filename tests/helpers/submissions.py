@@ -43,6 +43,11 @@ def for_a_gpu() -> list[Case]:
     return _cases("gpu.cases", "frame.cuh")
 
 
+def for_memory() -> list[Case]:
+    """Right files for a GPU that differ in how they reach memory."""
+    return _cases("memory.cases", "frame_memory.cuh")
+
+
 def _cases(name: str, frame_name: str = "frame.h") -> list[Case]:
     frame = (HERE / frame_name).read_text(encoding="utf-8")
     found = []
@@ -60,13 +65,13 @@ def _expected(text: str) -> tuple[str, ...]:
     return tuple(text.split(" or "))
 
 
-def write(cases: list[Case], folder: Path) -> dict[str, Path]:
-    """Write each case as the only file of a folder of its own; the paths by name."""
+def write(cases: list[Case], folder: Path, name: str = "new-forward.h") -> dict[str, Path]:
+    """Write each case as the only file, of that name, of a folder of its own; the paths by case."""
     paths = {}
     for case in cases:
         paths[case.name] = folder / case.name
         paths[case.name].mkdir(parents=True)
-        (paths[case.name] / "new-forward.h").write_text(case.text, encoding="utf-8")
+        (paths[case.name] / name).write_text(case.text, encoding="utf-8")
     return paths
 
 
@@ -163,7 +168,6 @@ def write_layouts(folder: Path) -> dict[str, Path]:
 SPEC = """
 images = [19]
 runs = 3
-probe = []
 network = [{ name = "small", layers = [[1, 28, 28, 5, 5], [3, 11, 9, 4, 3]] }]
 [limits]
 build_seconds = 20

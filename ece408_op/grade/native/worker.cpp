@@ -3,8 +3,8 @@
 //   worker LIBRARY IN OUT GUARD {B C H W M K X W Y}...
 //
 // Nine words per layer. X, W and Y are descriptors on the CPU; on a GPU DESCRIPTOR:BYTES of the driver's virtual memory
-// API, or "malloc" for memory of the worker's own. GUARD is the number of bytes around each. python_worker.py loads this
-// file as a library and calls ece408_serve with its own load and forward.
+// API. GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls ece408_serve with
+// its own load and forward.
 //
 // Commands and replies are lines over two pipes. "load" loads the submission. "run NONCE LAYER" calls forward and is
 // answered "done NONCE NANOSECONDS NOTE"; NOTE is the CUDA error that forward left unread, or "-". Other answers are
@@ -101,16 +101,11 @@ float* map_descriptor(char name, int fd, size_t bytes, size_t guard) {
   return reinterpret_cast<float*>(at + guard);
 }
 
-float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
+float* open_buffer(char name, const char* handle, size_t, size_t guard) {
   int fd = -1;
   size_t mapped = 0;
   if (sscanf(handle, "%d:%zu", &fd, &mapped) == 2) return map_descriptor(name, fd, mapped, guard);
-  if (!strcmp(handle, "malloc")) {
-    void* own = nullptr;
-    if (cudaMalloc(&own, bytes + 2 * guard) != cudaSuccess) lost("allocating", "cudaMalloc failed");
-    return reinterpret_cast<float*>(static_cast<char*>(own) + guard);
-  }
-  lost("opening the harness's buffer", "expected DESCRIPTOR:BYTES or malloc");
+  lost("opening the harness's buffer", "expected DESCRIPTOR:BYTES");
 }
 
 // The first error of a call, as a reply; empty without one.
