@@ -41,6 +41,8 @@ _EXPLAINED = 4
 _DRAWN = 1 << 22
 #: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
 _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
+#: No filter's element is smaller: with a sparse image's, its product is a normal number of float16.
+_SMALLEST_TAP = 2.0**-8
 #: The CPU's reference workload digests this: some milliseconds on one core.
 _FIXED = bytes(4 << 20)
 #: Multiply-adds per thread of a GPU's reference workload, and their result: some tenths of a millisecond.
@@ -141,10 +143,12 @@ class Buffers:
         if kind == _judge.WIDE:
             self._x *= np.float32(_WIDE)
         signs = rng.integers(0, 2, p.w_shape).astype(np.float32) * 2 - 1
-        self._w[...] = self.xp.asarray(rng.standard_normal(p.w_shape, np.float32) if kind == _judge.REAL else signs)
+        if kind == _judge.REAL:
+            signs = signs * np.maximum(np.abs(rng.standard_normal(p.w_shape, np.float32)), np.float32(_SMALLEST_TAP))
+        self._w[...] = self.xp.asarray(signs)
 
     def _sparse_image(self, rng: np.random.Generator) -> np.ndarray:
-        """An image of zeros, and of odd integers of 11 bits of which each window has one."""
+        """An image of zeros, and of odd whole numbers of 11 bits of which each window has one."""
         p = self.problem
         image = np.zeros(p.x_shape[1:], np.float32)
         # Any window has one row and one column of a grid with the filter's spacing.
@@ -155,13 +159,14 @@ class Buffers:
         return image
 
     def draw_near_duplicate(self, rng: np.random.Generator) -> None:
-        """Change about one element in 512 of the inputs, at least one per image."""
+        """Change about one element in 512 of the inputs, at least one per image, to odd multiples of 2^-11 below 1."""
         size = self._x[0].size
         for first, bits in self._random(rng):
             to = self._x.ravel()[first : first + len(bits)]
             middle = self.xp.arange(first, first + len(bits)) % size == size // 2
             changed = middle | (bits % np.uint64(512) == 0)
-            to[...] = self.xp.where(changed, _uniform(_mix(bits)), to)
+            number = (_mix(bits) >> np.uint64(54) | np.uint64(1025)).astype(np.float32) * np.float32(2.0**-11)
+            to[...] = self.xp.where(changed, number, to)
 
     def set_inputs(self, x: Any, w: np.ndarray) -> None:
         """Take these inputs, NumPy's or CuPy's."""

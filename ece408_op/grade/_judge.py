@@ -6,13 +6,15 @@ of the image and the largest |w| of the filter. u is 2^-24 for float32, u16 = 2^
     float32        every error <= n u S / (1 - n u): any order of sums (N. Higham, Accuracy and Stability of Numerical
                    Algorithms, section 3.1); on random data, rms(error / T) <= 4 u sqrt(n), where plain sums have 0.3
     by transforms  every error <= 600 u L, and rms <= 100 u L: 300 and 22 measured for Winograd's F(4x4, 5x5)
-    half           every error <= u16 min(4 S, 10 T): two factors and a product rounded, or two factors truncated; on
-                   random data, rms(error / T) <= 2.2 u16: 0.7 measured, 1.5 with truncation, 4.5 with bfloat16
-    half sums      every error <= 7 u16 S, and rms(error / T) <= (1 + sqrt(n) / 2) u16: float16's sums err like a random
-                   walk (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019)
+    half           every error <= u16 min(4 S, 1.5 |sum| + 6 T): two factors and a product rounded, or two
+                   factors truncated, which errs by 1.4 u16 |sum| on average; on random data, rms(error / T) <= 2.2 u16:
+                   0.7 measured, 1.5 with truncation, 4.5 with bfloat16
+    half sums      in addition sqrt(n) u16 (3 |sum| + 4 T), and rms(error / T) <= (1 + sqrt(n) / 2) u16: float16's sums
+                   err like a random walk (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis,
+                   2019); among two million sums, a third of the first bound and 0.3 sqrt(n) measured
 
 A sum of one product has S = T, and x of 11 bits there: both kinds of half have errors <= 3 u16 S (w truncated, the
-product rounded), and a w of bfloat16 up to 4.
+product rounded), and a w of bfloat16 up to 8. No w is so small that float16 has fewer than 11 bits for it.
 
 Four kinds of data. "real" is x uniform in [-1, 1] and w normal. "whole" is small integers of which float16 represents
 every partial sum, so half precision must be exact there too. In both, some images are sparse: each window has one
@@ -107,8 +109,10 @@ def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, A
     elif kind == REAL:
         alone = (part.sizes <= part.roots * (1 + _ALONE)) & (n > 1)
         most = xp.where(alone, 3 * EPS16 * part.sizes, math.inf) + bounds[FLOAT32]
-        bounds[HALF] = xp.minimum(most, EPS16 * xp.minimum(4 * part.sizes, 10 * part.roots) + bounds[FLOAT32])
-        bounds[HALF_SUMS] = xp.minimum(most, 7 * EPS16 * part.sizes + bounds[FLOAT32])
+        exact = xp.abs(part.exact)
+        half = EPS16 * xp.minimum(4 * part.sizes, 1.5 * exact + 6 * part.roots) + bounds[FLOAT32]
+        bounds[HALF] = xp.minimum(most, half)
+        bounds[HALF_SUMS] = xp.minimum(most, half + math.sqrt(n) * EPS16 * (3 * exact + 4 * part.roots))
     return bounds
 
 

@@ -80,7 +80,7 @@ class Outcome:
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
         if not self.wrong:
-            return "on average its errors are larger than those of float16, so its products have fewer bits"
+            return "its errors are larger than those of float16, so its products have fewer bits"
         return (
             f"{self.wrong} of {self.compared} elements differ ({share:.3g} %), "
             f"worst y{list(self.index)}: got {self.got:.7g}, expected {self.expected:.7g}"
@@ -274,10 +274,8 @@ def _unstable(runs: Sequence[Run]) -> bool:
     others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
     if any(run.wrong for run in whole) and all(run.outcome.precision in (HALF, HALF_SUMS) for run in right):
         return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
-    if any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others)):
-        return True
-    # Wrong on whole numbers alone: too coarse a precision, unless the others are float32's.
-    return not any(run.wrong for run in others) and any(run.outcome.precision == FLOAT32 for run in others)
+    # Wrong on all data of one kind and right on the other's, it does the same each time.
+    return any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others))
 
 
 def _clock_replaced(runs: Sequence[Run]) -> tuple[str, str] | None:

@@ -188,6 +188,11 @@ def without_smallest(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return summed(x, np.where(np.abs(w) < np.quantile(np.abs(w), 0.1), 0, w).astype(np.float32))
 
 
+def without_a_quarter_of_the_small(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    left_out = (np.abs(w) < 0.3) & (np.arange(w.size).reshape(w.shape) % 4 == 0)
+    return summed(x, np.where(left_out, 0, w).astype(np.float32))
+
+
 def by_winograd(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     problem = ConvProblem.from_shapes(x.shape, w.shape)
     y = np.empty(problem.y_shape, np.float32)
@@ -204,18 +209,25 @@ def by_fourier(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 LAYERS = {
-    "one channel": ConvProblem(9, 1, 28, 28, 10, 5),
-    "six channels": ConvProblem(9, 6, 20, 20, 8, 5),
-    "many products": ConvProblem(9, 64, 13, 13, 4, 7),
+    "25 products": ConvProblem(9, 1, 28, 28, 10, 5),
+    "150 products": ConvProblem(9, 6, 20, 20, 8, 5),
+    "588 products": ConvProblem(9, 12, 15, 15, 6, 7),
+    "3136 products": ConvProblem(9, 64, 11, 11, 4, 7),
 }
+#: The last timed input with a few elements changed.
+NEAR = "near"
 
 
 def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray], np.ndarray], *kinds: str) -> str:
     """The coarsest class over the kinds of data."""
     found = []
     with Buffers(problem) as buffers:
-        for number, kind in enumerate(kinds or (_judge.WHOLE, _judge.REAL)):
-            buffers.draw(kind, np.random.default_rng(number))
+        for number, kind in enumerate(kinds or (_judge.WHOLE, _judge.REAL, NEAR)):
+            if kind == NEAR:
+                buffers.draw_near_duplicate(np.random.default_rng(number))
+                kind = _judge.REAL
+            else:
+                buffers.draw(kind, np.random.default_rng(number))
             buffers.present(flush=False)
             buffers.y.array[...] = compute(buffers.x.array.copy(), buffers.w.array.copy())
             buffers.take_output()
@@ -235,10 +247,12 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
         (partial(summed, factor=float16, sums=np.float16), {HALF_SUMS}),
         (partial(summed, factor=rounded(8)), {WRONG}),  # bfloat16
         (partial(summed, factor=rounded(7)), {WRONG}),
+        (partial(summed, factor=rounded(6)), {WRONG}),
         (with_filters_of(8), {WRONG}),
         (with_filters_of(11), {HALF}),
         (partial(summed, factor=rounded(4)), {WRONG}),  # fp8
         (without_smallest, {WRONG}),
+        (without_a_quarter_of_the_small, {WRONG}),
     ],
     ids=[
         "plain",
@@ -249,10 +263,12 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
         "half sums",
         "bfloat16",
         "7 bits",
+        "6 bits",
         "filters of 8 bits",
         "filters of 11 bits",
         "fp8",
         "left out",
+        "a quarter left out",
     ],
 )
 def test_the_class_of_an_output(
@@ -265,7 +281,7 @@ def test_the_class_of_an_output(
 
 
 def test_numbers_beyond_float16_tell_tf32_from_it() -> None:
-    problem = LAYERS["one channel"]
+    problem = LAYERS["25 products"]
     assert worst_class(problem, partial(summed, factor=truncated), _judge.WIDE) == FLOAT32
     assert worst_class(problem, partial(summed, factor=float16), _judge.WIDE) == WRONG
 
@@ -276,6 +292,35 @@ def judged(y: np.ndarray, x: np.ndarray, w: np.ndarray, kind: str) -> str:
         buffers.y.array[...] = y
         buffers.take_output()
         return buffers.outcome(kind).precision
+
+
+@pytest.mark.parametrize("channels", [1, 6, 64])
+@pytest.mark.parametrize(
+    ("compute", "right"),
+    [(partial(summed, factor=truncated), HALF), (partial(summed, factor=float16, sums=np.float16), HALF_SUMS)],
+    ids=["tf32", "half sums"],
+)
+def test_the_largest_sums_of_many(
+    channels: int, compute: Callable[[np.ndarray, np.ndarray], np.ndarray], right: str
+) -> None:
+    """Among 10,000 images are sums whose products are nearly all of one sign; in so few elements, none is average."""
+    rng = np.random.default_rng(6)
+    x = rng.uniform(-0.1, 1, (3, channels, 14, 14)).astype(np.float32)
+    w = np.maximum(np.abs(rng.standard_normal((3, channels, 5, 5))), 2.0**-8).astype(np.float32)
+    assert judged(compute(x, w), x, w, _judge.REAL) == right
+
+
+def test_float16_has_eleven_bits_for_every_filter_and_every_changed_element() -> None:
+    with Buffers(ConvProblem(16, 4, 20, 17, 60, 5)) as buffers:
+        for seed in range(20):
+            buffers.draw(_judge.REAL, np.random.default_rng(seed))
+            buffers.present(flush=False)
+            before = buffers.x.array.copy()
+            assert np.abs(buffers.w.array).min() >= 2.0**-8
+            buffers.draw_near_duplicate(np.random.default_rng(seed))
+            buffers.present(flush=False)
+            changed = buffers.x.array[buffers.x.array != before] * 2048
+            assert (changed % 2 == 1).all() and changed.min() > 1024 and changed.max() < 2048
 
 
 def test_a_transforms_errors_on_an_empty_background_are_no_mistake() -> None:

@@ -55,8 +55,10 @@ def runs(precisions: str) -> list[Run]:
         ("Fww", "wrong", None),
         ("FWww", "wrong", None),  # what it kept from its first call
         ("FWff", "unstable", None),  # garbage in a poisoned output alone
-        ("Wff", "unstable", None),
-        ("WWff", "unstable", None),
+        ("Wff", "wrong", None),
+        ("WWff", "wrong", None),  # the same each time: wrong on whole numbers alone
+        ("WFff", "unstable", None),
+        ("FFwf", "unstable", None),
         ("Whh", "wrong", None),  # coarser than half precision: wrong on whole numbers
     ],
 )

@@ -53,6 +53,7 @@ def _cases(name: str, frame_name: str = "frame.h") -> list[Case]:
     found = []
     for part in re.split(r"^== ", (HERE / name).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, _, code = part.partition("\n")
+        code = re.sub(r"\A\? .*\n", "", code)
         case, _, expected = title.removesuffix(", rarely").partition(": ")
         code = re.sub(r"\n+# .*\s*\Z", "\n", code)  # the heading of the next group
         outside, split, body = code.rpartition("\n--\n") if "\n--\n" in code else ("", "", code)
