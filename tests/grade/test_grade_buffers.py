@@ -225,13 +225,12 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
         for number, kind in enumerate(kinds or (_judge.WHOLE, _judge.REAL, NEAR)):
             if kind == NEAR:
                 buffers.draw_near_duplicate(np.random.default_rng(number))
-                kind = _judge.REAL
             else:
                 buffers.draw(kind, np.random.default_rng(number))
             buffers.present(flush=False)
             buffers.y.array[...] = compute(buffers.x.array.copy(), buffers.w.array.copy())
             buffers.take_output()
-            found.append(buffers.outcome(kind).precision)
+            found.append(buffers.outcome(_judge.REAL if kind == NEAR else kind).precision)
     return max(found, key=[*PRECISIONS, WRONG].index)
 
 
