@@ -125,7 +125,7 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
     busy: list[int] = []
     most, seen, lock = [0], set(), threading.Lock()
 
-    def run(self: Grader, record: dict, program: object, source: str) -> None:
+    def run(self: Grader, record: dict, program: object) -> None:
         with lock:
             assert self.bench.device not in busy
             busy.append(self.bench.device)
