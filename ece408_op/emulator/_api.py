@@ -1,0 +1,70 @@
+"""Compile and run a course submission, ``new-forward.cuh`` or a ``.cu`` file, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ece408_op.problem import ConvProblem
+
+from . import _build, _report, _rewrite, _run
+from ._build import Program
+from ._report import Report
+
+
+def can_emulate() -> bool:
+    """Return whether there is a g++ that knows 16-bit floats (12 or newer)."""
+    return _build.compiler_version() is not None
+
+
+def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folder: Path | None = None) -> Program:
+    """Compile a submission; a program that the folder already has is not compiled again.
+
+    Args:
+        path: a file with the course's ``forward(y, x, w)`` for ``gpu`` in ``mxnet::op``. It may include files beside it
+            by quotes.
+        defines: macros in front of the source.
+        folder: where compiled programs are kept; by default ``~/.cache/ece408-op/emulator``.
+
+    Raises:
+        CompileError: with the source's lines; UnsupportedCodeError where it uses what the emulator lacks.
+        DeviceError: there is no g++.
+        OSError: the file cannot be read.
+    """
+    folder = folder or _build.default_folder()
+    macros = "".join(f"#define {name} {value}\n" for name, value in (defines or {}).items())
+    text = f'{macros}#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
+    return _build.link(text, path.name, folder, watched=True, course=True)
+
+
+def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0) -> Report:
+    """Run the program's ``forward`` once on x (B, C, H, W) and w (M, C, K, K), float32; y starts as zeros.
+
+    Args:
+        seconds: after that time the run ends with a finding of kind "time".
+
+    Raises:
+        ProblemError: the shapes are of no convolution.
+        DeviceError: the program ends without a report.
+    """
+    batch, channels, height, width = x.shape
+    problem = ConvProblem(batch, channels, height, width, w.shape[0], w.shape[2])
+    y = np.zeros(problem.y_shape, np.float32)
+    inputs = (_run.Buffer(np.asarray(array, np.float32)) for array in (x, w))
+    buffers = [*inputs, _run.Buffer(y, output=True)]
+    outcome = _run.execute(program, buffers, [*y.shape, *x.shape, *w.shape], seconds)
+    return _report.make(program, outcome, problem.flops)
+
+
+def _source(path: Path, above: tuple[Path, ...] = ()) -> str:
+    """Return the file's text as C++, with the files beside it that it includes in their places."""
+    text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
+    text = _rewrite.rewrite(_rewrite.without_missing_headers(text, _build.header_folders() + (path.parent,)))
+    for other in _rewrite.local_includes(text, path.parent):
+        if other in (path, *above):
+            continue
+        inner = _source(other, (*above, path))
+        text = _rewrite.with_include(text, other.name, inner, path.name)
+    return text

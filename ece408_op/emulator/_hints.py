@@ -1,0 +1,87 @@
+"""Hints: what costs most, in plain words, from the counters per line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ._counters import LineCounters
+
+_MOST = 3
+#: The section of the docs that explains each hint.
+COALESCING = "docs/performance.md#coalescing"
+CONFLICTS = "docs/performance.md#bank-conflicts"
+DIVERGENCE = "docs/performance.md#divergence"
+REUSE = "docs/performance.md#reuse"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A change that would help.
+
+    Attributes:
+        line: the line of the source.
+        text: one or two sentences, without the line.
+        factor: how many times more work the line does than needed.
+        section: the page and section of the docs that explains it.
+    """
+
+    line: int
+    text: str
+    factor: float
+    section: str
+
+
+def find(lines: Sequence[LineCounters], totals: LineCounters) -> tuple[Hint, ...]:
+    """Return up to three hints, the costliest first. Costs are cycles of the load and store units."""
+    costs: list[tuple[float, Hint]] = []
+    for line in lines:
+        costs += [*_coalescing(line), *_conflicts(line), *_divergence(line)]
+    costs += _reuse(lines, totals)
+    costs.sort(key=lambda pair: -pair[0])
+    least = 0.02 * (totals.sectors / 4 + totals.wavefronts + totals.global_requests)
+    return tuple(hint for cost, hint in costs if cost > least)[:_MOST]
+
+
+def _coalescing(line: LineCounters) -> list[tuple[float, Hint]]:
+    if not line.global_requests or line.sectors <= 1.3 * line.least_sectors:
+        return []
+    factor, per_request = line.sectors / line.least_sectors, line.sectors / line.global_requests
+    verb = "read" if line.load_sectors >= line.store_sectors else "write"
+    text = f"the 32 lanes of a warp {verb} {per_request:.1f} different sectors, {factor:.1f} times more than needed: "
+    text += "let neighbouring lanes (threadIdx.x) use neighbouring elements"
+    return [((line.sectors - line.least_sectors) / 4, Hint(line.line, text, factor, COALESCING))]
+
+
+def _conflicts(line: LineCounters) -> list[tuple[float, Hint]]:
+    if not line.shared_requests or line.wavefronts <= 1.2 * line.least_wavefronts:
+        return []
+    factor = line.wavefronts / line.least_wavefronts
+    text = f"lanes of a warp use different words of one bank of shared memory, {factor:.1f} times as many cycles; "
+    text += "pad the rows by one element, or let neighbouring lanes use neighbouring elements"
+    return [(line.wavefronts - line.least_wavefronts, Hint(line.line, text, factor, CONFLICTS))]
+
+
+def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
+    if not line.divergent or line.divergent < 0.2 * line.branches:
+        return []
+    share = line.divergent / line.branches
+    text = f"in {share:.0%} of cases the lanes of a warp go two ways here, one after the other: "
+    text += "let whole warps take the same branch, or choose a block that fits the row"
+    return [(float(line.divergent), Hint(line.line, text, 1 + share, DIVERGENCE))]
+
+
+def _reuse(lines: Sequence[LineCounters], totals: LineCounters) -> list[tuple[float, Hint]]:
+    """A kernel that loads from global memory far more often than it stores could keep values."""
+    loads = [line for line in lines if line.global_loads]
+    if (
+        not loads
+        or totals.global_loads < 20 * max(1, totals.global_stores)
+        or totals.shared_requests > totals.global_loads
+    ):
+        return []
+    most = max(loads, key=lambda line: line.global_loads)
+    factor = totals.global_loads / max(1, totals.global_stores)
+    text = f"this line loads from global memory {most.global_loads} times per {totals.global_stores} stores: "
+    text += "load a tile into shared memory or registers once, and use it for many outputs"
+    return [(float(most.global_loads), Hint(most.line, text, factor, REUSE))]

@@ -1,0 +1,124 @@
+"""The report of a run: findings, counters per line, and hints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from . import _hints
+from ._build import Program
+from ._counters import LineCounters, add
+from ._hints import Hint
+from ._run import Outcome, places
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong that the run showed.
+
+    Attributes:
+        kind: "out of bounds", "misaligned", "uninitialised", "race", "barrier", "deadlock", "undefined" (a value that
+            CUDA leaves open), "call" (a CUDA call that fails), "unsupported", "error", "crash" or "time".
+        line: the line of the source, 0 where it is not known.
+        other_line: the second access of a race, or the second barrier; 0 for none.
+        message: what happened, in one sentence without the line.
+        times: how often.
+        block: blockIdx of the first time.
+        thread: threadIdx of the first time.
+        file: the name of the file of that line.
+    """
+
+    kind: str
+    line: int
+    other_line: int
+    message: str
+    times: int = 1
+    block: tuple[int, int, int] = (0, 0, 0)
+    thread: tuple[int, int, int] = (0, 0, 0)
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one call of the program did.
+
+    Attributes:
+        y: the output, (B, M, OH, OW) float32; NaN where nothing was written, or where the run ended early.
+        findings: what was wrong, in the order in which it was found.
+        lines: the counters per line, by file and line.
+        totals: the sum over all lines.
+        bytes_per_output: bytes of global memory that the sectors move, per element of y.
+        intensity: floating-point operations of the convolution per byte of global memory.
+        hints: up to three, the costliest first.
+        printed: what the program printed.
+    """
+
+    y: np.ndarray
+    findings: tuple[Finding, ...]
+    lines: tuple[LineCounters, ...]
+    totals: LineCounters
+    bytes_per_output: float
+    intensity: float
+    hints: tuple[Hint, ...]
+    printed: str = ""
+
+
+def make(program: Program, outcome: Outcome, flops: int) -> Report:
+    """Return the report of a run whose first output is y."""
+    tables = outcome.tables
+    codes = [row["code"] for table in ("accesses", "blocks", "findings") for row in tables[table]]
+    codes += [row["other"] for row in tables["findings"]]
+    where = places(program, codes)
+    rows: dict[tuple[str, int], list[LineCounters]] = {}
+    for row in tables["accesses"]:
+        counted = _access(row)
+        if counted is not None:
+            rows.setdefault(where.get(row["code"], ("", 0)), []).append(counted)
+    for row in tables["blocks"]:
+        place = where.get(row["code"], ("", 0))
+        rows.setdefault(place, []).append(LineCounters(branches=row["entries"], divergent=row["divergent"]))
+    lines = tuple(add(rows[place], place[1], place[0]) for place in sorted(rows))
+    findings = _findings(tables["findings"], where)
+    totals, y = add(lines), outcome.outputs[0]
+    hints = _hints.find([line for line in lines if line.file == program.source], totals)
+    moved = max(1, totals.bytes)
+    return Report(
+        y, findings, lines, totals, totals.bytes / max(1, y.size), flops / moved, hints, outcome.printed
+    )  # fmt: skip
+
+
+def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> tuple[Finding, ...]:
+    """Return one finding per kind and lines: a line of the source may be several accesses of the program."""
+    found: dict[tuple[str, str, int, int], Finding] = {}
+    for row in rows:
+        new = _finding(row, where)
+        if new.kind == "barrier" and (new.file, new.line) == (new.file, new.other_line):
+            continue  # one barrier of the source in two places of the program
+        key = (new.kind, new.file, new.line, new.other_line)
+        found[key] = replace(found[key], times=found[key].times + new.times) if key in found else new
+    return tuple(found.values())
+
+
+def _finding(row: dict[str, Any], where: dict[int, tuple[str, int]]) -> Finding:
+    file, line = where.get(row["code"], ("", 0))
+    other = where.get(row["other"], ("", 0))[1]
+    block, thread = tuple(row["block"]), tuple(row["thread"])
+    return Finding(row["kind"], line, other, row["message"], row["times"], block, thread, file)  # type: ignore[arg-type]
+
+
+def _access(row: dict[str, Any]) -> LineCounters | None:
+    space, operation, n = row["space"], row["operation"], row["instructions"]
+    if space not in ("global", "shared"):
+        return None
+    if operation == "atomic":
+        return LineCounters(atomics=n)
+    read = operation == "read"
+    if space == "global":
+        sectors = {"load_sectors" if read else "store_sectors": row["sectors"]}
+        kind = {"global_loads" if read else "global_stores": n}
+        return LineCounters(**kind, **sectors, least_sectors=row["least_sectors"], lanes=row["accesses"])
+    kind = {"shared_loads" if read else "shared_stores": n}
+    cycles = {"load_wavefronts" if read else "store_wavefronts": row["wavefronts"]}
+    return LineCounters(**kind, **cycles, least_wavefronts=row["least_wavefronts"], lanes=row["accesses"])

@@ -1,0 +1,253 @@
+"""CUDA C++ to C++ for g++: launches, dynamic shared memory, unrolling and PTX. Every line keeps its number.
+
+All else that CUDA adds to C++ is macros, types and functions of the headers in ``cuda/``.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from ._errors import UnsupportedCodeError
+
+CUDA = Path(__file__).parent / "cuda"
+
+#: Comments and literals. Each alternative matches wherever it begins, so that no text takes more than linear time.
+_HIDDEN = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)
+_NUMBER_SEPARATOR = re.compile(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F])")
+_LAUNCH = re.compile(r"<<<")
+_DYNAMIC = re.compile(
+    r"\bextern\s+(volatile\s+)?__shared__\s+((?:__align__|alignas)\s*\([^()]*\)\s*)?"
+    r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]\s*;"
+)
+_UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
+_NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
+_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
+_INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+#: Headers of MXNet's tree, and of CUDA's toolkit and samples. Most submissions use nothing of them.
+_REPLACED = re.compile(
+    r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
+    r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|cublas_v2\.h$"
+    r"|(cblas|mkl|npp|nvToolsExt)\.h$|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$"
+    r"|.*/include/\w+\.h(pp)?$|cooperative_groups\.h$)"
+)
+#: What the emulator does not have: the code, and what to say.
+_UNSUPPORTED = (
+    (r"\b(cublas|cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(", "calls of the library {}"),
+    (r"\b(cub|thrust)\s*::", "the library {}"),
+    (r"#[ \t]*include[ \t]*<(cub|thrust)/", "the library {}"),
+    (r"\b(texture|surface)\s*<", "{} references"),
+    (r"\b(tex[123]D\w*|cudaCreateTextureObject|cudaBindTexture\w*)\s*[<(]", "textures ({})"),
+    (r"\b(cooperative_groups)\s*::|\bcg\s*::\s*(this_\w+)", "cooperative groups"),
+    (r"\b(cudaGraph\w+|cudaStreamBeginCapture)\s*\(", "CUDA graphs ({})"),
+    (r"\b(cudaLaunch\w*|cudaConfigureCall)\s*\(", "launches by {}"),
+    (r"\b(cu(?:Init|Ctx|Module|Mem|Launch|Func)[A-Z]\w*)\s*\(", "CUDA's driver ({})"),
+    (r"\b(__pipeline_\w+|__nvvm\w+)\s*\(", "{}"),
+)
+
+
+def mask(text: str) -> str:
+    """Return text of the same length with spaces for comments and literals; newlines stay."""
+    blank = lambda found: re.sub(r"[^\n]", " ", found[0])  # noqa: E731
+    return _HIDDEN.sub(blank, _NUMBER_SEPARATOR.sub(" ", text))
+
+
+def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
+    """Return C++ for ``cuda/ece408_emulator.h``.
+
+    Args:
+        unroll: whether to unroll loops where the source asks for it, so that accesses are those of a GPU.
+        check: whether to look for what the emulator lacks.
+
+    Raises:
+        UnsupportedCodeError: the source uses what the emulator lacks; it has the line.
+    """
+    masked = mask(text)
+    for pattern, what in _UNSUPPORTED if check else ():
+        found = re.search(pattern, masked)
+        if found:
+            name = next((group for group in found.groups() if group), "")
+            raise UnsupportedCodeError(_line(text, found.start()), f"the emulator does not have {what.format(name)}")
+    text = _dynamic_shared(text, masked)
+    text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
+    text = _replace_all(text, _ASM, _assembly)
+    text = _replace_all(text, _LAUNCH, _launch)
+
+    def unrolled(found: re.Match[str]) -> str:
+        if not unroll:
+            return ""
+        count = found[2] if found[2].isdigit() else "65534"
+        return f"{found[1]}GCC unroll {count}"
+
+    return _UNROLL.sub(unrolled, text)
+
+
+def without_missing_headers(text: str, there: tuple[Path, ...]) -> str:
+    """Remove each ``#include`` of a header of MXNet or CUDA that is in none of the folders."""
+
+    def kept(found: re.Match[str]) -> str:
+        name = found[2] or found[3]
+        exists = any((folder / name).is_file() for folder in there)
+        return found[0] if exists or not _REPLACED.match(name) else ""
+
+    return _INCLUDE.sub(kept, text)
+
+
+def local_includes(text: str, folder: Path) -> list[Path]:
+    """Return the files beside the source that it includes by quotes."""
+    masked_names = (found[2] for found in _INCLUDE.finditer(text) if found[2])
+    return [folder / name for name in masked_names if (folder / name).is_file()]
+
+
+def with_include(text: str, name: str, content: str, own: str) -> str:
+    """Put the content of a file in the place of the line that includes it by quotes; lines keep their numbers."""
+
+    def replaced(found: re.Match[str]) -> str:
+        if found[2] is None or Path(found[2]).name != name:
+            return found[0]
+        line = text.count("\n", 0, found.start()) + 1
+        return f'\n#line 1 "{name}"\n{content}\n#line {line} "{own}"\n'
+
+    return _INCLUDE.sub(replaced, text)
+
+
+@cache
+def _instructions() -> frozenset[str]:
+    text = (CUDA / "ptx.h").read_text(encoding="utf-8")
+    return frozenset(re.findall(r"^inline void (\w+)\(", text, re.MULTILINE))
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _replace_all(text: str, pattern: re.Pattern[str], replace: object) -> str:
+    """Replace what the pattern finds outside comments: ``replace(text, masked, match)`` returns a range and text."""
+    start = 0
+    while True:
+        masked = mask(text)
+        found = pattern.search(masked, start)
+        if found is None:
+            return text
+        begin, end, new = replace(text, masked, found)  # type: ignore[operator]
+        text, start = text[:begin] + new + text[end:], begin + len(new)
+
+
+def _dynamic_shared(text: str, masked: str) -> str:
+    for found in reversed(list(_DYNAMIC.finditer(masked))):
+        kind = f"{found[1] or ''}{found[3]}"
+        new = f"{kind} *const {found[4]} = ({kind} *)::emulator::dynamic_shared;"
+        text = text[: found.start()] + new + "\n" * found[0].count("\n") + text[found.end() :]
+    return text
+
+
+def _launch(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, str]:
+    begin, at = _callee(masked, found.start()), found.end()
+    close = _at_depth_0(masked, at, ">>>")
+    opening = close + 3
+    while close >= 0 and masked[opening : opening + 1].isspace():
+        opening += 1
+    end = _at_depth_0(masked, opening + 1, ")") if masked[opening : opening + 1] == "(" else -1
+    if begin < 0 or close < 0 or end < 0:
+        raise UnsupportedCodeError(
+            _line(text, found.start()), "expected kernel<<<grid, block>>>(arguments), got other text"
+        )
+    callee, config = text[begin : found.start()].strip(), text[at:close]
+    space, arguments = text[close + 3 : opening], text[opening + 1 : end]
+    comma = ", " if masked[opening + 1 : end].strip() else ""
+    kernel = f"[&](auto... ece408_p) __attribute__((noinline)) {{ {callee}(ece408_p...); }}"
+    return begin, end + 1, f"::emulator::launch({config}){space}({kernel}{comma}{arguments})"
+
+
+def _callee(masked: str, end: int) -> int:
+    """Return where the kernel's name, with its namespaces and template arguments, begins; -1 where there is none."""
+    i = end
+    while True:
+        i = len(masked[:i].rstrip())
+        if masked[i - 1 : i] == ">":
+            i = _back(masked, i - 1, "<", ">")
+            i = len(masked[:i].rstrip())
+        elif masked[i - 1 : i] == ")":
+            return _back(masked, i - 1, "(", ")")
+        name = re.search(r"[A-Za-z_]\w*$", masked[:i])
+        if name is None:
+            return -1
+        before = masked[: name.start()].rstrip()
+        if not before.endswith("::"):
+            return name.start()
+        i = len(before) - 2
+        if not re.search(r"[\w>]\s*$", masked[:i]):
+            return i
+
+
+def _back(masked: str, at: int, opening: str, closing: str) -> int:
+    depth = 0
+    for i in range(at, -1, -1):
+        depth += (masked[i] == closing) - (masked[i] == opening)
+        if not depth:
+            return i
+    return 0
+
+
+def _at_depth_0(masked: str, start: int, wanted: str) -> int:
+    """Return where ``wanted`` stands outside all brackets that open behind ``start``; -1 if nowhere."""
+    depth = 0
+    for i in range(start, len(masked)):
+        if not depth and masked.startswith(wanted, i):
+            return i
+        depth += (masked[i] in "([{") - (masked[i] in ")]}")
+        if depth < 0 or masked[i] == ";":
+            return -1
+    return -1
+
+
+def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, str]:
+    """Write ``asm("op %0, %1;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b)``."""
+    end = _closing(masked, found.end())
+    inner, hidden = text[found.end() : end], masked[found.end() : end]
+    parts, depth, last = [], 0, 0
+    for i, letter in enumerate(hidden):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == ":" and not depth:
+            parts.append(inner[last:i])
+            last = i + 1
+    parts.append(inner[last:])
+    template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', parts[0])).replace("\\n", " ").replace("\\t", " ").strip()
+    lines = "\n" * text[found.start() : end + 1].count("\n")
+    if not template:
+        return found.start(), end + 1, f"(void)0{lines}"
+    operands = [_expression(one) for part in parts[1:3] for one in _split(part)]
+    instruction, _, rest = template.rstrip("; ").partition(" ")
+    order = list(dict.fromkeys(map(int, re.findall(r"%(\d+)", rest))))
+    name = re.sub(r"\W+", "_", instruction)
+    if ";" in rest or order != list(range(len(operands))) or name not in _instructions():
+        raise UnsupportedCodeError(
+            _line(text, found.start()), f"the emulator does not have the PTX instruction {template}"
+        )
+    return found.start(), end + 1, f"::emulator::ptx::{name}({', '.join(operands)}){lines}"
+
+
+def _closing(masked: str, start: int) -> int:
+    depth = 1
+    for i in range(start, len(masked)):
+        depth += (masked[i] in "([{") - (masked[i] in ")]}")
+        if not depth:
+            return i
+    return len(masked)
+
+
+def _split(part: str) -> list[str]:
+    pieces, depth, last = [], 0, 0
+    for i, letter in enumerate(mask(part)):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            pieces.append(part[last:i])
+            last = i + 1
+    return [piece for piece in (*pieces, part[last:]) if piece.strip()]
+
+
+def _expression(operand: str) -> str:
+    """Return a of ``"=r"(a)``."""
+    inside = operand[operand.index("(", operand.index('"', operand.index('"') + 1)) :].strip()
+    return re.sub(r"\s+", " ", inside[1:-1])

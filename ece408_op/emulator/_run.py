@@ -1,0 +1,106 @@
+"""Run a compiled program in a process of its own, and read what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ece408_op.errors import DeviceError
+
+from ._build import Program
+
+#: Bytes of a file that a program may write.
+_FILE = 4 << 30
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of the emulated GPU, at a multiple of ``alignment`` bytes; below 256, at an odd multiple."""
+
+    array: np.ndarray
+    alignment: int = 256
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: the outputs in order, the report's tables, and what the program printed."""
+
+    outputs: tuple[np.ndarray, ...]
+    tables: dict[str, Any]
+    printed: str
+
+
+def execute(program: Program, buffers: Sequence[Buffer], parameters: Sequence[int], seconds: float) -> Outcome:
+    """Run the program; raises DeviceError where it leaves no report."""
+    with tempfile.TemporaryDirectory(prefix="ece408-emulator-") as name:
+        folder = Path(name)
+        fields = [len(buffers)]
+        for each in buffers:
+            fields += [each.array.nbytes, each.alignment, 1, int(each.output)]
+        head = np.array([*fields, len(parameters), *parameters], np.int64)
+        with open(folder / "job", "wb") as job:
+            job.write(head.tobytes())
+            for each in buffers:
+                job.write(np.ascontiguousarray(each.array).data)
+        command = [str(program.executable), "job", "output", "report", str(seconds)]
+        try:
+            done = subprocess.run(
+                command, cwd=folder, check=False, capture_output=True, timeout=seconds + 10, preexec_fn=_limit,
+                stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise DeviceError(f"{program.source}: it ran longer than {seconds:g} s and did not end") from None
+        report = folder / "report"
+        if not report.is_file():
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise DeviceError(f"{program.source}: the program ended without a report (exit {done.returncode}) {said}")
+        content = (folder / "output").read_bytes()
+        outputs, at = [], 0
+        for each in buffers:
+            if each.output:
+                flat = np.frombuffer(content, each.array.dtype, each.array.size, at)
+                outputs.append(flat.reshape(each.array.shape).copy())
+                at += each.array.nbytes
+        tables = json.loads(report.read_text(encoding="utf-8", errors="replace"))
+        printed = (done.stdout + done.stderr).decode(errors="replace")
+    return Outcome(tuple(outputs), tables, printed)
+
+
+def places(program: Program, codes: Sequence[int]) -> dict[int, tuple[str, int]]:
+    """Return the file and line of the calls that return to these addresses, outside the emulator's own headers."""
+    wanted = sorted({code for code in codes if code})
+    if not wanted:
+        return {}
+    text = "".join(f"{code - 1:#x}\n" for code in wanted)
+    command = ["addr2line", "-i", "-a", "-e", str(program.executable)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    frames: dict[int, list[tuple[str, int]]] = {}
+    here: list[tuple[str, int]] = []
+    for line in done.stdout.splitlines():
+        if line.startswith("0x"):
+            here = frames.setdefault(int(line, 16) + 1, [])
+            continue
+        file, _, number = line.partition(" (")[0].rpartition(":")
+        here.append((Path(file).name, int(number) if number.isdigit() else 0))
+    own = {path.name for path in (Path(__file__).parent / "cuda").iterdir()}
+    found = {}
+    for code, all_frames in frames.items():
+        outer = [frame for frame in all_frames if frame[0] not in own and frame[1]]
+        found[code] = next((frame for frame in outer if frame[0] == program.source), outer[0] if outer else ("", 0))
+    return found
+
+
+def _limit() -> None:
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))

@@ -1,0 +1,1 @@
+#include <ece408_emulator.h>

@@ -1,0 +1,84 @@
+// nvcuda::wmma for matrices of 16 x 16 x 16 and its two sisters, half times half.
+#pragma once
+#include "cuda_fp16.h"
+
+namespace nvcuda {
+namespace wmma {
+
+struct matrix_a {};
+struct matrix_b {};
+struct accumulator {};
+struct row_major {};
+struct col_major {};
+enum layout_t { mem_row_major, mem_col_major };
+
+template <typename Use, int M, int N, int K>
+struct ece408_shape { static constexpr int rows = M, columns = N; };
+template <int M, int N, int K>
+struct ece408_shape<matrix_a, M, N, K> { static constexpr int rows = M, columns = K; };
+template <int M, int N, int K>
+struct ece408_shape<matrix_b, M, N, K> { static constexpr int rows = K, columns = N; };
+
+// A lane has every 32nd element of the matrix. NVIDIA leaves open which lane has which.
+template <typename Use, int M, int N, int K, typename T, typename Layout = void>
+struct fragment {
+    typedef ece408_shape<Use, M, N, K> shape;
+    static constexpr int rows = shape::rows, columns = shape::columns, num_elements = rows * columns / 32;
+    T x[num_elements];
+};
+
+template <typename Use, int M, int N, int K, typename T, typename Layout, typename V>
+inline void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, V value) {
+    for (T &each : f.x) each = T(value);
+}
+
+inline int ece408_element(int i) { return 32 * i + emulator::lane_number(); }
+
+template <typename Use, int M, int N, int K, typename T, typename Layout>
+inline void ece408_load(fragment<Use, M, N, K, T, Layout> &f, const T *from, unsigned stride, bool by_rows) {
+    for (int i = 0; i < f.num_elements; i++) {
+        const int e = ece408_element(i), row = e / f.columns, column = e % f.columns;
+        f.x[i] = from[by_rows ? row * stride + column : column * stride + row];
+    }
+    __syncwarp();
+}
+template <typename Use, int M, int N, int K, typename T, typename Layout>
+inline void load_matrix_sync(fragment<Use, M, N, K, T, Layout> &f, const T *from, unsigned stride) {
+    ece408_load(f, from, stride, std::is_same<Layout, row_major>::value);
+}
+template <int M, int N, int K, typename T>
+inline void load_matrix_sync(fragment<accumulator, M, N, K, T> &f, const T *from, unsigned stride, layout_t layout) {
+    ece408_load(f, from, stride, layout == mem_row_major);
+}
+template <int M, int N, int K, typename T>
+inline void store_matrix_sync(T *to, const fragment<accumulator, M, N, K, T> &f, unsigned stride, layout_t layout) {
+    for (int i = 0; i < f.num_elements; i++) {
+        const int e = ece408_element(i), row = e / f.columns, column = e % f.columns;
+        to[layout == mem_row_major ? row * stride + column : column * stride + row] = f.x[i];
+    }
+    __syncwarp();
+}
+
+// Lanes read the others' fragments through pointers that they exchange.
+template <typename D, typename A, typename B, typename C>
+ECE408_PLAIN inline void mma_sync(D &d, const A &a, const B &b, const C &c) {
+    unsigned long long as[32], bs[32];
+    emulator::gather(~0u, reinterpret_cast<unsigned long long>(a.x), as);
+    emulator::gather(~0u, reinterpret_cast<unsigned long long>(b.x), bs);
+    D result;
+    for (int i = 0; i < d.num_elements; i++) {
+        const int e = ece408_element(i), row = e / d.columns, column = e % d.columns;
+        double sum = double(float(c.x[i]));
+        for (int k = 0; k < a.columns; k++) {
+            const int in_a = row * a.columns + k, in_b = k * b.columns + column;
+            sum += double(float(reinterpret_cast<decltype(&a.x[0])>(as[in_a % 32])[in_a / 32])) *
+                   double(float(reinterpret_cast<decltype(&b.x[0])>(bs[in_b % 32])[in_b / 32]));
+        }
+        result.x[i] = std::remove_reference_t<decltype(result.x[0])>(float(sum));
+    }
+    emulator::gather(~0u, 0, as);
+    d = result;
+}
+
+}  // namespace wmma
+}  // namespace nvcuda

@@ -1,0 +1,36 @@
+// PTX instructions: `asm("op ..." : outputs : inputs)` becomes op(outputs, inputs). The rewriter reads the names here.
+#pragma once
+#include "tensor_cores.h"
+
+namespace emulator {
+namespace ptx {
+
+inline unsigned short half_bits(float value) { return ece408_bits<unsigned short>(_Float16(value)); }
+
+inline void cvt_rn_f16_f32(unsigned short &d, float a) { d = half_bits(a); }
+inline void cvt_f32_f16(float &d, unsigned short a) { d = float(ece408_bits<_Float16>(a)); }
+inline void cvt_rn_f16x2_f32(unsigned &d, float high, float low) { d = unsigned(half_bits(high)) << 16 | half_bits(low); }
+// To nearest at 10 bits behind the point, ties away from zero.
+inline void cvt_rna_tf32_f32(unsigned &d, float a) {
+    d = __float_as_uint(a);
+    if ((d >> 23 & 255) != 255) d = (d + 0x1000) & ~0x1fffu;
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
+                                                              unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                                              unsigned b1) {
+    float d[4] = {d0, d1, d2, d3};
+    const unsigned a[4] = {a0, a1, a2, a3};
+    mma_fp16(d, a, b0, b1);
+    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+}
+inline void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
+                                                               unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                                               unsigned b1) {
+    float d[4] = {d0, d1, d2, d3};
+    const unsigned a[4] = {a0, a1, a2, a3};
+    mma_tf32(d, a, b0, b1);
+    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+}
+
+}  // namespace ptx
+}  // namespace emulator

@@ -1,0 +1,174 @@
+// The CUDA runtime for the host's code. Everything is done at once, in the order of the calls, streams included.
+#pragma once
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidSymbol = 13,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
+    cudaErrorUnknown = 999
+};
+typedef cudaError_t cudaError;
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault
+};
+enum cudaFuncCache { cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual };
+enum cudaSharedMemConfig {
+    cudaSharedMemBankSizeDefault, cudaSharedMemBankSizeFourByte, cudaSharedMemBankSizeEightByte
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaMemoryAdvise { cudaMemAdviseSetReadMostly = 1, cudaMemAdviseSetPreferredLocation = 3 };
+enum cudaLimit { cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHeapSize };
+enum { cudaCpuDeviceId = -1 };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaHostAllocWriteCombined = 4 };
+enum { cudaMemAttachGlobal = 1, cudaMemAttachHost = 2 };
+struct ece408_stream { int unused; };
+struct ece408_event { double milliseconds; };
+typedef ece408_stream *cudaStream_t;
+typedef ece408_event *cudaEvent_t;
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, totalConstMem;
+    int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, regsPerBlock, maxThreadsPerMultiProcessor;
+    int maxThreadsDim[3], maxGridSize[3], clockRate, concurrentKernels, computeMode, memoryClockRate, memoryBusWidth;
+};
+
+namespace emulator {
+
+extern cudaError_t last_error;
+cudaError_t failed(cudaError_t error, const char *message, const void *code);
+cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code);
+cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
+                        cudaMemcpyKind kind, bool to_symbol, const void *code);
+bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code);
+
+// kernel<<<grid, block, shared, stream>>>(arguments) is written as launch(grid, block, shared, stream)(kernel, arguments).
+struct Launch {
+    dim3 grid, block;
+    size_t shared_bytes;
+    template <typename Kernel, typename... Arguments>
+    ECE408_PLAIN __attribute__((noinline)) void operator()(Kernel kernel, Arguments... arguments) const {
+        const void *const code = __builtin_return_address(0);
+        if (!allowed(grid, block, shared_bytes, code)) return;
+        auto call = [&]() ECE408_PLAIN { kernel(arguments...); };
+        typedef decltype(call) Call;
+        struct Entry {
+            ECE408_PLAIN static void enter(void *call) { (*static_cast<Call *>(call))(); }
+        };
+        run_grid({{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, Entry::enter, &call, code});
+    }
+};
+inline Launch launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
+    return {grid, block, shared_bytes};
+}
+
+}  // namespace emulator
+
+const char *cudaGetErrorString(cudaError_t error);
+const char *cudaGetErrorName(cudaError_t error);
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use);
+cudaError_t cudaFree(void *address);
+cudaError_t cudaMemset(void *to, int value, size_t bytes);
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr);
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device);
+
+template <typename T>
+inline cudaError_t cudaMalloc(T **to, size_t bytes) { return ece408_malloc((void **)to, bytes, false); }
+template <typename T>
+inline cudaError_t cudaMallocAsync(T **to, size_t bytes, cudaStream_t) { return ece408_malloc((void **)to, bytes, false); }
+template <typename T>
+inline cudaError_t cudaMallocManaged(T **to, size_t bytes, unsigned = 1) { return ece408_malloc((void **)to, bytes, true); }
+template <typename T>
+inline cudaError_t cudaMallocHost(T **to, size_t bytes, unsigned = 0) { return ece408_malloc((void **)to, bytes, true); }
+template <typename T>
+inline cudaError_t cudaHostAlloc(T **to, size_t bytes, unsigned) { return ece408_malloc((void **)to, bytes, true); }
+template <typename T>
+inline cudaError_t cudaHostGetDevicePointer(T **to, void *address, unsigned) { return *to = (T *)address, cudaSuccess; }
+inline cudaError_t cudaFreeHost(void *address) { return cudaFree(address); }
+inline cudaError_t cudaFreeAsync(void *address, cudaStream_t) { return cudaFree(address); }
+inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t = nullptr) {
+    return cudaMemset(to, value, bytes);
+}
+template <typename T>
+ECE408_PLAIN __attribute__((noinline)) cudaError_t cudaMemcpyToSymbol(const T &symbol, const void *from, size_t bytes, size_t offset = 0,
+                               cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
+    return emulator::copy_symbol((void *)&symbol, sizeof(T), (void *)from, bytes, offset, kind, true,
+                                 __builtin_return_address(0));
+}
+template <typename T>
+inline cudaError_t cudaMemcpyToSymbolAsync(const T &symbol, const void *from, size_t bytes, size_t offset,
+                                           cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+}
+template <typename T>
+ECE408_PLAIN __attribute__((noinline)) cudaError_t cudaMemcpyFromSymbol(void *to, const T &symbol, size_t bytes, size_t offset = 0,
+                                 cudaMemcpyKind kind = cudaMemcpyDeviceToHost) {
+    return emulator::copy_symbol((void *)&symbol, sizeof(T), to, bytes, offset, kind, false, __builtin_return_address(0));
+}
+template <typename T>
+inline cudaError_t cudaGetSymbolAddress(void **to, const T &symbol) { return *to = (void *)&symbol, cudaSuccess; }
+
+// Calls without an effect here.
+#define ECE408_NOTHING(name) \
+    template <typename... T> \
+    inline cudaError_t name(T...) { return cudaSuccess; }
+ECE408_NOTHING(cudaDeviceSynchronize)
+ECE408_NOTHING(cudaThreadSynchronize)
+ECE408_NOTHING(cudaThreadExit)
+ECE408_NOTHING(cudaDeviceReset)
+ECE408_NOTHING(cudaSetDevice)
+ECE408_NOTHING(cudaDeviceSetCacheConfig)
+ECE408_NOTHING(cudaDeviceSetSharedMemConfig)
+ECE408_NOTHING(cudaDeviceSetLimit)
+ECE408_NOTHING(cudaThreadSetCacheConfig)
+ECE408_NOTHING(cudaFuncSetCacheConfig)
+ECE408_NOTHING(cudaFuncSetSharedMemConfig)
+ECE408_NOTHING(cudaStreamSynchronize)
+ECE408_NOTHING(cudaStreamQuery)
+ECE408_NOTHING(cudaStreamWaitEvent)
+ECE408_NOTHING(cudaEventSynchronize)
+ECE408_NOTHING(cudaEventQuery)
+ECE408_NOTHING(cudaHostRegister)
+ECE408_NOTHING(cudaHostUnregister)
+ECE408_NOTHING(cudaMemAdvise)
+ECE408_NOTHING(cudaMemPrefetchAsync)
+ECE408_NOTHING(cudaProfilerStart)
+ECE408_NOTHING(cudaProfilerStop)
+#undef ECE408_NOTHING
+
+void ece408_allow_shared(size_t bytes);
+template <typename Kernel>
+inline cudaError_t cudaFuncSetAttribute(Kernel *, cudaFuncAttribute attribute, int value) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) ece408_allow_shared(value);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int *to) { return *to = 0, cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int *to) { return *to = 1, cudaSuccess; }
+inline cudaError_t cudaMemGetInfo(size_t *free, size_t *all) { return *free = *all = size_t(4) << 30, cudaSuccess; }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0, cudaSuccess; }
+inline cudaError_t cudaStreamCreate(cudaStream_t *to) { return *to = new ece408_stream, cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *to, unsigned) { return cudaStreamCreate(to); }
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *to, unsigned, int) { return cudaStreamCreate(to); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+inline cudaError_t cudaEventCreate(cudaEvent_t *to, unsigned = 0) { return *to = new ece408_event{0}, cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *to, unsigned) { return cudaEventCreate(to); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
+    return event->milliseconds = emulator::milliseconds(), cudaSuccess;
+}
+inline cudaError_t cudaEventElapsedTime(float *to, cudaEvent_t from, cudaEvent_t until) {
+    return *to = float(until->milliseconds - from->milliseconds), cudaSuccess;
+}

@@ -1,0 +1,80 @@
+// float4 and its kind. One access copies a whole vector, as on a GPU: hence the constructors.
+#pragma once
+
+namespace emulator {
+template <int BYTES>
+struct Wide;
+template <>
+struct Wide<2> { typedef unsigned short __attribute__((may_alias)) type; };
+template <>
+struct Wide<4> { typedef unsigned __attribute__((may_alias)) type; };
+template <>
+struct Wide<8> { typedef unsigned long long __attribute__((may_alias)) type; };
+template <>
+struct Wide<16> { typedef unsigned __attribute__((vector_size(16), may_alias)) type; };
+
+template <typename T>
+inline __attribute__((always_inline)) void copy(T *to, const T *from) {
+    typedef typename Wide<sizeof(T)>::type Word;
+    *reinterpret_cast<Word *>(to) = *reinterpret_cast<const Word *>(from);
+}
+}  // namespace emulator
+
+#define ECE408_COPIES(name)                                              \
+    name() = default;                                                    \
+    name(const name &o) { emulator::copy(this, &o); }                    \
+    name &operator=(const name &o) { return emulator::copy(this, &o), *this; }
+
+#define ECE408_VECTORS(name, T)                                                                              \
+    struct name##1 { T x; };                                                                                 \
+    struct alignas(2 * sizeof(T)) name##2 {                                                                  \
+        T x, y;                                                                                              \
+        ECE408_COPIES(name##2)                                                                               \
+        name##2(T a, T b) : x(a), y(b) {}                                                                    \
+    };                                                                                                       \
+    struct name##3 { T x, y, z; };                                                                           \
+    inline name##1 make_##name##1(T a) { return {a}; }                                                       \
+    inline name##2 make_##name##2(T a, T b) { return {a, b}; }                                               \
+    inline name##3 make_##name##3(T a, T b, T c) { return {a, b, c}; }
+#define ECE408_VECTORS4(name, T)                                                                             \
+    struct alignas(4 * sizeof(T)) name##4 {                                                                  \
+        T x, y, z, w;                                                                                        \
+        ECE408_COPIES(name##4)                                                                               \
+        name##4(T a, T b, T c, T d) : x(a), y(b), z(c), w(d) {}                                              \
+    };                                                                                                       \
+    inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
+#define ECE408_LONG4(name, T)                                                                                \
+    struct alignas(16) name##4 { T x, y, z, w; };                                                            \
+    inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
+
+ECE408_VECTORS(char, signed char)
+ECE408_VECTORS4(char, signed char)
+ECE408_VECTORS(uchar, unsigned char)
+ECE408_VECTORS4(uchar, unsigned char)
+ECE408_VECTORS(short, short)
+ECE408_VECTORS4(short, short)
+ECE408_VECTORS(ushort, unsigned short)
+ECE408_VECTORS4(ushort, unsigned short)
+ECE408_VECTORS(int, int)
+ECE408_VECTORS4(int, int)
+ECE408_VECTORS(uint, unsigned)
+ECE408_VECTORS4(uint, unsigned)
+ECE408_VECTORS(float, float)
+ECE408_VECTORS4(float, float)
+ECE408_VECTORS(long, long)
+ECE408_LONG4(long, long)
+ECE408_VECTORS(ulong, unsigned long)
+ECE408_LONG4(ulong, unsigned long)
+ECE408_VECTORS(longlong, long long)
+ECE408_LONG4(longlong, long long)
+ECE408_VECTORS(ulonglong, unsigned long long)
+ECE408_LONG4(ulonglong, unsigned long long)
+ECE408_VECTORS(double, double)
+ECE408_LONG4(double, double)
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+    constexpr dim3(const uint3 &o) : x(o.x), y(o.y), z(o.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};

@@ -1,0 +1,153 @@
+// The CUDA runtime's functions that check what they are given.
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "../cuda/ece408_emulator.h"
+#include "internal.h"
+
+namespace emulator {
+
+cudaError_t last_error = cudaSuccess;
+static size_t allowed_shared = 48 * 1024;
+
+cudaError_t failed(cudaError_t error, const char *message, const void *code) {
+    report("call", message, code);
+    return last_error = error;
+}
+
+bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
+    const auto text = [](const char *what, dim3 size) {
+        return std::string(what) + " of " + std::to_string(size.x) + " x " + std::to_string(size.y) + " x " +
+               std::to_string(size.z);
+    };
+    std::string message;
+    if (size_t(block.x) * block.y * block.z > 1024 || block.z > 64)
+        message = text("the launch fails: a block", block) + " threads; at most 1024 are allowed, and 64 in z";
+    else if (!block.x || !block.y || !block.z || !grid.x || !grid.y || !grid.z)
+        message = "the launch fails: " + text("a grid", grid) + " blocks " + text("of blocks", block) + " threads";
+    else if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+        message = text("the launch fails: a grid", grid) + " blocks; at most 65535 are allowed in y and z";
+    else if (shared_bytes > allowed_shared)
+        message = "the launch fails: " + std::to_string(shared_bytes) + " bytes of dynamic shared memory; at most " +
+                  std::to_string(allowed_shared) + " are allowed (cudaFuncSetAttribute raises that)";
+    if (message.empty()) return true;
+    failed(cudaErrorInvalidConfiguration, message.c_str(), code);
+    return false;
+}
+
+static const char *wrong_side(const void *address, size_t bytes, bool device) {
+    if (is_device(address)) {
+        if (!is_inside(address, bytes)) return "the copy goes beyond the end of an allocation";
+        return device || allocation_near(uintptr_t(address))->host_may_use ? nullptr : "";
+    }
+    return device && space_of(uintptr_t(address)) != Space::PROGRAM && space_of(uintptr_t(address)) != Space::CONSTANT
+               ? "" : nullptr;
+}
+
+cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
+    if (!bytes) return cudaSuccess;
+    const bool to_device = kind == cudaMemcpyDefault ? is_device(to)
+                                                     : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDefault ? is_device(from)
+                                                       : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    for (const auto &[address, device] : {std::pair<const void *, bool>(to, to_device), {from, from_device}}) {
+        const char *const wrong = wrong_side(address, bytes, device);
+        if (!wrong) continue;
+        if (*wrong) return failed(cudaErrorInvalidValue, wrong, code);
+        return failed(cudaErrorInvalidValue,
+                      device ? "the copy's kind says GPU memory, but a pointer is the host's"
+                             : "the copy's kind says host memory, but a pointer is the GPU's", code);
+    }
+    std::memmove(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t bytes, size_t offset,
+                        cudaMemcpyKind kind, bool to_symbol, const void *code) {
+    if (offset + bytes > symbol_bytes) {
+        const std::string text = "the copy of " + std::to_string(bytes) + " bytes goes beyond the end of the symbol, which has " +
+                                 std::to_string(symbol_bytes);
+        return failed(cudaErrorInvalidValue, text.c_str(), code);
+    }
+    const bool device = kind == cudaMemcpyDeviceToDevice || (kind == cudaMemcpyDefault && is_device(memory));
+    const char *const wrong = wrong_side(memory, bytes, device);
+    if (wrong)
+        return failed(cudaErrorInvalidValue, *wrong ? wrong : device ? "the copy's kind says GPU memory, but the pointer is the host's"
+                                                                     : "the copy's kind says host memory, but the pointer is the GPU's",
+                      code);
+    char *const at = static_cast<char *>(symbol) + offset;
+    std::memcpy(to_symbol ? at : memory, to_symbol ? memory : at, bytes);
+    return cudaSuccess;
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        default: return "cudaErrorUnknown";
+    }
+}
+const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        default: return "unknown error";
+    }
+}
+cudaError_t cudaGetLastError() {
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use) {
+    *to = device_malloc(bytes, host_may_use);
+    if (*to) return cudaSuccess;
+    return failed(cudaErrorMemoryAllocation, "cudaMalloc: more memory than the emulated GPU has, 4 GB",
+                  __builtin_return_address(0));
+}
+cudaError_t cudaFree(void *address) {
+    if (!address || device_free(address)) return cudaSuccess;
+    return failed(cudaErrorInvalidValue, "cudaFree of a pointer that cudaMalloc did not return, or a second time",
+                  __builtin_return_address(0));
+}
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    if (!is_inside(to, bytes) && space_of(uintptr_t(to)) != Space::PROGRAM)
+        return failed(cudaErrorInvalidValue, "cudaMemset beyond an allocation, or of host memory", __builtin_return_address(0));
+    std::memset(to, value, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    return copy_memory(to, from, bytes, kind, __builtin_return_address(0));
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return copy_memory(to, from, bytes, kind, __builtin_return_address(0));
+}
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind) {
+    for (size_t row = 0; row < height; row++) {
+        const cudaError_t error = copy_memory(static_cast<char *>(to) + row * to_pitch,
+                                              static_cast<const char *>(from) + row * from_pitch, width, kind,
+                                              __builtin_return_address(0));
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device) {
+    if (device) return failed(cudaErrorInvalidDevice, "there is one device, number 0", __builtin_return_address(0));
+    *to = cudaDeviceProp{"emulated on the CPU", size_t(4) << 30, 48 * 1024, 64 * 1024, 8, 0, 108, 1024, 32, 65536, 2048,
+                         {1024, 1024, 64}, {0x7fffffff, 65535, 65535}, 1410000, 1, 0, 1215000, 5120};
+    return cudaSuccess;
+}
+void ece408_allow_shared(size_t bytes) {
+    if (bytes <= 227 * 1024) allowed_shared = std::max(allowed_shared, bytes);
+}

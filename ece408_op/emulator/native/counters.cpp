@@ -1,0 +1,247 @@
+// What a GPU's load and store units would do: the accesses of a warp's lanes, joined into requests.
+//
+// Each lane's events wait in its own queue. A step takes the lanes whose next event has the lowest address of code, those
+// deeper in calls first: they are where a GPU's lanes would be together, because a compiler lays a branch's two sides in
+// front of the code behind both. Accesses of one step are one request.
+#include <algorithm>
+#include <cstdio>
+#include <unordered_map>
+
+#include "internal.h"
+
+namespace emulator {
+
+namespace {
+
+struct Counts {
+    Operation operation;
+    Space space;
+    uint8_t bytes;
+    uint8_t alignment = 16;  // of all addresses
+    bool found = false;
+    uint32_t partner = 0;  // the access behind this one in memory, in the same basic block, of the same kind
+    uint32_t hint = 0;     // how far it is in the list of the block's accesses
+    long requests = 0, lanes = 0, sectors = 0, least_sectors = 0;
+    // Of shared memory: with accesses of this width, and of 8 and 16 bytes, into which the compiler may join several.
+    long wavefronts[3] = {}, least_wavefronts = 0;
+};
+struct Block {
+    long entries = 0, divergent = 0;
+};
+
+struct Request {
+    uint32_t code;
+    uint32_t lanes;
+    Operation operation;
+    uintptr_t address[32];
+};
+
+std::unordered_map<uint32_t, Counts> counts;
+std::unordered_map<uint32_t, Block> blocks;
+
+struct Warp {
+    uint32_t active = 0, last_code = 0;  // of the last basic block
+    std::vector<Request> shared;         // requests of the basic block
+};
+Warp warps[32];
+
+int distinct(uintptr_t *values, int n) {
+    std::sort(values, values + n);
+    return std::unique(values, values + n) - values;
+}
+
+// Wavefronts of some of the lanes: the most different words of one bank.
+int bank_ways(const Request &request, int bytes, uint32_t lanes) {
+    uintptr_t words[128];
+    int n = 0;
+    for (int lane = 0; lane < 32; lane++)
+        if (lanes >> lane & 1)
+            for (int i = 0; i < std::max(bytes, 4); i += 4) words[n++] = request.address[lane] / 4 + i / 4;
+    n = distinct(words, n);
+    int ways[32] = {}, most = 0;
+    for (int i = 0; i < n; i++) most = std::max(most, ++ways[words[i] % 32]);
+    return most;
+}
+
+// Whether lanes next to each other, or two apart, all use the same address: then twice as many lanes share a wavefront.
+bool pairs_share(const Request &request, uint32_t lanes) {
+    for (const int distance : {1, 2}) {
+        bool same = true;
+        for (int lane = 0; lane < 32; lane++) {
+            const int other = lane ^ distance;
+            if ((lanes >> lane & 1) && (lanes >> other & 1)) same &= request.address[lane] == request.address[other];
+        }
+        if (same) return true;
+    }
+    return false;
+}
+
+int wavefronts(const Request &request, int bytes) {
+    if (bytes <= 4) return bank_ways(request, bytes, request.lanes);
+    // 8 bytes: two halves of the warp, or the whole; 16 bytes: quarters, or halves.
+    int sum = 0;
+    const int step = bytes == 8 ? 32 : 16;
+    for (int first = 0; first < 32; first += step) {
+        const uint32_t mask = (step == 32 ? ~0u : 0xffffu << first), lanes = request.lanes & mask;
+        if (!lanes) continue;
+        const uint32_t lower = lanes & (step == 32 ? 0xffffu : 0xffu << first);
+        if (pairs_share(request, lanes)) sum += bank_ways(request, bytes, lanes);
+        else sum += (lower ? bank_ways(request, bytes, lower) : 0) +
+                    (lanes & ~lower ? bank_ways(request, bytes, lanes & ~lower) : 0);
+    }
+    return sum;
+}
+
+void count(const Request &request, int bytes, Space space) {
+    Counts &mine = counts[request.code];
+    mine.operation = request.operation, mine.space = space, mine.bytes = bytes;
+    mine.requests++;
+    uintptr_t units[64];
+    int n = 0, least_alignment = mine.alignment;
+    for (int lane = 0; lane < 32; lane++)
+        if (request.lanes >> lane & 1) {
+            units[n++] = request.address[lane];
+            while (request.address[lane] % least_alignment) least_alignment /= 2;
+        }
+    mine.lanes += n;
+    mine.alignment = least_alignment;
+    if (space == Space::GLOBAL || space == Space::PROGRAM) {
+        uintptr_t sectors[64];
+        int m = 0;
+        for (int i = 0; i < n; i++) {
+            sectors[m++] = units[i] / 32;
+            if ((units[i] + bytes - 1) / 32 != units[i] / 32) sectors[m++] = units[i] / 32 + 1;
+        }
+        mine.sectors += distinct(sectors, m);
+        mine.least_sectors += (distinct(units, n) * bytes + 31) / 32;
+    } else if (space == Space::SHARED) {
+        mine.wavefronts[0] += wavefronts(request, bytes);
+        for (int i = 0, width = 2 * bytes; i < 2 && width <= 16; i++, width *= 2)
+            if (mine.alignment >= width) mine.wavefronts[i + 1] += wavefronts(request, width);
+        const int words = distinct(units, n) * std::max(bytes, 4) / 4;
+        mine.least_wavefronts += (words + 31) / 32;
+    }
+}
+
+// Find, or check, which access of the basic block is the next in memory for every lane.
+void pair(std::vector<Request> &all) {
+    for (size_t i = 0; i < all.size(); i++) {
+        Counts &mine = counts[all[i].code];
+        const auto follows = [&](size_t j) {
+            if (all[j].operation != all[i].operation || all[j].lanes != all[i].lanes) return false;
+            if (counts[all[j].code].bytes != mine.bytes) return false;
+            for (int lane = 0; lane < 32; lane++)
+                if ((all[i].lanes >> lane & 1) && all[j].address[lane] != all[i].address[lane] + mine.bytes) return false;
+            return true;
+        };
+        if (!mine.found) {
+            mine.found = true;
+            for (size_t j = 0; j < all.size() && !mine.partner; j++)
+                if (j != i && follows(j)) mine.partner = all[j].code, mine.hint = j;
+        } else if (mine.partner && !(mine.hint < all.size() && all[mine.hint].code == mine.partner && follows(mine.hint))) {
+            mine.partner = 0;
+        }
+    }
+    all.clear();
+}
+
+}  // namespace
+
+void merge(int warp) {
+    Warp &state = warps[warp];
+    const int first = 32 * warp, last = std::min(first + 32, thread_count);
+    for (;;) {
+        const Event *least = nullptr;
+        for (int i = first; i < last; i++) {
+            const Thread &thread = threads[i];
+            if (thread.first_event == thread.events.size()) {
+                if (thread.full) return;  // what it does next is not known yet
+                continue;
+            }
+            const Event &next = thread.events[thread.first_event];
+            if (!least || next.depth > least->depth || (next.depth == least->depth && next.code < least->code))
+                least = &next;
+        }
+        if (!least) break;
+        const Event event = *least;
+        Request request{event.code, 0, event.operation, {}};
+        for (int i = first; i < last; i++) {
+            Thread &thread = threads[i];
+            if (thread.first_event == thread.events.size()) continue;
+            const Event &next = thread.events[thread.first_event];
+            if (next.code != event.code || next.depth != event.depth || next.operation != event.operation) continue;
+            request.lanes |= 1u << (i - first);
+            request.address[i - first] = next.address;
+            if (++thread.first_event == thread.events.size()) thread.events.clear(), thread.first_event = 0;
+        }
+        if (event.operation == BLOCK) {
+            pair(state.shared);
+            if (state.last_code) {
+                Block &before = blocks[state.last_code];
+                // Some of the lanes that were together in the last block are not here.
+                if ((request.lanes & state.active) && (state.active & ~request.lanes)) before.divergent++;
+            }
+            blocks[event.code].entries++;
+            state.active = request.lanes, state.last_code = event.code;
+        } else {
+            const int lane = __builtin_ctz(request.lanes);
+            const Space space = space_of(request.address[lane]);
+            count(request, event.bytes, space);
+            if (space == Space::SHARED && event.operation != ATOMIC) state.shared.push_back(request);
+        }
+    }
+    pair(state.shared);
+}
+
+void end_of_block() {
+    for (Warp &warp : warps) warp.active = 0, warp.last_code = 0, warp.shared.clear();
+}
+
+void write_counters(FILE *to) {
+    static const char *const spaces[] = {"shared", "global", "local", "constant", "global", "host"};
+    static const char *const operations[] = {"read", "write", "atomic"};
+    // Two or four accesses next to one another in a basic block, always aligned, are one instruction on a GPU.
+    std::unordered_map<uint32_t, int> width;  // of the first of those accesses, in accesses; 0 for the others
+    std::vector<uint32_t> codes;
+    for (const auto &each : counts) codes.push_back(each.first);
+    std::sort(codes.begin(), codes.end());
+    for (const int n : {4, 2})
+        for (const uint32_t code : codes) {
+            const Counts &mine = counts[code];
+            if (mine.space != Space::SHARED || width.count(code) || mine.alignment < n * mine.bytes || n * mine.bytes > 16)
+                continue;
+            uint32_t chain[4] = {code};
+            int length = 1;
+            while (length < n) {
+                const uint32_t next = counts[chain[length - 1]].partner;
+                if (!next || width.count(next) || counts[next].requests != mine.requests) break;
+                chain[length++] = next;
+            }
+            if (length < n) continue;
+            width[code] = n;
+            for (int i = 1; i < n; i++) width[chain[i]] = 0;
+        }
+    const char *separator = "";
+    for (const uint32_t code : codes) {
+        const Counts &mine = counts[code];
+        const int joined = width.count(code) ? width[code] : 1;
+        std::fprintf(to, "%s{\"code\": %u, \"space\": \"%s\", \"operation\": \"%s\", \"bytes\": %d, \"instructions\": %ld, "
+                     "\"accesses\": %ld, \"sectors\": %ld, \"least_sectors\": %ld, \"wavefronts\": %ld, "
+                     "\"least_wavefronts\": %ld}",
+                     separator, code, spaces[int(mine.space)], operations[mine.operation], mine.bytes,
+                     joined ? mine.requests : 0, mine.lanes, mine.sectors, mine.least_sectors,
+                     joined ? mine.wavefronts[joined / 2] : 0, joined ? mine.least_wavefronts : 0);
+        separator = ",\n";
+    }
+}
+
+void write_blocks(FILE *to) {
+    const char *separator = "";
+    for (const auto &[code, block] : blocks) {
+        if (block.divergent)
+            std::fprintf(to, "%s{\"code\": %u, \"entries\": %ld, \"divergent\": %ld}", separator, code, block.entries,
+                         block.divergent), separator = ",\n";
+    }
+}
+
+}  // namespace emulator

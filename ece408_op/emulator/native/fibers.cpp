@@ -1,0 +1,280 @@
+// Threads as fibers: a block's threads take turns on one CPU thread, each until it waits for others or ends.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "internal.h"
+
+// What a kernel reads as constants; the headers declare them const, so that the compiler reads them once.
+emulator::Triple threadIdx, blockIdx, blockDim, gridDim;
+extern const int warpSize = 32;
+
+namespace emulator {
+
+Thread threads[MOST_THREADS];
+int thread_count, current;
+bool in_kernel;
+uint32_t last_code;
+
+struct Barrier {
+    int arrived, expected;
+    long generation;
+    const void *code;  // where the first thread of this generation waits
+    bool two_places;
+};
+
+namespace {
+
+void *scheduler_stack;
+Grid running;
+Barrier block_barrier, named_barriers[16], warp_barriers[32], group_barriers[8];
+unsigned ended_lanes[32], waiting_lanes[32];
+bool progress;
+unsigned long long registers[32][32];
+
+// Save the callee's registers on this stack, and continue on another one.
+extern "C" void ece408_switch(void **save, void *load);
+asm(R"(
+.text
+.globl ece408_switch
+ece408_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+)");
+
+void leave() {
+    ece408_switch(&threads[current].stack_pointer, scheduler_stack);
+    threadIdx = {unsigned(current) % blockDim.x, unsigned(current) / blockDim.x % blockDim.y,
+                 unsigned(current) / blockDim.x / blockDim.y};
+}
+
+bool complete_barrier(Barrier &barrier) {
+    barrier.arrived = 0, barrier.generation++, barrier.code = nullptr, barrier.two_places = false;
+    return progress = true;
+}
+
+void wait_at(Barrier &barrier, const void *code) {
+    Thread &thread = threads[current];
+    thread.waits = &barrier, thread.generation = barrier.generation, thread.code = code;
+    while (barrier.generation == thread.generation) leave();
+    thread.waits = nullptr;
+}
+
+// Complete the block's barrier if all threads that have not ended wait there.
+void check_block_barrier() {
+    int alive = 0;
+    for (int i = 0; i < thread_count; i++) alive += !threads[i].finished;
+    if (!block_barrier.arrived || block_barrier.arrived < alive) return;
+    if (alive < thread_count) {
+        const std::string text = std::to_string(alive) + " of the block's " + std::to_string(thread_count) +
+                                 " threads reach this __syncthreads(); the others have ended";
+        report("barrier", text.c_str(), block_barrier.code);
+    }
+    order_all();
+    complete_barrier(block_barrier);
+}
+
+void check_warp_barrier(int warp) {
+    const unsigned waiting = waiting_lanes[warp];
+    if (!waiting || (warp_barriers[warp].expected & ~ended_lanes[warp] & ~waiting)) return;
+    waiting_lanes[warp] = 0;
+    complete_barrier(warp_barriers[warp]);
+}
+
+// The lanes of the mask wait for one another. A lane that has ended counts as arrived, as on a GPU.
+void warp_barrier(unsigned mask, const void *code) {
+    const int warp = current / 32;
+    Barrier &barrier = warp_barriers[warp];
+    mask &= lanes_of_warp();
+    if (waiting_lanes[warp] && barrier.expected != int(mask))
+        report("barrier", "lanes of one warp wait with different masks", code, barrier.code);
+    if (!(mask >> current % 32 & 1)) report("barrier", "the mask lacks the lane that calls", code);
+    barrier.expected = waiting_lanes[warp] ? barrier.expected | mask : mask;
+    waiting_lanes[warp] |= 1u << current % 32;
+    if (!barrier.code) barrier.code = code;
+    const long mine = barrier.generation;
+    check_warp_barrier(warp);
+    if (barrier.generation == mine) wait_at(barrier, code);
+}
+
+void count_at(Barrier &barrier, int expected, const void *code) {
+    const long mine = barrier.generation;
+    if (!barrier.code) barrier.code = code;
+    if (++barrier.arrived == expected) complete_barrier(barrier);
+    else if (barrier.generation == mine) wait_at(barrier, code);
+}
+
+void start() {
+    threadIdx = {unsigned(current) % blockDim.x, unsigned(current) / blockDim.x % blockDim.y,
+                 unsigned(current) / blockDim.x / blockDim.y};
+    in_kernel = true;
+    running.call(running.kernel);
+    in_kernel = false;
+    threads[current].finished = true;
+    ended_lanes[current / 32] |= 1u << current % 32;
+    progress = true;
+    check_block_barrier();
+    check_warp_barrier(current / 32);
+    for (;;) leave();
+}
+
+void prepare(Thread &thread) {
+    if (!thread.stack) {
+        void *const memory = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) stop("crash", "no memory for the threads' stacks", running.code);
+        mprotect(memory, 4096, PROT_NONE);
+        thread.stack = uintptr_t(memory);
+    }
+    void **top = reinterpret_cast<void **>(thread.stack + STACK_BYTES) - 1;
+    top[0] = nullptr;  // the return address of start(), which never returns
+    *--top = reinterpret_cast<void *>(start);
+    thread.stack_pointer = top - 6;
+    thread.finished = thread.full = false, thread.waits = nullptr, thread.code = nullptr, thread.depth = 0;
+    thread.events.clear(), thread.first_event = 0;
+}
+
+bool can_run(const Thread &thread) {
+    return !thread.finished && !(thread.waits && thread.waits->generation == thread.generation);
+}
+
+[[noreturn]] void deadlock() {
+    const Thread *first = nullptr, *second = nullptr;
+    int waiting = 0;
+    for (int i = 0; i < thread_count; i++) {
+        if (threads[i].finished) continue;
+        waiting++;
+        if (!first) first = &threads[i];
+        else if (!second && threads[i].code != first->code) second = &threads[i];
+    }
+    const std::string text = std::to_string(waiting) + " of the block's " + std::to_string(thread_count) +
+                             " threads wait for ever" + (second ? ", in different places" : "");
+    report("deadlock", text.c_str(), first->code, second ? second->code : nullptr);
+    stop(nullptr, nullptr, nullptr);
+    __builtin_unreachable();
+}
+
+void run_block() {
+    for (int i = 0; i < thread_count; i++) prepare(threads[i]);
+    for (auto [barriers, n] : {std::pair(&block_barrier, 1), {named_barriers, 16}, {warp_barriers, 32}, {group_barriers, 8}})
+        std::fill_n(barriers, n, Barrier{});
+    std::fill_n(ended_lanes, 32, 0), std::fill_n(waiting_lanes, 32, 0);
+    clear_shared(running.shared_bytes);
+    if (racing) begin_races(thread_count);
+    int idle = 0;
+    for (bool left = true; left;) {
+        left = progress = false;
+        for (int warp = 0; 32 * warp < thread_count; warp++) {
+            for (current = 32 * warp; current < std::min(32 * warp + 32, thread_count); current++) {
+                if (!can_run(threads[current])) continue;
+                if (!threads[current].waits && threads[current].full) progress = true;
+                threads[current].full = false;
+                ece408_switch(&scheduler_stack, threads[current].stack_pointer);
+            }
+            if (counting) merge(warp);
+        }
+        for (int i = 0; i < thread_count; i++) left |= !threads[i].finished;
+        idle = progress ? 0 : idle + 1;
+        if (left && idle > 64) deadlock();
+    }
+    for (const Barrier &barrier : named_barriers)
+        if (barrier.arrived) report("barrier", "the block ends while a barrier waits for more threads", barrier.code);
+    if (counting) end_of_block();
+}
+
+}  // namespace
+
+int lane_number() { return current % 32; }
+
+unsigned lanes_of_warp() {
+    const int lanes = thread_count - current / 32 * 32;
+    return lanes >= 32 ? ~0u : (1u << lanes) - 1;
+}
+
+void yield_thread() { leave(); }
+
+unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32]) {
+    const Pause pause;
+    const void *const code = __builtin_return_address(0);
+    const int warp = current / 32;
+    registers[warp][current % 32] = value;
+    warp_barrier(mask, code);
+    std::memcpy(all, registers[warp], sizeof all);
+    const unsigned took_part = mask & lanes_of_warp() & ~ended_lanes[warp];
+    warp_barrier(mask, code);
+    return took_part;
+}
+
+void named_barrier(int number, int count) {
+    const Pause pause;
+    Ordering *const order = ordering_of(&named_barriers[number]);
+    release(order);
+    if (named_barriers[number].arrived + 1 == count) complete(order);
+    count_at(named_barriers[number], count, __builtin_return_address(0));
+    acquire(order);
+}
+
+void group_barrier(int group) {
+    const Pause pause;
+    count_at(group_barriers[group], 128, __builtin_return_address(0));
+}
+
+void run_grid(const Grid &grid) {
+    if (in_kernel) stop("unsupported", "a kernel launches a kernel, which the emulator cannot do", grid.code);
+    running = grid;
+    gridDim = grid.grid, blockDim = grid.block;
+    thread_count = grid.block.x * grid.block.y * grid.block.z;
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
+}
+
+// A turn ends early when its events fill the buffer, so that the other lanes of the warp can catch up.
+void end_turn() {
+    threads[current].full = true;
+    leave();
+}
+
+}  // namespace emulator
+
+void __syncthreads() {
+    using namespace emulator;
+    const Pause pause;
+    const void *const code = __builtin_return_address(0);
+    if (block_barrier.arrived && block_barrier.code != code && !block_barrier.two_places) {
+        block_barrier.two_places = true;
+        report("barrier", "threads of one block wait at two different __syncthreads()", code, block_barrier.code);
+    }
+    if (!block_barrier.arrived) block_barrier.code = code;
+    block_barrier.arrived++;
+    const long mine = block_barrier.generation;
+    check_block_barrier();
+    if (block_barrier.generation == mine) wait_at(block_barrier, code);
+}
+
+void __syncwarp(unsigned mask) {
+    using namespace emulator;
+    const Pause pause;
+    Ordering *const order = ordering_of(&warp_barriers[current / 32]);
+    release(order);
+    const unsigned waiting = waiting_lanes[current / 32] | 1u << current % 32;
+    if (!(mask & lanes_of_warp() & ~ended_lanes[current / 32] & ~waiting)) complete(order);
+    warp_barrier(mask, __builtin_return_address(0));
+    acquire(order);
+}

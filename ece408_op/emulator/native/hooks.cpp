@@ -1,0 +1,73 @@
+// What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
+#include "internal.h"
+
+namespace emulator {
+
+void end_turn();
+
+namespace {
+
+inline void add(Thread &thread, uint32_t code, Operation operation, int bytes, uintptr_t address) {
+    if (!counting) return;
+    thread.events.push_back({code, thread.depth, operation, uint8_t(bytes), address});
+    if (thread.events.size() - thread.first_event >= EVENTS_PER_TURN && operation == BLOCK) {
+        const Pause pause;
+        end_turn();
+    }
+}
+
+inline void hook(void *pointer, int bytes, Operation operation, const void *code) {
+    const uintptr_t address = uintptr_t(pointer);
+    last_code = uint32_t(uintptr_t(code));
+    if (!in_kernel) {
+        const Allocation *found = is_device(pointer) ? allocation_near(address) : nullptr;
+        if (found && !found->host_may_use)
+            stop("out of bounds", "the host's code uses GPU memory through a pointer, which ends a program", code);
+        return;
+    }
+    const Space space = space_of(address);
+    if (space == Space::LOCAL) return;
+    const Pause pause;
+    if (space == Space::SHARED) {
+        if (!check_shared(address, bytes, operation, code)) return;
+        if (racing) watch_shared(address, bytes, current, operation, code);
+    } else if (space == Space::GLOBAL) {
+        check_global(address, bytes, operation, code);
+    } else if (space == Space::HOST) {
+        stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, or an index far beyond", code);
+    }
+    add(threads[current], last_code, operation, bytes, address);
+}
+
+}  // namespace
+
+void access(const void *address, int bytes, Operation operation, const void *code) {
+    hook(const_cast<void *>(address), bytes, operation, code);
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+#define HERE __builtin_return_address(0)
+#define HOOKS(n)                                                                        \
+    extern "C" void __tsan_read##n(void *p) { hook(p, n, READ, HERE); }                  \
+    extern "C" void __tsan_write##n(void *p) { hook(p, n, WRITE, HERE); }                \
+    extern "C" void __tsan_unaligned_read##n(void *p) { hook(p, n, READ, HERE); }        \
+    extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }      \
+    extern "C" void __tsan_volatile_read##n(void *p) { hook(p, n, READ, HERE); }         \
+    extern "C" void __tsan_volatile_write##n(void *p) { hook(p, n, WRITE, HERE); }
+HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
+static void range(void *p, long bytes, Operation operation, const void *code) {
+    for (long i = 0; i < bytes; i += 4) hook(static_cast<char *>(p) + i, bytes - i < 4 ? 1 : 4, operation, code);
+}
+extern "C" void __tsan_read_range(void *p, long n) { range(p, n, READ, HERE); }
+extern "C" void __tsan_write_range(void *p, long n) { range(p, n, WRITE, HERE); }
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_func_entry(void *) { if (in_kernel) threads[current].depth++; }
+extern "C" void __tsan_func_exit() { if (in_kernel) threads[current].depth--; }
+extern "C" void __tsan_vptr_update(void **, void *) {}
+extern "C" void __tsan_vptr_read(void **) {}
+extern "C" void __sanitizer_cov_trace_pc() {
+    last_code = uint32_t(uintptr_t(HERE));
+    if (in_kernel) add(threads[current], last_code, BLOCK, 0, 0);
+}

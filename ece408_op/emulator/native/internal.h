@@ -1,0 +1,75 @@
+// What the files of the runtime share among themselves.
+#pragma once
+#include <vector>
+
+#include "machine.h"
+
+namespace emulator {
+
+constexpr size_t STACK_BYTES = 256 * 1024, DYNAMIC_SHARED_BYTES = 256 * 1024;
+constexpr int MOST_THREADS = 1024, EVENTS_PER_TURN = 8192;
+
+// An access or, as BLOCK, the entry into a basic block of the program.
+struct Event {
+    uint32_t code;  // the return address of the hook; the program lies below 4 GB
+    uint16_t depth;  // of calls
+    Operation operation;
+    uint8_t bytes;
+    uintptr_t address;
+};
+
+struct Thread {
+    void *stack_pointer;
+    uintptr_t stack;  // the lowest address
+    bool finished, full;
+    struct Barrier *waits;  // for this barrier's generation to change
+    long generation;
+    const void *code;  // where it waits
+    uint16_t depth;
+    std::vector<Event> events;
+    size_t first_event;
+};
+
+extern Thread threads[MOST_THREADS];
+extern int thread_count, current;
+extern bool in_kernel;        // a thread of a kernel runs, not the host's code nor the runtime
+extern uint32_t last_code;    // of the last hook
+
+struct Pause {
+    const bool was;
+    Pause() : was(in_kernel) { in_kernel = false; }
+    ~Pause() { in_kernel = was; }
+};
+
+// memory.cpp
+enum class Space { SHARED, GLOBAL, LOCAL, CONSTANT, PROGRAM, HOST };
+Space space_of(uintptr_t address);
+struct Allocation {
+    uintptr_t begin, end;
+    bool host_may_use, freed;
+    char name[32];
+};
+void name_allocation(void *address, const char *name);
+const Allocation *allocation_near(uintptr_t address);
+void check_global(uintptr_t address, int bytes, Operation operation, const void *code);
+uintptr_t shared_offset(uintptr_t address);  // from 0: static shared memory, then dynamic shared memory
+void clear_shared(size_t dynamic_bytes);
+bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code);
+size_t shared_size();
+
+// races.cpp
+void begin_races(int threads);
+void order_all();  // every thread has reached one barrier
+void watch_shared(uintptr_t address, int bytes, int thread, Operation operation, const void *code);
+
+// counters.cpp
+void merge(int warp);
+void end_of_block();
+void write_counters(struct _IO_FILE *to);
+
+// report.cpp
+void write_report();
+extern const char *report_path;
+extern bool counting, racing;
+
+}  // namespace emulator

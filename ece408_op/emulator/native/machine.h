@@ -1,0 +1,52 @@
+// The emulated GPU: what the runtime's files share, and what the headers in ../cuda call. x86-64 Linux only.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace emulator {
+
+struct Triple {
+    unsigned x, y, z;
+};
+
+// One launch. `call(kernel)` runs the kernel once, as the current thread; `code` is the launch's address in the program.
+struct Grid {
+    Triple grid, block;
+    size_t shared_bytes;
+    void (*call)(void *kernel);
+    void *kernel;
+    const void *code;
+};
+void run_grid(const Grid &grid);
+
+// A warp's exchange of registers: every lane of `mask` passes a value and gets those of all lanes. Returns the mask of
+// the lanes that took part.
+unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32]);
+int lane_number();
+unsigned lanes_of_warp();  // the lanes that the warp has, whether they have ended or not
+
+// Barriers with a number of threads, and those that only some primitives of the package's kernels need.
+void named_barrier(int number, int threads);
+void group_barrier(int group);  // of 128 threads; orders registers only
+void yield_thread();
+struct Ordering;  // what a release passes on to the threads that acquire it
+Ordering *ordering_of(const void *object);
+void release(Ordering *ordering);
+void complete(Ordering *ordering);
+void acquire(Ordering *ordering);
+
+enum Operation : uint8_t { READ, WRITE, ATOMIC, BLOCK };
+// Record an access that the compiler does not: an atomic operation's.
+void access(const void *address, int bytes, Operation operation, const void *code);
+void stop(const char *kind, const char *message, const void *code);  // ends the run with a finding
+void report(const char *kind, const char *message, const void *code, const void *other = nullptr);
+
+extern unsigned char dynamic_shared[];
+void *device_malloc(size_t bytes, bool host_may_use, size_t alignment = 256);
+bool device_free(void *address);
+// Whether [address, address + bytes) is GPU memory, and all of it inside one allocation.
+bool is_device(const void *address);
+bool is_inside(const void *address, size_t bytes);
+double milliseconds();
+
+}  // namespace emulator

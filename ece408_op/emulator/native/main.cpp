@@ -1,0 +1,158 @@
+// The program's life: read the job, run it within its time, write what came out and what was found.
+//
+// usage: PROGRAM JOB OUTPUT REPORT SECONDS. The job: the number of buffers as int64; of each its bytes, the alignment of its
+// address, whether its content follows, whether it is an output; the number of parameters and these, all int64; then the
+// contents, one behind the other. The outputs are written in order. The report is JSON.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <string>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+extern emulator::Triple threadIdx, blockIdx;
+extern "C" void ece408_run(void **buffers, const long long *parameters);
+extern "C" __attribute__((weak)) const int ece408_counting, ece408_racing;
+
+namespace emulator {
+
+const char *report_path;
+bool counting, racing;
+void write_blocks(FILE *to);
+
+namespace {
+
+struct Finding {
+    std::string kind, message;
+    uint32_t code, other;
+    long times;
+    Triple block, thread;
+};
+std::vector<Finding> findings;
+const char *output_path;
+std::vector<std::pair<void *, size_t>> outputs;
+alignas(16) char signal_stack[64 * 1024];
+
+std::string quoted(const std::string &text) {
+    std::string all = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') all += '\\';
+        all += c >= ' ' ? c : ' ';
+    }
+    return all + '"';
+}
+
+void write_all() {
+    if (FILE *to = std::fopen(output_path, "wb")) {
+        for (const auto &[address, bytes] : outputs) std::fwrite(address, 1, bytes, to);
+        std::fclose(to);
+    }
+    FILE *const to = std::fopen(report_path, "w");
+    if (!to) return;
+    std::fprintf(to, "{\"findings\": [");
+    const char *separator = "";
+    for (const Finding &each : findings) {
+        std::fprintf(to, "%s{\"kind\": %s, \"message\": %s, \"code\": %u, \"other\": %u, \"times\": %ld, "
+                     "\"block\": [%u, %u, %u], \"thread\": [%u, %u, %u]}", separator, quoted(each.kind).c_str(),
+                     quoted(each.message).c_str(), each.code, each.other, each.times, each.block.x, each.block.y,
+                     each.block.z, each.thread.x, each.thread.y, each.thread.z);
+        separator = ",\n";
+    }
+    std::fprintf(to, "],\n\"accesses\": [");
+    write_counters(to);
+    std::fprintf(to, "],\n\"blocks\": [");
+    write_blocks(to);
+    std::fprintf(to, "]}\n");
+    std::fclose(to);
+}
+
+void on_signal(int number) {
+    static bool again;
+    const void *const code = reinterpret_cast<const void *>(uintptr_t(last_code));
+    if (again) _exit(3);
+    again = true;
+    const char *const message = number == SIGALRM ? "it runs longer than its time limit: an endless loop?"
+                                : number == SIGFPE ? "a division by zero"
+                                : number == SIGABRT ? "an assertion failed, or abort() was called"
+                                                    : "it uses memory that does not exist";
+    stop(number == SIGALRM ? "time" : "crash", message, code);
+}
+
+int64_t number(FILE *from) {
+    int64_t value = 0;
+    if (std::fread(&value, 8, 1, from) != 1) std::exit(2);
+    return value;
+}
+
+}  // namespace
+
+void report(const char *kind, const char *message, const void *code, const void *other) {
+    const uint32_t here = uintptr_t(code), there = uintptr_t(other);
+    for (Finding &each : findings)
+        if (each.kind == kind && each.code == here && (each.other == there || each.kind == "race")) {
+            each.times++;
+            return;
+        }
+    if (findings.size() < 100) findings.push_back({kind, message, here, there, 1, blockIdx, threadIdx});
+}
+
+void stop(const char *kind, const char *message, const void *code) {
+    if (kind) report(kind, message, code);
+    in_kernel = false;
+    std::fflush(stdout);
+    write_all();
+    _exit(0);
+}
+
+double milliseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
+}
+
+}  // namespace emulator
+
+int main(int count, char **words) {
+    using namespace emulator;
+    if (count != 5) return 2;
+    output_path = words[2], report_path = words[3];
+    counting = &ece408_counting && ece408_counting, racing = &ece408_racing && ece408_racing;
+    FILE *const job = std::fopen(words[1], "rb");
+    if (!job) return 2;
+    std::vector<void *> buffers;
+    struct Buffer { int64_t bytes, alignment, given, output; };
+    std::vector<Buffer> all(number(job));
+    for (Buffer &each : all) each = {number(job), number(job), number(job), number(job)};
+    std::vector<long long> parameters(number(job));
+    for (long long &each : parameters) each = number(job);
+    static const char *const names[] = {"x", "w", "y"};
+    for (const Buffer &each : all) {
+        void *const address = device_malloc(each.bytes, false, each.alignment);
+        if (each.given && std::fread(address, 1, each.bytes, job) != size_t(each.bytes)) return 2;
+        if (each.output) outputs.push_back({address, each.bytes});
+        if (buffers.size() < 3) name_allocation(address, names[buffers.size()]);
+        buffers.push_back(address);
+    }
+    std::fclose(job);
+    stack_t stack{};
+    stack.ss_sp = signal_stack, stack.ss_size = sizeof signal_stack;
+    sigaltstack(&stack, nullptr);
+    struct sigaction action{};
+    action.sa_handler = on_signal, action.sa_flags = SA_ONSTACK | SA_NODEFER;
+    for (const int each : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGILL, SIGALRM}) sigaction(each, &action, nullptr);
+    const double seconds = std::atof(words[4]);
+    itimerval timer{};
+    timer.it_value = {time_t(seconds), suseconds_t((seconds - time_t(seconds)) * 1e6)};
+    setitimer(ITIMER_REAL, &timer, nullptr);
+    try {
+        ece408_run(buffers.data(), parameters.data());
+    } catch (const std::exception &error) {
+        report("error", error.what(), reinterpret_cast<const void *>(uintptr_t(last_code)));
+    }
+    stop(nullptr, nullptr, nullptr);
+}

@@ -1,0 +1,119 @@
+// Races in shared memory, found as racecheck finds them on a GPU.
+//
+// Threads have vector clocks (C. Flanagan, S. Freund, FastTrack: efficient and precise dynamic race detection, 2009): a
+// barrier orders what was before it with what is behind it, and nothing else does, not even that a warp's lanes exchange
+// values. Two accesses of a word that are not in order, one of them a write, are a race. A barrier of the whole block
+// orders everything, so the words start afresh there.
+#include <map>
+
+#include "internal.h"
+
+namespace emulator {
+
+typedef std::vector<int> Clock;  // of every thread, how often it had released when last heard of
+struct Ordering {
+    Clock pending, opened;
+};
+
+namespace {
+
+struct Access {
+    int thread, time;
+    uint32_t code;
+    uint8_t mask;  // the bytes of the word
+};
+struct Word {
+    long epoch = 0;
+    std::vector<Access> writes, reads, atomics;
+};
+
+std::vector<Clock> clocks;
+std::vector<Word> words;
+std::map<const void *, Ordering> orderings;
+long epoch;
+
+bool before(const Access &a, int thread) { return a.thread == thread || a.time <= clocks[thread][a.thread]; }
+
+void join(Clock &to, const Clock &from) {
+    if (to.size() < from.size()) to.resize(from.size(), 0);
+    for (size_t i = 0; i < from.size(); i++)
+        if (to[i] < from[i]) to[i] = from[i];
+}
+
+bool in_order(const char *message, const std::vector<Access> &all, const Access &now, const void *code) {
+    for (const Access &each : all)
+        if ((each.mask & now.mask) && !before(each, now.thread)) {
+            report("race", message, code, reinterpret_cast<const void *>(uintptr_t(each.code)));
+            return false;
+        }
+    return true;
+}
+
+void put(std::vector<Access> &all, const Access &now) {
+    if (!all.empty() && all.back().thread == now.thread && all.back().mask == now.mask) all.back() = now;
+    else all.push_back(now);
+}
+
+// The write makes what it covers part of the past.
+void replace(std::vector<Access> &all, uint8_t mask) {
+    size_t kept = 0;
+    for (const Access &each : all)
+        if (each.mask & ~mask) all[kept++] = each;
+    all.resize(kept);
+}
+
+}  // namespace
+
+void begin_races(int count) {
+    clocks.assign(count, Clock(count, 0));
+    for (int i = 0; i < count; i++) clocks[i][i] = 1;
+    orderings.clear();
+    epoch++;
+    words.resize((shared_size() + 3) / 4);
+}
+
+void order_all() { epoch++; }
+
+Ordering *ordering_of(const void *object) { return racing ? &orderings[object] : nullptr; }
+
+void release(Ordering *to) {
+    if (!racing) return;
+    join(to->pending, clocks[current]);
+    clocks[current][current]++;
+}
+void complete(Ordering *ordering) {
+    if (racing) join(ordering->opened, ordering->pending), ordering->pending.clear();
+}
+void acquire(Ordering *from) {
+    if (racing) join(clocks[current], from->opened);
+}
+
+void watch_shared(uintptr_t address, int bytes, int thread, Operation operation, const void *code) {
+    const uintptr_t begin = shared_offset(address);
+    if (begin + bytes > shared_size()) return;
+    for (uintptr_t at = begin; at < begin + bytes; at = (at / 4 + 1) * 4) {
+        Word &word = words[at / 4];
+        if (word.epoch != epoch) word.epoch = epoch, word.writes.clear(), word.reads.clear(), word.atomics.clear();
+        uint8_t mask = 0;
+        for (uintptr_t i = at; i < begin + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
+        const Access now = {thread, clocks[thread][thread], uint32_t(uintptr_t(code)), mask};
+        if (!in_order(operation == READ ? "one thread reads what another writes, with no barrier between"
+                                        : "two threads write the same element, with no barrier between",
+                      word.writes, now, code))
+            return;
+        if (operation != ATOMIC &&
+            !in_order("an access and an atomic operation, with no barrier between", word.atomics, now, code))
+            return;
+        if (operation != READ &&
+            !in_order("one thread writes what another reads, with no barrier between", word.reads, now, code))
+            return;
+        if (operation == WRITE) {
+            for (std::vector<Access> *all : {&word.writes, &word.reads, &word.atomics}) replace(*all, mask);
+            word.writes.push_back(now);
+        } else {
+            put(operation == READ ? word.reads : word.atomics, now);
+        }
+    }
+}
+
+}  // namespace emulator

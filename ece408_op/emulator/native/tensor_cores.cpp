@@ -1,0 +1,120 @@
+// Tensor cores, lane by lane in double precision.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "../cuda/tensor_cores.h"
+#include "internal.h"
+
+namespace emulator {
+
+double half_of(unsigned word, int k) {
+    _Float16 value;
+    const unsigned short bits = word >> (16 * (k % 2));
+    std::memcpy(&value, &bits, 2);
+    return value;
+}
+
+namespace {
+
+unsigned rows_of[32][32][4], columns_of[32][32][2];  // A and B, by warp and lane
+
+double float_of(unsigned word) {
+    float value;
+    std::memcpy(&value, &word, 4);
+    return value;
+}
+
+void exchange() {
+    unsigned long long all[32];
+    gather(~0u, 0, all);
+}
+
+// Product k of row r of the warp's 16 x 16 matrix A.
+double row_value(int warp, int r, int k) { return half_of(rows_of[warp][r % 8 * 4 + k % 8 / 2][r / 8 + k / 8 * 2], k); }
+
+// A tensor core's sum of its terms: each is truncated two bits behind the last bit of a float as large as the largest
+// term, and the sum at its own last bit, both towards zero. Two bits, as an H200's sums show (docs/numerics.md).
+template <int N>
+float truncated_sum(const double (&terms)[N]) {
+    double largest = 0, sum = 0;
+    for (const double term : terms) largest = std::fmax(largest, std::fabs(term)), sum += term;
+    if (!(largest > 0) || !std::isfinite(sum)) return float(sum);
+    const double unit = std::ldexp(1.0, std::ilogb(largest) - 25);
+    sum = 0;
+    for (const double term : terms) sum += std::trunc(term / unit);
+    sum *= unit;
+    const float nearest = float(sum);
+    return std::fabs(double(nearest)) > std::fabs(sum) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
+// Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their distances in the descriptor. With one: rows of
+// 128, 64 or 32 bytes, of which each has its 16 bytes in another order; the address counts from multiples of 1024.
+unsigned described(unsigned long long at, int row, int k) {
+    const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
+    unsigned word;
+    if (at >> 62) {
+        const int width = 256 >> (at >> 62), from = field(0) + row / 8 * field(32) + row % 8 * width + k / 2 * 4;
+        std::memcpy(&word, dynamic_shared + (from ^ (from >> 3 & (width - 16))), 4);
+        return word;
+    }
+    const unsigned char *const matrix = dynamic_shared + field(0) + row / 8 * field(32) + k / 8 * field(16);
+    std::memcpy(&word, matrix + row % 8 * 16 + k % 8 / 2 * 4, 4);
+    return word;
+}
+
+}  // namespace
+
+void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const int warp = current / 32, lane = current % 32;
+    std::memcpy(rows_of[warp][lane], a, 16);
+    columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
+    exchange();
+    for (int v = 0; v < 4; v++) {
+        double terms[17] = {d[v]};
+        for (int k = 0; k < 16; k++) {
+            const unsigned word = columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 8 / 2][k / 8];
+            terms[1 + k] = row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
+        }
+        d[v] = truncated_sum(terms);
+    }
+    exchange();
+}
+
+void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const int warp = current / 32, lane = current % 32;
+    std::memcpy(rows_of[warp][lane], a, 16);
+    columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
+    exchange();
+    for (int v = 0; v < 4; v++) {
+        double terms[9] = {d[v]};
+        for (int k = 0; k < 8; k++)
+            terms[1 + k] = float_of(rows_of[warp][lane / 4 * 4 + k % 4][v / 2 + k / 4 * 2]) *
+                           float_of(columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 4][k / 4]);
+        d[v] = truncated_sum(terms);
+    }
+    exchange();
+}
+
+void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
+    const int warp = current / 32, lane = current % 32;
+    std::memcpy(rows_of[warp][lane], a, 16);
+    group_barrier(warp / 4);
+    for (int i = 0; i < columns / 2; i++) {
+        double terms[17] = {d[i]};
+        for (int k = 0; k < 16; k++)
+            terms[1 + k] = row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
+                           half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
+        d[i] = truncated_sum(terms);
+    }
+    group_barrier(warp / 4);
+}
+
+void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
+    const int row = current / 32 % 4 * 16 + current % 32 / 4, k = current % 4 * 2;
+    const unsigned own[4] = {described(a, row, k), described(a, row + 8, k), described(a, row, k + 8),
+                             described(a, row + 8, k + 8)};
+    wgmma(d, own, b, columns);
+}
+
+}  // namespace emulator
