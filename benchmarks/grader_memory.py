@@ -160,7 +160,7 @@ def main() -> int:
             return Path(stack.enter_context(_tools.new_folder(purpose)))
 
         top = new_folder("memory")
-        tools = _tools.build(new_folder("tools"), [(True, False), (True, True)])
+        tools = _tools.build([(True, False), (True, True)])
         (top / "plain.cu").write_text(PLAIN, encoding="utf-8")
         options = ["-O2", "-arch", f"sm_{chip.architecture}", "-o", str(top / "plain"), str(top / "plain.cu"), "-ldl"]
         subprocess.run([_tools.compiler("nvcc"), *options], check=True)

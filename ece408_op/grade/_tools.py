@@ -1,4 +1,4 @@
-"""The harness's own programs, compiled for this machine once per run, and the options for submissions."""
+"""The harness's own programs, compiled once for this machine, and the options for submissions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from . import _cache
 from ._errors import HarnessError
 from ._sandbox import Tools, require
 
-_NATIVE = Path(__file__).with_name("native")
-_HEADERS = Path(__file__).with_name("headers")
+_HERE = Path(__file__).parent
 #: How submissions for the CPU are compiled: as MXNet was (assert() does nothing), and for C++11's successor, since
 #: many need it. The harness's caller of forward is in the same unit, so that the compiler could see that a pointer is
 #: null and drop what is written through it: a crash has to stay one.
@@ -24,8 +24,8 @@ CPU_OPTIONS = (
     *("-std=c++14", "-O3", "-DNDEBUG=1", "-w", "-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks"),
     *(("-msse3",) if platform.machine() == "x86_64" else ()),
 )
-
-
+#: The header that is in front of every submission; for the CPU it is precompiled.
+_BEFORE = "headers/ece408_grade/before.h"
 _PREFIX = "ece408-grade-"
 
 
@@ -54,39 +54,50 @@ def remove_stale() -> None:
 
 
 def build(
-    folder: Path,
-    kinds: Iterable[tuple[bool, bool]],
-    *,
-    many: bool = False,
-    hidden: tuple[Path, ...] = (),
-    unsafe: bool = False,
+    kinds: Iterable[tuple[bool, bool]], *, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool = False
 ) -> Tools:
-    """Compile the harness's programs into the folder; raises HarnessError where that fails.
+    """The harness's programs, compiled unless they are in the cache; raises HarnessError where that fails.
 
-    ``kinds`` says of each kind of submission whether it is for a GPU, and in Python. For ``many`` submissions on the
-    CPU, the headers that all of them include are precompiled.
+    ``kinds`` says of each kind of submission whether it is for a GPU, and in Python. The other arguments are those of
+    Tools.
     """
     require(unsafe)
-    folder.chmod(0o755)
-    shutil.copytree(_HEADERS, folder / "headers")
-    tools = Tools(folder, hidden, unsafe)
     gxx = [compiler("g++"), "-std=c++17"]  # without optimisation: it would take longer than it saves
-    commands = {"supervisor": [*gxx, str(_NATIVE / "supervisor.cpp")]}
-    for gpu, python in set(kinds):
+    commands = {"supervisor": [*gxx, str(_HERE / "native" / "supervisor.cpp"), "-o", "supervisor"]}
+    for gpu, python in sorted(set(kinds)):
         options = ["-cudart", "static", "-DECE408_GRADE_GPU", "-x", "cu", "-Xcompiler", "-fPIC"] if gpu else ["-fPIC"]
         first = [compiler("nvcc" if gpu else "g++"), "-O1", "-std=c++17", *options, *(["-shared"] if python else [])]
-        commands[tools.worker(gpu, python).name] = [*first, str(_NATIVE / "worker.cpp"), "-ldl"]
-    if many:
-        before = folder / "headers" / "ece408_grade" / "before.h"
-        commands["headers/ece408_grade/before.h.gch"] = [*gxx[:1], *CPU_OPTIONS, "-x", "c++-header", str(before)]
+        name = Tools(Path()).worker(gpu, python).name
+        commands[name] = [*first, str(_HERE / "native" / "worker.cpp"), "-ldl", "-o", name]
+        if (gpu, python) == (False, False):
+            commands[_BEFORE] = [gxx[0], *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"]
+    files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
+    words = [word for name, command in commands.items() for word in (name, *command, version(command[0]))]
+    # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
+    private = trusted or not unsafe or os.geteuid() != 0
+    folder = _cache.folder("tools", _cache.digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)
+    return Tools(folder, hidden, unsafe, trusted)
+
+
+def version(compiler: str) -> str:
+    """What differs between versions of a compiler, without starting it."""
+    found = os.stat(os.path.realpath(compiler))
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _make(folder: Path, commands: dict[str, list[str]]) -> None:
+    folder.chmod(0o755)
+    shutil.copytree(_HERE / "headers", folder / "headers")
+    pipe, environment = subprocess.PIPE, {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
     started = {
         name: subprocess.Popen(
-            [*words, "-o", str(folder / name)],
+            words,
+            cwd=folder,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=pipe,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(folder)},  # a killed compiler leaves its files
+            env=environment,
         )
         for name, words in commands.items()
     }
@@ -94,12 +105,12 @@ def build(
         for name, process in started.items():
             _, errors = process.communicate()
             if process.returncode != 0:
-                compilers = commands[name][0]
-                raise HarnessError(f"expected {compilers} to build the harness's own {name}, got: {errors.strip()}")
+                raise HarnessError(
+                    f"expected {process.args[0]} to build the harness's own {name}, got: {errors.strip()}"
+                )
             (folder / name).chmod(0o755)
     except BaseException:
         for process in started.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         raise
-    return tools

@@ -25,8 +25,6 @@ from ._errors import SpecError
 from ._sandbox import Tools
 
 VERSION = 1
-#: From this many submissions on, precompiling the headers that all include pays: it takes as long as three of them.
-_MANY = 5
 _EPILOG = """\
 example:
   ece408-grade student/ece408_src/new-forward.h
@@ -119,18 +117,14 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     kinds = {(one.context == "gpu", one.python or bool(one.kernel)) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
     _tools.remove_stale()
-    with _tools.new_folder("tools") as name:
-        many = sum(one.context == "cpu" and one.source is not None for one in found) >= _MANY
-        tools, hidden = Tools(Path(name)), _private(arguments, found)
-        if kinds:
-            tools = _tools.build(Path(name), kinds, many=many, hidden=hidden, unsafe=arguments.unsafe)
-        graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
-        graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
-        if len(found) == 1:
-            graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
-        # One submission has a GPU to itself; others are compiled meanwhile.
-        jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
-        return _written(found, _class.here(graders.__getitem__, jobs, tools.processes.close), arguments, rules)
+    tools = _tools.build(kinds, hidden=_private(arguments, found), unsafe=arguments.unsafe) if kinds else Tools(Path())
+    graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
+    graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
+    if len(found) == 1:
+        graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
+    # One submission has a GPU to itself; others are compiled meanwhile.
+    jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
+    return _written(found, _class.here(graders.__getitem__, jobs, tools.processes.close), arguments, rules)
 
 
 def _progress(text: str) -> None:

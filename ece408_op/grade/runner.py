@@ -7,28 +7,22 @@ user's cache folder, by a digest of their content.
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ece408_op.core.kernel import CpuKernel, float32_bound, reduced_precision_bound
-from ece408_op.data import cache_folder
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
-from . import _build, _python_side, _sources, _tools
+from . import _build, _cache, _python_side, _sources, _tools
 from ._buffers import Buffers
 from ._errors import EndedError
 from ._hints import KernelNotes
@@ -44,8 +38,6 @@ from ._worker import Program, Worker, kept
 SUFFIXES = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
-#: Compiled files and sets of tools that stay in the cache.
-_KEPT = {"file": 64, "tools": 3}
 
 
 class FileError(Ece408Error):
@@ -92,7 +84,10 @@ def compile_file(path: Path) -> File:
     """
     device, python = device_of(path), path.suffix.lower() == PYTHON_SUFFIX
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
-    tools, text = _cached_tools(device == "gpu", python), path.read_text(encoding="utf-8", errors="replace")
+    tools, text = (
+        _tools.build([(device == "gpu", python)], unsafe=True, trusted=True),
+        path.read_text(encoding="utf-8", errors="replace"),
+    )
     if python:
         program = _python_side.program(str(path.resolve()), path.resolve().parent)
         return File(path, device, text, replace(program, paths=_with_own(program.paths, path)), tools)
@@ -213,23 +208,11 @@ def _with_own(paths: tuple[str, ...], path: Path) -> tuple[str, ...]:
     return (*paths, str(path.resolve().parent))
 
 
-def _cached_tools(gpu: bool, python: bool) -> Tools:
-    many = not (gpu or python)
-    own = Path(__file__).parent
-    texts = [path for part in ("native", "headers") for path in sorted((own / part).rglob("*")) if path.is_file()]
-    key = _digest(texts, _compiler("nvcc" if gpu else "g++"), str((gpu, python)), root=own)
-
-    def make(folder: Path) -> None:
-        _tools.build(folder, [(gpu, python)], many=many, unsafe=True)
-
-    return Tools(_cached("tools", key, make), unsafe=True, trusted=True)
-
-
 def _cached_library(path: Path, device: str, tools: Tools, architecture: str) -> tuple[Path, tuple[KernelNotes, ...]]:
     with _tools.new_folder("sources") as name:
         _sources.copy(path, Path(name))
         words = (tools.folder.name, architecture, path.name)
-        key = _digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
+        key = _cache.digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
 
     def make(folder: Path) -> None:
         with _tools.new_folder("build") as name:
@@ -237,50 +220,6 @@ def _cached_library(path: Path, device: str, tools: Tools, architecture: str) ->
             shutil.copy(built.library, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
-    folder = _cached("file", key, make)
+    folder = _cache.folder("file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
     return folder / "submission.so", tuple(KernelNotes(**note) for note in notes)
-
-
-def _compiler(name: str) -> str:
-    found = os.stat(os.path.realpath(_tools.compiler(name)))
-    return f"{found.st_size} {found.st_mtime_ns}"
-
-
-def _digest(files: Iterable[Path], *words: str, root: Path) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for path in files:
-        found.update(f"{path.relative_to(root)}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
-    found.update("\0".join((*words, *_tools.CPU_OPTIONS)).encode())
-    return found.hexdigest()
-
-
-def _cached(kind: str, key: str, make: Any) -> Path:
-    """The folder with that key in the user's cache, filled by ``make`` if it is new; else in a temporary cache."""
-    base = cache_folder() or _temporary_cache()
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
-    except OSError:
-        base = _temporary_cache()
-        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
-    folder = base / f"{kind}-{key}"
-    try:
-        if not folder.is_dir():
-            make(own)
-            with suppress(OSError):  # another process was faster
-                os.rename(own, folder)
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-    os.utime(folder)
-    for old in sorted(base.glob(f"{kind}-*"), key=lambda one: -one.stat().st_mtime)[_KEPT[kind] :]:
-        shutil.rmtree(old, ignore_errors=True)
-    return folder
-
-
-@cache
-def _temporary_cache() -> Path:
-    """A folder in place of the user's cache, until the program ends."""
-    folder = Path(tempfile.mkdtemp(prefix="ece408-op-"))
-    atexit.register(partial(shutil.rmtree, folder, ignore_errors=True))
-    return folder

@@ -139,7 +139,7 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
 
 @needs_sandbox
 def test_the_memory_of_a_program_on_a_gpu_is_limited(tmp_path: Path) -> None:
-    tools = _tools.build(tmp_path, [])
+    tools = _tools.build([])
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]

@@ -23,8 +23,8 @@ pytestmark = [needs_sandbox, pytest.mark.skipif(shutil.which("nvcc") is None, re
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
-    return _tools.build(tmp_path_factory.mktemp("tools"), [])
+def tools() -> Tools:
+    return _tools.build([])
 
 
 @pytest.mark.parametrize(
