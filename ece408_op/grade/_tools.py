@@ -106,7 +106,7 @@ def _make(folder: Path, commands: dict[str, list[str]]) -> None:
             _, errors = process.communicate()
             if process.returncode != 0:
                 raise HarnessError(
-                    f"expected {process.args[0]} to build the harness's own {name}, got: {errors.strip()}"
+                    f"expected {commands[name][0]} to build the harness's own {name}, got: {errors.strip()}"
                 )
             (folder / name).chmod(0o755)
     except BaseException:
