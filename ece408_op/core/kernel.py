@@ -205,7 +205,7 @@ class CudaKernel:
 
     def text(self, plan: Plan) -> str:
         """Return the source that the compiler gets for a plan."""
-        return _text(self.sources, tuple(plan.defines.items()), tuple(plan.config.items()))
+        return source_text(self.sources, plan)
 
     def run(self, problem: ConvProblem, x: Any, w: Any, out: Any, stream: Any = None) -> None:
         """Fill out, (B, M, OH, OW), from x (B, C, H, W) and w (M, C, K, K), asynchronously.
@@ -228,14 +228,14 @@ class CudaKernel:
         elif out.nbytes:  # the weight gradient of no images
             cuda.fill_with_zeros(out, stream)
 
-    def prepare_launch(self, problem: ConvProblem, x: Any, w: Any, out: Any) -> Callable[[], None]:
+    def prepare_launch(self, problem: ConvProblem, x: Any, w: Any, out: Any, scratch: Any = None) -> Callable[[], None]:
         """Return a function that repeats ``run`` on these arrays, B at least 1, on CuPy's current stream.
 
-        Its launches are prepared once: see ``cuda.prepared_launch``.
+        Its launches are prepared once: see ``cuda.prepared_launch``, also for ``scratch``.
         """
         arrays = self._checked(problem, x, w, out)
         program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
-        return cuda.prepared_launch(program, problem.batch, arrays)
+        return cuda.prepared_launch(program, problem.batch, arrays, scratch)
 
     def program(self, problem: ConvProblem, device: int, *addresses: int) -> cuda.Program:
         """Return the source and launches for arrays at these addresses; raises UnsupportedError as ``run`` does."""
@@ -268,6 +268,11 @@ def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: in
         raise UnsupportedError(f"{kernel.name} does not take {problem}: {'; '.join(reasons)}")
     plan = kernel.plan(problem, chip, aligned)
     return cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan)
+
+
+def source_text(sources: tuple[Path, ...], plan: Plan) -> str:
+    """Return what the compiler gets: the plan's ``#define``s, its constants in struct Config, and the files' texts."""
+    return _text(sources, tuple(plan.defines.items()), tuple(plan.config.items()))
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ engine.py    the network on one GPU: parameters, chunks of images, memory
 
 Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_pooling``,
 ``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
-``_memory_plan`` places its values, ``_schedule`` computes it with a library of arrays. ``_gpu`` chooses what computes a
-node on the GPU: our kernels (``_passes``, ``_split_precision``), cuBLAS (``_dense``) or cuDNN (``_cudnn``).
+``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
+in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
+float32 (``_passes``, ``_split_precision``), cuBLAS (``_dense``) or cuDNN (``_cudnn``). ``_timing`` times convolutions.
 """

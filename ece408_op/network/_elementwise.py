@@ -27,12 +27,18 @@ def _sigmoid(arrays: Arrays, x: Any, out: Any) -> None:
 
 
 #: The types of Activation.
-ACTIVATIONS: dict[str, Unary] = {
+_TYPES: dict[str, Unary] = {
     "relu": lambda arrays, x, out: arrays.xp.maximum(x, np.float32(0), out=out),
     "sigmoid": _sigmoid,
     "tanh": lambda arrays, x, out: arrays.xp.tanh(x, out=out),
     "softrelu": lambda arrays, x, out: arrays.xp.logaddexp(x, np.float32(0), out=out),
     "softsign": lambda arrays, x, out: arrays.xp.divide(x, arrays.xp.absolute(x) + np.float32(1), out=out),
+}
+
+#: What a layer can apply to its output.
+ACTIVATIONS: dict[str, Unary] = {
+    **_TYPES,
+    "relu6": lambda arrays, x, out: arrays.xp.clip(x, np.float32(0), np.float32(6), out=out),
 }
 
 #: Operators and NumPy's functions.
@@ -49,7 +55,7 @@ class Activation(Operator):
 
     names = ("Activation", "relu", "sigmoid", "softsign", "tanh")
     inplace = monotonic = True
-    act_type: str = choice(*ACTIVATIONS)
+    act_type: str = choice(*_TYPES)
 
     @property
     def activation(self) -> str:
@@ -118,6 +124,10 @@ class Clip(Operator):
     inplace = monotonic = True
     a_min: float = number()
     a_max: float = number()
+
+    @property
+    def activation(self) -> str | None:
+        return "relu6" if (self.a_min, self.a_max) == (0, 6) else None
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         arrays.xp.clip(inputs[0], np.float32(self.a_min), np.float32(self.a_max), out=out)

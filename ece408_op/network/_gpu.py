@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
 from typing import Any, Optional
@@ -14,13 +13,11 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.graph.symbol_graph import Node
-from ece408_op.plugin import op_times
 from ece408_op.problem import ITEM_BYTES, PAD, ConvProblem
-from ece408_op.runtime import cuda
-from ece408_op.runtime.launch import Chip
+from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from . import _cudnn as cudnn
-from . import _passes
+from . import _passes, _split_layers
 from ._definition import Shape
 from ._dense import BlasFullyConnected, GpuArrays, blas
 from ._layers import BatchNorm, Convolution, FullyConnected
@@ -29,6 +26,7 @@ from ._pooling import Pooling
 from ._schedule import ArrayComputation, Call, Computation, in_order
 from ._shaping import Softmax, SoftmaxOutput
 from ._split_precision import SplitFullyConnected, is_profitable
+from ._timing import Timed, Timer
 
 CUDNN = "cudnn"
 
@@ -49,15 +47,20 @@ class Chooser:
         self.impl, self.precision, self.device, self.chip = impl, precision, device, chip
         if impl == CUDNN:
             cudnn.library()
-        self.arrays = GpuArrays(device)
-        #: Blocks the current stream while work is queued on it, to time convolutions; None: they are not timed.
-        self.hold: Callable[[], AbstractContextManager[None]] | None = None
+        self.arrays, self.timer = GpuArrays(device), Timer()
 
-    def choose(self, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
+    def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> bool | None:
+        """Return whether a node may compute split activations: see ``_formats.Accepts``."""
+        return None if self.impl == CUDNN else _split_layers.accepts(self.chip, node, inputs, output)
+
+    def choose(self, node: Node, inputs: Sequence[Shape], output: Shape, split: bool = False) -> Computation:
         """Return what computes a node, given the shapes of what it reads and of its output.
 
-        Raises UnsupportedError if the implementation that the node names cannot compute it.
+        split: whether some of these values are split activations. Raises UnsupportedError if the implementation that
+        the node names cannot compute it.
         """
+        if split:
+            return _split_layers.choose(self.timer, self.chip, node, inputs, output)
         choose = next((choose for kind, choose in _CHOICES if isinstance(node.operator, kind)), None)
         found = choose(self, node, inputs, output) if choose and prod(output) else None
         return found or ArrayComputation(self.arrays, node)
@@ -78,22 +81,29 @@ class Chooser:
         return kernel if isinstance(kernel, CudaKernel) else None
 
 
-class ConvolutionComputation(Computation):
+class ConvolutionComputation(Timed):
     """A convolution and, in one pass after it, its bias, addition and activation; ``name`` is the implementation's.
 
     A BatchNorm after the convolution becomes part of the filters and of the bias when the parameters come.
     """
 
-    def __init__(self, chooser: Chooser, node: Node, output: Shape, bind: Bind, name: str, scratch: int = 0) -> None:
-        self._chooser, self._node, self._bind = chooser, node, bind
-        self.name, self.scratch = name, scratch
+    def __init__(
+        self,
+        chooser: Chooser,
+        node: Node,
+        output: Shape,
+        bind: Bind,
+        name: str,
+        scratch: int = 0,
+        repeatable: bool = True,
+    ) -> None:
+        super().__init__(chooser.timer, node)
+        self._bind, self.name, self.scratch, self.repeatable = bind, name, scratch, repeatable
         operator, inner = node.operator, prod(output[2:])
         shifted = not operator.no_bias or operator.norm is not None
         self._after = _passes.Epilogue(shifted, operator.residual, node.epilogue, output[1], inner, prod(output))
         #: The filters and the bias with the BatchNorm in them.
         self._folded: tuple[Any, Any] | None = None
-        #: The events around the convolution of each timed run.
-        self._intervals: list[tuple[Any, Any]] = []
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Fold the BatchNorm into filters and bias."""
@@ -101,34 +111,12 @@ class ConvolutionComputation(Computation):
         self._folded = operator.folded(inputs) if operator.norm else None
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
-        """Return the convolution between two events, and the pass after it."""
+        """Return the convolution, which can be timed, and the pass after it."""
         operator = self._node.operator
         w, shift = self._folded or (inputs[1], None if operator.no_bias else inputs[2])
         residual = inputs[-1] if operator.residual else None
-        convolve, event = self._bind(inputs[0], w, out, scratch), cuda.cupy().cuda.Event
-
-        def timed() -> None:
-            hold = self._chooser.hold
-            if hold is None:
-                convolve()
-                return
-            # The stream waits for these three alone; the host queues the next work while they run.
-            start, end = event(), event()
-            with hold():
-                start.record()
-                convolve()
-                end.record()
-            self._intervals.append((start, end))
-
-        return in_order(timed, self._after.bind(out, shift, residual))
-
-    def op_time(self, x: Shape) -> op_times.OpTime:
-        """Return the time of the runs since the last call, which have ended, for data of shape x in all."""
-        elapsed = cuda.cupy().cuda.get_elapsed_time
-        seconds = sum(elapsed(start, end) for start, end in self._intervals) / 1000
-        self._intervals.clear()
-        problem = self._node.operator.problem(x)
-        return op_times.OpTime(self._node.name, problem, self.name, "gpu", seconds)
+        convolve = self._bind(inputs[0], w, out, scratch)
+        return in_order(self.timed(convolve), self._after.bind(out, shift, residual))
 
 
 def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
@@ -147,30 +135,38 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
             plain = replace(problem, height=x[2] + 2 * rows, width=x[3] + 2 * columns, pad=(0, 0))
             bordered = chooser.kernel(node, plain)
             if bordered is not None:
-                bind, scratch = _bordered(bordered, plain, operator.pad, x), prod(plain.x_shape) * ITEM_BYTES
-                return ConvolutionComputation(chooser, node, output, bind, bordered.name, scratch)
+                return _ours(chooser, node, output, bordered, plain, _passes.border(operator.pad, x))
     if kernel is not None:
-        return ConvolutionComputation(chooser, node, output, _ours(kernel, problem), kernel.name)
+        return _ours(chooser, node, output, kernel, problem)
     return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
 
 
-def _ours(kernel: CudaKernel, problem: ConvProblem) -> Bind:
-    return lambda x, w, out, scratch: kernel.prepare_launch(problem, x, w, out)
-
-
-def _bordered(kernel: CudaKernel, problem: ConvProblem, pad: tuple[int, int], x_shape: Shape) -> Bind:
-    border = _passes.border(pad, x_shape)
+def _ours(
+    chooser: Chooser,
+    node: Node,
+    output: Shape,
+    kernel: CudaKernel,
+    problem: ConvProblem,
+    border: _passes.Pass | None = None,
+) -> ConvolutionComputation:
+    """Return the convolution by one of our kernels, on images that are copied with a border where there is one."""
+    plan = kernel.plan(problem, chooser.chip, SCRATCH_ALIGNMENT)
+    copied = round_up(ITEM_BYTES * prod(problem.x_shape), SCRATCH_ALIGNMENT) if border else 0
 
     def bind(x: Any, w: Any, out: Any, scratch: Any) -> Call:
+        rest = scratch[copied // ITEM_BYTES :] if plan.scratch else None
+        if border is None:
+            return kernel.prepare_launch(problem, x, w, out, rest)
         padded = scratch[: prod(problem.x_shape)].reshape(problem.x_shape)
-        return in_order(border.bind(x=x, y=padded), kernel.prepare_launch(problem, padded, w, out))
+        return in_order(border.bind(x=x, y=padded), kernel.prepare_launch(problem, padded, w, out, rest))
 
-    return bind
+    scratch = copied + plan.scratch_bytes
+    return ConvolutionComputation(chooser, node, output, bind, kernel.name, scratch, plan.repeatable)
 
 
 def _cudnn(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
     planned = cudnn.CudnnConvolution(node.operator, inputs[0], inputs[1], output, chooser.device)
-    return ConvolutionComputation(chooser, node, output, planned.bind, CUDNN, planned.scratch)
+    return ConvolutionComputation(chooser, node, output, planned.bind, CUDNN, planned.scratch, repeatable=False)
 
 
 def _pointwise(device: int, x: Shape, y: Shape) -> Bind:

@@ -66,22 +66,28 @@ def splits(network: Network, data: Mapping[str, Shape]) -> bool:
     return all(value in depending for value in network.outputs)
 
 
-def plan(network: Network, shapes: Mapping[int, Shape], scratch: Mapping[int, int] | None = None) -> MemoryPlan:
-    """Place all values, and the scratch memory of each node, in bytes."""
+def plan(
+    network: Network,
+    shapes: Mapping[int, Shape],
+    scratch: Mapping[int, int] | None = None,
+    sizes: Mapping[int, int] | None = None,
+) -> MemoryPlan:
+    """Place all values, and the scratch memory of each node, in bytes. sizes: of values that are not float32 arrays."""
+    bytes_of = {value: ITEM_BYTES * prod(shape) for value, shape in shapes.items()} | dict(sizes or {})
     last = {value: number for number, node in network.operators for value in [number, *read_values(node)]}
     last.update(dict.fromkeys(network.outputs, len(network.graph.nodes)))
     variables = {*network.data, *network.parameters}
     owners = {value: value for value in variables}
     lives: dict[int, list[int]] = {}
     for number, node in network.operators:
-        owner = _reused(number, node, owners, variables, last, shapes)
+        owner = _reused(number, node, owners, variables, last, bytes_of)
         owners[number] = number if owner is None else owner
         if owner is None:
             lives[number] = [number, last[number]]
         elif owner in lives:
             lives[owner][1] = max(lives[owner][1], last[number])
     # Scratch memory is a value that lives for its node alone; its key is below zero.
-    wanted = [(ITEM_BYTES * prod(shapes[value]), first, end, value) for value, (first, end) in lives.items()]
+    wanted = [(bytes_of[value], first, end, value) for value, (first, end) in lives.items()]
     wanted += [(count, number, number, -1 - number) for number, count in (scratch or {}).items() if count]
     offsets, total = _place(wanted)
     return MemoryPlan(
@@ -99,7 +105,7 @@ def _reused(
     owners: Mapping[int, int],
     variables: set[int],
     last: Mapping[int, int],
-    shapes: Mapping[int, Shape],
+    bytes_of: Mapping[int, int],
 ) -> int | None:
     """Return the value whose memory the node's output uses: its first input's, for a view or after the last read."""
     values = read_values(node)
@@ -110,7 +116,7 @@ def _reused(
         return owner
     shared = [value for value, other in owners.items() if other == owner]
     free = owner not in variables and all(last.get(value, -1) <= number for value in shared)
-    fits = prod(shapes[values[0]]) == prod(shapes[number])
+    fits = bytes_of[values[0]] == bytes_of[number]
     others = [owners[value] for value in values[1:]]
     return owner if node.operator.inplace and free and fits and owner not in others else None
 

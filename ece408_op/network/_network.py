@@ -77,7 +77,7 @@ class Network:
 
     def fused(self) -> Network:
         """Return the network with normalizations, additions and activations computed by the nodes before them."""
-        return _of(_fusion.fused(self.graph))
+        return of_graph(_fusion.fused(self.graph))
 
 
 def described(node: Node) -> str:
@@ -121,10 +121,11 @@ def parse(text: str) -> Network:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphError(f"{_WHERE}: expected variables of different names, got several called {', '.join(twice)}")
-    return _of(graph)
+    return of_graph(graph)
 
 
-def _of(graph: Graph) -> Network:
+def of_graph(graph: Graph) -> Network:
+    """Return the network of a graph with operators."""
     read = {head.node for head in graph.heads}
     states: set[int] = set()
     for node in graph.nodes:

@@ -24,6 +24,7 @@ _BLOCKS = 1 << 20
 #: The activations in CUDA C++, for a float v. A NaN stays a NaN.
 ACTIVATIONS = {
     "relu": "((v) < 0.f ? 0.f : (v))",
+    "relu6": "((v) < 0.f ? 0.f : (v) > 6.f ? 6.f : (v))",
     "sigmoid": "(1.f / (1.f + expf(-(v))))",
     "tanh": "tanhf(v)",
     "softrelu": "((v) > 20.f ? (v) : log1pf(expf(v)))",

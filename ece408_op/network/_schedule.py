@@ -7,11 +7,13 @@ from typing import Any
 
 from ece408_op.graph.symbol_graph import Node
 from ece408_op.problem import ITEM_BYTES
-from ece408_op.runtime.launch import ceil_div
+from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import ceil_div, round_up
 
 from ._definition import Arrays, Shape
 from ._elementwise import ACTIVATIONS
-from ._memory_plan import plan
+from ._formats import SCALE_BYTES, Accepts, SplitArray, split_bytes, with_formats
+from ._memory_plan import ALIGNMENT, plan
 from ._network import Network, read_values
 
 #: Queues work on the current stream, or does it at once.
@@ -22,6 +24,8 @@ class Computation:
     """What computes one node for one batch size, in ``scratch`` bytes of memory besides inputs and output."""
 
     scratch = 0
+    #: Whether the call only queues launches, memsets and copies, always the same ones.
+    repeatable = True
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Compute what depends on parameters alone; inputs that are no parameters are None."""
@@ -36,6 +40,8 @@ class Computation:
 
 class ArrayComputation(Computation):
     """A node computed by its operator's own method, with a library of arrays, and then its epilogue."""
+
+    repeatable = False
 
     def __init__(self, arrays: Arrays, node: Node) -> None:
         self._arrays, self._node = arrays, node
@@ -61,45 +67,78 @@ def in_order(*calls: Call | None) -> Call:
 
 
 class Schedule:
-    """A network for one batch size; ``choose`` returns what computes a node with these input and output shapes."""
+    """A network for one batch size.
+
+    ``choose`` returns what computes a node with these input and output shapes; ``accepts`` is _formats.Accepts. Some
+    values are split activations: see ``_formats``.
+    """
 
     def __init__(
         self,
         network: Network,
         shapes: Mapping[int, Shape],
-        choose: Callable[[Node, Sequence[Shape], Shape], Computation],
+        choose: Callable[[Node, Sequence[Shape], Shape, bool], Computation],
+        accepts: Accepts,
     ) -> None:
-        self.network = network
-        self._reads = {number: read_values(node) for number, node in network.operators}
+        self.network, shapes, self._split = with_formats(network, shapes, accepts)
+        variables = (*network.data, *network.parameters)
+        #: The numbers of data and parameters in the network that was given.
+        self._given = dict(zip((*self.network.data, *self.network.parameters), variables))
+        self._reads = {number: read_values(node) for number, node in self.network.operators}
         self.computations = {
-            number: choose(node, [shapes[value] for value in self._reads[number]], shapes[number])
-            for number, node in network.operators
+            number: choose(
+                node, [shapes[value] for value in self._reads[number]], shapes[number], self._is_split(number)
+            )
+            for number, node in self.network.operators
         }
-        self.plan = plan(network, shapes, {number: one.scratch for number, one in self.computations.items()})
+        scratch = {number: one.scratch for number, one in self.computations.items()}
+        sizes = {value: split_bytes(shapes[value]) for value in self._split}
+        self.plan = plan(self.network, shapes, scratch, sizes)
+        self._scales_at = round_up(self.plan.bytes, ALIGNMENT)
+        #: Whether all of it is launches, which a CUDA graph can repeat.
+        self.repeatable = all(one.repeatable for one in self.computations.values())
+
+    def _is_split(self, number: int) -> bool:
+        return number in self._split or any(value in self._split for value in self._reads[number])
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the block that stores values and the scales of the split ones."""
+        return self._scales_at + sum(SCALE_BYTES * self.plan.shapes[value][0] for value in self._split)
 
     def prepare(self, parameters: Mapping[int, Any]) -> None:
         """Give every computation its parameters, by value; again when they have changed."""
         for number, computation in self.computations.items():
-            computation.prepare([parameters.get(value) for value in self._reads[number]])
+            computation.prepare([parameters.get(self._given.get(value, -1)) for value in self._reads[number]])
 
     def bind(self, given: Mapping[int, Any], view: Callable[[int, Shape], Any]) -> tuple[Call, list[Any]]:
         """Return the call that computes the network, and its outputs.
 
         given: data and parameters by value. view: the float32 array of a shape at an offset, in bytes, of the block of
-        ``plan.bytes`` bytes. The outputs lie in the block, too, until the next run.
+        ``bytes`` bytes. The outputs lie in the block, too, until the next run.
         """
         values: dict[int, Any] = {}
+        scales_at = self._scales_at
+        for value in sorted(self._split):
+            shape = self.plan.shapes[value]
+            scales = view(scales_at, (SCALE_BYTES // ITEM_BYTES * shape[0],))
+            elements = split_bytes(shape) // ITEM_BYTES
+            values[value] = SplitArray(view(self.plan.offsets[value], (elements,)), scales, shape)
+            scales_at += scales.nbytes
 
         def array(value: int) -> Any:
             if value not in values:
                 shape = self.plan.shapes[value]
                 if value in self.plan.given:
-                    values[value] = given[self.plan.given[value]].reshape(shape)
+                    values[value] = given[self._given[self.plan.given[value]]].reshape(shape)
                 else:
                     values[value] = view(self.plan.offsets[value], shape)
             return values[value]
 
         calls = []
+        if self._split:
+            all_scales = view(self._scales_at, ((scales_at - self._scales_at) // ITEM_BYTES,))
+            calls.append(lambda: cuda.fill_with_zeros(all_scales, None))
         for number, node in self.network.operators:
             if node.operator.view:
                 continue

@@ -12,6 +12,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from typing import Any
@@ -27,10 +28,12 @@ from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffe
 from ece408_op.runtime.launch import ceil_div
 
 from ._definition import Shape
-from ._gpu import Chooser, ConvolutionComputation
+from ._gpu import Chooser
+from ._layers import Convolution
 from ._memory_plan import plan, splits
 from ._network import parse
 from ._schedule import Call, Schedule
+from ._timing import Timed
 
 #: Chunks on the device at a time: copies of one overlap with the computation of the other.
 STAGES = 2
@@ -45,35 +48,85 @@ _LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 _KEPT_BATCHES, _KEPT_ENGINES = 3, 4
 
 
+@dataclass
+class _Bound:
+    """The network's work on one set of data buffers, and the CUDA graphs of it: by the chunk whose times they record.
+
+    A graph comes with the events that it records, by the convolution between them.
+    """
+
+    call: Call
+    outputs: list[Any]
+    runs: int = 0
+    graphs: dict[int | None, tuple[Any, list[tuple[Timed, list[tuple[Any, Any]]]]]] = field(default_factory=dict)
+
+
 class _Batch:
     """The network for chunks of one size, with its memory: the block, and sets of data and output buffers."""
 
     def __init__(self, engine: Engine, images: int, data: dict[str, Shape], whole: bool) -> None:
         cp, network = cuda.cupy(), engine.network
-        self.images = images
+        self.images, self._gpu, self._timer = images, engine.gpu, engine.chooser.timer
         shapes = network.infer(data if whole else {name: (images, *shape[1:]) for name, shape in data.items()})
-        self.schedule = Schedule(network, shapes, engine.chooser.choose)
-        self.block = cp.cuda.alloc(max(1, self.schedule.plan.bytes))
+        self.schedule = Schedule(network, shapes, engine.chooser.choose, engine.chooser.accepts)
+        self.block = cp.cuda.alloc(max(1, self.schedule.bytes))
         stages = range(1 if whole else STAGES)
         self.data = [[cp.zeros(shapes[value], np.float32) for value in network.data] for _ in stages]
         self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
-        self._bound: dict[tuple[int, ...], tuple[Call, list[Any]]] = {}
+        self._bound: dict[tuple[int, ...], _Bound] = {}
 
     def prepare(self, parameters: dict[int, Any]) -> None:
         """Take new parameters, by value."""
         self.schedule.prepare(parameters)
         self._bound.clear()
 
-    def run(self, given: dict[int, Any], data: Sequence[Any]) -> list[Any]:
-        """Queue the network's work on the current stream; return its outputs, which the next run overwrites."""
+    def run(self, given: dict[int, Any], data: Sequence[Any], chunk: int | None = None) -> list[Any]:
+        """Queue the network's work on the current stream; return its outputs, which the next run overwrites.
+
+        From the second run on the same buffers on, it is a CUDA graph. chunk: the number of a chunk of images, whose
+        convolutions are timed; None: they are not.
+        """
         key = tuple(array.data.ptr for array in data)
         if key not in self._bound:
             if len(self._bound) > STAGES:
                 self._bound.clear()
-            self._bound[key] = self.schedule.bind(given, self.view)
-        call, outputs = self._bound[key]
-        call()
-        return outputs
+            self._bound[key] = _Bound(*self.schedule.bind(given, self.view))
+        bound = self._bound[key]
+        bound.runs += 1
+        repeats = bound.runs > 1 and self.schedule.repeatable and (chunk is None or chunk < MOST_CHUNKS)
+        if repeats:
+            self._graph(bound, chunk)
+        else:
+            self._timer.measure = None if chunk is None else self._held
+            bound.call()
+        return bound.outputs
+
+    def _graph(self, bound: _Bound, chunk: int | None) -> None:
+        if chunk not in bound.graphs:
+            self._timer.measure = None if chunk is None else self._recorded
+            graph = cuda.captured(bound.call, self._gpu.stream)
+            timed = [one for one in self.schedule.computations.values() if isinstance(one, Timed)]
+            bound.graphs[chunk] = graph, [(one, one.taken()) for one in timed if chunk is not None]
+        graph, events = bound.graphs[chunk]
+        graph.launch(cuda.cupy().cuda.get_current_stream())
+        for one, intervals in events:
+            one.intervals += intervals
+
+    def _held(self, convolve: Call) -> tuple[Any, Any]:
+        """Have the stream wait until a convolution and its events are queued, while it runs other threads' work."""
+        start, end = (cuda.cupy().cuda.Event() for _ in range(2))
+        with self._gpu.hold.held(self._gpu.stream, self.data[0][0]):
+            start.record()
+            convolve()
+            end.record()
+        return start, end
+
+    def _recorded(self, convolve: Call) -> tuple[Any, Any]:
+        start, end = (cuda.cupy().cuda.Event() for _ in range(2))
+        cuda.record_in_graph(start, self._gpu.stream)
+        convolve()
+        cuda.record_in_graph(end, self._gpu.stream)
+        return start, end
 
     def view(self, offset: int, shape: Shape) -> Any:
         """Return the array of that shape in the block."""
@@ -105,7 +158,6 @@ class Engine:
                 self._send(parameters)
             try:
                 batch = self._batch([array.shape for array in data])
-                self.chooser.hold = lambda: self.gpu.hold.held(self.gpu.stream, batch.data[0][0])
                 if self._computed(batch, data, outputs, parameters if known else ()):
                     self._op_times(batch, len(data[0]))
                     self._send(parameters)
@@ -113,8 +165,6 @@ class Engine:
             except BaseException:
                 self.gpu.wait()
                 raise
-            finally:
-                self.chooser.hold = None
             for record in self._op_times(batch, len(data[0])):
                 op_times.record(record)
 
@@ -223,8 +273,9 @@ class Engine:
         """Return the times of the convolutions since the last call."""
         found = []
         for number, one in batch.schedule.computations.items():
-            if isinstance(one, ConvolutionComputation):
-                x = batch.schedule.plan.shapes[self.network.graph.nodes[number].inputs[0].node]
+            node = batch.schedule.network.graph.nodes[number]
+            if isinstance(one, Timed) and isinstance(node.operator, Convolution):
+                x = batch.schedule.plan.shapes[node.inputs[0].node]
                 found.append(one.op_time((images, *x[1:])))
         return found
 
@@ -243,7 +294,8 @@ class _Device:
         gpu, batch = self._gpu, self._batch
         with gpu.device, gpu.stream:
             data = batch.data[this.stage]
-            for source, target in zip(batch.run(self._engine._given(data), data), batch.outputs[this.stage]):
+            number = ceil_div(this.first, batch.images)  # the last chunk may overlap the one before
+            for source, target in zip(batch.run(self._engine._given(data), data, number), batch.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
 

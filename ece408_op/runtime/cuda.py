@@ -21,7 +21,18 @@ import numpy as np
 from ece408_op.errors import DeviceError
 
 from .install_hint import command
-from .launch import SHARED_BYTES, Argument, Chip, CopyToConstant, FromFirst, Plan, Step, TensorMap
+from .launch import (
+    SCRATCH_ALIGNMENT,
+    SHARED_BYTES,
+    Argument,
+    Chip,
+    CopyToConstant,
+    FromFirst,
+    Plan,
+    Step,
+    TensorMap,
+    round_up,
+)
 from .prepared_launch import Addresses, Pointer, PreparedLaunch
 from .recent import Recent
 from .shared_libraries import load_libraries
@@ -31,6 +42,8 @@ _NVRTC = ("libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13")
 
 _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
+#: CU_EVENT_RECORD_EXTERNAL.
+_RECORD_EXTERNAL = 1
 _NOTHING = nullcontext()
 
 _INSTEAD = "use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
@@ -296,20 +309,47 @@ def fill_with_zeros(array: Any, stream: Any) -> None:
         array.data.memset_async(0, array.nbytes, stream or cupy().cuda.get_current_stream())
 
 
-def prepared_launch(program: Program, batch: int, arrays: Mapping[str, Any]) -> Callable[[], None]:
+def prepared_launch(program: Program, batch: int, arrays: Mapping[str, Any], scratch: Any = None) -> Callable[[], None]:
     """Return a function that repeats ``execute`` on these arrays and the current stream, its launches prepared once.
 
     A launch then costs a few microseconds. The arrays must outlive the function. Programs whose calls share constant
-    memory, scratch memory or streams are not prepared.
+    memory or streams are not prepared, nor those that need scratch memory, unless ``scratch``, a CuPy array of
+    ``plan.scratch_bytes`` bytes, is given.
     """
     plan, device = program.plan, arrays["x"].device
-    copies = any(isinstance(step, CopyToConstant) for step in plan.setup)
-    if plan.scratch or plan.streams != 1 or copies:
+    if not plan.repeatable or (plan.scratch and scratch is None):
         return lambda: execute(program, batch, arrays, None)
     with device, reported(program.name):
         prepared = _PreparedPlan(program, batch, device.id)
     prepared.addresses.fill({key: array.data.ptr for key, array in arrays.items()})
+    address = scratch.data.ptr if plan.scratch else 0
+    for key, size in plan.scratch.items():
+        prepared.addresses.fill({key: address})
+        address += round_up(size, SCRATCH_ALIGNMENT)
     return lambda: prepared.enqueue(cupy().cuda.get_current_stream())
+
+
+def captured(call: Callable[[], None], stream: Any) -> Any:
+    """Return a CUDA graph of what ``call`` puts on the current stream; ``launch(stream)`` repeats it.
+
+    The call queues launches, memsets and copies alone. stream: one of the current device, not the default one.
+    """
+    with stream:
+        stream.begin_capture()
+        try:
+            call()
+        finally:
+            graph = stream.end_capture()
+    return graph
+
+
+def record_in_graph(event: Any, stream: Any) -> None:
+    """Record an event on a stream that is captured, each time that the graph runs."""
+    failed = ctypes.CDLL("libcuda.so.1").cuEventRecordWithFlags(
+        ctypes.c_void_p(event.ptr), ctypes.c_void_p(stream.ptr), _RECORD_EXTERNAL
+    )
+    if failed:
+        raise DeviceError(f"CUDA graph: expected to record an event, got error {failed} of cuEventRecordWithFlags")
 
 
 def _fork(main: Any, count: int) -> list[Any]:

@@ -26,6 +26,8 @@ CONSTANT_BYTES = 64 * 1024
 REGISTERS = 65536
 #: What a kernel may take of device memory for its own use, in bytes.
 SCRATCH_BYTES = 1 << 28
+#: Scratch buffers begin at multiples of this many bytes of device memory.
+SCRATCH_ALIGNMENT = 256
 
 Pair = tuple[int, int]
 Triple = tuple[int, int, int]
@@ -157,6 +159,16 @@ class Plan:
     streams: int = 1
     scratch: Mapping[str, int] = field(default_factory=dict)
     config: Mapping[str, bool | int | float] = field(default_factory=dict)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The bytes of all scratch buffers, one after another, each at a multiple of SCRATCH_ALIGNMENT."""
+        return sum(round_up(size, SCRATCH_ALIGNMENT) for size in self.scratch.values())
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether calls share nothing, so that prepared launches and CUDA graphs can repeat one."""
+        return self.streams == 1 and not any(isinstance(step, CopyToConstant) for step in self.setup)
 
     def launch_ranges(self, batch: int) -> list[tuple[int, int]]:
         """Return the first image and the number of images of each range."""

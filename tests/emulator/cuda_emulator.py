@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -70,18 +71,16 @@ def translate(text: str) -> str:
     return _PRELUDE + text
 
 
-class EmulatedPlan:
-    """A plan for one layer, compiled for the CPU.
+class Emulated:
+    """A plan compiled for the CPU, for ``batch`` images and arrays of these names.
 
-    buffers     x, w, y and the scratch memory of the last run, by name
     races       pairs of accesses to shared memory that no barrier ordered, with ``races=True``; else 0
     """
 
-    def __init__(self, text: str, plan: Plan, problem: ConvProblem, folder: Path, races: bool = False) -> None:
-        self._problem, self._scratch = problem, plan.scratch
-        self._steps = [*plan.setup, *plan.steps(problem.batch)]
-        self._names = ["x", "w", "y", *plan.scratch]
-        self.buffers: dict[str, np.ndarray] = {}
+    def __init__(
+        self, text: str, plan: Plan, names: Sequence[str], batch: int, folder: Path, races: bool = False
+    ) -> None:
+        self._names, self._batch, self._steps = list(names), batch, [*plan.setup, *plan.steps(batch)]
         own = Path(tempfile.mkdtemp(dir=folder))  # a library that was opened once is not opened again
         source, built, library = (own / f"block.{end}" for end in ("cpp", "o", "so"))
         source.write_text(translate(text) + self._run_function())
@@ -99,25 +98,11 @@ class EmulatedPlan:
     def races(self) -> int:
         return int(self._library.races_found())
 
-    def run(self, a: np.ndarray, b: np.ndarray, aligned: int) -> np.ndarray:
-        """Return what the kernel fills, from the two arrays that it reads: y from x and w, or a gradient.
-
-        The three lie at multiples of ``aligned`` bytes, but not of twice as many. Raises AssertionError where threads
-        wait for one another for ever, leave a barrier used, or write beyond the output.
-        """
-        scratch = {name: np.full(size, 0xFF, np.uint8) for name, size in self._scratch.items()}
-        filled = np.full(self._problem.shapes[2], np.nan, np.float32)
-        given = {**dict(zip(self._problem.operands, (a, b, filled))), **scratch}
-        placed = {name: _at(array, aligned if name in ("x", "w", "y") else 64) for name, array in given.items()}
-        self.buffers = {name: inner for name, (_, inner) in placed.items()}
-        pointers = (ctypes.c_void_p * len(self._names))(*(self.buffers[name].ctypes.data for name in self._names))
-        failed = self._library.run(pointers, self._problem.batch)
+    def launch(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Run all launches; raises AssertionError where threads wait for ever, or leave a barrier used."""
+        pointers = (ctypes.c_void_p * len(self._names))(*(arrays[name].ctypes.data for name in self._names))
+        failed = self._library.run(pointers, self._batch)
         assert failed == 0, f"launch {failed}: threads wait for ever, or a barrier is not left as it was"
-        around, out = placed[self._problem.operands[2]]
-        begin = out.ctypes.data - around.ctypes.data
-        border = np.concatenate([around[:begin], around[begin + out.nbytes :]])
-        assert (border == 0xFF).all(), f"the kernel wrote beyond {self._problem.operands[2]}"
-        return out
 
     def _argument(self, argument: Argument) -> str:
         if isinstance(argument, TensorMap):
@@ -162,6 +147,36 @@ extern "C" int races_found() {{ return 0; }}
 """
 
 
+class EmulatedPlan(Emulated):
+    """A plan for one layer, compiled for the CPU.
+
+    buffers     x, w, y and the scratch memory of the last run, by name
+    """
+
+    def __init__(self, text: str, plan: Plan, problem: ConvProblem, folder: Path, races: bool = False) -> None:
+        super().__init__(text, plan, ["x", "w", "y", *plan.scratch], problem.batch, folder, races)
+        self._problem, self._scratch = problem, plan.scratch
+        self.buffers: dict[str, np.ndarray] = {}
+
+    def run(self, a: np.ndarray, b: np.ndarray, aligned: int) -> np.ndarray:
+        """Return what the kernel fills, from the two arrays that it reads: y from x and w, or a gradient.
+
+        The three lie at multiples of ``aligned`` bytes, but not of twice as many. Raises AssertionError where threads
+        wait for one another for ever, leave a barrier used, or write beyond the output.
+        """
+        scratch = {name: np.full(size, 0xFF, np.uint8) for name, size in self._scratch.items()}
+        filled = np.full(self._problem.shapes[2], np.nan, np.float32)
+        given = {**dict(zip(self._problem.operands, (a, b, filled))), **scratch}
+        placed = {name: at(array, aligned if name in ("x", "w", "y") else 64) for name, array in given.items()}
+        self.buffers = {name: inner for name, (_, inner) in placed.items()}
+        self.launch(self.buffers)
+        around, out = placed[self._problem.operands[2]]
+        begin = out.ctypes.data - around.ctypes.data
+        border = np.concatenate([around[:begin], around[begin + out.nbytes :]])
+        assert (border == 0xFF).all(), f"the kernel wrote beyond {self._problem.operands[2]}"
+        return out
+
+
 def emulate(
     kernel: CudaKernel, problem: ConvProblem, plan: Plan, a: np.ndarray, b: np.ndarray, aligned: int, folder: Path
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -175,7 +190,7 @@ def _gcc(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr[:2000]
 
 
-def _at(array: np.ndarray, aligned: int) -> tuple[np.ndarray, np.ndarray]:
+def at(array: np.ndarray, aligned: int) -> tuple[np.ndarray, np.ndarray]:
     """Return memory full of 0xFF (NaN as floats), and in it a copy of the array, aligned as said and no more."""
     around = np.full(array.nbytes + 256, 0xFF, np.uint8)
     first = next(n for n in range(64, 192) if (around.ctypes.data + n) % (2 * aligned) == aligned)

@@ -135,6 +135,16 @@ UNWATCHED inline int atomicExch(int *p, int v) {
     return old;
 }
 UNWATCHED inline int atomicAdd(int *p, int v) { return atomicExch(p, *p + v); }
+UNWATCHED inline unsigned atomicMax(unsigned *p, unsigned v) {
+    const unsigned before = *p;
+    *p = before > v ? before : v;
+    return before;
+}
+// The larger of each half of two words.
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    const unsigned low = max(a & 0xffff, b & 0xffff), high = max(a >> 16, b >> 16);
+    return high << 16 | low;
+}
 
 struct ThreadBarrier {
     int arrived = 0;
@@ -219,6 +229,7 @@ template <typename T>
 T __reduce_or_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return a | b; }); }
 template <typename T>
 T __reduce_min_sync(unsigned, T v) { return of_all_lanes(v, [](T a, T b) { return min(a, b); }); }
+inline int __all_sync(unsigned, bool condition) { return __reduce_min_sync(~0u, unsigned(condition)); }
 template <typename T>
 UNWATCHED T __shfl_sync(unsigned, T v, int lane) {
     static_assert(sizeof(T) == 4, "one register");

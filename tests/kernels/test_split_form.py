@@ -45,16 +45,16 @@ def test_a_refusal_has_its_reason(problem, reason):
 
 
 def test_no_pass_converts_activations_between_layers():
-    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, relu=True)
+    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, activation="relu")
     entries = [step.entry for step in program.plan.steps(LAYERS[0].batch) if isinstance(step, Launch)]
-    assert entries == ["scale_outputs", "implicit_gemm_split", "recompute_split_images"]
-    assert "split_x" not in program.plan.scratch
+    assert entries == ["implicit_gemm_split", "recompute_split_images"]
+    assert not program.plan.scratch
 
 
 def test_it_keeps_its_values_in_registers():
     if nvrtc.missing():
         pytest.skip("needs NVRTC: pip install ece408-op[test]")
-    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, residual=True, relu=True)
+    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, residual=True, activation="relu")
     report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
 
@@ -76,28 +76,27 @@ class _Layer:
         cp, self.problem, self.components = cuda.cupy(), problem, components
         shape = split_form.activation_shape(problem.batch, problem.channels, problem.height, problem.width, components)
         self.x, self.x_scales = cp.full(shape, cp.nan, cp.float16), cp.zeros((problem.batch, 2), cp.int32)
-        wanted = split_form.split_weights(problem, cuda.chip(), components)
-        size = problem.filters * problem.kernel * problem.kernel_width * (-(-problem.w_shape[1] // 8) * 8)
         self.w = cp.asarray(w)
-        self.split_w, self.exponents = cp.zeros(components * size, cp.float16), cp.zeros(problem.filters, cp.int32)
-        cuda.execute(wanted, 1, {"w": self.w, "split_w": self.split_w, "w_exponents": self.exponents}, None)
-        program = split_form.split_activations(problem, cuda.chip(), components)
+        self.split_w = cp.zeros(split_form.split_weight_bytes(problem, components) // 2, cp.float16)
+        self.exponents = cp.zeros(problem.filters, cp.int32)
+        program = split_form.split_activations(problem.x_shape, cuda.chip(), components)
         arrays = {"x": cp.asarray(x), "split_x": self.x, "x_scales": self.x_scales}
         cuda.execute(program, problem.batch, arrays, None)
 
-    def run(self, **added: Any) -> tuple[Any, Any]:
+    def run(self, activation: str | None = None, **added: Any) -> tuple[Any, Any]:
         """Return y and its scales."""
         cp, problem = cuda.cupy(), self.problem
         y = cp.full(
             split_form.activation_shape(problem.batch, *problem.y_shape[1:], self.components), cp.nan, cp.float16
         )
         y_scales = cp.zeros((problem.batch, 2), cp.int32)
-        relu, arrays = added.pop("relu", False), {**added}
         program = split_form.convolution(
-            problem, cuda.chip(), self.components, bias="bias" in added, residual="residual" in added, relu=relu
+            problem, cuda.chip(), self.components, "bias" in added, "residual" in added, activation
         )
-        arrays |= {"x": self.x, "x_scales": self.x_scales, "w": self.w, "split_w": self.split_w}
-        arrays |= {"w_exponents": self.exponents, "y": y, "y_scales": y_scales}
+        filters = {"w": self.w, "split_w": self.split_w, "w_exponents": self.exponents}
+        cuda.execute(split_form.split_weights(program, problem), 1, filters, None)
+        arrays = {**added, **filters, "limits": split_form.output_limits(self.w, added.get("bias"))}
+        arrays |= {"x": self.x, "x_scales": self.x_scales, "y": y, "y_scales": y_scales}
         cuda.execute(program, problem.batch, arrays, None)
         cuda.wait(program.name, cp.cuda.get_current_stream())
         return y, y_scales
@@ -119,7 +118,7 @@ def _assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, layer: _Layer, ad
 @pytest.mark.gpu
 @pytest.mark.parametrize("components", [2, 1])
 @pytest.mark.parametrize("problem", LAYERS, ids=str)
-@pytest.mark.parametrize("special", ["", "infinity", "tiny", "weight"])
+@pytest.mark.parametrize("special", ["", "infinity", "tiny", "infinite weight", "tiny weight"])
 def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
     cp = require_gpu()
     rng = np.random.default_rng(408)
@@ -128,8 +127,8 @@ def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
         x[0, 0, 2, 2], x[-1, -1, -1, -1] = np.inf, np.nan
     if special == "tiny":
         x[-1] *= np.float32(1e-30)
-    if special == "weight":
-        w[0, 0, 0, 0] = 1e-20
+    if special.endswith("weight"):
+        w[0, 0, 0, 0] = np.inf if special == "infinite weight" else 1e-20
     layer = _Layer(problem, components, w, x)
     split_x = _joined(layer.x, layer.x_scales, problem.channels)
     plain, plain_scales = layer.run()
@@ -144,5 +143,5 @@ def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
     assert not np.isfinite(recorded[~finite]).any()
     bias = rng.standard_normal(problem.filters).astype(np.float32)
     arrays = {"bias": cp.asarray(bias), "residual": plain, "residual_scales": plain_scales}
-    out = _joined(*layer.run(**arrays, relu=True), problem.filters)
+    out = _joined(*layer.run("relu", **arrays), problem.filters)
     _assert_close(out, split_x, w, layer, y + bias[:, None, None], relu=True)

@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 from ece408_op.network import engine
+from ece408_op.network._formats import SplitArray
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda
@@ -176,7 +177,7 @@ class Cublas:
             rows(c + 4 * number * stride_c, n, m, ldc)[...] = rows(b + 4 * number * stride_b, n, k, ldb) @ factor
 
 
-def checked(program, batch, arrays, stream=None):
+def checked(program, batch, arrays, given=None):
     """Check a launch's arguments in place of the launch."""
     plan = program.plan
     steps = (*plan.setup, *plan.steps(min(batch, plan.images_per_launch)))
@@ -194,7 +195,15 @@ EPILOGUES = {
     "tanh": np.tanh,
     "softrelu": lambda v: np.logaddexp(v, 0),
     "softsign": lambda v: v / (1 + abs(v)),
+    "relu6": lambda v: np.clip(v, 0, 6),
 }
+
+
+def _plain(array):
+    """Return what stands for a split activation: float32 values in its memory, in NCHW."""
+    if not isinstance(array, SplitArray):
+        return array
+    return array.values[: math.prod(array.shape)].reshape(array.shape)
 
 
 class Computation:
@@ -202,12 +211,13 @@ class Computation:
 
     def __init__(self, node, chosen):
         self.node, self.chosen = node, chosen
-        self.scratch, self.prepare = chosen.scratch + 4, chosen.prepare
+        self.scratch, self.prepare, self.repeatable = chosen.scratch + 4, chosen.prepare, False
 
     def bind(self, inputs, out, scratch):
+        inputs, split_inputs, out, split_out = [_plain(each) for each in inputs], inputs, _plain(out), out
         name = getattr(self.chosen, "name", type(self.chosen).__name__)
         # cuDNN, if it is installed, computes on a GPU alone.
-        bound = name != "cudnn" and self.chosen.bind(inputs, out, scratch if self.chosen.scratch else None)
+        bound = name != "cudnn" and self.chosen.bind(split_inputs, split_out, scratch if self.chosen.scratch else None)
         cublas_alone = name in ("cublas", "BlasFullyConnected") and len(inputs) == 2 and not self.node.epilogue
         complete = cublas_alone or name == "ArrayComputation"
 
@@ -234,8 +244,8 @@ class Chooser(engine.Chooser):
         super().__init__(impl, precision, "none", chip)
         self.arrays = NumpyArrays()
 
-    def choose(self, node, inputs, output):
-        chosen = super().choose(node, inputs, output)
+    def choose(self, node, inputs, output, split=False):
+        chosen = super().choose(node, inputs, output, split)
         Chooser.chosen[node.name] = chosen
         return Computation(node, chosen)
 
@@ -249,6 +259,7 @@ def installed():
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
     modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
     patched = {"cupy": lambda: module, "chip": lambda number=0: CHIP, "prepared_launch": checked, "execute": checked}
+    patched["fill_with_zeros"] = lambda array, stream: None
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(cuda, **patched))
         stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpu))

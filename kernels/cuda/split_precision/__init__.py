@@ -4,4 +4,5 @@ split_precision  the kernels for few channels; ``block.cuh`` explains their sour
 bordered         data gradients by the kernels for few channels, on a bordered copy of the output gradient
 wide             the kernels for many channels
 split_form       convolutions between which activations stay split, NHWC
+split_passes     pooling, depthwise convolution and other layers between those
 """

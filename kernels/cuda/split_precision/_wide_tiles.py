@@ -15,18 +15,20 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, Pair, TensorMap, ce
 
 from ._tiles import wgmma_macro
 
-_TILE_PIXELS, _WIDE_TILE, _NARROW_TILE, _CONSUMERS = 128, 128, 64, 2
+_TILE_PIXELS, _CONSUMERS = 128, 2
+#: Filters of a tile, and how much longer it takes per filter than the widest: it loads each pixel more often.
+_POINTWISE_FILTERS, _TILE_FILTERS = 64, {128: 1.0, 96: 1.05, 64: 1.1, 32: 1.4}
 #: Producer warpgroups of ``pointwise.cu``, and blocks of the recomputation per multiprocessor.
 PRODUCERS, _RECOMPUTE_BLOCKS = 2, 4
 #: Threads of split_filters and of the recomputation.
 THREADS = 256
-#: How much longer a narrow tile takes per filter than a wide one, since it loads each pixel twice as often.
-_NARROW = 1.1
 #: TMA's limits: channels that a pixel has a multiple of; where windows begin, and the offsets in them; strides.
 _TMA_CHANNELS, _CORNERS, _MOST_OFFSET, _MOST_STRIDE = 8, range(-128, 128), 255, 8
 #: Pixels of an image, and of all images of a launch: 32 bits count them, rounded up to tiles.
 _MOST_IMAGE, _MOST_PIXELS = 2**30, 2**31 - 2**8
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
+#: Config of kernels whose activations are float32.
+NOT_SPLIT = {"split_form": False, "activation": 0}
 #: Bytes of shared memory besides the stages: what aligns them to the swizzle, and 32 filters' outputs per consumer.
 _OTHERS = 1024 + _CONSUMERS * 4 * 32 * (64 + 4)
 
@@ -119,9 +121,15 @@ class WideTile:
     consumers: int = _CONSUMERS
 
     @classmethod
-    def of(cls, pointwise: bool, components: int, own: Convolution, chip: Chip) -> WideTile:
-        narrow = round_up(own.filters, _NARROW_TILE) * _NARROW < round_up(own.filters, _WIDE_TILE)
-        filters = _NARROW_TILE if pointwise or narrow else _WIDE_TILE
+    def of(cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int) -> WideTile:
+        """Return the tile for a launch of that many images."""
+        pixel_tiles = ceil_div(images * own.output_area, _TILE_PIXELS) * own.groups
+
+        def time(filters: int) -> float:
+            waves = ceil_div(pixel_tiles * ceil_div(own.filters, filters), chip.multiprocessors)
+            return waves * filters * _TILE_FILTERS[filters]
+
+        filters = _POINTWISE_FILTERS if pointwise else min(_TILE_FILTERS, key=time)
         # As few channels beyond the last as possible, then as few stages.
         channels = min((64, 32, 16), key=lambda channels: (round_up(own.channels, channels), -channels))
         tile = cls(components, filters, channels, 1)
@@ -156,12 +164,8 @@ class WideTile:
 
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config."""
-        return {**asdict(own), **asdict(self), "padded_channels": own.padded_channels, **others}
-
-    def general_config(self, own: Convolution, range_blocks: int, **others: int) -> dict[str, bool | int | float]:
-        """Return the Config of ``general.cu``."""
-        promote_every = PROMOTED_PRODUCTS // self.stage_channels
-        return self.config(own, promote_every=promote_every, range_blocks=range_blocks, **others)
+        own_config = {**asdict(own), **asdict(self), "padded_channels": own.padded_channels}
+        return {**own_config, "promote_every": PROMOTED_PRODUCTS // self.stage_channels, **NOT_SPLIT, **others}
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -24,7 +24,7 @@
 // implicit_gemm_tma, recompute_images.
 
 // Config beyond wide_tile.cuh's: promote_every, stages between two accumulator promotions; range_blocks, blocks that
-// search an image's largest value; split_form (split_form.cu).
+// search an image's largest value; split_form, and the macro SPLIT_FORM where that is true (split_form.cu).
 
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to
 // recompute.
@@ -167,6 +167,7 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
     }
 }
 
+#ifndef SPLIT_FORM
 extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
     implicit_gemm_tma(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                       const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
@@ -177,3 +178,4 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
     };
     implicit_gemm(x_high, x_low, w_high, w_low, images, store);
 }
+#endif

@@ -1,59 +1,21 @@
-// split_form: fp16x3_general between layers whose activations stay split, from one layer to the next.
+// split_form: fp16x3_general between layers whose activations stay split (split_arrays.cuh), from one layer to the next.
 //
-//     x, y, residual   [component][image][pixel][channel] of fp16, each group's channels padded to a multiple of eight
-//     their scales     per image: its exponent, and its largest magnitude
+// y = activated(convolution + bias + residual); Config says which of bias and residual there are. Before y is computed,
+// all that is known is that no value exceeds (the largest |x|) (the largest sum of a filter's |w|) + (the largest |bias|)
+// + (the largest |residual|), so this limit decides y's exponent. Its true largest value is found as it is stored, and
+// serves for the next layer's limit. Images with an infinity or a NaN, and all images where a filter has one, are
+// computed in float32 by the blocks that have no more tiles.
 //
-// A value takes the four bytes of a float32, and no pass converts it. Before y is computed, all that is known is that no
-// value exceeds (the largest |x|) (the reduction length) (the largest |w|), so this limit decides y's exponent. Its true
-// largest value is found as it is stored, and serves for the next layer's limit. A stored value v errs by 2^-22 |v| or
-// 2^-51 of the limit, whichever is more; the limit is some 2^10 times the largest value.
-//
-// y = relu(convolution + bias + residual); Config says which of bias, residual and relu there are. Images with an
-// infinity or a NaN, and all images where a filter cannot be split, are recomputed in float32; their values are then
-// within the range of fp16 or become infinite.
-//
-// Launches: split_filters (once), scale_outputs, implicit_gemm_split, recompute_split_images.
+// Launches: split_filters (once), implicit_gemm_split. y_scales is zero before.
 
 constexpr int INPUT_CHANNELS = Config::groups * Config::padded_channels;
 constexpr int OUTPUT_CHANNELS = (Config::groups * M + 7) / 8 * 8;  // with several groups, M is a multiple of eight
 
-// The exponent of each image of y. Lists the images to recompute. One block.
-extern "C" __global__ void __launch_bounds__(256)
-    scale_outputs(const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,
-                  const float *__restrict__ bias, const ImageScale *__restrict__ residual_scales,
-                  ImageScale *__restrict__ y_scales, int *__restrict__ listed, int images) {
-    __shared__ int lowest, highest;  // exponents of the filters: their largest weight is below 2^(15 - lowest)
-    __shared__ unsigned largest_bias;
-    if (threadIdx.x == 0) lowest = Range::UNSPLITTABLE, highest = -Range::UNSPLITTABLE, largest_bias = 0, listed[0] = 0;
-    __syncthreads();
-    for (int m = threadIdx.x; m < Config::groups * M; m += 256) {
-        atomicMin(&lowest, w_exponents[m]), atomicMax(&highest, w_exponents[m]);
-        if (Config::bias) atomicMax(&largest_bias, __float_as_uint(bias[m]) & 0x7fffffff);
-    }
-    __syncthreads();
-    for (int image = threadIdx.x; image < images; image += 256) {
-        const bool finite = x_scales[image].largest < 0x7f800000;
-        if (!finite) listed[1 + atomicAdd(listed, 1)] = image;
-        float limit = scaled(__uint_as_float(x_scales[image].largest) * (C * TAPS), 15 - lowest);
-        limit += __uint_as_float(largest_bias);
-        if (Config::residual) limit += __uint_as_float(residual_scales[image].largest);
-        Range range;
-        range.largest = __float_as_uint(fminf(limit, 0x1p127f));
-        y_scales[image] = {finite && highest != Range::UNSPLITTABLE ? range.largest_exponent() : 0, 0};
-    }
-}
-
-// A value of a split activation; of an image with an infinity or a NaN, the high component where that is one.
-__device__ __forceinline__ float joined(unsigned short high, unsigned short low, const ImageScale &own) {
-    const float value = from_fp16(high), sum = fmaf(from_fp16(low), 1.0f / 2048, value);
-    return multiply(own.largest < 0x7f800000 || (high & 0x7c00) != 0x7c00 ? sum : value, power_of_two(-own.exponent));
-}
-
 // What follows the convolution, and the scales of y. Words have two channels.
 struct Finish {
-    const float *bias;
+    const ImageScale *x_scales, *residual_scales;
+    const float *limits, *bias;  // limits: of y per largest |x|, and of the bias
     const unsigned *residual;
-    const ImageScale *residual_scales;
     ImageScale *scales;
     int images;
 
@@ -61,16 +23,23 @@ struct Finish {
     __device__ __forceinline__ long long component() const {
         return (long long)images * OUTPUT_AREA * (OUTPUT_CHANNELS / 2);
     }
-    // Add the residual's word at `at` to two filters' values, biases included, and apply relu.
+    __device__ __forceinline__ ImageScale residual_scale(int image) const {
+        return Config::residual ? residual_scales[image] : ImageScale{0, 0};
+    }
+    // The scale of an image of y; that of an image to recompute is not finite.
+    __device__ __forceinline__ ImageScale scale(int image) const {
+        const ImageScale added = residual_scale(image);
+        const float gain = limits[0], limit = fmaf(x_scales[image].magnitude(), gain, limits[1]) + added.magnitude();
+        const bool finite = x_scales[image].finite() && added.finite() && __float_as_uint(gain) < 0x7f800000;
+        return finite ? scale_of(fminf(limit, 0x1p127f)) : ImageScale{0, 0x7f800000};
+    }
+    // Add the residual's word at `at` to two filters' values, biases included, and activate them.
     __device__ __forceinline__ float2 operator()(float2 value, const ImageScale &own, long long at) const {
         if (Config::residual) {
             const unsigned high = residual[at], low = COMPONENTS == 2 ? residual[component() + at] : 0;
             value.x += joined(high, low, own), value.y += joined(high >> 16, low >> 16, own);
         }
-        return Config::relu ? make_float2(value.x < 0 ? 0.0f : value.x, value.y < 0 ? 0.0f : value.y) : value;
-    }
-    __device__ __forceinline__ ImageScale residual_scale(int image) const {
-        return Config::residual ? residual_scales[image] : ImageScale{0, 0};
+        return make_float2(activated(value.x), activated(value.y));
     }
     __device__ __forceinline__ void note(int image, unsigned largest) const {
         if (largest) atomicMax(&scales[image].largest, largest);
@@ -98,8 +67,8 @@ __device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
 // Without branches, so that loads are not waited for one by one: `columns` in shared memory has the scale and the bias of
 // each filter of the tile, zeros beyond the last, and lanes beyond the last pixel compute the first one's.
 __device__ __forceinline__ void store_split_tile(const Accumulators &sums, float *staging, const Tile &tile,
-                                                 int consumer, const ImageScale *x_scales, const int *w_exponents,
-                                                 uint4 *y, const Finish &finish) {
+                                                 int consumer, const int *w_exponents, uint4 *y,
+                                                 const Finish &finish) {
     constexpr bool WHOLE = M % Config::tile_filters == 0;  // every filter of a tile exists
     const int lane = threadIdx.x % 32, t = lane % 4;
     float2 *const columns = reinterpret_cast<float2 *>(staging) + consumer * Config::tile_filters;
@@ -114,9 +83,13 @@ __device__ __forceinline__ void store_split_tile(const Accumulators &sums, float
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int wanted = tile.pixel + 64 * consumer + threadIdx.x / 32 % 4 * 16 + 8 * half + lane / 4;
-        const bool real = wanted < finish.images * OUTPUT_AREA;
-        const int pixel = real ? wanted : 0, image = pixel / OUTPUT_AREA, exponent = finish.scales[image].exponent;
-        const float unscale = power_of_two(-x_scales[image].exponent), scale = power_of_two(exponent);
+        const bool exists = wanted < finish.images * OUTPUT_AREA;
+        const int pixel = exists ? wanted : 0, image = pixel / OUTPUT_AREA;
+        const ImageScale own_scale = finish.scale(image);
+        const int exponent = own_scale.exponent;
+        const bool real = exists && own_scale.finite();
+        if (real && pixel % OUTPUT_AREA == 0 && tile.filter == 0 && t == 0) finish.scales[image].exponent = exponent;
+        const float unscale = power_of_two(-finish.x_scales[image].exponent), scale = power_of_two(exponent);
         const ImageScale residual_scale = finish.residual_scale(image);
         const long long row = (long long)pixel * OUTPUT_CHANNELS;
         unsigned largest = 0;  // two magnitudes, fp16
@@ -146,9 +119,10 @@ __device__ __forceinline__ void store_split_tile(const Accumulators &sums, float
         // The largest magnitude as float32, rounded up. Pixels of a warp mostly belong to one image.
         largest = real ? max(largest & 0xffff, largest >> 16) : 0;
         largest = __float_as_uint(scaled(from_fp16(largest + (largest && largest < 0x7c00)), -exponent));
-        const bool one = __all_sync(~0u, !real || image == __shfl_sync(~0u, image, 0));
+        const int first_image = __shfl_sync(~0u, image, 0);
+        const bool one = __all_sync(~0u, !real || image == first_image);
         if (one) largest = __reduce_max_sync(~0u, largest);
-        if (real && (lane == 0 || !one)) finish.note(image, largest);
+        if (one ? lane == 0 : real) finish.note(image, largest);
     }
 }
 
@@ -156,25 +130,31 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
     implicit_gemm_split(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                         const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
                         const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,
-                        const float *__restrict__ bias, const unsigned *__restrict__ residual,
-                        const ImageScale *__restrict__ residual_scales, uint4 *__restrict__ y, ImageScale *y_scales,
-                        int images) {
-    const Finish finish{bias, residual, residual_scales, y_scales, images};
+                        const float *__restrict__ limits, const float *__restrict__ bias,
+                        const unsigned *__restrict__ residual, const ImageScale *__restrict__ residual_scales,
+                        uint4 *__restrict__ y, ImageScale *y_scales, int images) {
+    const Finish finish{x_scales, residual_scales, limits, bias, residual, y_scales, images};
     const auto store = [&](const Accumulators &sums, float *staging, const Tile &tile, int consumer) {
-        store_split_tile(sums, staging, tile, consumer, x_scales, w_exponents, y, finish);
+        store_split_tile(sums, staging, tile, consumer, w_exponents, y, finish);
     };
     implicit_gemm(x_high, x_low, w_high, w_low, images, store);
 }
 
+// The images that implicit_gemm_split leaves out.
 extern "C" __global__ void __launch_bounds__(256)
     recompute_split_images(const unsigned short *__restrict__ x, const ImageScale *__restrict__ x_scales,
-                           const float *__restrict__ w, const int *__restrict__ w_exponents,
+                           const float *__restrict__ w, const float *__restrict__ limits,
                            const float *__restrict__ bias, const unsigned *__restrict__ residual,
                            const ImageScale *__restrict__ residual_scales, unsigned short *__restrict__ y,
-                           ImageScale *y_scales, const int *__restrict__ listed, int images) {
-    const Finish finish{bias, residual, residual_scales, y_scales, images};
+                           ImageScale *y_scales, int images) {
+    const Finish finish{x_scales, residual_scales, limits, bias, residual, y_scales, images};
+    bool finite = true;
+#pragma unroll 4
+    for (int image = threadIdx.x; image < images; image += 256) finite &= finish.scale(image).finite();
+    if (!__syncthreads_or(!finite)) return;
     recompute(
-        w, w_exponents, listed, images,
+        w, images, blockIdx.x * 8 + threadIdx.x / 32, gridDim.x * 8,
+        [&](int image) { return finish.scale(image).finite() ? -1 : image; },
         [&](int image, int group, int c, int pixel) {
             const int channel = group * Config::padded_channels + c;
             const long long at = ((long long)image * AREA + pixel) * INPUT_CHANNELS + channel;
@@ -187,9 +167,14 @@ extern "C" __global__ void __launch_bounds__(256)
             const float2 both = finish(make_float2(value, value), finish.residual_scale(image), at / 2);
             value = filter % 2 ? both.y : both.x;
             finish.note(image, __float_as_uint(value) & 0x7fffffff);
-            value *= power_of_two(y_scales[image].exponent);
             const unsigned high = to_fp16x2(value, 0);
             y[at] = high;
             if (COMPONENTS == 2) y[2 * finish.component() + at] = fp16x2_residual(value, 0, high);
+            // The channels beyond the last.
+            if (filter == Config::groups * M - 1)
+                for (int more = 1; filter + more < OUTPUT_CHANNELS; more++) {
+                    y[at + more] = 0;
+                    if (COMPONENTS == 2) y[2 * finish.component() + at + more] = 0;
+                }
         });
 }

@@ -1,29 +1,32 @@
-"""Convolutions whose activations stay split, NHWC, from one layer to the next: ``split_form.cu`` describes the form.
+"""Convolutions whose activations stay split, NHWC, from one layer to the next: ``split_form.cu`` describes them.
 
-Three programs, for ``cuda.execute`` with these arrays; other memory is theirs:
+Programs for ``cuda.execute`` and ``cuda.prepared_launch`` with these arrays:
 
     split_activations   reads x (float32, NCHW); fills split_x and x_scales
-    split_weights       reads w (float32); fills split_w and w_exponents
-    convolution         reads x, x_scales, w, split_w, w_exponents, and as asked bias (float32, one value per filter),
-                        residual and residual_scales; fills y and y_scales
+    split_weights       reads w (float32), of the convolution's program; fills split_w and w_exponents
+    convolution         reads x, x_scales, w, split_w, w_exponents, limits, and as asked bias (float32, one value per
+                        filter), residual and residual_scales; fills y and y_scales, which is zero before
 
-Split arrays are of float16, in ``activation_shape``; scales are (B, 2) of int32.
+Split arrays are of float16, in ``activation_shape``; scales are (B, 2) of int32. ``split_passes`` has what may stand
+between convolutions.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ATTRIBUTES, ConvProblem
+from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import GRID_YZ, Chip, Launch, Plan, round_up
 
 from . import wide
-from ._wide_tiles import THREADS, Convolution, WideTile, limits, recompute, split_filters
+from ._wide_tiles import THREADS, Convolution, WideTile, limits, split_filters
 
 #: fp16x3_general with the sources of the split form; no kernel of the list, because its arrays are others.
 _KERNEL = replace(
@@ -32,11 +35,31 @@ _KERNEL = replace(
     sources=(*wide.FP16X3[1].sources, Path(__file__).with_name("split_form.cu")),
     features=ATTRIBUTES,
 )
+#: What may follow a layer, by the number that the sources have for it.
+ACTIVATIONS = (None, "relu", "relu6")
+#: Rounding errors of a limit in float32.
+_MARGIN = 1 + 2.0**-10
 
 
 def activation_shape(batch: int, channels: int, height: int, width: int, components: int = 2) -> tuple[int, ...]:
     """Return the shape of a split array: (components, B, H, W, C rounded up to a multiple of eight)."""
     return (components, batch, height, width, round_up(channels, 8))
+
+
+def output_limits(factors: Any, added: Any = None) -> Any:
+    """Return ``limits``, the most that |y| is per largest |x| and the most that is added to it, (2,) of float32.
+
+    factors: CuPy's array of weights, the first axis counts outputs; added: a bias, or None.
+    """
+    cp = cuda.cupy()
+    gain = cp.absolute(factors).reshape(len(factors), -1).sum(axis=1).max()
+    most = cp.zeros((), np.float32) if added is None else cp.absolute(added).max()
+    return (cp.stack([gain, most]) * _MARGIN).astype(np.float32)
+
+
+def error_bound(problem: ConvProblem) -> float:
+    """Return the largest |y - exact| as a share of sum |x||w| before y is stored, x being what is stored."""
+    return _KERNEL.error_bound(problem)
 
 
 def reasons(problem: ConvProblem) -> list[str]:
@@ -53,18 +76,28 @@ def reasons(problem: ConvProblem) -> list[str]:
     return found
 
 
-def split_activations(problem: ConvProblem, chip: Chip, components: int = 2) -> Program:
-    """Return the program that splits the float32 input of a convolution."""
+def split_activations(shape: tuple[int, ...], chip: Chip, components: int = 2) -> Program:
+    """Return the program that splits float32 images (B, C, H, W)."""
+    batch, channels, height, width = shape
+    # A convolution that reads the images.
+    problem = ConvProblem(batch, channels, height, width, 8, 1)
     own, _ = _checked(problem, chip, components)
-    ranges = 8 * wide.range_blocks(own) * problem.batch
-    launches = wide.split_images(own, "x", problem.batch)
-    return _program(problem, chip, components, launches, {"ranges": ranges, "listed": 4 * (1 + problem.batch)})
+    scratch = {"ranges": 8 * wide.range_blocks(own) * batch, "listed": 4 * (1 + batch)}
+    return _program(problem, chip, components, wide.split_images(own, "x", batch), scratch)
 
 
-def split_weights(problem: ConvProblem, chip: Chip, components: int = 2) -> Program:
-    """Return the program that splits the filters of a convolution."""
-    own, _ = _checked(problem, chip, components)
-    return _program(problem, chip, components, (split_filters(own, np.int32(0)),), {"listed": 4})
+def split_weights(convolution: Program, problem: ConvProblem) -> Program:
+    """Return the program that splits the filters of a convolution, compiled with that."""
+    own = Convolution.of(problem)
+    launch = split_filters(own, np.int32(0))
+    plan = replace(convolution.plan, steps=lambda images: (launch,), scratch={"listed": 4})
+    return Program(convolution.name, convolution.source, convolution.options, plan)
+
+
+def split_weight_bytes(problem: ConvProblem, components: int = 2) -> int:
+    """Return the bytes of the split filters of a convolution."""
+    own = Convolution.of(problem)
+    return 2 * components * own.taps * own.padded_channels * own.all_filters
 
 
 def convolution(
@@ -73,7 +106,7 @@ def convolution(
     components: int = 2,
     bias: bool = False,
     residual: bool = False,
-    relu: bool = False,
+    activation: str | None = None,
 ) -> Program:
     """Return the program of a convolution, with what follows it.
 
@@ -83,7 +116,7 @@ def convolution(
         components: 2 for fp16x3, 1 for fp16x1.
         bias: whether to add a bias.
         residual: whether to add a split array of y's shape.
-        relu: whether to set negative values to 0 at last.
+        activation: of ACTIVATIONS, at last.
 
     Raises:
         UnsupportedError: the convolution cannot be computed in split form.
@@ -92,24 +125,15 @@ def convolution(
     # Pointers that are not read are x's.
     added = ("bias" if bias else "x", "residual" if residual else "x", "residual_scales" if residual else "x")
     maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own))
-    gemm = (*maps, "x_scales", "w_exponents", *added, "y", "y_scales", "images")
-    scales = ("x_scales", "w_exponents", added[0], added[2], "y_scales", "listed", "images")
-    again = ("x", "x_scales", "w", "w_exponents", *added, "y", "y_scales", "listed", "images")
+    finish = ("limits", *added, "y", "y_scales", "images")
     launches = (
-        Launch("scale_outputs", (1, 1, 1), (THREADS, 1, 1), scales),
-        tile.gemm("implicit_gemm_split", own, problem.batch, chip, gemm),
-        recompute(chip, "recompute_split_images", again),
+        tile.gemm("implicit_gemm_split", own, problem.batch, chip, (*maps, "x_scales", "w_exponents", *finish)),
+        Launch(
+            "recompute_split_images", (chip.multiprocessors, 1, 1), (THREADS, 1, 1), ("x", "x_scales", "w", *finish)
+        ),
     )
-    return _program(
-        problem,
-        chip,
-        components,
-        launches,
-        {"listed": 4 * (1 + problem.batch)},
-        bias=bias,
-        residual=residual,
-        relu=relu,
-    )
+    follows = {"bias": bias, "residual": residual, "activation": ACTIVATIONS.index(activation)}
+    return _program(problem, chip, components, launches, {}, **follows)
 
 
 def _checked(problem: ConvProblem, chip: Chip, components: int) -> tuple[Convolution, WideTile]:
@@ -117,7 +141,7 @@ def _checked(problem: ConvProblem, chip: Chip, components: int) -> tuple[Convolu
     if found:
         raise UnsupportedError(f"split form does not take {problem}: {'; '.join(found)}")
     own = Convolution.of(problem)
-    return own, WideTile.of(False, components, own, chip)
+    return own, WideTile.of(False, components, own, chip, max(1, problem.batch))
 
 
 def _program(
@@ -126,11 +150,16 @@ def _program(
     components: int,
     launches: tuple[Launch, ...],
     scratch: dict[str, int],
-    bias: bool = False,
-    residual: bool = False,
-    relu: bool = False,
+    **follows: int,
 ) -> Program:
     own, tile = _checked(problem, chip, components)
-    config = tile.general_config(own, wide.range_blocks(own), split_form=True, bias=bias, residual=residual, relu=relu)
-    plan = Plan(tile.defines, max(1, problem.batch), lambda images: launches, scratch=scratch, config=config)
+    follows = {"bias": False, "residual": False, **follows}
+    config = tile.config(own, **{**follows, "range_blocks": wide.range_blocks(own), "split_form": True})
+    plan = Plan(
+        {**tile.defines, "SPLIT_FORM": 1},
+        max(1, problem.batch),
+        lambda images: launches,
+        scratch=scratch,
+        config=config,
+    )
     return Program(_KERNEL.name, _KERNEL.text(plan), _KERNEL.options, plan)

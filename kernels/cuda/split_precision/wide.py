@@ -21,7 +21,7 @@ from ._wide_tiles import PRODUCERS, PROMOTED_PRODUCTS, THREADS, Convolution, Wid
 _FOLDER = Path(__file__).parent
 #: What all kernels for wide layers begin with.
 SHARED_SOURCES = tuple(
-    _FOLDER / file for file in ("../denormals.cuh", "instructions.cuh", "tma.cuh", "range.cuh", "wide_tile.cuh")
+    _FOLDER / f"{file}.cuh" for file in ("../denormals", "instructions", "tma", "range", "split_arrays", "wide_tile")
 )
 #: Threads of range_of_images; channels and pixels of a block of split_images.
 _RANGE_THREADS, _SPLIT_TILE = 512, 64
@@ -53,10 +53,10 @@ def split_images(own: Convolution, source: str, images: int) -> tuple[Launch, La
 
 def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
-    tile = WideTile.of(False, components, own, chip)
     source, _, target = problem.operands
     image_bytes = 2 * components * own.area * own.input_channels
     images = max(1, min(problem.batch, SCRATCH_BYTES // image_bytes, own.most_images, GRID_YZ))
+    tile = WideTile.of(False, components, own, chip, images)
 
     @cache
     def steps(count: int) -> tuple[Launch, ...]:
@@ -75,16 +75,16 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
         "x_scales": 8 * images,
         "listed": 4 * (1 + images),
     }
-    config = tile.general_config(own, range_blocks(own), split_form=False)
+    config = tile.config(own, range_blocks=range_blocks(own))
     return Plan(tile.defines, images, steps, (split_filters(own, np.int32(0)),), scratch=scratch, config=config)
 
 
 def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
-    tile = WideTile.of(True, components, own, chip)
     source, _, target = problem.operands
     # Two words per image in the list of images to recompute.
     images = max(1, min(problem.batch, own.most_images, SCRATCH_BYTES // 8))
+    tile = WideTile.of(True, components, own, chip, images)
 
     @cache
     def steps(count: int) -> tuple[Launch, ...]:

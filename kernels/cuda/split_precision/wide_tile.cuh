@@ -13,7 +13,6 @@ constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::outp
 constexpr int OUTPUT_AREA = Config::output_height * OUTPUT_WIDTH;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
 
-constexpr int COMPONENTS = Config::components;
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
 constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + FILTER_BYTES);
@@ -26,19 +25,6 @@ constexpr int FILTER_TILES = Config::groups * GROUP_TILES;
 __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
     return Config::transposed ? ((long long)(filter / M * C + c) * M + filter % M) * TAPS + (TAPS - 1 - tap)
                               : ((long long)filter * C + c) * TAPS + tap;
-}
-
-// The power of two that scales a split image, and the bits of its largest magnitude.
-struct ImageScale {
-    int exponent;
-    unsigned largest;
-};
-
-// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of float32
-// before the result does.
-__device__ __forceinline__ float scaled(float value, int exponent) {
-    const int e0 = max(-126, min(126, exponent / 2)), e1 = max(-126, min(126, exponent - e0));
-    return multiply(multiply(value, power_of_two(e0)), power_of_two(e1));
 }
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
@@ -56,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
     __syncthreads();
     for (int i = 0; i < 8; i++) range.add(ranges[i]);
-    const int exponent = range.exponent();
+    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent();
     if (threadIdx.x == 0) exponents[filter] = exponent;
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
     constexpr int PAIRS = Config::padded_channels / 2, WORDS = TAPS * PAIRS;
@@ -69,18 +55,6 @@ extern "C" __global__ void __launch_bounds__(256)
         to[i] = high;
         if (COMPONENTS == 2) to[(long long)Config::groups * M * WORDS + i] = fp16x2_residual(first, second, high);
     }
-}
-
-// The components of eight channels, `values[0]` to `values[7 * pitch]`, of one pixel.
-__device__ __forceinline__ void split_channels(const float *values, int pitch, float scale, uint4 &high, uint4 &low) {
-    unsigned words[4], rests[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float a = multiply(values[2 * j * pitch], scale), b = multiply(values[(2 * j + 1) * pitch], scale);
-        words[j] = to_fp16x2(a, b), rests[j] = fp16x2_residual(a, b, words[j]);
-    }
-    high = make_uint4(words[0], words[1], words[2], words[3]);
-    low = make_uint4(rests[0], rests[1], rests[2], rests[3]);
 }
 
 // The descriptor of a matrix whose rows of ROW_BYTES are swizzled over their own width, eight rows 8 ROW_BYTES apart.
@@ -212,23 +186,19 @@ __device__ __forceinline__ void store_tile(const Accumulators &sums, float *stag
     }
 }
 
-// Recompute the listed images in float32, or all of them where a filter could not be split. A thread computes one pixel
-// of eight filters. Its sums have two levels: the products of a channel, and the channels. load(image, group, channel,
-// pixel) returns an input, store(image, filter, pixel, value) takes an output.
-template <typename Load, typename Store>
-__device__ __forceinline__ void recompute(const float *w, const int *w_exponents, const int *listed, int images,
+// Recompute images in float32, by warps that share the work: a thread computes one pixel of eight filters. Its sums have
+// two levels: the products of a channel, and the channels. image_of(number) returns the image of a number below `count`,
+// or -1 to leave it out; load(image, group, channel, pixel) an input. store(image, filter, pixel, value) takes an output.
+template <typename ImageOf, typename Load, typename Store>
+__device__ __forceinline__ void recompute(const float *w, int count, int warp, int warps, const ImageOf &image_of,
                                           const Load &load, const Store &store) {
     constexpr int FILTERS = 8, FILTER_BLOCKS = (M + FILTERS - 1) / FILTERS;
-    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 255) / 256;
+    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 31) / 32;
     constexpr long long IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
-    int unsplittable = 0;
-    for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= w_exponents[m] == Range::UNSPLITTABLE;
-    const bool all = __syncthreads_or(unsplittable);
-    const int count = all ? images : listed[0];
-    for (long long i = blockIdx.x; i < count * IMAGE_BLOCKS; i += gridDim.x) {
-        const int number = i / IMAGE_BLOCKS, block = i % IMAGE_BLOCKS / PIXEL_BLOCKS;
-        const int pixel = i % PIXEL_BLOCKS * 256 + threadIdx.x, image = all ? number : listed[1 + number];
-        if (pixel >= OUTPUT_AREA) continue;
+    for (long long i = warp; i < count * IMAGE_BLOCKS; i += warps) {
+        const int block = i % IMAGE_BLOCKS / PIXEL_BLOCKS, image = image_of(int(i / IMAGE_BLOCKS));
+        const int pixel = i % PIXEL_BLOCKS * 32 + threadIdx.x % 32;
+        if (image < 0 || pixel >= OUTPUT_AREA) continue;
         const int group = block / FILTER_BLOCKS, filter0 = block % FILTER_BLOCKS * FILTERS;
         const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
         const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
@@ -256,11 +226,17 @@ __device__ __forceinline__ void recompute(const float *w, const int *w_exponents
     }
 }
 
+#ifndef SPLIT_FORM
+// The listed images, or all of them where a filter could not be split.
 extern "C" __global__ void __launch_bounds__(256)
     recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
                      const int *__restrict__ w_exponents, const int *__restrict__ listed, long long first, int images) {
+    int unsplittable = 0;
+    for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= w_exponents[m] == Range::UNSPLITTABLE;
+    const bool all = __syncthreads_or(unsplittable);
     recompute(
-        w, w_exponents, listed, images,
+        w, all ? images : listed[0], blockIdx.x * 8 + threadIdx.x / 32, gridDim.x * 8,
+        [&](int number) { return all ? number : listed[1 + number]; },
         [&](int image, int group, int c, int pixel) {
             return x[(first + image) * IMAGE + (group * C + c) * (long long)AREA + pixel];
         },
@@ -268,3 +244,4 @@ extern "C" __global__ void __launch_bounds__(256)
             y[(first + image) * OUTPUTS + filter * (long long)OUTPUT_AREA + pixel] = value;
         });
 }
+#endif

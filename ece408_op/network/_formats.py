@@ -1,0 +1,135 @@
+"""Which values of a network are split activations, and the nodes that convert values from one form to the other.
+
+A split activation (``kernels.cuda.split_precision``) is what tensor cores read: each float32 as two 16-bit floats, in
+NHWC. Between layers that compute with them, no pass converts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import numpy as np
+
+from ece408_op.graph.symbol_graph import VARIABLE, Entry, Graph, Node
+from ece408_op.kernels.cuda.split_precision import split_form
+from ece408_op.problem import ITEM_BYTES
+
+from ._definition import Operator, Shape
+from ._layers import FullyConnected
+from ._network import Network, of_graph, read_values
+
+#: Returns whether a node can read and compute split activations, given the shapes of its inputs and of its output: None
+#: if it cannot, False if only between others that do, True if it gains enough to convert its input.
+Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[bool]]
+#: Bytes of the scale of an image.
+SCALE_BYTES = 8
+#: The inputs that may be split; a node whose other inputs are no parameters computes in float32.
+_ACTIVATIONS = ("data", "residual")
+
+
+class Split(Operator):
+    """float32 values in NCHW to split activations."""
+
+    names = ("split",)
+
+    def compute(self, arrays: Any, inputs: Sequence[Any], out: Any) -> None:
+        out[...] = inputs[0]
+
+
+class Join(Split):
+    """Split activations to float32 values in NCHW."""
+
+    names = ("join",)
+
+
+@dataclass(frozen=True)
+class SplitArray:
+    """A split activation on the GPU: its values, its images' scales (B, 2) of int32, and its shape (B, C, H, W)."""
+
+    values: Any
+    scales: Any
+    shape: Shape
+
+
+def image_shape(shape: Shape) -> Shape:
+    """Return the shape (B, C, H, W) of a value of at least two dimensions."""
+    return (*shape, 1, 1)[:4] if len(shape) < 4 else shape
+
+
+def split_bytes(shape: Shape) -> int:
+    """Return the bytes of a split activation without its scales."""
+    components, *sizes = split_form.activation_shape(*image_shape(shape))
+    return ITEM_BYTES * int(np.prod(sizes, dtype=np.int64)) * components // 2
+
+
+def with_formats(
+    network: Network, shapes: Mapping[int, Shape], accepts: Accepts
+) -> tuple[Network, dict[int, Shape], frozenset[int]]:
+    """Return the network with nodes that convert, the shapes of its values, and those that are split activations."""
+    reads = _split_nodes(network, shapes, accepts)
+    old, nodes = network.graph.nodes, list[Node]()
+    numbers: dict[tuple[int, bool], int] = {}  # of new nodes, by the old number and whether the value is split
+
+    def add(node: Node, value: int, split: bool) -> int:
+        nodes.append(node)
+        return numbers.setdefault((value, split), len(nodes) - 1)
+
+    def number_of(value: int, split: bool) -> int:
+        if (value, split) in numbers:
+            return numbers[value, split]
+        if not split and value not in reads:  # a view, which comes when something reads it
+            return copied(value)
+        kind = (Split if split else Join)("split" if split else "join")
+        source = Entry(number_of(value, not split))
+        return add(Node(kind.op, f"{old[value].name}_{kind.op}", inputs=[source], operator=kind), value, split)
+
+    def copied(value: int) -> int:
+        split = reads.get(value, {})
+        inputs = [Entry(number_of(split.get(e.node, e.node), e.node in split), e.output) for e in old[value].inputs]
+        return add(replace(old[value], inputs=inputs), value, value in reads)
+
+    for value, node in enumerate(old):
+        if node.op == VARIABLE or not node.operator.view:
+            copied(value)
+    graph = Graph(nodes, [Entry(number_of(head.node, False)) for head in network.graph.heads], network.graph.attrs)
+    new_shapes = {number: shapes[value] for (value, _), number in numbers.items() if value in shapes}
+    return of_graph(graph), new_shapes, frozenset(number for (_, split), number in numbers.items() if split)
+
+
+def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts) -> dict[int, dict[int, int]]:
+    """Return the nodes that compute split activations: for each its activations, and the values that it reads for them.
+
+    The value before a view, where the view has the same shape or a FullyConnected flattens it anyway.
+    """
+    found: dict[int, dict[int, int]] = {}
+    for value, node in network.operators:
+        names = node.operator.input_names(len(node.inputs))
+        inputs = [entry.node for entry, name in zip(node.inputs, names) if name in _ACTIVATIONS]
+        others = {entry.node for entry in node.inputs} - {*inputs}
+        if node.operator.view or not inputs or not others <= {*network.parameters} or {*inputs} & {*network.parameters}:
+            continue
+        sources = {each: _before_views(network, shapes, node, each) for each in inputs}
+        gains = accepts(node, [shapes[sources.get(each, each)] for each in read_values(node)], shapes[value])
+        if gains or (gains is not None and any(source in found for source in sources.values())):
+            found[value] = sources
+    # A node alone among others in float32 gains nothing.
+    alone: Collection[int] = found
+    while alone:
+        read = {source for sources in found.values() for source in sources.values()}
+        alone = [value for value, sources in found.items() if value not in read and not {*sources.values()} & {*found}]
+        for value in alone:
+            del found[value]
+    return found
+
+
+def _before_views(network: Network, shapes: Mapping[int, Shape], reader: Node, value: int) -> int:
+    node = network.graph.nodes[value]
+    while node.op != VARIABLE and node.operator.view:
+        source = node.inputs[0].node
+        flattened = isinstance(reader.operator, FullyConnected) and reader.operator.flatten
+        if shapes[source] != shapes[value] and not (flattened and shapes[source][0] == shapes[value][0]):
+            break
+        value, node = source, network.graph.nodes[source]
+    return value

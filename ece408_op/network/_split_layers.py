@@ -1,0 +1,231 @@
+"""Layers that compute split activations: what each needs of its parameters, and its launches.
+
+The kernels and the form are those of ``kernels.cuda.split_precision``; ``_formats`` decides which nodes come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core import dispatch
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.graph.symbol_graph import Node
+from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wide
+from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.cuda import Program
+from ece408_op.runtime.launch import Chip, round_up
+
+from ._definition import Operator, Shape
+from ._elementwise import Activation, Clip
+from ._formats import Join, Split, SplitArray, image_shape
+from ._layers import BatchNorm, Convolution, FullyConnected
+from ._pooling import Pooling
+from ._schedule import Call, Computation
+from ._shaping import Concat
+from ._timing import Timed, Timer
+
+_KERNEL: CudaKernel = wide.FP16X3[1]
+#: The fewest filters of a group, and products of a sum, that pay for splitting the input.
+_FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 27
+
+
+def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> bool | None:
+    """Return whether a node can compute split activations, and whether that pays alone: see ``_formats.Accepts``."""
+    operator, x = node.operator, inputs[0]
+    if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
+        return None
+    followed = _activation(operator) or node.epilogue
+    if followed not in split_form.ACTIVATIONS or len(output) not in (2, 4) or len(x) not in (2, 4):
+        return None
+    if split_passes.reasons(image_shape(x), image_shape(output)):
+        return None
+    if isinstance(operator, (Convolution, FullyConnected)):
+        problem = problem_of(operator, x)
+        if problem is None or getattr(operator, "impl", dispatch.AUTO) != dispatch.AUTO:
+            return None
+        if is_depthwise(operator, x):
+            return False
+        if split_form.reasons(problem):
+            return None
+        enough = problem.filters // problem.groups >= _FEWEST_FILTERS and problem.products >= _FEWEST_PRODUCTS
+        return isinstance(operator, Convolution) and enough
+    if isinstance(operator, BatchNorm):
+        return False if operator.axis == 1 else None
+    if isinstance(operator, Concat):
+        whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
+        return False if whole and operator.dim == 1 and len(output) == 4 else None
+    return False if isinstance(operator, (Pooling, Activation, Clip)) else None
+
+
+def _activation(operator: Operator) -> str | None:
+    return operator.activation if isinstance(operator, (Activation, Clip)) else None
+
+
+def is_depthwise(operator: Operator, x: Shape) -> bool:
+    """Return whether every group has one channel and one filter, and split_passes computes it."""
+    return (
+        isinstance(operator, Convolution)
+        and operator.num_group == x[1] == operator.num_filter
+        and operator.dilate == (1, 1)
+        and not operator.residual
+    )
+
+
+def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
+    """Return the convolution that a layer is; for FullyConnected one whose filters are as large as the images."""
+    batch, channels, height, width = image_shape(x)
+    if isinstance(operator, Convolution):
+        return operator.problem(x)
+    assert isinstance(operator, FullyConnected)
+    if not operator.flatten and len(x) > 2:
+        return None
+    return ConvProblem(batch, channels, height, width, operator.num_hidden, height, width)
+
+
+def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
+    """Return what computes a node that ``accepts`` took, or a conversion."""
+    operator, x = node.operator, image_shape(inputs[0])
+    if isinstance(operator, (Convolution, FullyConnected)):
+        kind = _Depthwise if is_depthwise(operator, x) else _Convolution
+        return kind(timer, chip, node, x, output)
+    if isinstance(operator, Join):
+        return _Pass(split_passes.join(x))
+    if isinstance(operator, Split):
+        return _Split(x, chip)
+    if isinstance(operator, Concat):
+        return _Pass(split_passes.concat(list(inputs), node.epilogue))
+    if isinstance(operator, Pooling):
+        fitted = operator.fitted(x)
+        windows = fitted.kernel, fitted.stride, fitted.pad
+        counted = fitted.count_include_pad
+        return _Pass(split_passes.pool(x, output, *windows, fitted.pool_type, counted, node.epilogue))
+    return _Affine(node, x)
+
+
+def _arrays(inputs: Sequence[SplitArray], out: Any) -> dict[str, Any]:
+    """Return the arrays by the names that the programs have for them."""
+    names = [("x", "x_scales"), *((f"x{number}", f"scales{number}") for number in range(1, len(inputs)))]
+    found = {"y": out} if not isinstance(out, SplitArray) else {"y": out.values, "y_scales": out.scales}
+    for (values, scales), array in zip(names, inputs):
+        found.update({values: array.values, scales: array.scales})
+    return found
+
+
+class _Pass(Computation):
+    """A node without parameters that is one launch."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        batch = self._program.plan.images_per_launch
+        return cuda.prepared_launch(self._program, batch, _arrays(inputs, out))
+
+
+class _Split(Computation):
+    """float32 to split activations."""
+
+    def __init__(self, x: Shape, chip: Chip) -> None:
+        self._program, self._batch = split_form.split_activations(x, chip), x[0]
+        self.scratch = self._program.plan.scratch_bytes
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        arrays = {"x": inputs[0], "split_x": out.values, "x_scales": out.scales}
+        return cuda.prepared_launch(self._program, self._batch, arrays, scratch)
+
+
+class _Affine(Computation):
+    """A BatchNorm, or an activation alone."""
+
+    def __init__(self, node: Node, x: Shape) -> None:
+        self._operator, self._x = node.operator, x
+        self._program = split_passes.affine(x, _activation(node.operator) or node.epilogue)
+        self._parameters: dict[str, Any] = {}
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        cp, channels = cuda.cupy(), self._x[1]
+        factors: Sequence[Any] = cp.ones(channels, np.float32), cp.zeros(channels, np.float32)
+        if isinstance(self._operator, BatchNorm):
+            factors = self._operator.factors(inputs[1:])
+        factor, added = (_padded(each.astype(np.float32)) for each in factors)
+        self._parameters = {"factor": factor, "added": added, "limits": split_form.output_limits(factor, added)}
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        return cuda.prepared_launch(self._program, self._x[0], {**_arrays(inputs[:1], out), **self._parameters})
+
+
+class _Convolution(Timed):
+    """A Convolution or FullyConnected with what follows it."""
+
+    name = _KERNEL.name
+
+    def __init__(self, timer: Timer, chip: Chip, node: Node, x: Shape, output: Shape) -> None:
+        super().__init__(timer, node)
+        problem = problem_of(node.operator, x)
+        assert problem, "accepts took it"
+        self._problem, self._chip = problem, chip
+        operator = node.operator
+        self._residual = isinstance(operator, Convolution) and operator.residual
+        self._biased = not operator.no_bias or bool(isinstance(operator, Convolution) and operator.norm)
+        self._program = self._planned(chip, output)
+        self._parameters: dict[str, Any] = {}
+
+    def _planned(self, chip: Chip, output: Shape) -> Program:
+        return split_form.convolution(
+            self._problem, chip, bias=self._biased, residual=self._residual, activation=self._node.epilogue
+        )
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Fold the BatchNorm into filters and bias, and convert the filters."""
+        operator = self._node.operator
+        w, bias = inputs[1], None if operator.no_bias else inputs[2]
+        if isinstance(operator, Convolution) and operator.norm:
+            w, bias = operator.folded(inputs)
+        self._parameters = dict(self._converted(w.reshape(self._problem.w_shape), bias))
+
+    def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
+        cp, problem = cuda.cupy(), self._problem
+        split_w = cp.empty(split_form.split_weight_bytes(problem) // ITEM_BYTES, np.float32)
+        exponents = cp.empty(problem.filters, np.int32)
+        program = split_form.split_weights(self._program, problem)
+        cuda.execute(program, 1, {"x": w, "w": w, "split_w": split_w, "w_exponents": exponents}, None)
+        given = {"w": w, "split_w": split_w, "w_exponents": exponents, "limits": split_form.output_limits(w, bias)}
+        return given if bias is None else {**given, "bias": bias}
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        arrays = {**_arrays(inputs[:1], out), **self._parameters}
+        if self._residual:
+            arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
+        call = cuda.prepared_launch(self._program, self._problem.batch, arrays)
+        return self.timed(call) if isinstance(self._node.operator, Convolution) else call
+
+
+class _Depthwise(_Convolution):
+    """A convolution whose groups have one channel and one filter."""
+
+    name = "split_depthwise"
+
+    def _planned(self, chip: Chip, output: Shape) -> Program:
+        operator, problem = self._node.operator, self._problem
+        self._biased = True
+        windows = operator.kernel, operator.stride, operator.pad
+        return split_passes.depthwise(problem.x_shape, output, *windows, self._node.epilogue)
+
+    def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
+        cp, taps = cuda.cupy(), w.reshape(len(w), -1)
+        bias = cp.zeros(len(w), np.float32) if bias is None else bias
+        by_tap = cp.ascontiguousarray(_padded(taps).T)
+        return {"w": by_tap, "bias": _padded(bias), "limits": split_form.output_limits(taps, bias)}
+
+
+def _padded(values: Any) -> Any:
+    """Return the array with zeros up to a multiple of eight elements along its first axis."""
+    cp = cuda.cupy()
+    padded = cp.zeros((round_up(len(values), 8), *values.shape[1:]), np.float32)
+    padded[: len(values)] = values
+    return padded

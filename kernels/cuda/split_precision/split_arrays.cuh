@@ -1,0 +1,77 @@
+// split_arrays: activations as pairs of 16-bit floats.
+//
+//     x   [component][image][pixel][channel] of fp16, a pixel's channels padded with zeros to a multiple of eight
+//     its scales, per image: a power of two, and the largest magnitude of the image, or a number above it
+//
+// A value takes the four bytes of a float32. It errs by 2^-22 of itself or 2^-51 of 2^(15 - exponent), whichever is more.
+// Kernels read and write eight channels of a pixel at a time, 16 bytes of each component.
+
+constexpr int COMPONENTS = Config::components;  // high, and with three products low
+
+// The power of two that scales a split image, and the bits of its largest magnitude.
+struct ImageScale {
+    int exponent;
+    unsigned largest;
+
+    __device__ __forceinline__ bool finite() const { return largest < 0x7f800000; }
+    __device__ __forceinline__ float magnitude() const { return __uint_as_float(largest); }
+};
+
+// The scale of values that do not exceed `limit`; 0 for images with an infinity or a NaN, whose values then are within
+// the range of fp16 or become infinite.
+__device__ __forceinline__ ImageScale scale_of(float limit) {
+    Range range;
+    range.largest = __float_as_uint(limit);
+    if (!(limit < __uint_as_float(0x7f800000))) return {0, range.largest};
+    return {range.largest_exponent(), range.largest};
+}
+
+// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of float32
+// before the result does.
+__device__ __forceinline__ float scaled(float value, int exponent) {
+    const int e0 = max(-126, min(126, exponent / 2)), e1 = max(-126, min(126, exponent - e0));
+    return multiply(multiply(value, power_of_two(e0)), power_of_two(e1));
+}
+
+// The components of eight channels, `values[0]` to `values[7 * pitch]`, of one pixel.
+__device__ __forceinline__ void split_channels(const float *values, int pitch, float scale, uint4 &high, uint4 &low) {
+    unsigned words[4], rests[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float a = multiply(values[2 * j * pitch], scale), b = multiply(values[(2 * j + 1) * pitch], scale);
+        words[j] = to_fp16x2(a, b), rests[j] = fp16x2_residual(a, b, words[j]);
+    }
+    high = make_uint4(words[0], words[1], words[2], words[3]);
+    low = make_uint4(rests[0], rests[1], rests[2], rests[3]);
+}
+
+// A value of a split image; of an image with an infinity or a NaN, the high component where that is one.
+__device__ __forceinline__ float joined(unsigned short high, unsigned short low, const ImageScale &own) {
+    const float value = from_fp16(high), sum = fmaf(from_fp16(low), 1.0f / 2048, value);
+    return multiply(own.finite() || (high & 0x7c00) != 0x7c00 ? sum : value, power_of_two(-own.exponent));
+}
+
+// Eight channels of a pixel, the `at`-th of `component` ones.
+__device__ __forceinline__ void load_channels(const uint4 *x, long long component, long long at, const ImageScale &own,
+                                              float (&values)[8]) {
+    const uint4 high = x[at], low = COMPONENTS == 2 ? x[component + at] : make_uint4(0, 0, 0, 0);
+    const unsigned words[4] = {high.x, high.y, high.z, high.w}, rests[4] = {low.x, low.y, low.z, low.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        values[2 * j] = joined(words[j], rests[j], own);
+        values[2 * j + 1] = joined(words[j] >> 16, rests[j] >> 16, own);
+    }
+}
+__device__ __forceinline__ void store_channels(uint4 *y, long long component, long long at, int exponent,
+                                               const float (&values)[8]) {
+    uint4 high, low;
+    split_channels(values, 1, power_of_two(exponent), high, low);
+    y[at] = high;
+    if (COMPONENTS == 2) y[component + at] = low;
+}
+
+// What follows a layer: Config::activation. A NaN stays a NaN.
+__device__ __forceinline__ float activated(float value) {
+    if (Config::activation >= 1 && value < 0) return 0.0f;            // ReLU
+    return Config::activation == 2 && value > 6 ? 6.0f : value;       // ReLU6
+}

@@ -1,0 +1,179 @@
+// split_passes: what stands between convolutions whose activations stay split (split_arrays.cuh): pooling, depthwise
+// convolution, a factor and a number per channel, Concat, and float32 activations in NCHW.
+//
+// A thread computes eight channels of one output pixel, 16 bytes of each component; neighbouring threads have
+// neighbouring channels. Memory bandwidth limits all of them: pooling and depthwise convolution with 3 x 3 windows have
+// some two FLOP per byte, the others less than one. The exponent of y follows from a limit of its values: inputs'
+// magnitudes for a maximum, a mean and Concat, and for the others two numbers, `limits`, of the parameters: the most that
+// y is per largest |x|, and the most that is added.
+//
+// Config: components, activation; channels; the input's height and width, the output's output_height and output_width;
+// window_height, window_width, stride_..., pad_...; maximum, mean, count_pad, as in Pooling; inputs and end_0 to end_3,
+// the channels up to each input's end.
+
+constexpr int C = Config::channels, UNITS = (C + 7) / 8;  // of a pixel
+constexpr int OUTPUT_AREA = Config::output_height * Config::output_width, AREA = Config::height * Config::width;
+
+// The output unit of this thread: 32 bits count them.
+struct Unit {
+    unsigned index;
+    int unit, pixel, image;
+
+    __device__ __forceinline__ Unit() : index(blockIdx.x * 256 + threadIdx.x) {
+        unit = index % UNITS, pixel = index / UNITS % OUTPUT_AREA, image = index / UNITS / OUTPUT_AREA;
+    }
+    __device__ __forceinline__ void note(ImageScale *scales, const ImageScale &own) const {
+        if (unit == 0 && pixel == 0) scales[image] = own;
+    }
+};
+
+// y's scale where |y| is at most limits[0] |x| + limits[1].
+__device__ __forceinline__ ImageScale limited(const ImageScale &own, const float *limits) {
+    const float limit = fmaf(own.magnitude(), limits[0], limits[1]);
+    const bool finite = own.finite() && __float_as_uint(limits[0]) < 0x7f800000;
+    return finite ? scale_of(fminf(limit, 0x1p127f)) : ImageScale{0, 0x7f800000};
+}
+
+// The taps of a window that lie inside the image: tap(number of the tap, unit in x).
+template <typename Tap>
+__device__ __forceinline__ void for_each_tap(const Unit &out, const Tap &tap) {
+    const int top = out.pixel / Config::output_width * Config::stride_height - Config::pad_height;
+    const int left = out.pixel % Config::output_width * Config::stride_width - Config::pad_width;
+#pragma unroll(Config::window_height <= 3 ? Config::window_height : 1)
+    for (int p = 0; p < Config::window_height; p++) {
+        if (unsigned(top + p) >= Config::height) continue;
+#pragma unroll(Config::window_width <= 3 ? Config::window_width : 1)
+        for (int q = 0; q < Config::window_width; q++) {
+            if (unsigned(left + q) >= Config::width) continue;
+            const long long pixel = (long long)out.image * AREA + (top + p) * Config::width + left + q;
+            tap(p * Config::window_width + q, pixel * UNITS + out.unit);
+        }
+    }
+}
+
+// The maximum, which is NaN if either is NaN.
+__device__ __forceinline__ float larger(float maximum, float v) {
+    return !(v <= maximum) && maximum == maximum ? v : maximum;
+}
+
+// Maximum, mean or sum of the windows.
+extern "C" __global__ void __launch_bounds__(256)
+    pool_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, uint4 *__restrict__ y,
+               ImageScale *__restrict__ y_scales, int images) {
+    const Unit out;
+    if (out.image >= images) return;
+    ImageScale own = x_scales[out.image];
+    float result[8];
+    for (int i = 0; i < 8; i++) result[i] = Config::maximum ? __uint_as_float(0xff800000) : 0.0f;
+    for_each_tap(out, [&](int, long long at) {
+        float values[8];
+        load_channels(x, (long long)images * AREA * UNITS, at, own, values);
+        for (int i = 0; i < 8; i++) result[i] = Config::maximum ? larger(result[i], values[i]) : result[i] + values[i];
+    });
+    const int top = out.pixel / Config::output_width * Config::stride_height - Config::pad_height;
+    const int left = out.pixel % Config::output_width * Config::stride_width - Config::pad_width;
+    int rows = min(top + Config::window_height, Config::height + Config::pad_height) - top;
+    int columns = min(left + Config::window_width, Config::width + Config::pad_width) - left;
+    if (!Config::count_pad) {
+        rows = min(top + Config::window_height, Config::height) - max(top, 0);
+        columns = min(left + Config::window_width, Config::width) - max(left, 0);
+    }
+    if (!Config::maximum && !Config::mean)
+        own = own.finite() ? scale_of(fminf(own.magnitude() * (Config::window_height * Config::window_width), 0x1p127f))
+                           : own;
+    for (int i = 0; i < 8; i++) result[i] = activated(Config::mean ? result[i] / (rows * columns) : result[i]);
+    store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
+    out.note(y_scales, own);
+}
+
+// Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation.
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ w,
+                    const float4 *__restrict__ bias, const float *__restrict__ limits, uint4 *__restrict__ y,
+                    ImageScale *__restrict__ y_scales, int images) {
+    const Unit out;
+    if (out.image >= images) return;
+    const ImageScale from = x_scales[out.image], own = limited(from, limits);
+    const float4 first = bias[2 * out.unit], second = bias[2 * out.unit + 1];
+    float result[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+    for_each_tap(out, [&](int tap, long long at) {
+        float values[8];
+        load_channels(x, (long long)images * AREA * UNITS, at, from, values);
+        const float4 a = w[2 * (tap * UNITS + out.unit)], b = w[2 * (tap * UNITS + out.unit) + 1];
+        const float weights[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        for (int i = 0; i < 8; i++) result[i] = fmaf(values[i], weights[i], result[i]);
+    });
+    for (int i = 0; i < 8; i++) result[i] = activated(result[i]);
+    store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
+    out.note(y_scales, own);
+}
+
+// A factor and a number per channel, and an activation.
+extern "C" __global__ void __launch_bounds__(256)
+    affine_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ factor,
+                 const float4 *__restrict__ added, const float *__restrict__ limits, uint4 *__restrict__ y,
+                 ImageScale *__restrict__ y_scales, int images) {
+    const Unit out;
+    if (out.image >= images) return;
+    const ImageScale from = x_scales[out.image], own = limited(from, limits);
+    const float4 a = factor[2 * out.unit], b = factor[2 * out.unit + 1];
+    const float4 c = added[2 * out.unit], d = added[2 * out.unit + 1];
+    const float factors[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const float shifts[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
+    const long long component = (long long)images * AREA * UNITS;
+    float values[8];
+    load_channels(x, component, out.index, from, values);
+    for (int i = 0; i < 8; i++) values[i] = activated(fmaf(values[i], factors[i], shifts[i]));
+    store_channels(y, component, out.index, own.exponent, values);
+    out.note(y_scales, own);
+}
+
+// Up to four inputs along their channels, multiples of eight of each.
+extern "C" __global__ void __launch_bounds__(256)
+    concat_split(const uint4 *__restrict__ x0, const uint4 *__restrict__ x1, const uint4 *__restrict__ x2,
+                 const uint4 *__restrict__ x3, const ImageScale *__restrict__ scales0,
+                 const ImageScale *__restrict__ scales1, const ImageScale *__restrict__ scales2,
+                 const ImageScale *__restrict__ scales3, uint4 *__restrict__ y, ImageScale *__restrict__ y_scales,
+                 int images) {
+    const Unit out;
+    if (out.image >= images) return;
+    constexpr int ENDS[4] = {Config::end_0 / 8, Config::end_1 / 8, Config::end_2 / 8, Config::end_3 / 8};
+    const uint4 *const inputs[4] = {x0, x1, x2, x3};
+    const ImageScale *const scales[4] = {scales0, scales1, scales2, scales3};
+    unsigned largest = 0;
+    ImageScale from = {0, 0};
+    const uint4 *x = x0;
+    int begin = 0, units = ENDS[0];
+#pragma unroll
+    for (int i = 0; i < Config::inputs; i++) {
+        const ImageScale one = scales[i][out.image];
+        largest = max(largest, one.largest);  // the bits of an infinity and of a NaN come last
+        const int start = i ? ENDS[i ? i - 1 : 0] : 0;
+        if (out.unit >= start) from = one, x = inputs[i], begin = start, units = ENDS[i] - start;
+    }
+    const ImageScale own = scale_of(__uint_as_float(largest));
+    const long long pixel = (long long)out.image * AREA + out.pixel;
+    float values[8];
+    load_channels(x, (long long)images * AREA * units, pixel * units + out.unit - begin, from, values);
+    for (int i = 0; i < 8; i++) values[i] = activated(values[i]);
+    store_channels(y, (long long)images * AREA * UNITS, out.index, own.exponent, values);
+    out.note(y_scales, own);
+}
+
+// Split activations to float32 in NCHW: a block turns 64 channels of 32 pixels.
+extern "C" __global__ void __launch_bounds__(256)
+    join_images(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, float *__restrict__ y, int images) {
+    __shared__ float tile[32][65];
+    const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 32;
+    const int row = threadIdx.x / 8, unit = c0 / 8 + threadIdx.x % 8;
+    if (pixel0 + row < AREA && unit < UNITS) {
+        float values[8];
+        load_channels(x, (long long)images * AREA * UNITS, ((long long)image * AREA + pixel0 + row) * UNITS + unit,
+                      x_scales[image], values);
+        for (int i = 0; i < 8; i++) tile[row][threadIdx.x % 8 * 8 + i] = values[i];
+    }
+    __syncthreads();
+    const int pixel = pixel0 + threadIdx.x % 32;
+    for (int c = c0 + threadIdx.x / 32; c < min(C, c0 + 64); c += 8)
+        if (pixel < AREA) y[((long long)image * C + c) * AREA + pixel] = tile[threadIdx.x % 32][c - c0];
+}

@@ -1,0 +1,119 @@
+"""The passes between convolutions whose activations stay split: ``split_passes.cu`` describes them.
+
+Programs for ``cuda.prepared_launch``. All read x and x_scales and fill y and y_scales, as ``split_form`` has them, with
+these exceptions and additions:
+
+    pool        nothing else
+    depthwise   w (K L, C') and bias (C',) of float32, C' channels with zeros beyond the last, and limits
+    affine      factor and added (C',) of float32, and limits
+    concat      x, x1, x2, x3 and x_scales, scales1, scales2, scales3, as many as there are inputs
+    join        y is float32, NCHW
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ece408_op.core.kernel import source_text
+from ece408_op.runtime.cuda import Program
+from ece408_op.runtime.launch import GRID_YZ, Launch, Pair, Plan, ceil_div
+
+from .split_form import ACTIVATIONS
+
+_FOLDER = Path(__file__).parent
+_SOURCES = tuple(
+    _FOLDER / file
+    for file in ("../denormals.cuh", "instructions.cuh", "range.cuh", "split_arrays.cuh", "split_passes.cu")
+)
+_THREADS, _UNIT = 256, 8
+#: Pixels and channels of a block of join_images.
+_JOINED = 32, 64
+#: Units of a split array, which 32 bits count; inputs of concat.
+_MOST_UNITS, MOST_INPUTS = 2**31, 4
+
+Shape = tuple[int, ...]
+
+
+def _units(shape: Shape) -> int:
+    """Return the units of eight channels of an array (B, C, H, W)."""
+    batch, channels, height, width = shape
+    return batch * height * width * ceil_div(channels, _UNIT)
+
+
+def reasons(*shapes: Shape) -> list[str]:
+    """Return why passes cannot have inputs and outputs of these shapes (B, C, H, W); empty if they can."""
+    units = max(map(_units, shapes))
+    found = [f"values: fewer than 2^34, got {_UNIT * units}"] if units >= _MOST_UNITS - _THREADS else []
+    return found + [f"batch: at most {GRID_YZ}, got {shapes[0][0]}"] * (shapes[0][0] > GRID_YZ)
+
+
+def pool(
+    x: Shape,
+    y: Shape,
+    window: Pair,
+    stride: Pair,
+    pad: Pair,
+    kind: str,
+    count_pad: bool = False,
+    activation: str | None = None,
+) -> Program:
+    """Return the program of a pooling; kind: "max", "avg" or "sum"."""
+    config = {"maximum": kind == "max", "mean": kind == "avg", "count_pad": count_pad}
+    return _program("pool_split", (), x, y, {**_windows(window, stride, pad), **config}, activation)
+
+
+def depthwise(x: Shape, y: Shape, window: Pair, stride: Pair, pad: Pair, activation: str | None = None) -> Program:
+    """Return the program of a convolution whose groups have one channel and one filter."""
+    return _program("depthwise_split", ("w", "bias", "limits"), x, y, _windows(window, stride, pad), activation)
+
+
+def affine(x: Shape, activation: str | None = None) -> Program:
+    """Return the program that multiplies each channel by a factor and adds a number."""
+    return _program("affine_split", ("factor", "added", "limits"), x, x, {}, activation)
+
+
+def concat(x: Sequence[Shape], activation: str | None = None) -> Program:
+    """Return the program that joins arrays along their channels, multiples of eight, MOST_INPUTS at most."""
+    ends = [sum(shape[1] for shape in x[: number + 1]) for number in range(len(x))]
+    y, missing = (x[0][0], ends[-1], *x[0][2:]), MOST_INPUTS - len(x)
+    config = {f"end_{number}": end for number, end in enumerate(ends + [ends[-1]] * missing)}
+    arrays = ("x", *(f"x{number}" for number in range(1, len(x))), *("x",) * missing)
+    scales = ("x_scales", *(f"scales{number}" for number in range(1, len(x))), *("x_scales",) * missing)
+    return _program("concat_split", (), y, y, {"inputs": len(x), **config}, activation, arrays + scales)
+
+
+def join(x: Shape) -> Program:
+    """Return the program that writes float32 values in NCHW."""
+    return _program("join_images", (), x, x, {}, None)
+
+
+def _windows(window: Pair, stride: Pair, pad: Pair) -> dict[str, int]:
+    pairs = {"window": window, "stride": stride, "pad": pad}
+    return {f"{name}_{side}": size for name, pair in pairs.items() for side, size in zip(("height", "width"), pair)}
+
+
+def _program(
+    entry: str,
+    parameters: tuple[str, ...],
+    x: Shape,
+    y: Shape,
+    others: Mapping[str, int],
+    activation: str | None,
+    read: tuple[str, ...] = ("x", "x_scales"),
+) -> Program:
+    config = {
+        **{"components": 2, "activation": ACTIVATIONS.index(activation), "channels": x[1]},
+        **dict(zip(("height", "width", "output_height", "output_width"), (*x[2:], *y[2:]))),
+        # What only some of the kernels ask for.
+        **{"maximum": False, "mean": False, "count_pad": False, "inputs": 1},
+        **{f"end_{number}": x[1] for number in range(MOST_INPUTS)},
+        **_windows((1, 1), (1, 1), (0, 0)),
+        **others,
+    }
+    grid, written = (ceil_div(_units(y), _THREADS), 1, 1), ["y", "y_scales"]
+    if entry == "join_images":
+        grid, written = (ceil_div(x[2] * x[3], _JOINED[0]), ceil_div(x[1], _JOINED[1]), x[0]), ["y"]
+    launch = Launch(entry, grid, (_THREADS, 1, 1), (*read, *parameters, *written, "images"))
+    plan = Plan({}, x[0], lambda images: (launch,), config=config)
+    return Program(entry, source_text(_SOURCES, plan), (), plan)

@@ -1,0 +1,241 @@
+"""Layers whose activations stay split, on the CPU, against float64: convolution, pooling, and what stands between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_emulator import Emulated, at, can_emulate
+
+from ece408_op.core import reference
+from ece408_op.kernels.cuda.split_precision import split_form, split_passes
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.cuda import Program
+from ece408_op.runtime.launch import Chip
+
+pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
+
+CHIP = Chip("two", (9, 0), 2, 227 * 1024)
+#: A stored value's relative error, and one in float32 of a few operations.
+STORED, ROUNDING = 2.0**-22, 2.0**-21
+
+
+def split(x: np.ndarray, exponent: int = 3) -> dict[str, np.ndarray]:
+    """Return float32 images (B, C, H, W) as a split array and its scales, every image with the same exponent."""
+    values = np.zeros(split_form.activation_shape(*x.shape), np.float16)
+    with np.errstate(invalid="ignore"):
+        scaled = np.moveaxis(x, 1, 3) * np.float32(2.0**exponent)
+        values[0, ..., : x.shape[1]] = scaled
+        rest = (scaled - values[0, ..., : x.shape[1]].astype(np.float32)) * 2048
+        values[1, ..., : x.shape[1]] = np.where(np.isfinite(rest), rest, 0)
+    scales = np.zeros((len(x), 2), np.int32)
+    scales[:, 0] = exponent
+    scales[:, 1] = np.abs(x).reshape(len(x), -1).max(axis=1).view(np.int32)
+    return {"x": values, "x_scales": scales}
+
+
+def joined(values: np.ndarray, scales: np.ndarray, channels: int) -> np.ndarray:
+    """Return a split array in float64, as (B, C, H, W); the channels beyond the last are zero."""
+    assert (values[..., channels:] == 0).all()
+    high, low = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        both = np.where(np.isfinite(high), high + low / 2048, high) * 2.0 ** -scales[:, 0][:, None, None, None]
+    return np.moveaxis(both[..., :channels], 3, 1)
+
+
+def run(
+    program: Program, arrays: dict[str, np.ndarray], shape: tuple[int, ...], folder: Path, races: bool = False
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return y, of that shape (B, C, H, W), in float64; its scales; the races in shared memory."""
+    y = np.full(split_form.activation_shape(*shape), np.nan, np.float16)
+    given = {**arrays, "y": y, "y_scales": np.zeros((len(y[0]), 2), np.int32)}
+    given |= {name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}
+    placed = {name: at(array, 64)[1] for name, array in given.items()}
+    emulated = Emulated(program.source, program.plan, list(placed), shape[0], folder, races)
+    emulated.launch(placed)
+    for name, array in placed.items():
+        given[name][...] = array
+    return joined(given["y"], given["y_scales"], shape[1]), given["y_scales"], emulated.races
+
+
+def images(*shape: int, special: bool = False) -> np.ndarray:
+    x = np.random.default_rng(408).standard_normal(shape).astype(np.float32)
+    if special:
+        x[-1, 0, 1, 1], x[0, 0, 0, 0] = np.nan, 1e-30
+    return x
+
+
+#: Padding, a stride, groups, channels and filters that are no multiples of eight, images that share a warp's pixels.
+CONVOLUTIONS = [
+    (ConvProblem(2, 20, 9, 7, 12, 3, 2, stride=(2, 1), pad=(1, 0)), None),
+    (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), "relu6"),
+    (ConvProblem(5, 3, 4, 4, 70, 4, 4), "relu"),
+]
+
+
+def filters(program: Program, problem: ConvProblem, residual: bool, folder: Path) -> dict[str, np.ndarray]:
+    """Return all that a convolution reads besides x."""
+    rng = np.random.default_rng(408)
+    w = rng.standard_normal(problem.w_shape).astype(np.float32)
+    bias = rng.standard_normal(problem.filters).astype(np.float32)
+    w[0, 0, 0, 0] = 1e-20
+    program = split_form.split_weights(program, problem)
+    arrays = {
+        "w": w,
+        "split_w": np.zeros(split_form.split_weight_bytes(problem) // 2, np.float16),
+        "w_exponents": np.zeros(problem.filters, np.int32),
+    }
+    given = {**arrays, **{name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}}
+    placed = {name: at(array, 64)[1] for name, array in given.items()}
+    Emulated(program.source, program.plan, list(placed), 1, folder).launch(placed)
+    arrays = {name: placed[name].copy() for name in arrays}
+    gain = np.abs(w).reshape(len(w), -1).sum(axis=1).max()
+    arrays |= {"bias": bias, "limits": np.float32([gain * 1.001, np.abs(bias).max()])}
+    if residual:
+        more = split(rng.standard_normal(problem.y_shape).astype(np.float32), exponent=5)
+        arrays |= {"residual": more["x"], "residual_scales": more["x_scales"]}
+    return arrays
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(("problem", "activation"), CONVOLUTIONS, ids=str)
+def test_convolution_with_what_follows(problem, activation, special, tmp_path):
+    x = images(*problem.x_shape, special=special)
+    residual = activation is not None
+    program = split_form.convolution(problem, CHIP, bias=True, residual=residual, activation=activation)
+    arrays = filters(program, problem, residual, tmp_path)
+    got, scales, races = run(program, {**split(x), **arrays}, problem.y_shape, tmp_path, races=special)
+    assert races == 0
+    x = joined(*split(x).values(), problem.channels)
+    with np.errstate(invalid="ignore"):
+        exact = reference.convolve(x, arrays["w"], problem) + arrays["bias"][:, None, None]
+        magnitude = reference.magnitude(x, arrays["w"], problem) + np.abs(arrays["bias"])[:, None, None]
+        if residual:
+            more = joined(arrays["residual"], arrays["residual_scales"], problem.filters)
+            exact, magnitude = exact + more, magnitude + np.abs(more)
+        exact = {None: exact, "relu": np.maximum(exact, 0), "relu6": np.clip(exact, 0, 6)}[activation]
+    finite = np.isfinite(exact)
+    assert finite.all() != special
+    assert (np.isfinite(got) == finite).all()
+    allowed = (split_form.error_bound(problem) + 2 * STORED) * magnitude + 1e-12
+    assert (np.abs(got - exact) <= allowed)[finite].all()
+    largest = scales[:, 1].view(np.float32)
+    exact_largest = np.abs(got).reshape(len(got), -1).max(axis=1)
+    known = np.isfinite(exact_largest)
+    assert (largest[known] >= exact_largest[known]).all()
+    assert (largest[known] <= exact_largest[known] * 1.002).all()
+    assert not np.isfinite(largest[~known]).any()
+
+
+def test_images_are_split(tmp_path):
+    x = images(2, 12, 9, 8)
+    x[1] *= 1e-30
+    values = np.full(split_form.activation_shape(*x.shape), np.nan, np.float16)
+    scales = np.zeros((2, 2), np.int32)
+    program = split_form.split_activations(x.shape, CHIP)
+    given = {"x": x, "split_x": values, "x_scales": scales}
+    given |= {name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}
+    placed = {name: at(array, 64)[1] for name, array in given.items()}
+    Emulated(program.source, program.plan, list(placed), 2, tmp_path).launch(placed)
+    got = joined(placed["split_x"], placed["x_scales"], 12)
+    assert (
+        np.abs(got - x) <= STORED * np.abs(x) + 2.0**-50 * np.abs(x).reshape(2, -1).max(axis=1)[:, None, None, None]
+    ).all()
+
+
+def pooled(x: np.ndarray, y: tuple[int, ...], window, stride, pad, kind, count_pad) -> np.ndarray:
+    out = np.zeros(y)
+    for row, column in np.ndindex(*y[2:]):
+        top, left = row * stride[0] - pad[0], column * stride[1] - pad[1]
+        part = x[:, :, max(top, 0) : top + window[0], max(left, 0) : left + window[1]]
+        rows = min(top + window[0], x.shape[2] + pad[0]) - top
+        columns = min(left + window[1], x.shape[3] + pad[1]) - left
+        count = rows * columns if count_pad else part.shape[2] * part.shape[3]
+        out[:, :, row, column] = (
+            part.max(axis=(2, 3)) if kind == "max" else part.sum(axis=(2, 3)) / (count if kind == "avg" else 1)
+        )
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "stride", "pad", "count_pad", "y"),
+    [
+        ("max", (3, 3), (2, 2), (1, 1), False, (4, 5)),
+        ("avg", (3, 2), (2, 1), (1, 0), True, (4, 8)),
+        ("avg", (3, 3), (1, 1), (1, 1), False, (7, 9)),
+        ("sum", (7, 9), (1, 1), (0, 0), False, (1, 1)),
+    ],
+)
+def test_pooling(kind, window, stride, pad, count_pad, y, tmp_path):
+    x = images(2, 20, 7, 9)
+    program = split_passes.pool(x.shape, (2, 20, *y), window, stride, pad, kind, count_pad)
+    got, _, _ = run(program, split(x), (2, 20, *y), tmp_path)
+    exact = pooled(joined(*split(x).values(), 20), (2, 20, *y), window, stride, pad, kind, count_pad)
+    assert np.abs(got - exact).max() <= ROUNDING * 64 * np.abs(x).max()
+
+
+def test_a_nan_stays_in_its_windows(tmp_path):
+    x = images(2, 8, 5, 6, special=True)
+    program = split_passes.pool(x.shape, (2, 8, 4, 5), (2, 2), (1, 1), (0, 0), "max")
+    got, scales, _ = run(program, split(x), (2, 8, 4, 5), tmp_path)
+    assert np.isnan(got[1, 0, :2, :2]).all()
+    assert np.isfinite(got[0]).all() and np.isnan(got).sum() == 4
+    assert scales[1, 1] >= 0x7F800000 > scales[0, 1]
+
+
+def test_depthwise_convolution(tmp_path):
+    problem = ConvProblem(2, 20, 9, 7, 20, 3, stride=(2, 1), pad=(1, 1), groups=20)
+    x, arrays = images(*problem.x_shape), split(images(*problem.x_shape))
+    w = images(20, 1, 3, 3)
+    by_tap, bias = np.zeros((9, 24), np.float32), np.zeros(24, np.float32)
+    by_tap[:, :20], bias[:20] = w.reshape(20, 9).T, images(1, 20, 1, 1).reshape(20)
+    arrays |= {"w": by_tap, "bias": bias, "limits": np.float32([np.abs(by_tap).sum(axis=0).max(), np.abs(bias).max()])}
+    program = split_passes.depthwise(x.shape, problem.y_shape, (3, 3), (2, 1), (1, 1), "relu")
+    got, _, _ = run(program, arrays, problem.y_shape, tmp_path)
+    exact = reference.convolve(x, w, problem) + bias[:20, None, None]
+    assert np.abs(got - np.maximum(exact, 0)).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
+
+
+def test_a_factor_and_a_number_per_channel(tmp_path):
+    x = images(2, 20, 3, 5)
+    factor, added = np.zeros(24, np.float32), np.zeros(24, np.float32)
+    factor[:20], added[:20] = images(1, 20, 1, 1).reshape(20), 0.5
+    arrays = {"factor": factor, "added": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
+    got, _, _ = run(split_passes.affine(x.shape, "relu6"), {**split(x), **arrays}, x.shape, tmp_path)
+    exact = np.clip(x * factor[:20, None, None].astype(np.float64) + 0.5, 0, 6)
+    assert np.abs(got - exact).max() <= ROUNDING * 16
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_concat(count, tmp_path):
+    parts = [images(2, channels, 3, 5) * np.float32(10.0**i) for i, channels in enumerate((8, 24, 16, 8)[:count])]
+    arrays = {}
+    for number, part in enumerate(parts):
+        one = split(part, exponent=3 - 2 * number)
+        names = ("x", "x_scales") if not number else (f"x{number}", f"scales{number}")
+        arrays |= dict(zip(names, one.values()))
+    shape = (2, sum(part.shape[1] for part in parts), 3, 5)
+    got, scales, _ = run(split_passes.concat([part.shape for part in parts]), arrays, shape, tmp_path)
+    exact = np.concatenate(parts, axis=1)
+    assert (np.abs(got - exact) <= 2 * STORED * np.abs(exact) + 1e-9).all()
+    assert (scales[:, 1].view(np.float32) == np.abs(exact).reshape(2, -1).max(axis=1)).all()
+
+
+def test_values_are_joined(tmp_path):
+    x = images(2, 70, 5, 7)
+    given = {**split(x), "y": np.full(x.shape, np.nan, np.float32)}
+    program = split_passes.join(x.shape)
+    placed = {name: at(array, 64)[1] for name, array in given.items()}
+    emulated = Emulated(program.source, program.plan, list(placed), 2, tmp_path, races=True)
+    emulated.launch(placed)
+    assert emulated.races == 0
+    assert (np.abs(placed["y"] - x) <= STORED * np.abs(x) + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [(((70000, 8, 1, 1),), "batch: at most 65535"), (((60000, 8, 224, 224),), "values: fewer than")],
+)
+def test_refusals_have_reasons(shapes, reason):
+    assert any(reason in found for found in split_passes.reasons(*shapes))
