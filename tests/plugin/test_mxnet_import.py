@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ece408_op
+from ece408_op.plugin import mxnet_import
 
 #: The package without its __init__, which joins it to a real MXNet.
 BARE = """
@@ -187,6 +188,20 @@ def test_only_a_cuda_build_gets_the_libraries_of_the_nvidia_wheels(
     (folder / "libcudart.so.11.0").write_bytes(SOME_LIBRARY.read_bytes())
     (folder / "libcublas.so.11").write_text("no library")  # left to the system's loader
     assert output(f"{BARE}mxnet_import.load()", site) == str(loaded)
+
+
+@pytest.mark.parametrize(
+    ("asked", "spins"),
+    [({}, mxnet_import.SPIN_COUNT), ({"GOMP_SPINCOUNT": "5"}, 5), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["default", "count", "policy"],
+)
+def test_openmp_threads_spin_briefly_unless_the_user_asks_for_something_else(tmp_path, monkeypatch, asked, spins):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    site = fake_mxnet(tmp_path, "import os; print(os.environ.get('GOMP_SPINCOUNT'))", "mxnet")
+    assert output(f"{BARE}mxnet_import.load()", site) == str(spins)
 
 
 @needs_mxnet
