@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ece408_op.core.kernel import Kernel
 
-from .cpu import col2im, direct, im2col, loops, pixel_reduction, tap_copies, winograd
+from .cpu import col2im, direct, im2col, loops, pixel_reduction, tap_copies, winograd, winograd_gemm
 from .cuda.float32 import (
     blocked_gemm,
     data_gradient_tiles,
@@ -21,6 +21,7 @@ from .cuda.split_precision import bordered, split_precision, wide
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
+    winograd_gemm.KERNEL,
     col2im.KERNEL,
     direct.KERNEL,
     tap_copies.KERNEL,

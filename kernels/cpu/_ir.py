@@ -46,6 +46,21 @@ def store(b: ir.IRBuilder, value: Any, pointer: Any, align: int = 4) -> None:
     b.store(value, b.bitcast(pointer, value.type.as_pointer()), align=align)
 
 
+def store_masked(b: ir.IRBuilder, value: Any, pointer: Any, lanes: Any) -> None:
+    """Store the first ``lanes`` (a 32-bit value, at least 0 or not) lanes of a vector of floats."""
+    count = value.type.count
+    numbers = ir.Constant(ir.VectorType(I32, count), list(range(count)))
+    scalar = ir.Constant(numbers.type, ir.Undefined)
+    limit = b.insert_element(scalar, lanes, ir.Constant(I32, 0))
+    limit = b.shuffle_vector(limit, scalar, ir.Constant(numbers.type, [0] * count))
+    mask = b.icmp_signed("<", numbers, limit)
+    to = b.bitcast(pointer, value.type.as_pointer())
+    name = f"llvm.masked.store.v{count}f32.p0v{count}f32"  # later versions of LLVM rename it when they read it
+    arguments = [value.type, to.type, I32, mask.type]
+    known = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(ir.VoidType(), arguments), name)
+    b.call(known, [value, to, ir.Constant(I32, 4), mask])
+
+
 def broadcast(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
     """Return a vector with one number in all lanes."""
     vector = ir.VectorType(F32, lanes)

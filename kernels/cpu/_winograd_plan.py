@@ -323,7 +323,7 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
     return min(plans, key=lambda plan: plan.cycles)
 
 
-def _spread(groups: tuple[int, ...]) -> np.ndarray:
+def spread(groups: tuple[int, ...]) -> np.ndarray:
     """Return (K, K): how often, at most, |w[column]| occurs in the products of an input under tap ``row``."""
     cut = make_cut(groups)
     kernel = sum(groups)
@@ -340,7 +340,7 @@ def _spread(groups: tuple[int, ...]) -> np.ndarray:
 def magnitude_weights(w: np.ndarray) -> np.ndarray:
     """Return weights (M, C, K, K), float64: the sum of |x| times them bounds the sum of |products| of an output."""
     return np.maximum.reduce(
-        [spread @ np.abs(w.astype(np.float64)) @ spread.T for spread in map(_spread, sorted(_cuts(w.shape[-1])))]
+        [spread @ np.abs(w.astype(np.float64)) @ spread.T for spread in map(spread, sorted(_cuts(w.shape[-1])))]
     )
 
 

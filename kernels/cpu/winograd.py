@@ -151,7 +151,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         conv(*map(memory.address, arguments), problem.batch, groups, most, 2 * threads)
 
     share(work, threads, threads)
-    _recompute(problem, (x, w, out), _doubtful(plan, found.reshape(groups, 2, plan.lanes), problem.batch), threads)
+    recompute(problem, (x, w, out), _doubtful(plan, found.reshape(groups, 2, plan.lanes), problem.batch), threads)
 
 
 def _too_small(w: np.ndarray) -> bool:
@@ -174,14 +174,14 @@ def _doubtful(plan: WinogradPlan, found: np.ndarray, batch: int) -> np.ndarray:
     return np.unique(images[wrong])
 
 
-def _recompute(problem: ConvProblem, arrays: tuple[np.ndarray, ...], images: np.ndarray, threads: int) -> None:
+def recompute(problem: ConvProblem, arrays: tuple[np.ndarray, ...], images: np.ndarray, threads: int) -> None:
     """Compute these images again, with ``direct``."""
     x, w, out = arrays
     count = max(1, RECOMPUTED_BYTES // (max(x.nbytes, out.nbytes) // problem.batch))
     for first in range(0, len(images), count):
         some = images[first : first + count]
         part = problem.with_batch(len(some))
-        outputs = np.empty(part.y_shape, np.float32)
+        outputs = np.empty(part.shapes[2], np.float32)
         direct.run(part, x[some], w, outputs, threads)
         out[some] = outputs
 

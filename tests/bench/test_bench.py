@@ -152,7 +152,7 @@ def test_the_table_sums_ratios_up():
         (["--layer", "2016"], "expected 2017, 2018sp-1"),
         (["--layer", "3x4x4x2x5"], "kernel: expected at most"),
         (["--images", "0"], "expected at least 1"),
-        (["--impl", "fastest"], "expected one of auto, winograd, col2im, direct"),
+        (["--impl", "fastest"], "expected one of auto, winograd, winograd_gemm, col2im"),
         (["--impl", "naive"], "expected one for the cpu (auto,"),
         (["--context", "gpu", "--impl", "direct"], "expected one for the gpu (auto,"),
         (["--precision", "fp16"], "--context gpu has the others"),

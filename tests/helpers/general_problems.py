@@ -6,10 +6,11 @@ from ece408_op.problem import ATTRIBUTES, DILATE, GROUPS, PAD, RECTANGULAR, STRI
 
 
 @st.composite
-def problems(draw, features=ATTRIBUTES, largest_extra=4, most_channels=2):
+def problems(draw, features=ATTRIBUTES, largest_extra=4, most_channels=2, sizes=(1, 2, 3, 4)):
     """Draw a convolution with attributes among ``features`` only.
 
-    An image may be smaller than the padded filter, and a filter as large as the padded image.
+    An image may be smaller than the padded filter, and a filter as large as the padded image. ``sizes`` are the sides
+    of filters to draw from.
     """
 
     def pair(feature, least, most):
@@ -17,8 +18,8 @@ def problems(draw, features=ATTRIBUTES, largest_extra=4, most_channels=2):
         return draw(st.tuples(sizes, sizes)) if feature in features else (least, least)
 
     groups = draw(st.integers(1, 3)) if GROUPS in features else 1
-    k = draw(st.integers(1, 4))
-    kw = draw(st.integers(1, 4)) if RECTANGULAR in features else k
+    k = draw(st.sampled_from(sizes))
+    kw = draw(st.sampled_from(sizes)) if RECTANGULAR in features else k
     stride, dilate, pad = pair(STRIDE, 1, 3), pair(DILATE, 1, 3), pair(PAD, 0, 3)
     least = [max(1, d * (size - 1) + 1 - 2 * p) for d, size, p in zip(dilate, (k, kw), pad)]
     h, w = (size + draw(st.integers(0, largest_extra)) for size in least)

@@ -18,14 +18,14 @@ RESULTS = {
     "data": lambda problem: problem.data_gradient,
     "weight": lambda problem: problem.weight_gradient,
 }
-PLAIN = ConvProblem(1, 1, 9, 9, 1, 3)
+PLAIN = {size: ConvProblem(1, 1, 9, 9, 1, size) for size in (1, 2, 3, 4)}
 
 #: Kernels, and the results for which they take more than the plain convolution.
 CASES = [
     pytest.param(kernel, result, id=f"{kernel.name}-{name}")
     for kernel in CPU_KERNELS
     for name, result in RESULTS.items()
-    if kernel.features and not kernel.not_supported_reasons(result(PLAIN))
+    if kernel.features and not kernel.not_supported_reasons(result(PLAIN[3]))
 ]
 each_case = pytest.mark.parametrize(("kernel", "result"), CASES)
 
@@ -34,6 +34,7 @@ LAYERS = {
     "2017": ConvProblem(3, 1, 28, 28, 50, 5),
     "2018fa-2": ConvProblem(2, 12, 33, 33, 24, 7),
     "padding": ConvProblem(2, 16, 14, 14, 32, 3, pad=(1, 1)),
+    "wide rows, padding": ConvProblem(1, 20, 5, 110, 40, 3, pad=(1, 1)),
     "wide padding": ConvProblem(1, 3, 5, 6, 4, 3, pad=(4, 3)),
     "stride": ConvProblem(2, 3, 31, 29, 8, 7, stride=(2, 2), pad=(3, 3)),
     "stride beyond the filter": ConvProblem(2, 4, 11, 12, 5, 1, stride=(3, 2)),
@@ -69,9 +70,10 @@ def check(kernel, problem, a, b):
 @each_case
 def test_random_problems(kernel, result):
     ran = []
+    sizes = [size for size, plain in PLAIN.items() if not kernel.not_supported_reasons(result(plain))]
 
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-    @given(problem=problems(kernel.features, largest_extra=7), seed=st.integers(0, 99))
+    @given(problem=problems(kernel.features, largest_extra=7, sizes=sizes), seed=st.integers(0, 99))
     def each(problem, seed):
         problem = result(problem)
         assume(not kernel.not_supported_reasons(problem))

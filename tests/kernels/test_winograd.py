@@ -1,8 +1,10 @@
-"""winograd: every cut of a filter, what its error bound promises, what is left to direct, and when auto takes it."""
+"""winograd and winograd_gemm: error bounds, sparse and special data, what is left to direct, when auto takes them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import subprocess
+import sys
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +16,6 @@ import ece408_op
 from ece408_op.core import dispatch, reference
 from ece408_op.core.check import compare
 from ece408_op.errors import UnsupportedError
-from ece408_op.kernels.cpu import direct, winograd
 from ece408_op.kernels.cpu._winograd_plan import make_plan
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import cpu
@@ -22,6 +23,11 @@ from ece408_op.runtime.llvm import cpu
 LANES = cpu().lanes
 #: (channels, filters) for which rows are cut in twos, and in threes, where both can be.
 FEW, MANY = (2, 6), (24, 40)
+DIRECT = dispatch.find("direct")
+both = pytest.mark.parametrize("name", ["winograd", "winograd_gemm"])
+#: A filter's size, and the kernels that take it.
+SIZES = [("winograd", 3), ("winograd", 5), ("winograd", 7), ("winograd_gemm", 3)]
+each_size = pytest.mark.parametrize(("name", "kernel"), SIZES)
 
 
 def layer(kernel, channels, filters, images=LANES + 3):
@@ -30,23 +36,26 @@ def layer(kernel, channels, filters, images=LANES + 3):
 
 def arrays(problem, seed=0, positive=False):
     random = np.random.default_rng(seed)
-    x, w = (random.random(shape, dtype=np.float32) for shape in (problem.x_shape, problem.w_shape))
+    x, w = (random.random(shape, dtype=np.float32) for shape in problem.shapes[:2])
     return (x, w) if positive else (2 * x - 1, 2 * w - 1)
 
 
-def run(x, w, kernel=winograd, threads=2):
+def run(x, w, name="winograd", threads=2):
     problem = ConvProblem.from_shapes(x.shape, w.shape)
     out = np.full(problem.y_shape, np.nan, np.float32)
-    kernel.run(problem, x, w, out, threads)
+    dispatch.find(name).run(problem, x, w, out, threads)
     return out
+
+
+def check(x, w, name):
+    found = compare(run(x, w, name), x, w, dispatch.find(name))
+    assert found.passed, str(found)
 
 
 @pytest.mark.parametrize("kernel", range(2, 12))
 @pytest.mark.parametrize("sizes", [FEW, MANY], ids=["few", "many"])
 def test_every_cut_is_right(kernel, sizes):
-    x, w = arrays(layer(kernel, *sizes))
-    found = compare(run(x, w), x, w, winograd.KERNEL)
-    assert found.passed, str(found)
+    check(*arrays(layer(kernel, *sizes)), "winograd")
 
 
 @pytest.mark.parametrize(("kernel", "twos", "threes"), [(3, (2, 1), (3,)), (7, (2, 2, 2, 1), (3, 2, 2))])
@@ -55,85 +64,99 @@ def test_filters_are_cut_as_layers_ask_for(kernel, twos, threes):
     assert (few, many) == (twos, threes)
 
 
-@settings(max_examples=15, deadline=None)
-@given(data=st.data(), kernel=st.integers(2, 7), seed=st.integers(0, 99))
-def test_an_output_depends_on_its_window_alone(data, kernel, seed):
+@each_size
+@settings(max_examples=5, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_an_output_depends_on_its_window_alone(name, kernel, data, seed):
     problem = layer(kernel, 2, 3)
     x, w = arrays(problem, seed)
     image, channel, row, column = (data.draw(st.integers(0, size - 1)) for size in problem.x_shape)
     other = x.copy()
     other[image, channel, row, column] = 3e30  # products of others would be lost beside it
-    same = run(x, w) == run(other, w)
+    same = run(x, w, name) == run(other, w, name)
     sees = np.zeros(problem.y_shape, bool)
     rows, columns = (slice(max(0, place - kernel + 1), place + 1) for place in (row, column))
     sees[image, :, rows, columns] = True
     assert same[~sees].all()
 
 
-def test_a_window_of_zeros_has_the_sum_zero():
-    problem = layer(5, 8, 12)
-    x, w = arrays(problem)
-    x[:, :, :6] = 0
-    assert (run(x, w)[:, :, :2] == 0).all()
+@each_size
+def test_a_window_of_zeros_has_the_sum_zero(name, kernel):
+    x, w = arrays(layer(kernel, 8, 12))
+    x[:, :, : kernel + 1] = 0
+    assert (run(x, w, name)[:, :, :2] == 0).all()
 
 
 @pytest.mark.parametrize("positive", [False, True], ids=["random", "all positive"])
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-def test_on_dense_data_errors_are_no_larger_than_twice_those_of_plain_sums(kernel, positive):
+@each_size
+def test_on_dense_data_errors_are_no_larger_than_twice_those_of_plain_sums(name, kernel, positive):
     x, w = arrays(layer(kernel, 16, 24), positive=positive)
-    ours, plain = (compare(run(x, w, which), x, w, direct.KERNEL) for which in (winograd, direct))
+    ours, plain = (compare(run(x, w, which), x, w, DIRECT) for which in (name, "direct"))
     assert ours.passed
     assert ours.scaled <= 2 * plain.scaled
 
 
+@both
 @settings(max_examples=10, deadline=None)
 @given(data=st.data(), kernel=st.integers(2, 16), seed=st.integers(0, 99))
-def test_sums_of_integers_are_exact_on_any_shape(data, kernel, seed):
+def test_sums_of_integers_are_exact_on_any_shape(name, data, kernel, seed):
+    kernel = kernel if name == "winograd" else 3
     random = np.random.default_rng(seed)
     channels, filters, height, columns = (data.draw(st.integers(1, most)) for most in (9, 13, 6, 20))
     images = data.draw(st.integers(LANES, 3 * LANES + 1))
     problem = ConvProblem(images, channels, kernel + height - 1, kernel + LANES + columns - 2, filters, kernel)
     x = random.integers(1, 17, problem.x_shape).astype(np.float32)
     w = random.integers(-8, 9, problem.w_shape).astype(np.float32)
-    np.testing.assert_array_equal(run(x, w), reference.convolve(x, w))
+    np.testing.assert_array_equal(run(x, w, name), reference.convolve(x, w))
 
 
-def test_an_image_of_one_pixel_gives_the_filter():
-    problem = layer(5, 8, 12)
-    x, w = arrays(problem)
-    x[4], x[4, 3, 4, 5] = 0, 1
-    out = run(x, w)
-    np.testing.assert_array_equal(out[4, :, :5, 1:6], w[:, 3, ::-1, ::-1])
-    assert compare(out, x, w, winograd.KERNEL).passed
+@each_size
+def test_an_image_of_one_pixel_gives_the_filter(name, kernel):
+    x, w = arrays(layer(kernel, 8, 12))
+    x[4], x[4, 3, kernel - 1, kernel] = 0, 1
+    out = run(x, w, name)
+    np.testing.assert_array_equal(out[4, :, :kernel, 1 : kernel + 1], w[:, 3, ::-1, ::-1])
+    assert compare(out, x, w, dispatch.find(name)).passed
 
 
-def test_sparse_images_are_left_to_the_plain_sums():
-    x, w = arrays(layer(5, 8, 12, images=63))
-    x[7::20, :, 2:] = 0  # some
-    some, plain = run(x, w), run(x, w, direct)
+@both
+def test_sparse_images_are_left_to_the_plain_sums(name):
+    x, w = arrays(layer(3, 24, 12, images=63))
+    x[7::20], x[7::20, :, 4] = 0, 1  # some
+    some, plain = run(x, w, name), run(x, w, "direct")
     np.testing.assert_array_equal(some[7::20], plain[7::20])
     assert (some != plain).any()
     x[:-1, 1:] = 0  # nearly all
-    np.testing.assert_array_equal(run(x, w), run(x, w, direct))
+    np.testing.assert_array_equal(run(x, w, name), run(x, w, "direct"))
+
+
+@pytest.mark.parametrize("zeros", [0.5, 0.8, 0.9, 0.95, 0.98])
+@pytest.mark.parametrize("channels", [16, 64])
+def test_winograd_gemm_keeps_the_bound_of_plain_sums_on_sparse_data(channels, zeros):
+    problem = ConvProblem(4, channels, 16, 20, 24, 3)
+    x, w = arrays(problem, positive=True)
+    x *= np.random.default_rng(1).random(x.shape) >= zeros
+    assert compare(run(x, w, "winograd_gemm"), x, w, DIRECT).passed
 
 
 @pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-20, 1e20, 3e38])
 @pytest.mark.parametrize("which", ["x", "w"])
-def test_any_scale_of_one_image_or_all_weights(scale, which):
-    x, w = arrays(layer(5, 3, 4))
+@both
+def test_any_scale_of_one_image_or_all_weights(name, scale, which):
+    x, w = arrays(layer(3, 8, 4))
     if which == "x":
         x[3] *= np.float32(scale)
     else:
         w *= np.float32(scale)
         x[3] *= np.float32(min(1 / scale, 1e38))
-    found = compare(run(x, w), x, w, winograd.KERNEL)
-    assert found.passed, str(found)
+    check(x, w, name)
 
 
-def test_a_few_images_that_are_not_finite_spoil_no_other():
-    x, w = arrays(layer(5, 6, 8, images=2 * LANES + 1))
+@both
+def test_a_few_images_that_are_not_finite_spoil_no_other(name):
+    x, w = arrays(layer(3, 16, 8, images=2 * LANES + 1))
     x[1, 2, 3, 4], x[LANES, 0, 0, 0], x[-1, 5, 7, 8] = np.inf, np.nan, -np.inf
-    found = compare(run(x, w), x, w, direct.KERNEL)
+    found = compare(run(x, w, name), x, w, DIRECT)
     assert found.passed, str(found)
 
 
@@ -147,20 +170,37 @@ def test_auto_takes_it_where_it_was_measured_to_be_faster(monkeypatch):
     assert dispatch.select(large.pooled(False)).name == "direct"
 
 
+def test_auto_takes_winograd_gemm_for_wide_layers_of_3_x_3():
+    wide = ConvProblem(4, 64, 56, 56, 64, 3, pad=(1, 1))
+    for problem in (wide, wide.data_gradient, ConvProblem(2, 128, 28, 28, 128, 3)):
+        assert dispatch.select(problem).name == "winograd_gemm"
+    few_sums, few_tiles = ConvProblem(4, 8, 56, 56, 8, 3, pad=(1, 1)), ConvProblem(1, 512, 7, 7, 512, 3, pad=(1, 1))
+    for problem in (few_sums, few_tiles, ConvProblem(8, 64, 56, 56, 64, 5, pad=(2, 2))):
+        assert dispatch.select(problem).name == "direct"
+
+
 @pytest.mark.skipif(cpu().level != "avx512", reason="a CPU with AVX-512 is asked for")
-def test_with_avx512_auto_takes_it_on_cpus_that_it_is_faster_on(monkeypatch):
-    large, second = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 6, 30, 30, 16, 5)
-    for features, taken in [("+avx512f,+sse4a", True), ("+avx512f,-sse4a", False)]:
-        monkeypatch.setattr(winograd, "cpu", lambda features=features: replace(cpu(), features=features))
-        assert winograd.KERNEL.recommended(large) is taken
-        assert not winograd.KERNEL.recommended(second)
-        assert not winograd.KERNEL.recommended(large.with_batch(500))
+@pytest.mark.parametrize(("sse4a", "taken"), [(True, "winograd"), (False, "direct")], ids=["AMD", "Intel"])
+def test_with_avx512_auto_takes_it_on_cpus_that_it_is_faster_on(sse4a, taken):
+    """Only AMD's CPUs have SSE4a; a new interpreter believes what LLVM reports of its CPU."""
+    code = f"""
+import llvmlite.binding as llvm
+features = dict(llvm.get_host_cpu_features(), sse4a={sse4a})
+llvm.get_host_cpu_features = lambda: features
+from ece408_op.core import dispatch
+from ece408_op.problem import ConvProblem
+large, second = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 6, 30, 30, 16, 5)
+print(*(dispatch.select(each).name for each in (large, second, large.with_batch(500))))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert found.stdout.split() == [taken, "direct", "direct"]
 
 
 def test_auto_leaves_what_was_not_measured_to_direct(monkeypatch):
     monkeypatch.setenv("ECE408_SIMD", min(cpu().level, "avx2", key=["sse", "avx2", "avx512"].index))
-    for sizes in [(512, 512, 4096, 64, 3), (8, 80, 80, 16, 20), (16, 24, 2, 16, 2)]:
+    for sizes in [(8, 80, 80, 16, 20), (16, 24, 2, 16, 2)]:
         assert dispatch.select(ConvProblem(10000, *sizes)).name == "direct"
+    assert dispatch.select(ConvProblem(10000, 512, 512, 4096, 64, 3)).name == "winograd_gemm"
 
 
 def test_too_few_images_are_an_error_that_says_how_many_it_wants():
@@ -177,5 +217,5 @@ def test_the_operator_agrees_with_mxnet():
     size = {"kernel": (5, 5), "num_filter": 16}
     ours = ece408_op.New(mx.nd.array(x), mx.nd.array(w), impl="winograd", **size).asnumpy()
     own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), no_bias=True, **size).asnumpy()
-    bound = direct.KERNEL.error_bound(ConvProblem.from_shapes(x.shape, w.shape))
+    bound = DIRECT.error_bound(ConvProblem.from_shapes(x.shape, w.shape))
     assert (np.abs(ours - own) <= 2 * bound * reference.magnitude(x, w)).all()

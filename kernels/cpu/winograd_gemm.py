@@ -1,0 +1,182 @@
+"""winograd_gemm: 3 x 3 filters with fewer multiplications, as matrix products, compiled for the layer.
+
+Winograd's F(2 x 2, 3 x 3), which is ``winograd``'s group of three taps down and across: a tile of 2 x 2 outputs takes
+16 products per channel instead of 36. They are products of sums of the 4 x 4 inputs that a tile sees with sums of a
+filter's weights, 16 forms of each. Added up over the channels, they are a matrix product for each form:
+
+    x --sums--> inputs (form, C, tiles)
+                                          products (form, M, tiles) = weights times inputs   --sums--> y
+    w --sums--> weights (form, M, C)
+
+A panel, three vectors of neighbouring tiles, passes through all steps in L1 and L2, and the weights are read once per
+panel. In the products, F filters x 3 vectors stay in registers for all channels. Rows of the image are copied between
+zeros before their sums are computed, so padding costs nothing. A data gradient of stride 1 is a convolution of y, with
+filters turned by half a turn.
+
+Arithmetic intensity: as above. Memory: x four times, from L1 mostly; y once; 16 floats of weights per filter and
+channel are written once, and read per panel. The multiply-adds limit it where there are many channels and filters.
+Restrictions: 3 x 3 filters, stride 1, no dilation, one group.
+
+Error: ``winograd`` says what holds for it. Outputs that see few numbers other than zero have the largest errors, as a
+share of a plain sum's bound: so ``direct`` computes images whose windows have fewer than NUMBERS of these on average
+and are three quarters zero, images with an output that is not finite, and layers with a weight so small that a quarter
+of it may be rounded.
+
+Sources: as in ``winograd``; the panels follow the blocking that ``direct`` names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from ece408_op.core.kernel import CpuKernel, sum_bound
+from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
+from ece408_op.runtime import memory
+from ece408_op.runtime.llvm import Cpu, compile_function, compiled_once, cpu
+from ece408_op.runtime.thread_pool import share
+
+from . import _padded, direct
+from ._direct_plan import PER_CYCLE
+from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
+from ._winograd_plan import spread
+from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
+
+#: Filters per block for vectors of so many floats: 3 x 8 sums in 32 registers, 3 x 4 in 16.
+BLOCKS = {4: 4, 8: 4, 16: 8}
+
+#: Numbers other than zero that a window has on average, from which errors keep a plain sum's bound, and the pixels of
+#: an image that are sampled to estimate them.
+NUMBERS, SAMPLE = 20, 1024
+
+#: Cycles per vector of tiles to compute the inputs of a channel and the outputs of a filter, cycles per filter and
+#: channel to compute the weights, and the predicted speed-up over ``direct`` from which it is recommended; fitted to
+#: times of 14 layers on a Zen 4.
+INPUT_CYCLES, OUTPUT_CYCLES, WEIGHT_CYCLES, GAIN = 100, 60, 18, 1.1
+
+
+@compiled_once
+def _compiled(plan: GemmPlan, target: Cpu) -> Any:
+    return compile_function(build(plan, target), "conv", [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3, target)
+
+
+@compiled_once
+def _weights(plan: GemmPlan, gradient: bool, target: Cpu) -> Any:
+    module = ir.Module("weights")
+    strides = (9, 9 * plan.layer.filters) if gradient else (9 * plan.layer.channels, 9)
+    weights_function(module, plan, strides, gradient)
+    return compile_function(module, "weights", [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2, target)
+
+
+def _plan(problem: ConvProblem, target: Cpu) -> GemmPlan:
+    _, channels, height, width = problem.shapes[0]
+    layer = ConvProblem(1, channels, height, width, problem.shapes[2][1], 3, pad=_padded.margins(problem))
+    return GemmPlan(layer, target.lanes, BLOCKS[target.lanes])
+
+
+@lru_cache(maxsize=1024)
+def _layer(problem: ConvProblem, target: Cpu) -> tuple[GemmPlan, Any, Any]:
+    """Return the plan and the functions that convolve and that transform weights; the batch is one."""
+    plan = _plan(problem, target)
+    return plan, _compiled(plan, target), _weights(plan, isinstance(problem, DataGradient), target)
+
+
+def limits(problem: ConvProblem) -> list[str]:
+    """Return why the kernel cannot take the problem."""
+    if problem.w_shape[2:] != (3, 3):
+        return [f"kernel: 3 x 3, got {problem.kernel} x {problem.kernel_width}"]
+    return direct.limits(problem)
+
+
+def is_profitable(problem: ConvProblem) -> bool:
+    """Return whether it is expected to be faster than ``direct``, and whether its errors are as small."""
+    if problem.products < PRODUCTS or limits(problem):
+        return False
+    plan = _plan(problem, cpu())
+    channels, filters, lanes = plan.layer.channels, plan.layer.filters, plan.lanes
+    vectors = max(PANEL - 1, -(-problem.batch * plan.tiles // lanes))
+    parts = problem.batch * plan.tiles // plan.tile_columns * -(-plan.tile_columns // lanes)  # of vectors, in rows
+    own = vectors * FORMS * channels * filters / PER_CYCLE + WEIGHT_CYCLES * channels * filters
+    own += parts * (INPUT_CYCLES * channels + OUTPUT_CYCLES * filters)
+    return GAIN * own < problem.flops / (2 * lanes * PER_CYCLE)
+
+
+def prepare(problem: ConvProblem, out: np.ndarray) -> None:
+    """Compile for the layer, if that has not been done; not what ``direct`` needs for rare images."""
+    _layer(problem.with_batch(1), cpu())
+
+
+def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Fill the third operand: the threads share the chunks of weights, then claim panels."""
+    plan, conv, weights = _layer(problem.with_batch(1), cpu())
+    sparse = _sparse(plan, x)
+    packed = memory.aligned(plan.chunks * plan.chunk_weights)
+    memory.advise_huge_pages(packed)
+    least = np.full((threads, plan.block), -1, np.int32)
+
+    def transform(part: int) -> None:
+        first, last = (plan.chunks * edge // threads for edge in (part, part + 1))
+        if first < last:
+            weights(*map(memory.address, (w, packed, least[part])), first, last)
+
+    if sparse.mean() <= LEAST_SPARSE:
+        share(transform, threads, threads)
+    if sparse.mean() > LEAST_SPARSE or (least.view(np.uint32) < np.float32(SMALLEST_WEIGHT).view(np.uint32)).any():
+        direct.run(problem, x, w, out, threads)
+        return
+    memory.advise_huge_pages(out)
+    tiles = plan.tiles * problem.batch
+    vectors = -(-tiles // plan.lanes)
+    panels = min(vectors, -(-vectors // (PANEL * threads)) * threads)  # as many for each thread
+    counter, found = np.zeros(1, np.int64), np.empty((panels, plan.lanes), np.float32)
+
+    def work(part: int) -> None:
+        scratch = memory.aligned(plan.scratch)
+        scratch.fill(0)
+        arrays = (x, packed, out, scratch, counter, found)
+        conv(*map(memory.address, arrays), tiles, vectors, panels)
+
+    share(work, threads, threads)
+    for panel in np.flatnonzero(~np.isfinite(found).all(axis=1)):
+        first, end = (vectors * edge // panels * plan.lanes for edge in (panel, panel + 1))
+        sparse[first // plan.tiles : -(-end // plan.tiles)] = True
+    recompute(problem, (x, w, out), np.flatnonzero(sparse), threads)
+
+
+def _sparse(plan: GemmPlan, x: np.ndarray) -> np.ndarray:
+    """Return which images have windows with few numbers other than zero, by a sample of their pixels."""
+    flat = x.reshape(len(x), -1)
+    some = flat[:, :: flat.shape[1] // SAMPLE | 1]
+    least = min(NUMBERS / plan.layer.products, 1 - ZEROS)
+    return np.count_nonzero(some, axis=1) < least * some.shape[1]
+
+
+def magnitude_weights(w: np.ndarray) -> np.ndarray:
+    """Return weights (M, C, 3, 3), float64: the sum of |x| times them bounds the sum of |products| of an output."""
+    return spread((3,)) @ np.abs(w.astype(np.float64)) @ spread((3,)).T
+
+
+def bound(problem: ConvProblem) -> float:
+    """Return the largest |y - exact| as a share of the sum of |x| times ``magnitude_weights``.
+
+    Each product takes part in the additions over the channels. Two roundings precede it in its input, four in its
+    weight, and four follow where outputs are added up.
+    """
+    return sum_bound(problem.products // 9 + 10)
+
+
+KERNEL = CpuKernel(
+    "winograd_gemm",
+    "3 x 3 filters with fewer multiplications, as matrix products, compiled for the layer",
+    run,
+    prepare,
+    limits,
+    features=frozenset({PAD, DATA_GRADIENT}),
+    error_bound=bound,
+    magnitude_weights=magnitude_weights,
+    recommended=is_profitable,
+)
