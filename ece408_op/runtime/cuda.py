@@ -21,19 +21,8 @@ import numpy as np
 from ece408_op.errors import DeviceError
 
 from .install_hint import command
-from .launch import (
-    SCRATCH_ALIGNMENT,
-    SHARED_BYTES,
-    Argument,
-    Chip,
-    CopyToConstant,
-    FromFirst,
-    Plan,
-    Step,
-    TensorMap,
-    round_up,
-)
-from .prepared_launch import Addresses, Pointer, PreparedLaunch
+from .launch import SCRATCH_ALIGNMENT, SHARED_BYTES, Chip, CopyToConstant, Plan, Step, TensorMap, round_up
+from .prepared_launch import Addresses, PreparedLaunch
 from .recent import Recent
 from .shared_libraries import load_libraries
 
@@ -245,21 +234,14 @@ class _PreparedPlan:
 def _numbered(step: Step, numbers: Mapping[str, Any]) -> Step:
     if isinstance(step, CopyToConstant):
         return step
-
-    def numbered(argument: Argument) -> Argument:
-        if isinstance(argument, FromFirst):
-            return replace(argument, first=int(numbers["first"]))
-        return numbers.get(argument, argument) if isinstance(argument, str) else argument
-
-    return replace(step, args=tuple(map(numbered, step.args)))
+    return replace(step, args=tuple(numbers.get(a, a) if isinstance(a, str) else a for a in step.args))
 
 
-def _named(step: Step) -> tuple[Pointer, ...]:
-    """Return the pointers into buffers that a step uses."""
+def _named(step: Step) -> tuple[str, ...]:
+    """Return the names of the buffers that a step uses."""
     if isinstance(step, CopyToConstant):
         return (step.source,)
-    pointers = (a.buffer if isinstance(a, TensorMap) else a for a in step.args)
-    return tuple(a for a in pointers if isinstance(a, (str, FromFirst)))
+    return tuple(a.buffer if isinstance(a, TensorMap) else a for a in step.args if isinstance(a, (str, TensorMap)))
 
 
 def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: int, stream: Any) -> None:

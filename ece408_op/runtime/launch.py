@@ -56,25 +56,9 @@ class TensorMap:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class FromFirst:
-    """A pointer to the first image of the range in a buffer, for a kernel that counts images from 0.
-
-    Attributes:
-        buffer: the name of the memory.
-        image_bytes: the size of an image there.
-        first: the number of the range's first image, which ``cuda.py`` sets.
-    """
-
-    buffer: str
-    image_bytes: int
-    first: int = 0
-
-
 #: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
-#: number of "images" (int), a number whose NumPy type is the parameter's type, a pointer to the range's first image, or
-#: a TMA descriptor.
-Argument = Union[str, np.int32, np.int64, np.float32, FromFirst, TensorMap]
+#: number of "images" (int), a number whose NumPy type is the parameter's type, or a TMA descriptor.
+Argument = Union[str, np.int32, np.int64, np.float32, TensorMap]
 
 
 @dataclass(frozen=True)

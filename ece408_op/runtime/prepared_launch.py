@@ -10,14 +10,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from ece408_op.errors import DeviceError
 
 from . import _tensor_map
-from .launch import FromFirst, Launch, TensorMap
+from .launch import Launch, TensorMap
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 _PROGRAMMATIC = 6
@@ -53,31 +53,25 @@ def launch_function() -> Any:
     return call
 
 
-#: A pointer among a launch's arguments: a buffer, or an image in one.
-Pointer = Union[str, FromFirst]
-
-
 class Addresses:
-    """The addresses of one call, by pointer, in memory that prepared launches point to."""
+    """The addresses of one call, by name, in memory that prepared launches point to."""
 
-    def __init__(self, pointers: Iterable[Pointer]) -> None:
-        self._indices = {pointer: index for index, pointer in enumerate(pointers)}
+    def __init__(self, names: Iterable[str]) -> None:
+        self._indices = {name: index for index, name in enumerate(names)}
         self._values = (ctypes.c_uint64 * len(self._indices))()
 
     def fill(self, given: Mapping[str, int]) -> None:
-        """Set those of some buffers, by name; a kernel may not use each."""
-        for pointer, index in self._indices.items():
-            first = pointer if isinstance(pointer, FromFirst) else FromFirst(pointer, 0)
-            name, offset = first.buffer, first.first * first.image_bytes
-            if name in given:
-                self._values[index] = given[name] + offset
+        """Set some of them."""
+        for name, address in given.items():
+            if name in self._indices:  # a kernel may not use an array
+                self._values[self._indices[name]] = address
 
-    def location(self, pointer: Pointer) -> int:
-        """Return where that address is stored."""
-        return ctypes.addressof(self._values) + 8 * self._indices[pointer]
+    def location(self, name: str) -> int:
+        """Return where the address of that name is stored."""
+        return ctypes.addressof(self._values) + 8 * self._indices[name]
 
-    def __getitem__(self, pointer: Pointer) -> int:
-        return int(self._values[self._indices[pointer]])
+    def __getitem__(self, name: str) -> int:
+        return int(self._values[self._indices[name]])
 
 
 class PreparedLaunch:
@@ -95,9 +89,7 @@ class PreparedLaunch:
         ]
         maps = iter(self._maps)
         self._values = [self._value(a, maps) for a in step.args]
-        locations = [
-            addresses.location(a) if isinstance(a, (str, FromFirst)) else ctypes.addressof(a) for a in self._values
-        ]
+        locations = [addresses.location(a) if isinstance(a, str) else ctypes.addressof(a) for a in self._values]
         self._pointers = (ctypes.c_void_p * len(locations))(*locations)
         self._attribute = _Attribute(_PROGRAMMATIC, 0, 1)
         attributes = ctypes.pointer(self._attribute)
@@ -106,7 +98,7 @@ class PreparedLaunch:
 
     @staticmethod
     def _value(argument: Any, maps: Any) -> Any:
-        if isinstance(argument, (str, FromFirst)):
+        if isinstance(argument, str):
             return argument
         if isinstance(argument, TensorMap):
             return next(maps)[1]
@@ -123,6 +115,6 @@ class PreparedLaunch:
             step = self._step
             if self._maps:
                 raise DeviceError(f"{step.entry}: expected the driver to launch it, which CuPy can't; see its messages")
-            args = tuple(np.uint64(self._addresses[a]) if isinstance(a, (str, FromFirst)) else a for a in step.args)
+            args = tuple(np.uint64(self._addresses[a]) if isinstance(a, str) else a for a in step.args)
             with stream:
                 self._function(step.grid, step.block, args, shared_mem=step.shared)

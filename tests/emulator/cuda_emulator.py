@@ -21,7 +21,7 @@ import numpy as np
 
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.launch import Argument, CopyToConstant, FromFirst, Launch, Plan, TensorMap
+from ece408_op.runtime.launch import Argument, CopyToConstant, Launch, Plan, TensorMap
 
 _HERE = Path(__file__).parent
 #: Sources made of instructions, and what stands in their place.
@@ -111,8 +111,6 @@ class Emulated:
             lists = (f"{{{', '.join(map(str, field))}}}" for field in fields)
             start = f"(const unsigned char *)buffers[{self._names.index(argument.buffer)}].p + {argument.offset}"
             return f"TensorMap{{{start}, {', '.join(lists)}}}"
-        if isinstance(argument, FromFirst):  # there is one range of images
-            argument = argument.buffer
         return f"buffers[{self._names.index(argument)}]" if argument in self._names else str(argument)
 
     def _run_function(self) -> str:

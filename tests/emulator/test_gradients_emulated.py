@@ -12,12 +12,12 @@ from cuda_layers import PROBLEMS, chip_of
 
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
-from ece408_op.kernels.cuda.split_precision import bordered
+from ece408_op.kernels.cuda.split_precision import data_gradient
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
-KERNELS = tuple(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm))
+KERNELS = tuple(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, data_gradient))
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,19 @@ def test_it_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
     assert emulated.races == 0
 
 
-@pytest.mark.parametrize("kernel", bordered.KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e-30])
+@pytest.mark.parametrize("operand", ["y", "w"])
 @pytest.mark.parametrize(
-    "problem", [ConvProblem(2, 3, 11, 14, 5, 3, pad=(1, 0)), ConvProblem(1, 6, 9, 9, 7, 5)], ids=str
+    "kernel", [data_gradient.KERNEL, data_gradient_tiles.KERNEL], ids=["fp16x3_data_gradient", "data_gradient_tiles"]
 )
-def test_a_bordered_gradient_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
+def test_data_gradients_of_special_values_are_right(kernel, operand, value, tmp_path: Path) -> None:
+    problem, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)).data_gradient, replace(chip_of(90), multiprocessors=1)
     rng = np.random.default_rng(0)
-    gradient = problem.data_gradient
-    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in gradient.shapes[:2])
-    plan = kernel.plan(gradient, replace(chip_of(90), multiprocessors=2), 4)
-    emulated = EmulatedPlan(kernel.text(plan), plan, gradient, tmp_path)
-    found = compare(emulated.run(a, b, 4), a, b, kernel, problem=gradient)
+    y, w = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
+    {"y": y[1, 2], "w": w[3, 4]}[operand][1, 2] = value
+    plan = kernel.plan(problem, chip, 16)
+    emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path)
+    found = compare(emulated.run(y, w, 16), y, w, kernel, problem=problem)
     assert found.passed, found
 
 

@@ -21,7 +21,6 @@ from ece408_op.runtime.launch import (
     SCRATCH_BYTES,
     SHARED_BYTES,
     CopyToConstant,
-    FromFirst,
     Launch,
     Plan,
     TensorMap,
@@ -52,7 +51,7 @@ def _parameters(text: str, entry: str) -> list[str]:
 def _passed(argument: object) -> str:
     if isinstance(argument, str):
         return {"first": "long long", "images": "int"}.get(argument, "pointer")
-    types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap", FromFirst: "pointer"}
+    types = {np.int32: "int", np.int64: "long long", np.float32: "float", TensorMap: "TensorMap"}
     return types[type(argument)]
 
 

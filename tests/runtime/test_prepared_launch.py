@@ -13,7 +13,7 @@ from gpu_case import require_support
 from ece408_op.kernels.cuda.split_precision import split_precision
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, prepared_launch
-from ece408_op.runtime.launch import Chip, FromFirst, Launch
+from ece408_op.runtime.launch import Chip, Launch
 
 LAYERS = {
     split_precision.ONE_CHANNEL: (1, 28, 28, 50, 5),
@@ -107,15 +107,6 @@ def test_what_the_driver_will_not_launch_cupy_does(monkeypatch, driver):
     prepared(function).enqueue(Stream())
     args = (2**63 + 1, 512, -5, 9, 0.5)
     assert function.calls == [(((3, 2, 1), (32, 1, 1), args), {"shared_mem": 64})]
-
-
-def test_a_pointer_to_an_image_follows_the_buffers_address():
-    third = FromFirst("y", 100, first=3)
-    addresses = prepared_launch.Addresses(["y", third])
-    for address in (512, 1024):
-        addresses.fill({"y": address})
-        assert (addresses["y"], addresses[third]) == (address, address + 300)
-        assert ctypes.c_uint64.from_address(addresses.location(third)).value == address + 300
 
 
 def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatch):

@@ -4,7 +4,7 @@
 //     x[b, c, h, w] = sum over m, p', q' of bordered y[b, m, h + p', w + q'] * w[m, c, K - 1 - p', L - 1 - q']
 //
 //     bordered y    [ (ROWS + K - 1) x (COLUMNS + L - 1) ]   row after row from shared memory, as vectors
-//     x             [ ROWS x COLUMNS sums ] x CHANNELS       of a thread, for all filters m
+//     x             [ ROWS x COLUMNS sums ] x CHANNELS       of a thread, in two levels: PROMOTION filters, and all
 //
 // A block computes whole images, IMAGES at a time, for CHANNEL_GROUPS groups of channels. It goes through the filters in
 // steps of STEP_FILTERS maps of y, and copies the next STAGES - 1 steps while it computes. The borders in shared memory are
@@ -26,8 +26,12 @@ constexpr int TOP = K - 1 - PAD_H, LEFT = L - 1 - PAD_W;          // zeros above
 constexpr int SHIFT = (4 - LEFT % 4) % 4;                         // moves y to whole vectors
 constexpr int ROW_FLOATS = (SHIFT + COLUMNS + L - 1 + 3) / 4 * 4;  // a row of a thread's window, in whole vectors
 constexpr int PITCH = Config::pitch, MAP_ROWS = Config::map_rows, MAP_FLOATS = MAP_ROWS * PITCH;
-constexpr int STAGE_FLOATS = IMAGES * STEP_FILTERS * MAP_FLOATS;
+// Floats from one image to the next: in its banks of shared memory an image goes on where the row before it ends.
+constexpr int IMAGE_FLOATS = STEP_FILTERS * MAP_FLOATS;
+constexpr int IMAGE_PITCH = IMAGE_FLOATS + (TILES_IN_ROW * COLUMNS % 32 + 32 - IMAGE_FLOATS % 32) % 32;
+constexpr int STAGE_FLOATS = IMAGES * IMAGE_PITCH;
 constexpr int TAP_PITCH = (L + 3) / 4 * 4, FILTER_FLOATS = CHANNEL_GROUPS * CHANNELS * K * TAP_PITCH;
+constexpr int PROMOTION = Config::promotion;  // filters from one promotion of the sums to the next
 constexpr int COPY = Config::copy_vector, STORE = Config::store_vector;
 
 // Load: issue copies of STEP_FILTERS maps of IMAGES images, those that exist, into their borders.
@@ -37,7 +41,7 @@ __device__ __forceinline__ void load_step(float *to, const float *y, int first_f
     for (int e = threadIdx.x; e < images * filters * (OH * COPIES); e += THREADS) {
         const int line = e / COPIES, column = (e - line * COPIES) * COPY, map = line / OH, row = line - map * OH;
         const int image = map / filters, f = map - image * filters;
-        copy_async<COPY>(to + (image * STEP_FILTERS + f) * MAP_FLOATS + (row + TOP) * PITCH + LEFT + SHIFT + column,
+        copy_async<COPY>(to + image * IMAGE_PITCH + f * MAP_FLOATS + (row + TOP) * PITCH + LEFT + SHIFT + column,
                          image_of(y, image, OUTPUTS) + ((first_filter + f) * index_t(OH) + row) * OW + column);
     }
 }
@@ -48,19 +52,25 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
     extern __shared__ __align__(16) float shared[];
     float *const maps = shared, *const weights = shared + STAGES * STAGE_FLOATS;  // [STAGES][STAGE_FLOATS], [M][FILTER_FLOATS]
     for (int e = threadIdx.x; e < STAGES * STAGE_FLOATS; e += THREADS) maps[e] = 0.0f;
+    bool infinite = false;
     for (int e = threadIdx.x; e < M * FILTER_FLOATS; e += THREADS) {
         const int q = e % TAP_PITCH, p = e / TAP_PITCH % K, c = e / (TAP_PITCH * K) % (CHANNEL_GROUPS * CHANNELS);
         const int m = e / FILTER_FLOATS;
         weights[e] = q < L && c < C ? __ldg(w + ((m * C + c) * K + K - 1 - p) * L + L - 1 - q) : 0.0f;
+        infinite = infinite || weights[e] - weights[e] != 0.0f;  // NaN, too
     }
-    __syncthreads();
+    if (__syncthreads_or(infinite)) {  // zeros beside y times such a weight are NaN
+        for (int n = blockIdx.x; n < images; n += gridDim.x)
+            compute_in_float32<THREADS>(image_of(y, first + n, OUTPUTS), w, image_of(x, first + n, IMAGE));
+        return;
+    }
 
     // A warp has few rows, so that its threads skip the same rows of taps, which meet the borders above and below y.
     const int thread = min(int(threadIdx.x), USED - 1), column = thread % TILES_IN_ROW * COLUMNS;
     const int group = thread / TILES_IN_ROW % CHANNEL_GROUPS, image = thread / (TILES_IN_ROW * CHANNEL_GROUPS) % IMAGES;
     const int row = thread / (TILES_IN_ROW * CHANNEL_GROUPS * IMAGES) * ROWS;
     const int first_i = ROWS > 1 ? 0 : max(0, TOP - row), end_i = ROWS > 1 ? ROWS + K - 1 : min(K, TOP + OH - row);
-    const float *const window = maps + image * (STEP_FILTERS * MAP_FLOATS) + row * PITCH + column;
+    const float *const window = maps + image * IMAGE_PITCH + row * PITCH + column;
 
     const int items = (images + IMAGES - 1) / IMAGES;
     // The block's steps: those of one item after another.
@@ -77,10 +87,8 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
     int step = 0;
 #pragma unroll 1
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-        float sum[CHANNELS][ROWS][COLUMNS];
-#pragma unroll
-        for (int i = 0; i < CHANNELS * ROWS * COLUMNS; i++)
-            sum[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS] = 0.0f;
+        float sum[CHANNELS][ROWS][COLUMNS] = {}, promoted[CHANNELS][ROWS][COLUMNS] = {};
+        int filters_added = 0;  // since the last promotion
 #pragma unroll 1
         for (int first_filter = 0; first_filter < M; first_filter += STEP_FILTERS, step++) {
             wait_for_copies<STAGES - 2>();
@@ -114,6 +122,14 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
                         }
                 }
             }
+            if ((filters_added += filters) < PROMOTION && first_filter + STEP_FILTERS < M) continue;
+            filters_added = 0;
+#pragma unroll
+            for (int i = 0; i < CHANNELS * ROWS * COLUMNS; i++) {
+                float &of_filters = sum[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS];
+                promoted[i / (ROWS * COLUMNS)][i / COLUMNS % ROWS][i % COLUMNS] += of_filters;
+                of_filters = 0.0f;
+            }
         }
         // Epilogue.
         if (threadIdx.x >= USED || item * IMAGES + image >= images) continue;
@@ -126,7 +142,7 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
                 float *const target = to + ((group * CHANNELS + c) * index_t(H) + row + r) * W + column;
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j += STORE)
-                    if (column + j < W) write<STORE>(target + j, &sum[c][r][j]);
+                    if (column + j < W) write<STORE>(target + j, &promoted[c][r][j]);
             }
     }
 }

@@ -18,8 +18,10 @@ from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, la
 from ._pipeline import MULTIPROCESSOR_SHARED, step_cycles
 
 _FOLDER = Path(__file__).parent
-#: Threads of a block, and its bytes of shared memory: two such blocks fit a multiprocessor of sm_90.
-_MOST_THREADS, _MOST_SHARED = 512, 112 * 1024
+#: Threads of a block, its bytes of shared memory (two such blocks fit a multiprocessor of sm_90), sums of a thread.
+_MOST_THREADS, _MOST_SHARED, _MOST_SUMS = 512, 112 * 1024, 48
+#: Products from one promotion of the sums to the next: with one level of sums the error was three times cuDNN's.
+_PROMOTED_PRODUCTS = 128
 #: With more channels, tensor cores or blocked_gemm are faster.
 _MOST_CHANNELS = 16
 
@@ -36,6 +38,7 @@ class DataGradientTile:
     stages: int  # of the pipeline
     pitch: int
     map_rows: int
+    promotion: int  # filters from one promotion of the sums to the next
     copy_vector: int  # floats of one copy, and of one store
     store_vector: int
     blocks: int = 1  # resident per multiprocessor
@@ -52,7 +55,9 @@ class DataGradientTile:
 
     def shared_bytes(self, problem: ConvProblem) -> int:
         """Return the shared memory of all stages and the weights."""
-        stage = self.images * self.step_filters * self.map_rows * self.pitch
+        image_pitch = self.step_filters * self.map_rows * self.pitch
+        image_pitch += (ceil_div(problem.width, self.columns) * self.columns - image_pitch) % 32
+        stage = self.images * image_pitch
         channels = round_up(problem.channels, self.channels)
         weights = problem.filters * channels * problem.kernel * round_up(problem.kernel_width, 4)
         return ITEM_BYTES * (self.stages * stage + weights)
@@ -61,24 +66,28 @@ class DataGradientTile:
         """Return about how many registers a thread needs."""
         sums, taps = self.rows * self.columns * self.channels, round_up(problem.kernel_width, 4)
         weights = problem.kernel * taps if self.rows > 1 else 2 * taps
-        return round_up(sums + self.row_floats(problem) + weights + 28, 8)
+        return round_up(2 * sums + self.row_floats(problem) + weights + 20, 8)
 
 
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
     vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
     copy = next(v for v in vectors if problem.output_width % v == 0)
-    for columns in (4, 8, 12, 16):
+    promotion = ceil_div(_PROMOTED_PRODUCTS, problem.kernel * problem.kernel_width)
+    # Whole vectors, an odd number of them: those of eight threads in a row then lie in different banks.
+    for columns in (4, 12):
         store = next(v for v in vectors if problem.width % v == 0)
         groups = {ceil_div(problem.channels, n) for n in range(1, problem.channels + 1)}
         for channels in sorted({ceil_div(problem.channels, n) for n in groups if ceil_div(problem.channels, n) <= 8}):
             for rows in (1, 2, 3, 4, 5, 6, 7, 8) if channels == 1 else (1,):
-                one = DataGradientTile(rows, columns, channels, 1, 1, 2, 0, 0, copy, store)
+                if rows * columns * channels > _MOST_SUMS:
+                    continue
+                one = DataGradientTile(rows, columns, channels, 1, 1, 2, 0, 0, promotion, copy, store)
                 last_column = (ceil_div(problem.width, columns) - 1) * columns
                 # An odd number of 16-byte vectors: rows then begin in different banks of shared memory.
                 pitch = 4 * (ceil_div(last_column + one.row_floats(problem), 4) | 1)
                 map_rows = round_up(problem.height, rows) + problem.kernel - 1
                 for images, filters, stages in product(range(1, 17), (1, 2, 4, 8), (2, 3, 4)):
-                    sizes = (images, filters, stages, pitch, map_rows, copy, store)
+                    sizes = (images, filters, stages, pitch, map_rows, promotion, copy, store)
                     tile = DataGradientTile(rows, columns, channels, *sizes)
                     threads, shared = tile.threads(problem), tile.shared_bytes(problem)
                     if threads > _MOST_THREADS or shared > _MOST_SHARED:
@@ -156,7 +165,10 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 KERNEL = CudaKernel(
     "data_gradient_tiles",
     "data gradient as a direct convolution: a tile of pixels per thread, for few channels",
-    tuple(_FOLDER / f for f in ("../layer.cuh", "copy_async.cuh", "data_gradient_tiles.cu")),
+    (
+        *(_FOLDER / f"../{file}.cuh" for file in ("layer", "denormals", "data_gradient_in_float32")),
+        *(_FOLDER / file for file in ("copy_async.cuh", "data_gradient_tiles.cu")),
+    ),
     _plan,
     _limits,
     features=frozenset({PAD, RECTANGULAR, DATA_GRADIENT}),

@@ -1,7 +1,7 @@
 """Split precision: three fp16 tensor-core products per float32 product (fp16x3), or one (fp16x1).
 
 split_precision  the kernels for few channels; ``block.cuh`` explains their sources, ``split.cuh`` the arithmetic
-bordered         data gradients by the kernels for few channels, on a bordered copy of the output gradient
+data_gradient    data gradients of layers with few channels
 wide             the kernels for many channels
 split_form       convolutions between which activations stay split, NHWC
 split_passes     pooling, depthwise convolution and other layers between those

@@ -5,6 +5,13 @@ constexpr int MAX_EXPONENT = 120;  // so that 2^120 and 2^-120 are both float32 
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(unsigned(127 + exponent) << 23); }
 
+// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of float32
+// before the result does.
+__device__ __forceinline__ float scaled(float value, int exponent) {
+    const int e0 = max(-126, min(126, exponent / 2)), e1 = max(-126, min(126, exponent - e0));
+    return multiply(multiply(value, power_of_two(e0)), power_of_two(e1));
+}
+
 // The largest magnitude, and the smallest but zero, minus one, as bits: those of positive floats are ordered as they
 // are.
 struct Range {

@@ -26,13 +26,6 @@ __device__ __forceinline__ ImageScale scale_of(float limit) {
     return {range.largest_exponent(), range.largest};
 }
 
-// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of float32
-// before the result does.
-__device__ __forceinline__ float scaled(float value, int exponent) {
-    const int e0 = max(-126, min(126, exponent / 2)), e1 = max(-126, min(126, exponent - e0));
-    return multiply(multiply(value, power_of_two(e0)), power_of_two(e1));
-}
-
 // The components of eight channels, `values[0]` to `values[7 * pitch]`, of one pixel.
 __device__ __forceinline__ void split_channels(const float *values, int pitch, float scale, uint4 &high, uint4 &low) {
     unsigned words[4], rests[4];

@@ -99,8 +99,8 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
     return Plan(tile.defines, images, steps, scratch=scratch, config=tile.config(own, producers=PRODUCERS))
 
 
-def _bound(components: int, problem: ConvProblem) -> float:
-    """The largest |y - exact| as a share of sum |x||w|: see above."""
+def promoted_bound(components: int, problem: ConvProblem) -> float:
+    """Return the largest |y - exact| as a share of sum |x||w|, promoted every PROMOTED_PRODUCTS: see above."""
     n = problem.products
     # A pointwise stage has at least 16 products, and two roundings: of its sum and of the total.
     sums = min(n, PROMOTED_PRODUCTS) * 2.0**-22 + (2 * ceil_div(n, 16) + 1) * 2.0**-24
@@ -124,7 +124,7 @@ def _kernel(name: str, components: int, summary: str) -> CudaKernel:
         (*SHARED_SOURCES, _FOLDER / f"{name}.cu"),
         partial(_pointwise if pointwise else _general, components),
         partial(limits, pointwise),
-        partial(_bound, components),
+        partial(promoted_bound, components),
         capability=(9, 0),
         compiler=(12, 0),
         precision="float32" if components == 2 else "tf32",
