@@ -250,13 +250,9 @@ class Buffers:
             found += int((odd * part).sum(dtype=np.uint64))
         return found % 2**64
 
-    def outcome(self, kind: str) -> Outcome:
-        """The copied output's class."""
-        return _judge.judge(self.xp, self._parts(kind == _judge.REAL), self.problem, kind)
-
-    def poisoned_outcome(self) -> Outcome:
-        """The same for an output that was poisoned."""
-        return _judge.judge_poisoned(self.xp, self._parts(False), self.problem)
+    def outcome(self, kind: str, before: float = 0.0) -> Outcome:
+        """The class of the copied output, which held ``before``."""
+        return _judge.judge(self.xp, self._parts(kind == _judge.REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
         """Why the copied output is wrong, which held ``before``: some images, of which ``worst`` is one, explained.

@@ -43,7 +43,7 @@ EPS16 = 2.0**-11
 
 #: What a poisoned output holds before the call: no whole number.
 POISON = 4096.5
-#: How far from an integer an element may be and count as that integer, next to what a transform may err.
+#: How far from its sum a poisoned element to which it was added may be, next to what a transform may err.
 _NEAR = 2.0**-9
 #: S and T of one product differ by less than this share.
 _ALONE = 1e-9
@@ -62,15 +62,21 @@ class Part(NamedTuple):
     largest: Any
 
 
-def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str) -> Outcome:
-    """The class of an output that comes in parts of whole images; ``xp`` is numpy or cupy."""
+def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, before: float = 0.0) -> Outcome:
+    """The class of an output that comes in parts of whole images; ``xp`` is numpy or cupy.
+
+    The output held ``before``, and a file may add to it. Where a sum is zero, adding it and writing nothing look alike.
+    """
     n = problem.products
     most = dict.fromkeys((FLOAT32, TRANSFORM, HALF, HALF_SUMS), 0.0)
     worst, scaled, at, images = (False, -1.0), 0.0, (0, 0.0, 0.0), 0
     squares = np.zeros(2)
-    wrong = count = 0
+    wrong = count = accumulated = 0
     for part in parts:
         error = xp.where(xp.isfinite(part.y), xp.abs(part.y - part.exact), xp.inf)
+        if before:
+            added = xp.abs(part.y - part.exact - before) < _NEAR + 600 * EPS32 * part.largest
+            error, accumulated = xp.where(added, 0, error), accumulated + int(added.sum())
         bounds = _bounds(xp, part, n, float32_bound(problem), kind)
         for name, bound in bounds.items():
             most[name] = max(most[name], float((error / bound).max()))
@@ -97,7 +103,12 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str) -> Ou
     fits = {name: kind != REAL or count < _ENOUGH or by_root <= limit for name, limit in limits.items()}
     fits[TRANSFORM] = by_largest <= 100 * EPS32
     precision = next((name for name in bounds if most[name] <= 1 and fits[name]), WRONG)
-    return _outcome(problem, precision, most[FLOAT32], scaled, at, wrong)
+    index = tuple(int(i) for i in np.unravel_index(at[0], problem.y_shape))
+    compared = math.prod(problem.y_shape)
+    return Outcome(
+        *(precision, most[FLOAT32], scaled, index, at[1], at[2], wrong, compared),
+        accumulates=2 * accumulated > compared,
+    )
 
 
 def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, Any]:
@@ -114,45 +125,3 @@ def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, A
         bounds[HALF] = xp.minimum(most, half)
         bounds[HALF_SUMS] = xp.minimum(most, half + math.sqrt(n) * EPS16 * (3 * exact + 4 * part.roots))
     return bounds
-
-
-def judge_poisoned(xp: Any, parts: Iterable[Part], problem: ConvProblem) -> Outcome:
-    """The class of an output that held POISON; x and w are whole, so each sum is an integer.
-
-    Each element must be the sum, or POISON plus the sum if the file adds to the output. Where the sum is zero, writing
-    nothing and adding zero look alike.
-    """
-    unwritten = written = accumulated = images = wrong = 0
-    share, at = 0.0, (0, 0.0, 0.0)
-    for part in parts:
-        left = part.y == np.float32(POISON)
-        near = _NEAR + 600 * EPS32 * part.largest
-        is_written = xp.abs(part.y - part.exact) < near
-        is_accumulated = ~left & (xp.abs(part.y - part.exact - POISON) < near)
-        skipped = left & (xp.abs(part.exact) >= _NEAR)
-        bad = skipped | ~(left | is_written | is_accumulated)
-        if bool(bad.any()) and not share:
-            worst = int(bad.argmax())
-            got, expected = float(part.y.ravel()[worst]), float(part.exact.ravel()[worst])
-            at, share = (images * part.y[0].size + worst, got, expected), math.inf
-        unwritten += int(skipped.sum())
-        written += int(is_written.sum())
-        accumulated += int(is_accumulated.sum())
-        wrong += int(bad.sum())
-        images += len(part.y)
-    counts = {"unwritten": unwritten, "accumulates": accumulated > written}
-    return _outcome(problem, WRONG if share else FLOAT32, share, share, at, wrong, **counts)
-
-
-def _outcome(
-    problem: ConvProblem,
-    precision: str,
-    share: float,
-    scaled: float,
-    at: tuple[int, float, float],
-    wrong: int,
-    **more: Any,
-) -> Outcome:
-    """``at`` is the worst element's number, its value and the exact one."""
-    index = tuple(int(i) for i in np.unravel_index(at[0], problem.y_shape))
-    return Outcome(precision, share, scaled, index, at[1], at[2], wrong, math.prod(problem.y_shape), **more)

@@ -260,9 +260,9 @@ class Trial:
         return disturbed
 
     def _run(self, purpose: str, kind: str, buffers: Buffers) -> Run:
-        call = self._call(buffers, POISON if purpose == POISONED else 0.0)
-        outcome = buffers.poisoned_outcome() if purpose == POISONED else buffers.outcome(kind)
-        return Run(purpose, call.seconds, call.worker_seconds, outcome, note=call.note)
+        before = POISON if purpose == POISONED else 0.0
+        call = self._call(buffers, before)
+        return Run(purpose, call.seconds, call.worker_seconds, buffers.outcome(kind, before), note=call.note)
 
     def _timed_run(self, layer: Layer, buffers: Buffers) -> Run:
         check, turns, own = self.bench.clock_check, self.bench.turns, self.bench.own

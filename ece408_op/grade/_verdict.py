@@ -57,8 +57,8 @@ class Outcome:
     """One output compared with float64.
 
     ``share`` is the largest error as a share of float32's bound at that element, ``scaled`` as a share of the sum of
-    |x||w| there. ``index`` is the worst element, (b, m, i, j), ``got`` and ``expected`` its values. ``unwritten``
-    counts elements of a poisoned output that kept the poison; ``accumulates``: the output was added to it.
+    |x||w| there. ``index`` is the worst element, (b, m, i, j), ``got`` and ``expected`` its values.
+    ``accumulates``: to most elements of a poisoned output the sum was added.
     """
 
     precision: str
@@ -69,7 +69,6 @@ class Outcome:
     expected: float
     wrong: int
     compared: int
-    unwritten: int = 0
     accumulates: bool = False
 
     def as_data(self) -> dict[str, Any]:
