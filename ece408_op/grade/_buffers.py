@@ -6,31 +6,28 @@ inputs and of the output, and the copies are what is judged.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ece408_op.core import dispatch, roofline, timer
+from ece408_op.core import dispatch, timer
 from ece408_op.core.explain import Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 from . import _judge
-from ._errors import HarnessError
+from ._device import Device, launch
 from ._judge import Part
 from ._shared_arrays import GUARD, MARK, RED_ZONE, DeviceArray, HostArray
 from ._verdict import Outcome
 
-#: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
-_FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
 #: Bytes of float64 per step of the comparison on the CPU: about what its caches hold; elements on a GPU.
 _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
 #: Timed calls of the package's own kernel.
@@ -43,75 +40,26 @@ _DRAWN = 1 << 22
 _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
 #: No filter's element is smaller: with a sparse image's, its product is a normal number of float16.
 _SMALLEST_TAP = 2.0**-8
-#: The CPU's reference workload digests this: some milliseconds on one core.
-_FIXED = bytes(4 << 20)
-#: Multiply-adds per thread of a GPU's reference workload, and their result: some tenths of a millisecond.
-_ROUNDS, _END = 16384, 2.0
-_BLOCKS, _THREADS = (2048,), (256,)
-#: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
-_RELEASED, _RELEASE_SECONDS = 0.95, 5.0
-#: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
-_LITTLE = 0.25
-
-#: CUDA C++: the exact sums, and a computation that the multiprocessors' clock alone bounds.
-KERNELS = r"""
-typedef unsigned long long u64;
-#define EACH(i, n) for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (n); i += (u64)gridDim.x * blockDim.x)
-
-extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
-                                double* size, double* root) {
-  int OH = H - K + 1, OW = W - K + 1;
-  EACH(at, n) {
-    int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
-    u64 b = at / ((u64)OW * OH * M);
-    double sum = 0, magnitude = 0, squares = 0;
-    for (int c = 0; c < C; ++c)
-      for (int p = 0; p < K; ++p)
-        for (int q = 0; q < K; ++q) {
-          double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
-          sum += product;
-          magnitude += fabs(product);
-          squares += product * product;
-        }
-    exact[at] = sum;
-    size[at] = magnitude;
-    root[at] = sqrt(squares);
-  }
-}
-
-// From any start it ends at 2.
-extern "C" __global__ void reference_workload(float* to, int rounds) {
-  EACH(i, gridDim.x * (u64)blockDim.x) {
-    float value = (float)(i % 7);
-    for (int r = 0; r < rounds; ++r) value = value * 0.5f + 1.0f;
-    to[i] = value;
-  }
-}
-"""
 
 
 class Buffers:
-    """The arrays of one problem, on the CPU, or on the GPU of a number.
+    """The arrays of one problem on a device.
 
     ``require_open`` is called in each step of a long computation, and raises where the harness is to end.
     """
 
     def __init__(
-        self, problem: ConvProblem, device: int | None = None, require_open: Callable[[], None] = lambda: None
+        self, problem: ConvProblem, device: Device | None = None, require_open: Callable[[], None] = lambda: None
     ) -> None:
-        self.problem, self.gpu, self._require_open = problem, device is not None, require_open
-        self.device_name = "cpu" if device is None else f"gpu {device}"
-        self.guard = GUARD if device is None else RED_ZONE
-        #: How much slower the reference workload may become: cores change their clocks and other programs run there; a
-        #: GPU that has nothing else to do repeats itself within some hundredths.
-        self.most_drift = 1.5 if device is None else 1.15
-        with nullcontext() if device is None else cuda.reported(self.device_name):
-            self.xp: Any = np if device is None else _on(device)
-            allocate = HostArray if device is None else DeviceArray
+        self.device = device or Device()
+        self.problem, self.gpu, self._require_open = problem, self.device.gpu, require_open
+        self.guard = RED_ZONE if self.gpu else GUARD
+        with cuda.reported(self.device.name) if self.gpu else nullcontext():
+            self.xp = self.device.use()
+            allocate = DeviceArray if self.gpu else HostArray
             self.x, self.w = (allocate(shape, False) for shape in (problem.x_shape, problem.w_shape))
             self.y = allocate(problem.y_shape, True)
             self._x, self._w, self._y = (self.xp.empty(one.array.shape, np.float32) for one in (self.x, self.w, self.y))
-            self._flush = _flush_block(device)
 
     def __enter__(self) -> Buffers:
         return self
@@ -176,37 +124,22 @@ class Buffers:
     def clear(self, fill: float) -> None:
         """Set every element of y."""
         self.y.array.fill(fill)
-        self._wait()
+        self.device.wait()
 
     def present(self, flush: bool) -> None:
         """Give the worker the inputs, and flush the caches of all but the filters."""
         self.x.array[...] = self._x
         if flush:
-            self._evict()
+            self.device.evict()
         self.w.array[...] = self._w
-        self._wait()
-
-    def reference_seconds(self) -> float:
-        """Seconds of the reference workload; raises HarnessError where a GPU computes it wrong."""
-        if self.gpu:
-            return _workload_seconds()
-        start = time.perf_counter()
-        hashlib.blake2b(_FIXED).digest()
-        return time.perf_counter() - start
-
-    def exhausted(self) -> bool:
-        """May a GPU's memory have run out? A worker's host memory is limited by itself."""
-        if not self.gpu:
-            return False
-        free, total = self.xp.cuda.runtime.memGetInfo()
-        return bool(free < total * _LITTLE)
+        self.device.wait()
 
     def turn_seconds(self) -> float:
         """Seconds until a GPU has done a small piece of the harness's work, and the worker's before it."""
         start = time.perf_counter()
         if self.gpu:
             self.y.array.ravel()[:1].copy()
-            self._wait()
+            self.device.wait()
         return time.perf_counter() - start
 
     def own_seconds(self) -> float | None:
@@ -219,14 +152,14 @@ class Buffers:
             more = () if self.gpu else (threads,)
             clock = timer.GpuClock(kernel.name) if self.gpu else timer.cpu_clock
             call = partial(kernel.run, p, self._x, self._w, self._y, *more)
-            return timer.measure(call, clock, self._evict, repeats=_OWN_RUNS).median
+            return timer.measure(call, clock, self.device.evict, repeats=_OWN_RUNS).median
         except Ece408Error:
             return None
 
     def take_output(self) -> None:
         """Copy the output."""
         self._y[...] = self.y.array
-        self._wait()
+        self.device.wait()
 
     def wrote_beside(self) -> bool:
         """Has something been written to the memory next to the arrays?"""
@@ -308,12 +241,8 @@ class Buffers:
             return exact, size, arranged(np.sqrt(np.square(rows) @ np.square(filters))) if roots else size
         exact, size, root = (self.xp.empty(shape, np.float64) for _ in range(3))
         sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
-        _launch("sums", x, w, np.uint64(exact.size), *sizes, exact, size, root)
+        launch("sums", x, w, np.uint64(exact.size), *sizes, exact, size, root)
         return exact, size, root
-
-    def _evict(self) -> None:
-        """Write enough that no cache holds the buffers."""
-        self._flush += 1
 
     def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
         """64 random bits for each element of x, in steps: the first element's number, and the bits."""
@@ -325,11 +254,6 @@ class Buffers:
     @staticmethod
     def _differ(a: Any, b: Any) -> bool:
         return bool((a.view(np.uint32) != b.view(np.uint32)).any())
-
-    def _wait(self) -> None:
-        """Wait until the harness's work on a GPU is done."""
-        if self.gpu:
-            self.xp.cuda.runtime.deviceSynchronize()
 
 
 def _mix(at: Any) -> Any:
@@ -343,66 +267,3 @@ def _mix(at: Any) -> Any:
 def _uniform(bits: Any) -> Any:
     """Numbers in [-1, 1), float32."""
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
-
-
-def _on(device: int) -> Any:
-    """CuPy, with that GPU as the current one."""
-    cp = cuda.cupy()
-    cp.cuda.Device(device).use()
-    return cp
-
-
-@cache
-def _flush_block(device: int | None) -> Any:
-    """One for all buffers of a device: its content does not matter."""
-    return (np if device is None else _on(device)).zeros(_FLUSH_BYTES[device is not None] // 8, np.int64)
-
-
-@cache
-def _module(device: int) -> Any:
-    return cuda.cupy().RawModule(code=KERNELS, options=("--std=c++17",))
-
-
-def _launch(name: str, *arguments: Any) -> None:
-    _module(cuda.cupy().cuda.runtime.getDevice()).get_function(name)(_BLOCKS, _THREADS, arguments)
-
-
-def _workload_seconds() -> float:
-    to = cuda.cupy().empty(_BLOCKS[0] * _THREADS[0], np.float32)
-    seconds, _ = timer.GpuClock("reference workload")(lambda: _launch("reference_workload", to, np.int32(_ROUNDS)))
-    low, high = float(to.min()), float(to.max())
-    if not low == high == _END:
-        raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
-    return seconds
-
-
-@cache
-def _ceilings(device: int) -> roofline.Ceilings:
-    return roofline.measure(device)
-
-
-def roofline_seconds(problem: ConvProblem, device: int, arithmetic: str) -> float:
-    """The problem's roofline on the GPU of that number, with that arithmetic: see ``ece408_op.core.roofline``."""
-    return _ceilings(device).roofline_seconds(problem, arithmetic)
-
-
-#: The most bytes that were ever free on each GPU.
-_most_free: dict[int, int] = {}
-
-
-def check_device(device: int) -> int:
-    """The bytes that are free on the GPU of that number; raises HarnessError where it is not as usable as before.
-
-    Waits a little for the memory of a process that has just been ended.
-    """
-    with cuda.reported(f"GPU {device}"):
-        cp = _on(device)
-        _workload_seconds()
-        cp.get_default_memory_pool().free_all_blocks()
-        free, _ = cp.cuda.runtime.memGetInfo()
-        end = time.monotonic() + _RELEASE_SECONDS
-        while free < _RELEASED * _most_free.get(device, 0) and time.monotonic() < end:
-            time.sleep(0.05)
-            free, _ = cp.cuda.runtime.memGetInfo()
-    _most_free[device] = max(free, _most_free.get(device, 0))
-    return int(free)

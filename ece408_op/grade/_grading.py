@@ -17,8 +17,8 @@ from typing import Any
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
-from . import _buffers, _build, _python_side, _sources
-from ._clocks import Turns
+from . import _build, _python_side, _sources
+from ._device import Device, Turns
 from ._errors import EndedError
 from ._hints import KernelNotes
 from ._networks import KNOWN, LATER, NETS, Net, numbers, pointed_to
@@ -57,8 +57,8 @@ class Grader:
     architecture: str = ""
     #: The device, in words, for the record.
     device: str = "cpu"
-    #: The numbers of the GPUs that are free, and how many there are.
-    free: queue.SimpleQueue[int] | None = None
+    #: The GPUs that are free, and how many there are.
+    free: queue.SimpleQueue[Device] | None = None
     devices: int = 0
 
     def grade(self, submission: Submission) -> dict[str, Any]:
@@ -111,12 +111,12 @@ class Grader:
 
     def _run_on_a_device(self, record: dict[str, Any], program: Program) -> None:
         with self._on_a_device() as grader:
-            bench = grader.bench
+            device = grader.bench.device
             try:
                 grader._run(record, program)
             finally:
-                if bench.check is not None and bench.device is not None:
-                    record["device_afterwards"] = {"well": True, "free_bytes": bench.check(bench.device)}
+                if device.gpu:
+                    record["device_afterwards"] = {"well": True, "free_bytes": device.check()}
 
     @contextmanager
     def _on_a_device(self) -> Iterator[Grader]:
@@ -124,11 +124,11 @@ class Grader:
         if self.free is None:
             yield self
             return
-        number = self.free.get()
+        device = self.free.get()
         try:
-            yield replace(self, bench=replace(self.bench, device=number))
+            yield replace(self, bench=replace(self.bench, device=device))
         finally:
-            self.free.put(number)
+            self.free.put(device)
 
     def _run(self, record: dict[str, Any], program: Program) -> None:
         demanded = self.bench.spec.demanding
@@ -212,12 +212,10 @@ def for_gpus(tools: Tools, rules: Spec) -> Grader:
     """The grader for this machine's GPUs of the first one's kind; raises DeviceError where there is none."""
     chip = cuda.chip()
     alike = [number for number in range(cuda.device_count()) if cuda.chip(number) == chip]
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    free: queue.SimpleQueue[Device] = queue.SimpleQueue()
     for number in alike:
-        free.put(number)
-    bench = Bench(
-        *(tools, rules, alike[0]), runs=_GPU_RUNS, roofline=_buffers.roofline_seconds, check=_buffers.check_device
-    )
+        free.put(Device(number))
+    bench = Bench(tools, rules, runs=_GPU_RUNS)
     return Grader(bench, "gpu", _GPU_IMAGES, 0, f"sm_{chip.architecture}", chip.name, free, len(alike))
 
 

@@ -21,7 +21,7 @@ from ece408_op.problem import ConvProblem
 
 from . import _sandbox
 from ._buffers import Buffers
-from ._clocks import ClockCheck, Turns
+from ._device import Device, Turns
 from ._errors import EndedError, HarnessError, StoppedError
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._networks import Net
@@ -70,17 +70,11 @@ class Bench:
 
     tools: Tools
     spec: Spec
-    #: The number of the GPU; None is the CPU.
-    device: int | None = None
+    device: Device = field(default_factory=Device)
     #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
     runs: int = 3
     #: How many disturbed rounds are repeated.
     repeats: int = 3
-    #: A problem's roofline in seconds on the device of a number, by the arithmetic used.
-    roofline: Callable[[ConvProblem, int, str], float] | None = None
-    #: Raises HarnessError where the device of a number does not compute as before; returns its free bytes.
-    check: Callable[[int], int] | None = None
-    clock_check: ClockCheck = field(default_factory=ClockCheck)
     #: Where submissions share a processor, and their times are to be right.
     turns: Turns | None = None
     #: Shows the current step to people.
@@ -89,12 +83,7 @@ class Bench:
     start: Callable[..., Worker] = Worker
     restart_pause: float = 1.0
     #: Seconds of this package's kernel, by problem and device.
-    own: dict[tuple[ConvProblem, int | None], float | None] = field(default_factory=dict)
-
-    @property
-    def gpu(self) -> bool:
-        """Is the device a GPU?"""
-        return self.device is not None
+    own: dict[tuple[ConvProblem, str], float | None] = field(default_factory=dict)
 
 
 def try_network(
@@ -122,8 +111,7 @@ def try_network(
         tmp_bytes=spec.disk_bytes,
         processes=spec.processes,
     )
-    if bench.check is not None and bench.device is not None:
-        bench.check(bench.device)
+    bench.device.check()
     with new_folder("case") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
@@ -135,7 +123,7 @@ def try_network(
         done, failures = False, 0
         while not done:
             try:
-                with bench.start(bench.tools, program, buffers, folder, limits, bench.device) as worker:
+                with bench.start(bench.tools, program, buffers, folder, limits, bench.device.number) as worker:
                     done = trial.go_through(worker, program)
                     result.had, result.lacks = worker.process.had, worker.process.lacks
             except StoppedError:
@@ -189,7 +177,7 @@ class Trial:
         try:
             try:
                 worker.begin()
-                if self.bench.gpu:
+                if self.bench.device.gpu:
                     self._turn = self._honest_turn()
                 worker.load(self.bench.spec.limits.load_seconds)
                 worker.note_size()
@@ -199,7 +187,7 @@ class Trial:
                 raise EndedError("crashed", text) from None
         except EndedError as ended:
             # Each call took memory and freed none: in the course there was one call.
-            full = worker.outgrown or any(one.exhausted() for one in self.buffers)
+            full = worker.outgrown or self.bench.device.exhausted()
             if ended.status == "crashed" and self._ended and full:
                 self.result.leaks = True
                 return False
@@ -216,11 +204,10 @@ class Trial:
 
     def _finish(self, program: Program) -> None:
         """All rounds that are left; raises EndedError where the worker may not go on."""
-        layers, device = self.result.layers, self.bench.device
+        layers = self.result.layers
         for layer in layers:
             layer.overhead = self.worker.overhead
-            if self.bench.roofline is not None and device is not None:
-                layer.roofline = self.bench.roofline(layer.problem, device, program.arithmetic)
+            layer.roofline = self.bench.device.roofline_seconds(layer.problem, program.arithmetic)
         while self._steps and not any(layer.certainly_wrong for layer in layers):
             purpose, net = self._steps[0]
             self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
@@ -265,17 +252,18 @@ class Trial:
         return Run(purpose, call.seconds, call.worker_seconds, buffers.outcome(kind, before), note=call.note)
 
     def _timed_run(self, layer: Layer, buffers: Buffers) -> Run:
-        check, turns, own = self.bench.clock_check, self.bench.turns, self.bench.own
+        device, turns, own = self.bench.device, self.bench.turns, self.bench.own
         with turns.timing() if turns else nullcontext():
-            if (buffers.problem, self.bench.device) not in own:
-                own[buffers.problem, self.bench.device] = buffers.own_seconds()
-            layer.own = own[buffers.problem, self.bench.device]
-            before = check.steady(buffers)
+            key = buffers.problem, device.name
+            if key not in own:
+                own[key] = buffers.own_seconds()
+            layer.own = own[key]
+            before = device.steady()
             call = self._call(buffers, timed=True)
-            after = check.read(buffers)
+            after = device.read()
         return Run(
             *(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), (before, after)),
-            *(check.disturbed(buffers, before, after), call.note, call.late_seconds),
+            *(device.disturbed(before, after), call.note, call.late_seconds),
         )
 
     def _call(self, buffers: Buffers, fill: float = 0.0, timed: bool = False) -> Call:
@@ -285,7 +273,7 @@ class Trial:
             self.worker.ping()
         buffers.present(flush=timed)
         call = self.worker.call(self._layer, self.seconds)
-        if self.bench.gpu:
+        if self.bench.device.gpu:
             late = buffers.turn_seconds() - self._turn
             if late > _LATE_SECONDS:
                 call = replace(call, seconds=call.seconds + late, late_seconds=late)

@@ -24,6 +24,7 @@ from ece408_op.runtime import cuda
 
 from . import _build, _cache, _python_side, _sources, _tools
 from ._buffers import Buffers
+from ._device import Device
 from ._errors import EndedError
 from ._hints import KernelNotes
 from ._judge import EPS16
@@ -114,7 +115,7 @@ class Session:
     def __enter__(self) -> Session:
         with ExitStack() as stack, self._named():
             folder = Path(stack.enter_context(_tools.new_folder("run")))
-            self._buffers = [stack.enter_context(Buffers(problem, self._device)) for problem in self.problems]
+            self._buffers = [stack.enter_context(Buffers(problem, Device(self._device))) for problem in self.problems]
             limits = LimitsSpec()
             allowed = Limits(
                 memory=limits.memory_bytes + sum(problem.bytes for problem in self.problems),

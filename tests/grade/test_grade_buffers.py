@@ -16,7 +16,7 @@ import pytest
 
 from ece408_op.core import reference
 from ece408_op.core.check import compare
-from ece408_op.grade import _buffers, _judge
+from ece408_op.grade import _device, _judge
 from ece408_op.grade._buffers import Buffers
 from ece408_op.grade._verdict import FLOAT32, HALF, HALF_SUMS, PRECISIONS, TRANSFORM, WRONG
 from ece408_op.kernels.cpu import loops, winograd
@@ -358,7 +358,7 @@ def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
 def test_the_gpus_kernels_compile(architecture: int) -> None:
     if nvrtc.missing():
         pytest.skip(f"NVRTC of the test extra is missing: {nvrtc.missing()}")
-    kernels = nvrtc.compile_text(_buffers.KERNELS, architecture)
+    kernels = nvrtc.compile_text(_device.KERNELS, architecture)
     assert set(kernels) == {"sums", "reference_workload"}
     assert all(report.spill_bytes == 0 for report in kernels.values())
 
@@ -366,7 +366,7 @@ def test_the_gpus_kernels_compile(architecture: int) -> None:
 def test_the_gpus_kernels_compute(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    (tmp_path / "side.cpp").write_text(SHIM + _buffers.KERNELS)
+    (tmp_path / "side.cpp").write_text(SHIM + _device.KERNELS)
     command = ["g++", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "side.so"), str(tmp_path / "side.cpp")]
     subprocess.run(command, check=True)
     kernels = ctypes.CDLL(str(tmp_path / "side.so"))

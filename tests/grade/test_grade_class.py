@@ -19,6 +19,7 @@ import pytest
 from sandbox import needs_sandbox
 
 from ece408_op.grade import _class, cli
+from ece408_op.grade._device import Device
 from ece408_op.grade._grading import Grader
 from ece408_op.grade._rounds import Bench
 from ece408_op.grade._sandbox import Tools
@@ -119,10 +120,17 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    checked: list[int | None] = []
+
+    class Checked(Device):
+        def check(self) -> int:
+            checked.append(self.number)
+            return 7
+
+    free: queue.SimpleQueue[Device] = queue.SimpleQueue()
     for number in (0, 1):
-        free.put(number)
-    busy: list[int] = []
+        free.put(Checked(number))
+    busy: list[Device] = []
     most, seen, lock = [0], set(), threading.Lock()
 
     def run(self: Grader, record: dict, program: object) -> None:
@@ -137,17 +145,11 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
         record["status"], record["reason"] = "passed", "nothing was run"
 
     monkeypatch.setattr(Grader, "_run", run)
-    checked: list[int] = []
-
-    def check(device: int) -> int:
-        checked.append(device)
-        return 7
-
-    bench = Bench(Tools(tmp_path), Spec(), device=0, check=check)
+    bench = Bench(Tools(tmp_path), Spec())
     found = {str(number): Submission(Path(str(number)), None, "gpu", kernel="naive") for number in range(9)}
     grader = Grader(bench, "gpu", 1, free=free, devices=2)
     records = dict(_class.here(lambda context: grader, 5)(found))
-    assert len(records) == 9 and most == [2] and seen == {0, 1}
+    assert len(records) == 9 and most == [2] and {one.number for one in seen} == {0, 1}
     assert len(checked) == 9
     assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records.values())
 

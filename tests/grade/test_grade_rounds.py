@@ -12,7 +12,7 @@ import pytest
 
 from ece408_op.core import reference
 from ece408_op.grade._buffers import Buffers
-from ece408_op.grade._clocks import Turns
+from ece408_op.grade._device import Device, Turns
 from ece408_op.grade._errors import EndedError, HarnessError
 from ece408_op.grade._networks import Net
 from ece408_op.grade._rounds import Bench, Trial, try_network
@@ -58,8 +58,9 @@ def trial(bench: Bench, buffers: Buffers, steps: list[str]) -> tuple[Trial, Netw
 def test_a_disturbed_round_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     with Buffers(PROBLEM) as buffers:
         readings = iter([1.0, 1.0, 1.0, 9.0, 1.0, 1.0])  # the second round's second reading is slow
-        monkeypatch.setattr(buffers, "reference_seconds", lambda: next(readings))
-        this, result = trial(Bench(TOOLS, Spec()), buffers, [TIMED, TIMED])
+        device = Device()
+        monkeypatch.setattr(device, "reference_seconds", lambda: next(readings))
+        this, result = trial(Bench(TOOLS, Spec(), device), buffers, [TIMED, TIMED])
         assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
     assert [run.disturbed for run in result.layers[0].runs] == [False, True, False]
     assert len(result.layers[0].times) == 2
@@ -69,8 +70,9 @@ def test_a_disturbed_round_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     with Buffers(PROBLEM) as buffers:
-        this, result = trial(Bench(TOOLS, Spec(), repeats=0), buffers, [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE])
-        monkeypatch.setattr(buffers, "exhausted", lambda: True)
+        bench = Bench(TOOLS, Spec(), repeats=0)
+        this, result = trial(bench, buffers, [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE])
+        monkeypatch.setattr(bench.device, "exhausted", lambda: True)
         assert not this.go_through(Worker(buffers, ends_at=3), PROGRAM)  # type: ignore[arg-type]
         assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
     assert [run.purpose for run in result.layers[0].runs] == [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE]
@@ -102,11 +104,13 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int) -> None:
 def test_a_gpus_work_after_the_answer_is_added_to_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     took, late = [3.0, 1.7, 1.2], [1.8, 0.5, 0]
     with Buffers(PROBLEM) as buffers:
-        this, result = trial(Bench(TOOLS, Spec(), device=0, repeats=0), buffers, [WARM_UP, *[TIMED] * len(took)])
+        device = Device(0)
+        this, result = trial(Bench(TOOLS, Spec(), device, repeats=0), buffers, [WARM_UP, *[TIMED] * len(took)])
         # Five after honest answers, the warm-up's, those that are timed; milliseconds.
         turns = [1.2, 1.1, 1.3, 1.2, 1.2, 1.2, *took]
         monkeypatch.setattr(buffers, "turn_seconds", lambda: 1e-3 * turns.pop(0))
-        monkeypatch.setattr(buffers, "reference_seconds", lambda: 1e-3)  # whatever else this machine does
+        monkeypatch.setattr(device, "reference_seconds", lambda: 1e-3)  # whatever else this machine does
+        monkeypatch.setattr(device, "roofline_seconds", lambda problem, arithmetic: 1e-6)
         assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
     runs = result.layers[0].runs[1:]
     assert [run.late_seconds for run in runs] == pytest.approx([1e-3 * one for one in late])

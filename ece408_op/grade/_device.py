@@ -1,0 +1,230 @@
+"""The device that submissions run on: its memory, its caches, and whether it is as fast and as usable as before."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core import roofline, timer
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+
+from ._errors import HarnessError
+
+#: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
+_FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
+#: How much slower the reference workload may become: cores change their clocks and other programs run there; a GPU
+#: that has nothing else to do repeats itself within some hundredths.
+_MOST_DRIFT = {False: 1.5, True: 1.15}
+#: Readings before a call while an idle chip raises its clocks.
+_WAKING = 40
+#: The CPU's reference workload digests this: some milliseconds on one core.
+_FIXED = bytes(4 << 20)
+#: Multiply-adds per thread of a GPU's reference workload, and their result: some tenths of a millisecond.
+_ROUNDS, _END = 16384, 2.0
+_BLOCKS, _THREADS = (2048,), (256,)
+#: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
+_RELEASED, _RELEASE_SECONDS = 0.95, 5.0
+#: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
+_LITTLE = 0.25
+
+#: CUDA C++: the exact sums, and a computation that the multiprocessors' clock alone bounds.
+KERNELS = r"""
+typedef unsigned long long u64;
+#define EACH(i, n) for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (n); i += (u64)gridDim.x * blockDim.x)
+
+extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
+                                double* size, double* root) {
+  int OH = H - K + 1, OW = W - K + 1;
+  EACH(at, n) {
+    int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
+    u64 b = at / ((u64)OW * OH * M);
+    double sum = 0, magnitude = 0, squares = 0;
+    for (int c = 0; c < C; ++c)
+      for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q) {
+          double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
+          sum += product;
+          magnitude += fabs(product);
+          squares += product * product;
+        }
+    exact[at] = sum;
+    size[at] = magnitude;
+    root[at] = sqrt(squares);
+  }
+}
+
+// From any start it ends at 2.
+extern "C" __global__ void reference_workload(float* to, int rounds) {
+  EACH(i, gridDim.x * (u64)blockDim.x) {
+    float value = (float)(i % 7);
+    for (int r = 0; r < rounds; ++r) value = value * 0.5f + 1.0f;
+    to[i] = value;
+  }
+}
+"""
+
+
+class Device:
+    """The CPU (``number`` is None), or the GPU of that number. Threads may share one."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number, self.gpu = number, number is not None
+        self.name = "cpu" if number is None else f"gpu {number}"
+        #: The best reading of the reference workload in seconds, and the most bytes that were ever free.
+        self._best, self._most_free = math.inf, 0
+        self._lock = threading.Lock()
+
+    def use(self) -> Any:
+        """NumPy, or CuPy with this GPU as the thread's current one."""
+        if self.number is None:
+            return np
+        cp = cuda.cupy()
+        cp.cuda.Device(self.number).use()
+        return cp
+
+    def evict(self) -> None:
+        """Write enough that no cache holds a submission's arrays."""
+        block = _flush_block(self.number)
+        block += 1
+
+    def wait(self) -> None:
+        """Wait until the harness's work on a GPU is done."""
+        if self.gpu:
+            cuda.cupy().cuda.runtime.deviceSynchronize()
+
+    def reference_seconds(self) -> float:
+        """Seconds of the reference workload; raises HarnessError where a GPU computes it wrong."""
+        if self.gpu:
+            return _workload_seconds()
+        start = time.perf_counter()
+        hashlib.blake2b(_FIXED).digest()
+        return time.perf_counter() - start
+
+    def read(self) -> float:
+        """A reading of the reference workload, in seconds, of which the best is kept."""
+        seconds = self.reference_seconds()
+        with self._lock:
+            self._best = min(seconds, self._best)
+        return seconds
+
+    def steady(self) -> float:
+        """Read until a GPU is as fast as ever, or for a while: an idle chip has low clocks."""
+        seconds = self.read()
+        for _ in range(_WAKING if self.gpu else 0):
+            if not self.disturbed(seconds):
+                break
+            seconds = self.read()
+        return seconds
+
+    def disturbed(self, *seconds: float) -> bool:
+        """Was one of the readings slower than the device should be?"""
+        return max(seconds) > _MOST_DRIFT[self.gpu] * self._best
+
+    def exhausted(self) -> bool:
+        """May a GPU's memory have run out? A worker's host memory is limited by itself."""
+        if not self.gpu:
+            return False
+        free, total = cuda.cupy().cuda.runtime.memGetInfo()
+        return bool(free < total * _LITTLE)
+
+    def roofline_seconds(self, problem: ConvProblem, arithmetic: str) -> float | None:
+        """The problem's roofline on a GPU with that arithmetic, see ``ece408_op.core.roofline``; None on the CPU."""
+        return None if self.number is None else _ceilings(self.number).roofline_seconds(problem, arithmetic)
+
+    def check(self) -> int:
+        """The bytes that are free on a GPU, 0 on the CPU; raises HarnessError where it is not as usable as before.
+
+        Waits a little for the memory of a process that has just been ended.
+        """
+        if not self.gpu:
+            return 0
+        with cuda.reported(self.name):
+            cp = self.use()
+            _workload_seconds()
+            cp.get_default_memory_pool().free_all_blocks()
+            free, _ = cp.cuda.runtime.memGetInfo()
+            end = time.monotonic() + _RELEASE_SECONDS
+            while free < _RELEASED * self._most_free and time.monotonic() < end:
+                time.sleep(0.05)
+                free, _ = cp.cuda.runtime.memGetInfo()
+        self._most_free = max(free, self._most_free)
+        return int(free)
+
+
+@cache
+def _flush_block(number: int | None) -> Any:
+    """One for all arrays of a device: its content does not matter."""
+    return Device(number).use().zeros(_FLUSH_BYTES[number is not None] // 8, np.int64)
+
+
+@cache
+def _module(device: int) -> Any:
+    return cuda.cupy().RawModule(code=KERNELS, options=("--std=c++17",))
+
+
+def launch(name: str, *arguments: Any) -> None:
+    """Start one of KERNELS on the thread's current GPU."""
+    _module(cuda.cupy().cuda.runtime.getDevice()).get_function(name)(_BLOCKS, _THREADS, arguments)
+
+
+def _workload_seconds() -> float:
+    to = cuda.cupy().empty(_BLOCKS[0] * _THREADS[0], np.float32)
+    seconds, _ = timer.GpuClock("reference workload")(lambda: launch("reference_workload", to, np.int32(_ROUNDS)))
+    low, high = float(to.min()), float(to.max())
+    if not low == high == _END:
+        raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
+    return seconds
+
+
+@cache
+def _ceilings(device: int) -> roofline.Ceilings:
+    return roofline.measure(device)
+
+
+class Turns:
+    """Lets many threads compile and check at a time, but one call be timed alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = self._waiting = 0
+        self._timing = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The thread works, and waits while a call is timed or is to be."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._timing or self._waiting))
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Within ``working``: no other thread works."""
+        with self._changed:
+            self._working -= 1
+            self._waiting += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (self._timing or self._working))
+            self._waiting -= 1
+            self._timing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._timing = False
+                self._working += 1
+                self._changed.notify_all()
