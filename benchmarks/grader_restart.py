@@ -36,33 +36,21 @@ def one_pass(folder: Path, name: str) -> tuple[dict[str, dict[str, Any]], list[s
     command = [sys.executable, "-m", "ece408_op.grade", str(folder / "class"), "--context", "cpu"]
     command += ["--spec", str(folder / "spec.toml"), "--json", str(out)]
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
-    kept: list[str] = []
+    kept: dict[str, dict[str, Any]] = {}
     for kill in (*KILLS, None):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (kill is None or len(_logged(out)) < kill):
+        while process.poll() is None and (kill is None or len(submissions.logged(out)) < kill):
             time.sleep(0.05)
         if kill is not None:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            kept = _logged(out)
+            kept = submissions.logged(out)
     problems = [] if process.returncode == 1 else [f"exit code {process.returncode}"]
     records = {submissions.name_of(one): one for one in json.loads(out.read_text(encoding="utf-8"))["records"]}
-    started = {submissions.name_of(one): one["started"] for one in map(_record, kept)}
+    started = {submissions.name_of(one): one["started"] for one in kept.values()}
     problems += [f"{one} was graded again" for one, at in started.items() if records[one]["started"] != at]
     problems += [f"{path.name} stays behind" for path in scratch.iterdir()]
     return records, problems
-
-
-def _logged(out: Path) -> list[str]:
-    """The whole lines of the log that are records."""
-    log = out.with_name(out.name + ".log")
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
-    return [line for line in lines[1:] if line.endswith("\n")]
-
-
-def _record(line: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(line)["record"]
-    return record
 
 
 def main() -> int:

@@ -1,15 +1,14 @@
 """Grade many submissions, several at a time, with a progress bar; a log makes an interrupted run continue.
 
-The log is a file that only grows. Each line is one record with its submission's key, written in one piece and forced to
-the disk before the submission counts as done. A line cut off by a crash is dropped, and its submission runs again.
+The log is an SQLite file, which no crash damages. A submission counts as done when its record is in the file.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
+import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,65 +23,43 @@ from ._grading import Grader, read
 from ._submission import Submission
 
 Record = dict[str, Any]
-#: A record of another shape is damaged.
-_KEYS = {"path", "status", "reason", "context", "fingerprint", "networks"}
 #: Grades submissions, by key, and yields each record when it is there.
 Runner = Callable[[dict[str, Submission]], Iterator[tuple[str, Record]]]
 
 
 class Log:
-    """The log at ``path``. ``rules`` identifies the grader's file and version: a log of other rules is discarded."""
+    """The log at ``path``. ``rules`` identifies the grader's file and version: records of other rules are dropped.
+
+    Raises SpecError where another command has it.
+    """
 
     def __init__(self, path: Path, rules: str) -> None:
-        self.path = path
-        self.done: dict[str, Record] = {}
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.path, self._rules = path, rules
+        self._file = sqlite3.connect(path, timeout=0, isolation_level=None)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise SpecError(f"{path}: expected a log of this command alone, but another one is writing it") from None
-        kept = self._read(rules)
-        # A torn line after the whole ones is cut off.
-        os.ftruncate(self._file, kept)
-        os.lseek(self._file, 0, os.SEEK_END)
-        if kept == 0:
-            self._append({"rules": rules})
+            self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._file.execute("CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, rules TEXT, record TEXT)")
+            self._file.execute("DELETE FROM records WHERE rules != ?", (rules,))
+            rows = self._file.execute("SELECT key, record FROM records").fetchall()
+            self.done: dict[str, Record] = {key: json.loads(record) for key, record in rows}
+        except (sqlite3.DatabaseError, ValueError) as error:
+            self._file.close()
+            if "locked" in str(error):
+                said = f"{path}: expected a log of this command alone, but another one is writing it"
+                raise SpecError(said) from None
+            path.unlink()  # no log, or one that another program has damaged
+            self.__init__(path, rules)  # type: ignore[misc]
 
     def add(self, key: str, record: Record) -> None:
         """Keep a record for good; one key has one record."""
-        if key not in self.done:
-            self._append({"key": key, "record": record})
-            self.done[key] = record
+        self.done.setdefault(key, record)
+        self._file.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, self._rules, json.dumps(record)))
 
     def close(self, remove: bool = False) -> None:
         """Close it; remove it once its records stand elsewhere."""
-        os.close(self._file)
+        self._file.close()
         if remove:
             self.path.unlink(missing_ok=True)
-
-    def _read(self, rules: str) -> int:
-        """Take the records up to the first damaged line; the bytes of the lines before it, 0 for other rules."""
-        end = 0
-        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True)):
-            try:
-                entry = json.loads(line)
-                key, record = (entry["key"], entry["record"]) if number else (entry["rules"], {})
-                good = isinstance(key, str) and set(record) >= (_KEYS if number else set()) and line.endswith(b"\n")
-            except (ValueError, TypeError, KeyError, RecursionError):
-                break
-            if not good or (number == 0 and key != rules):
-                break
-            if number > 0:
-                self.done.setdefault(key, record)
-            end += len(line)
-        return end
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        line = (json.dumps(entry) + "\n").encode()
-        while line:
-            line = line[os.write(self._file, line) :]
-        os.fsync(self._file)
 
 
 def grade_all(found: Sequence[Submission], run: Runner, log: Log | None = None) -> list[Record]:
@@ -125,7 +102,8 @@ def here(grader_for: Callable[[str], Grader], jobs: int, end: Callable[[], None]
 def key(one: Submission) -> str:
     """The log's name of a submission: its context, its source's text and its path."""
     digest = hashlib.blake2b(read(one.source).encode(), digest_size=16).hexdigest()
-    return f"{one.context}:{digest}:{one.kernel or os.path.abspath(one.path)}"
+    name = one.kernel or os.path.abspath(one.path)
+    return f"{one.context}:{digest}:{name}".encode(errors="backslashreplace").decode()
 
 
 def add_duplicates(records: Sequence[Record]) -> None:

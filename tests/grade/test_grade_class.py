@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from sandbox import needs_sandbox
+from submissions import logged
 
 from ece408_op.grade import _class, cli
 from ece408_op.grade._device import Device
@@ -53,34 +54,27 @@ def command(folder: Path, members: Path) -> list[str]:
     return [sys.executable, "-m", "ece408_op.grade", str(members), "--jobs", "2", *where]
 
 
-def logged(folder: Path) -> list[str]:
-    path = folder / "out.json.log"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1].splitlines()  # the last one may be being written
-    return [entry["record"]["path"] for entry in map(json.loads, whole[1:]) if "record" in entry]
-
-
 @needs_sandbox
 def test_killed_and_resumed(tmp_path: Path) -> None:
     members = make_class(tmp_path, 6)
     first = subprocess.Popen(command(tmp_path, members), cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
-    while len(logged(tmp_path)) < 2 and first.poll() is None and time.monotonic() < deadline:
+    out = tmp_path / "out.json"
+    while len(logged(out)) < 2 and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    before = logged(tmp_path)
+    before = logged(out)
     assert 2 <= len(before) < 6
-    times = dict(zip(before, (tmp_path / "out.json.log").read_text(encoding="utf-8").splitlines()[1:]))
 
     second = subprocess.run(command(tmp_path, members), cwd=ROOT, capture_output=True, text=True, check=False)
     assert second.returncode == 1, second.stderr
-    records = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["records"]
+    records = json.loads(out.read_text(encoding="utf-8"))["records"]
     assert [Path(record["path"]).name for record in records] == [f"student{number:03d}" for number in range(6)]
     assert [record["status"] for record in records] == ["passed", "passed", "wrong"] * 2
     for record in records:
-        if record["path"] in times:
-            assert json.loads(times[record["path"]])["record"]["started"] == record["started"]
+        if record["path"] in before:
+            assert before[record["path"]]["started"] == record["started"]
     assert not (tmp_path / "out.json.log").exists()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,3 +195,17 @@ def verdict(record: dict[str, Any]) -> str:
 def is_right(record: dict[str, Any], expected: tuple[str, ...]) -> bool:
     """Is the verdict one of those? "passed" alone is any class."""
     return bool({verdict(record), record["status"]} & set(expected))
+
+
+def logged(out: Path) -> dict[str, dict[str, Any]]:
+    """The records that a running or killed grader has logged for the file ``out``, by path.
+
+    Without the last, which may not be committed yet.
+    """
+    log = out.with_name(out.name + ".log")
+    if not log.exists():
+        return {}
+    with closing(sqlite3.connect(f"file:{log}?immutable=1", uri=True)) as file, suppress(sqlite3.DatabaseError):
+        rows = file.execute("SELECT record FROM records ORDER BY rowid").fetchall()
+        return {record["path"]: record for (text,) in rows[:-1] for record in [json.loads(text)]}
+    return {}
