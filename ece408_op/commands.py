@@ -21,6 +21,7 @@ COMMANDS = {
     **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones.cli"),
     "bench": "bench.__main__",
     "grade": "grade.cli",
+    "lab": "lab.__main__",
     "report": "report.__main__",
 }
 
@@ -44,8 +45,8 @@ def run(name: str) -> int:
     return work() if name in _HANDLE_INTERRUPTS else guard(program, work)
 
 
-#: The entry points of ece408-bench, ece408-grade and ece408-report.
-bench, grade, report = (partial(run, name) for name in ("bench", "grade", "report"))
+#: The entry points of ece408-bench, ece408-grade, ece408-lab and ece408-report.
+bench, grade, lab, report = (partial(run, name) for name in ("bench", "grade", "lab", "report"))
 
 
 def guard(program: str, work: Callable[[], int]) -> int:

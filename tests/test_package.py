@@ -91,10 +91,15 @@ def test_every_file_of_the_folders_is_in_the_wheel_and_nothing_else(checkout: Pa
 
 def test_only_the_package_is_installed(site: Path) -> None:
     assert sorted(path.name.split("-")[0] for path in site.iterdir()) == ["bin", "ece408_op", "ece408_op"]
-    assert sorted(path.name for path in (site / "bin").iterdir()) == ["ece408-bench", "ece408-grade", "ece408-report"]
+    assert sorted(path.name for path in (site / "bin").iterdir()) == [
+        "ece408-bench",
+        "ece408-grade",
+        "ece408-lab",
+        "ece408-report",
+    ]
 
 
-@pytest.mark.parametrize("command", ["ece408-bench", "ece408-grade", "ece408-report"])
+@pytest.mark.parametrize("command", ["ece408-bench", "ece408-grade", "ece408-lab", "ece408-report"])
 def test_every_command_says_how_it_is_used(site: Path, tmp_path: Path, command: str) -> None:
     code = f"import runpy, sys; sys.argv = ['{command}', '--help']; runpy.run_path(r'{site / 'bin' / command}')"
     code = code.replace("runpy.run_path(", "runpy.run_path(run_name='__main__', path_name=")

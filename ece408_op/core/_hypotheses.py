@@ -140,12 +140,12 @@ LOCAL: tuple[Local, ...] = (
         _filters(lambda w: np.broadcast_to(w[:, :1], w.shape)),
     ),
     ("w_channels", "with the channels of x in reverse order", _filters(lambda w: w[:, ::-1])),
-    ("channel_loop", "of channel 0 alone: does its loop end at C?", _filters(_of_channel_0)),
     *(
-        (name, f"without the {which} {what}: does its loop {at}?", _without(axis, place))
+        (name, f"without the {which} {what}: its loop must {at}", _without(axis, place))
         for name, what, axis, end in _LOOPS
         for which, place, at in (("last", -1, f"end at {end}"), ("first", 0, "begin at 0"))
     ),
+    ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(_of_channel_0)),
     *(
         ("halo", _HALO.format(text.format(tile=tile), missing), _in_tiles(rows * tile, columns * tile))
         for text, missing, rows, columns in (
@@ -162,7 +162,7 @@ def whole(case: Case) -> Iterator[Guess]:
     """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
     yield from _exchanged(case)
     yield from _running_sums(case)
-    yield Guess("accumulated", "plus what y held before: does the first sum replace it?", case.before + case.exact)
+    yield Guess("accumulated", "plus what y held before: the sum must replace it", case.before + case.exact)
     yield from _strides(case)
     yield from _wrapped(case)
 

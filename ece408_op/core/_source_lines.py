@@ -54,6 +54,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
         "unwritten": [
             *(r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *\w*(TILE|BLOCK)\w*"),
+            r"= *\w+ *- *K\w* *[,;)]",
             *(r"\b\w+ *< *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;"),
         ],
     }.get(name, [])

@@ -32,8 +32,9 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _ROUNDED = 0.3
 
 
-#: The mistake's name where the output is right, in less than float32's precision.
-ROUNDED = "rounded"
+#: The mistake's name where the output is right, in less than float32's precision; where it is right if y was 0; and
+#: where loops and threads go beyond the output.
+ROUNDED, ACCUMULATED, LOOPS = "rounded", "accumulated", "loops_to_w"
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
 
     Args:
         x: the input. w: the filters. y: the output to explain.
-        before: what y held before the call: a number, or an array of y's shape. A number that no output has, not 0,
-            tells what was not written from what is wrong.
+        before: what y held before the call: a number, or an array of y's shape. NaN, or a number that no output has,
+            tells what was not written from what is wrong; only a number tells what was added to it.
         source: the text of the code; the explanation names its line.
 
     Returns:
@@ -140,16 +141,21 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
     error = np.where(np.isfinite(y), np.abs(y - exact), np.inf)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), y.shape))
     return Explanation(
-        *(int(wrong.sum()), y.size, name, sentence, _source_lines.find(name, source) if sentence else None, rest),
+        *(int(wrong.sum()), y.size, name, sentence, line_of(name, source) if sentence else None, rest),
         *(wrong.sum((0, 1)), wrong.sum((1, 2, 3)), wrong.sum((0, 2, 3)), _pattern(wrong.any((0, 1)))),
         (worst, float(y[worst]), float(exact[worst])),
     )
 
 
+def line_of(mistake: str, source: str) -> int | None:
+    """Return the line of a source, counted from 1, that seems to make the mistake of that name; None without one."""
+    return _source_lines.find(mistake, source)
+
+
 def _best(case: Case, wrong: np.ndarray, allowed: np.ndarray, size: np.ndarray) -> tuple[str, str, int]:
     """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
     few = max(int(_FEW * wrong.sum()), min(_FEW_AT_LEAST, int(wrong.sum()) // 10))
-    unwritten = wrong & (case.y == case.before)
+    unwritten = wrong & ((case.y == case.before) | (np.isnan(case.y) & np.isnan(case.before)))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
         where = _region(unwritten, case.problem)
@@ -229,7 +235,7 @@ def _tile_hint(name: str, which: np.ndarray, count: int) -> str:
         and first
         and which[-1] == count - 1
     ):
-        return f": is the last, partial tile missing? {count} outputs need {count} / tile tiles, rounded up"
+        return f": the last, partial tile may be missing, since {count} outputs need {count} / tile tiles, rounded up"
     return ""
 
 

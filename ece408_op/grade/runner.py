@@ -8,6 +8,7 @@ user's cache folder, by a digest of their content.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,13 +23,13 @@ from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
-from . import _build, _cache, _python_side, _sources, _tools
+from . import _build, _cache, _hints, _python_side, _sources, _tools
 from ._buffers import Buffers
 from ._device import Device
 from ._errors import EndedError
 from ._hints import KernelNotes
 from ._judge import EPS16
-from ._networks import Net, pointed_to
+from ._networks import NETS, TERMS, pointed_to
 from ._sandbox import Limits, Tools
 from ._shared_arrays import GUARD
 from ._spec import LimitsSpec
@@ -39,6 +40,7 @@ from ._worker import Program, Worker, kept
 SUFFIXES = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
+_DEFAULT = "2018sp"
 
 
 class FileError(Ece408Error):
@@ -51,7 +53,8 @@ class FileError(Ece408Error):
     @classmethod
     def of(cls, path: Path, ended: EndedError) -> FileError:
         """Return the error of that file."""
-        return cls(f"{path.name}: {ended.status}: {ended.reason}", ended.status, ended.reason)
+        reason = re.sub(rf"\S*/src/(?={re.escape(path.name)})", "", ended.reason)  # where it was compiled
+        return cls(f"{path.name}: {ended.status}: {reason}", ended.status, reason)
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,18 @@ class File:
     notes: tuple[KernelNotes, ...] = ()
 
     @property
-    def nets(self) -> list[Net]:
-        """The course's networks that the file's constants point to, the likeliest first; empty if there are none."""
-        return pointed_to(self.text)
+    def compiler_lines(self) -> list[str]:
+        """What ptxas reports on the kernels, for people: registers, spills, shared memory, and what they limit."""
+        return _hints.lines([asdict(note) for note in self.notes])
+
+
+def layers_of(text: str) -> tuple[str, list[ConvProblem]]:
+    """Return the term and the layers, for one image, of the network that a source's constants point to.
+
+    By default it is the one of spring 2018, whose second layer has several channels.
+    """
+    net = (pointed_to(text) or [net for net in NETS if net.name == _DEFAULT])[0]
+    return TERMS[net.name], net.problems(1)
 
 
 def device_of(path: Path) -> str:

@@ -1,0 +1,158 @@
+"""``ece408-lab``: the command's arguments, the screen, and the loop of --watch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ece408_op.commands import CANNOT, FAILED, OK
+from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
+from ece408_op.errors import DeviceError, Ece408Error, ProblemError
+from ece408_op.grade import runner
+from ece408_op.problem import ConvProblem
+
+from . import _check, _page, _screen, _speed
+from ._check import Asked
+
+_STARTERS = Path(__file__).with_name("starters")
+#: Seconds between two looks at the file's time of change.
+_LOOK = 0.1
+_EPILOG = """\
+example:
+  ece408-lab new my_kernel.cu                   write a correct, slow kernel to start from
+  ece408-lab my_kernel.cu --watch               check it again at each save
+  ece408-lab new-forward.h --layer 1x28x28x50x5 --images 100
+
+A .cu or .cuh file is emulated where there is no GPU: its output is checked, and its accesses to memory are counted.
+exit codes: 0 right, 1 wrong or failed, 2 usage, 3 this machine can't"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["new"]:
+        return _new(arguments[1:])
+    options = _options(arguments)
+    asked = Asked(options.file, tuple(options.layer), options.images or 0, options.emulate)
+    if not options.watch:
+        return _once(asked, options)
+    while True:
+        print("\x1b[H\x1b[2J" if sys.stdout.isatty() else "", end="", flush=True)
+        before = _changed(options.file)
+        _once(asked, options)
+        print(f"waiting for {options.file} to change; Ctrl-C ends", file=sys.stderr, flush=True)
+        while _changed(options.file) == before:
+            time.sleep(_LOOK)
+
+
+def _once(asked: Asked, options: argparse.Namespace) -> int:
+    """Check the file, print the verdict and then what is known about its speed; returns the exit code."""
+    try:
+        checked = _check.check(asked)
+        lines = _screen.verdict(checked.result)
+        print("\n".join(_screen.fitted(lines)), flush=True)
+        if checked.right:
+            try:
+                _speed.measure(asked, checked)
+            except runner.FileError as error:
+                checked.result.update(status=error.status, reason=error.reason)
+            # Where more images show a mistake, the verdict is another.
+            more = _screen.speed(checked.result) if checked.right else ["", *_screen.verdict(checked.result)]
+            print("\n".join(_screen.fitted([*lines, *more])[len(lines) :]))
+        if options.json is not None:
+            with replacing(options.json) as file:
+                file.write((json.dumps(checked.result, indent=1) + "\n").encode())
+        if options.html is not None:
+            print(_page.write(checked.result, options.html))
+    except DeviceError as error:
+        print(f"ece408-lab: {error}", file=sys.stderr)
+        return CANNOT
+    except (Ece408Error, OSError) as error:
+        print(f"ece408-lab: {error}", file=sys.stderr)
+        return FAILED
+    return OK if checked.right else FAILED
+
+
+def _new(arguments: Sequence[str]) -> int:
+    """Write a file to start from, for the device that its name means."""
+    parser = argparse.ArgumentParser(prog="ece408-lab new", description="Write a correct, slow file to start from.")
+    parser.add_argument("file", type=Path, help="its name, such as my_kernel.cu or new-forward.h")
+    path = parser.parse_args(arguments).file
+    if path.suffix.lower() not in runner.SUFFIXES or path.suffix.lower() == ".py":
+        parser.error(f"expected a name that ends in .h, .cu or .cuh, got {path}")
+    if path.exists():
+        parser.error(f"expected the name of a new file, got {path}, which exists")
+    starter = "my_kernel.cu" if runner.device_of(path) == "gpu" else "new-forward.h"
+    try:
+        path.write_bytes((_STARTERS / starter).read_bytes())
+    except OSError as error:
+        print(f"ece408-lab: {error}", file=sys.stderr)
+        return FAILED
+    print(f"{path}: now run ece408-lab {path} --watch")
+    return OK
+
+
+def _changed(path: Path) -> Any:
+    """Return what tells that the file, or a source next to it, was saved again."""
+    sources = [one for one in path.absolute().parent.iterdir() if one.suffix.lower() in runner.SUFFIXES]
+    found = []
+    for one in sorted({*sources, path.absolute()}):
+        try:
+            state = os.stat(one)
+        except OSError:  # an editor may replace it just now
+            continue
+        found.append((one, state.st_mtime_ns, state.st_size))
+    return found
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="ece408-lab",
+        description="Check a convolution of your own, and say why it is wrong or slow.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    option("file", type=Path, metavar="FILE", help="a .h, .cu, .cuh or .py file; or: new FILE")
+    option("--watch", action="store_true", help="check it again at each save")
+    layer = (
+        "layers: channels, rows, columns, filters, the filter's size (default: those that the file's constants mean)"
+    )
+    option("--layer", nargs="+", type=_layer, default=[], metavar="CxHxWxMxK", help=layer)
+    option("--images", type=_images, metavar="N", help="images (default: few, then more)")
+    option("--emulate", action="store_true", help="emulate a CUDA file on the CPU, although there is a GPU")
+    option("--json", type=Path, metavar="FILE", help="write the result to FILE as well")
+    option("--html", type=Path, metavar="FOLDER", help="write the result as a page as well, FOLDER/index.html")
+    options = parser.parse_args(arguments)
+    if options.file.suffix.lower() not in runner.SUFFIXES or not options.file.is_file():
+        parser.error(f"FILE: expected a file that ends in {', '.join(runner.SUFFIXES)}, found no {options.file}")
+    for name, problem in (("--json", folder_problem(options.json)), ("--html", output_folder_problem(options.html))):
+        if problem:
+            parser.error(f"{name}: {problem}")
+    return options
+
+
+def _layer(text: str) -> ConvProblem:
+    sizes = text.lower().split("x")
+    try:
+        channels, height, width, filters, kernel = map(int, sizes)
+        return ConvProblem(1, channels, height, width, filters, kernel)
+    except (ValueError, ProblemError) as error:
+        reason = f": {error}" if isinstance(error, ProblemError) else ""
+        raise argparse.ArgumentTypeError(f"expected five sizes such as 1x28x28x50x5, got {text!r}{reason}") from None
+
+
+def _images(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

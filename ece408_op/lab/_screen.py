@@ -1,0 +1,131 @@
+"""The result on one screen: at most 40 lines, in the order of what a reader needs first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ._check import RIGHT
+
+MOST_LINES, WIDTH = 40, 110
+#: Lines of a part, at most.
+_MOST = {"reason": 12, "printed": 4, "compiler": 6, "findings": 4, "lines": 6, "hints": 3}
+_BAR = 40
+
+
+def verdict(result: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the first verdict: each layer, what is wrong with it and why."""
+    where = {"cpu": "on the CPU", "gpu": "on the GPU", "emulator": "emulated on the CPU"}[result["device"]]
+    images = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
+    term = f"{result['term']}, " if result["term"] else ""
+    lines = [f"{result['file']}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
+    lines += _wrapped(result["reason"], _MOST["reason"])
+    for entry in result["layers"]:
+        lines.append(f"  {layer_name(entry)}: {'right' if entry['status'] == RIGHT else 'WRONG'}")
+        lines += _wrapped(entry["note"], 2, 4)
+    wrong = [entry for entry in result["layers"] if entry["status"] != RIGHT]
+    for entry in wrong[:1]:
+        lines.append("")
+        lines += [_finding(one) for one in entry["findings"][: _MOST["findings"]]]
+        lines += [part for text in entry["text"] for part in _wrapped(text, 3, 0)]
+        line = entry["explanation"] and entry["explanation"]["line"]
+        line = line or next((one["line"] for one in entry["findings"] if one["line"]), 0)
+        lines += _code(result["source"], line)
+    if result["printed"]:
+        lines += ["It printed:", *_wrapped(result["printed"], _MOST["printed"])]
+    return lines
+
+
+def speed(result: Mapping[str, Any]) -> list[str]:
+    """Return the lines about speed: times in bars, the compiler's figures, counters per line, and hints."""
+    lines: list[str] = []
+    for entry in result["layers"]:
+        if entry["times"]:
+            lines += ["", *_bars(entry)]
+    compiler = result["compiler"][: _MOST["compiler"]]
+    lines += ["", *compiler] if compiler else []
+    counted = [entry for entry in result["layers"] if entry["counters"]]
+    if counted:
+        entry = max(counted, key=lambda one: int(one["counters"]["sectors"]))
+        lines += ["", *_counters(entry, result["source"])]
+        lines += [text for hint in entry["hints"][: _MOST["hints"]] for text in _hint(hint)]
+    return lines
+
+
+def fitted(lines: Sequence[str]) -> list[str]:
+    """Return the lines, the last of which says how many are missing if there are too many for a screen."""
+    if len(lines) <= MOST_LINES:
+        return list(lines)
+    return [*lines[: MOST_LINES - 1], f"... {len(lines) - MOST_LINES + 1} more lines: --json and --html have all"]
+
+
+def layer_name(entry: Mapping[str, Any]) -> str:
+    """Return the layer's sizes as words."""
+    channels, height, width, filters, kernel = entry["layer"]
+    return f"{channels} x {height} x {width}, {filters} filters of {kernel} x {kernel}"
+
+
+def costliest(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines with counters, those first that keep the load and store units busy longest."""
+    return sorted(entry["lines"], key=lambda one: -cost(one))
+
+
+def cost(line: Mapping[str, Any]) -> float:
+    """Return about how many cycles of the load and store units a line's accesses take."""
+    return float(line["sectors"] / 4 + line["wavefronts"] + line["global_requests"])
+
+
+def source_line(source: str, line: int) -> str:
+    """Return the line of that number without its indentation; empty if there is none."""
+    lines = source.splitlines()
+    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+
+
+def _bars(entry: Mapping[str, Any]) -> Iterator[str]:
+    times, roofs = entry["times"], entry["times"]["rooflines"]
+    most = max(times["seconds"].values())
+    yield f"{layer_name(entry)}, {times['images']} images, milliseconds:"
+    rows = [*times["seconds"].items(), *((f"{name} roofline", seconds) for name, seconds in roofs.items())]
+    for name, seconds in rows:
+        length = max(1, round(_BAR * seconds / most))
+        yield f"  {name:24} {1e3 * seconds:10.3f}  {('-' if name.endswith(' roofline') else '#') * length}"
+
+
+def _counters(entry: Mapping[str, Any], source: str) -> Iterator[str]:
+    totals = entry["counters"]
+    yield (
+        f"{layer_name(entry)}, 1 image: {totals['bytes_per_output']:.1f} bytes of global memory per output, "
+        f"{totals['intensity']:.2f} FLOP per byte"
+    )
+    yield "  line  sectors/request (least)  wavefronts/request (least)  divergent"
+    for one in costliest(entry)[: _MOST["lines"]]:
+        sectors = _ratio(one["sectors"], one["least_sectors"], one["global_requests"])
+        fronts = _ratio(one["wavefronts"], one["least_wavefronts"], one["shared_requests"])
+        share = f"{one['divergent'] / one['branches']:.0%}" if one["branches"] else "-"
+        yield f"  {one['line']:4}  {sectors:23}  {fronts:26}  {share:9}  {source_line(source, one['line'])}"[:WIDTH]
+
+
+def _ratio(number: int, least: int, requests: int) -> str:
+    return f"{number / requests:.2f} ({least / requests:.2f})" if requests else "-"
+
+
+def _hint(hint: Mapping[str, Any]) -> list[str]:
+    return _wrapped(f"line {hint['line']}: {hint['text']} ({hint['section']})", 4, 0)
+
+
+def _finding(one: Mapping[str, Any]) -> str:
+    lines = f"lines {one['line']} and {one['other_line']}" if one["other_line"] else f"line {one['line']}"
+    times = f" ({one['times']} times)" if one["times"] > 1 else ""
+    return f"{lines}: {one['kind']}: {one['message']}{times}"
+
+
+def _code(source: str, line: int) -> list[str]:
+    text = source_line(source, line or 0)
+    return [f"    {line} | {text}"[:WIDTH]] if text else []
+
+
+def _wrapped(text: str, most: int, indent: int = 2) -> list[str]:
+    """Return the text in lines of at most WIDTH characters, the first few of them."""
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, WIDTH - indent) or [""]]
+    return [" " * indent + line for line in lines[:most]]

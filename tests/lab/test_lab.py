@@ -1,0 +1,185 @@
+"""``ece408-lab`` as its user runs it: the verdict, the mistake and its line, the screen's size, exit codes, --watch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ece408_op import emulator
+from ece408_op.lab import __main__ as lab
+from ece408_op.lab import __path__ as folders
+from ece408_op.runtime import cuda
+
+STARTERS = Path(folders[0]) / "starters"
+SMALL = ("--layer", "2x9x9x3x3")
+
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_emulator = pytest.mark.skipif(not emulator.can_emulate(), reason="needs a g++ that knows 16-bit floats")
+
+
+def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """The starter of that suffix with other text in places."""
+    text = (STARTERS / {".h": "new-forward.h", ".cu": "my_kernel.cu"}[Path(name).suffix]).read_text(encoding="utf-8")
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("change", "words", "line"),
+    [
+        (("k[m][c][p][q]", "k[m][c][q][p]"), "p and q exchanged", 26),
+        (("k[m][c][p][q]", "k[m][c][K - 1 - p][K - 1 - q]"), "flipped filters", 26),
+        (("int p = 0", "int p = 1"), "without the first row of each filter", 24),
+        (("c < C;", "c < C - 1;"), "without the last channel", 23),
+        (("w < W_out;", "w < W_out - 1;"), "does not write the last column", 21),
+        (("y[b][m][h][w] = 0;", "if (w == 0) y[b][m][h][w] = 0; else y[b][m][h][w] = y[b][m][h][w - 1];"), "row", None),
+    ],
+    ids=["p and q", "flipped", "first row", "last channel", "last column", "sums"],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str, line: int | None
+) -> None:
+    path = changed(tmp_path, "wrong.h", change)
+    assert lab.main([str(path), *SMALL, "--json", str(tmp_path / "out.json")]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("wrong.h, on the CPU, 4 images: wrong\n")
+    joined = " ".join(printed.split())
+    assert words in joined and (line is None or f": see line {line}. {line} | " in joined)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert (result["status"], result["layers"][0]["explanation"]["line"]) == ("wrong", line)
+    assert words in result["layers"][0]["explanation"]["sentence"]
+
+
+@needs_gxx
+def test_a_right_file_is_timed_next_to_the_packages_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(tmp_path, "right.h")
+    assert lab.main([str(path), "--layer", "1x12x12x2x3", "3x9x8x2x3", "--images", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 x 12 x 12, 2 filters of 3 x 3, 5 images, milliseconds:" in printed
+    for name in ("yours", "loops"):
+        assert len(re.findall(rf"^  {name} +[0-9.]+  #+$", printed, re.M)) == 2
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("change", "words", "code"),
+    [
+        (("] = 0;", "] = 0"), r"compile error\n  bad.h:22:\d+: error", 1),
+        (("h < H_out", "h < H"), r"out of bounds\n  it touched memory outside(.|\n)*see line 20", 1),
+        (("const int B = ", "CHECK_EQ(0, 1); const int B = "), r"crashed\n  forward threw: bad.h:14: Check failed", 1),
+        (("y[b][m][h][w] = 0;", ""), r"right only while y is 0 before the call", 0),
+        (("* k[m]", "* (float)(short)k[m]"), r"is wrong|are wrong", 1),
+    ],
+    ids=["compiler", "bounds", "crash", "adds", "unexplained"],
+)
+def test_other_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str, code: int
+) -> None:
+    assert lab.main([str(changed(tmp_path, "bad.h", change)), *SMALL, "--images", "2"]) == code
+    printed = capsys.readouterr().out
+    assert re.search(words, printed)
+    assert len(printed.splitlines()) <= 40
+
+
+@needs_gxx
+def test_a_file_that_is_right_for_few_images_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(tmp_path, "few.h", ("b < B;", "b < B && b < 50;"))
+    assert lab.main([str(path), *SMALL]) == 1
+    printed = capsys.readouterr().out
+    assert "right for 4 images, and wrong for 100" in printed
+    assert "does not write the last image" in printed
+
+
+@needs_emulator
+def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(tmp_path, "right.cu")
+    assert lab.main([str(path), *SMALL, "--emulate", "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("right.cu, emulated on the CPU, 1 image: right\n")
+    assert "bytes of global memory per output" in printed
+    assert "line 24: the 32 lanes of a warp read" in printed
+    (layer,) = json.loads((tmp_path / "out.json").read_text())["layers"]
+    assert layer["counters"]["sectors"] == sum(line["sectors"] for line in layer["lines"])
+    assert layer["hints"][0]["line"] == 24
+
+    path = changed(tmp_path, "wrong.cu", ("(H - K + TILE) / TILE", "(H - K + 1) / TILE"), ("TILE 16", "TILE 4"))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    printed = capsys.readouterr().out
+    assert "does not write rows 4 to 6 of 7: the last, partial tile may be missing" in printed
+    assert "see line 31" in printed
+
+    path = changed(tmp_path, "beyond.cu", ("h >= H_out ||", ""))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    assert re.search(r"^line 2[04].*: out of bounds: ", capsys.readouterr().out, re.M)
+
+    path = changed(tmp_path, "syntax.cu", ("TILE + threadIdx.x", "TILE + threadIdx.q"))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    assert re.search(r"compile error\n  line 15: ", capsys.readouterr().out)
+
+
+def test_a_python_kernel_for_a_gpu_cannot_be_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if cuda.driver_version() is not None:
+        pytest.skip("there is a GPU")
+    path = tmp_path / "own.py"
+    path.write_text("from ece408_op.core.kernel import CudaKernel\n")
+    assert lab.main([str(path)]) == 3
+    assert "expected a GPU for a kernel in Python" in capsys.readouterr().err
+
+
+@needs_gxx
+def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my_kernel.h"
+    assert lab.main(["new", str(path)]) == 0
+    assert len(path.read_text().splitlines()) <= 40
+    assert lab.main([str(path), *SMALL, "--images", "1"]) == 0
+    for given in (path, tmp_path / "kernel.txt"):
+        with pytest.raises(SystemExit, match="2"):
+            lab.main(["new", str(given)])
+    assert len((STARTERS / "my_kernel.cu").read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.h"], "found no nowhere.h"),
+        (["{}", "--layer", "1x2x3"], "expected five sizes such as 1x28x28x50x5, got '1x2x3'"),
+        (["{}", "--layer", "1x3x3x1x5"], "at most the image's 3 rows"),
+        (["{}", "--images", "0"], "at least 1"),
+        (["{}", "--json", "/nowhere/x.json"], "--json: expected a file in a folder that is there"),
+    ],
+)
+def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    path = changed(tmp_path, "right.h")
+    with pytest.raises(SystemExit, match="2"):
+        lab.main([word.format(path) for word in arguments])
+    assert words in capsys.readouterr().err
+
+
+@needs_gxx
+def test_watch_checks_again_at_each_save(tmp_path: Path) -> None:
+    path = changed(tmp_path, "own.h", ("[p][q]", "[q][p]"))
+    command = [sys.executable, "-m", "ece408_op", "lab", str(path), *SMALL, "--images", "1", "--watch"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline().endswith(": wrong\n")
+        while not run.stdout.readline().startswith("    26 |"):
+            assert run.poll() is None
+        changed(tmp_path, "own.h")
+        assert run.stdout.readline().endswith(": right\n")
+        run.send_signal(signal.SIGINT)
+        run.stdout.read()
+        assert run.wait() == 130
