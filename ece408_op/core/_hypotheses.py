@@ -112,7 +112,7 @@ def _in_tiles(rows: int, columns: int) -> Callable[..., tuple[np.ndarray, np.nda
 
 def _rows_for_columns(x: np.ndarray, w: np.ndarray, problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
     square = problem.height == problem.width
-    return windows(x.swapaxes(2, 3) if square else np.zeros_like(x), problem), w
+    return windows(x.swapaxes(2, 3) if square else np.full_like(x, np.nan), problem), w
 
 
 def _first_channel(x: np.ndarray, problem: ConvProblem) -> np.ndarray:

@@ -243,7 +243,7 @@ def _pattern(wrong: np.ndarray) -> str:
     """Return where in each tile the wrong elements are, if the rows and columns (OH, OW) repeat; else empty."""
     for tile in sorted(_hypotheses.TILES):
         height, width = wrong.shape
-        if tile >= max(height, width):
+        if 2 * tile > max(height, width) or wrong.all():
             continue
         folded = np.zeros((tile, tile), bool)
         i, j = np.nonzero(wrong)

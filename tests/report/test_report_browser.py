@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import BEYOND, chromium, contrast, opened
 from test_report_page import asked, keep, keep_some, milestone
 
 from ece408_op.report.__main__ import as_page
 from ece408_op.report._commands import all_commands
 from ece408_op.report._runs import Runs
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
@@ -24,17 +21,7 @@ PHONE, DESK = 360, 1280
 SCREENSHOTS = os.environ.get("ECE408_SCREENSHOTS")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with playwright.sync_playwright() as player:
-        if found is None and not Path(player.chromium.executable_path).exists():
-            pytest.skip("needs Chromium on PATH or Playwright's own: playwright install chromium")
-        # Chromium's sandbox does not start as root.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        started = player.chromium.launch(executable_path=found, args=arguments)
-        yield started
-        started.close()
+browser = pytest.fixture(scope="module")(chromium)
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +37,6 @@ def page(tmp_path_factory) -> Path:
     return folder / "index.html"
 
 
-def opened(browser: Any, page: Path, width: int, scheme: str) -> tuple[Any, list[str]]:
-    view = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    requests: list[str] = []
-    view.on("request", lambda request: requests.append(request.url))
-    view.goto(page.as_uri())
-    return view, requests
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_nothing_overflows_or_is_fetched_and_charts_can_be_read(browser, page, width, scheme) -> None:
@@ -66,10 +45,7 @@ def test_nothing_overflows_or_is_fetched_and_charts_can_be_read(browser, page, w
     assert requests == [page.as_uri()]
     assert view.evaluate("document.documentElement.scrollWidth") == width
     # A table that is wider than the page scrolls in a box of its own.
-    wide = """[...document.body.querySelectorAll('*')]
-        .filter(element => !element.closest('.wide') && element.getBoundingClientRect().right > innerWidth + 1)
-        .map(element => element.outerHTML.slice(0, 80))"""
-    assert view.evaluate(wide) == []
+    assert view.evaluate(BEYOND) == []
     if width == PHONE:
         boxes = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
         assert view.evaluate(boxes) > 0
@@ -120,14 +96,3 @@ def test_printed_the_folded_tables_are_there_and_nothing_is_cut(browser, page) -
     assert view.evaluate("document.documentElement.scrollWidth") <= 700
     assert view.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     view.close()
-
-
-def contrast(one: str, other: str) -> float:
-    lights = sorted((_luminance(one), _luminance(other)))
-    return (lights[1] + 0.05) / (lights[0] + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    channels = [int(word) / 255 for word in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

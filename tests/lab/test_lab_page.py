@@ -1,0 +1,113 @@
+"""The page of --html in headless Chromium: on a phone and on a desk, light and dark."""
+
+from __future__ import annotations
+
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import BEYOND, chromium, contrast, opened
+
+from ece408_op.core.explain import explain
+from ece408_op.emulator import Hint, LineCounters, Report
+from ece408_op.lab import _check, _page
+from ece408_op.problem import ConvProblem
+
+pytest.importorskip("jinja2")
+PHONE, DESK = 390, 1280
+SOURCE = "".join(
+    f"float line_{number} = {number};  // {'wide ' * 30 if number == 7 else '<b>'}\n" for number in range(30)
+)
+SCREENSHOTS = os.environ.get("ECE408_SCREENSHOTS")
+
+
+def result(wrong: bool) -> dict[str, Any]:
+    """A result with all parts: a layer that was emulated, and one that was timed on a GPU."""
+    problem, lines = ConvProblem(2, 3, 20, 17, 5, 3), []
+    x, w = _check.inputs(problem)
+    y = explain(x, w, np.zeros(problem.y_shape, np.float32), 0.0, SOURCE)
+    for number in (3, 7, 8):
+        counters = {
+            "load_sectors": 320 * number,
+            "global_loads": 40,
+            "least_sectors": 160,
+            "branches": 8,
+            "divergent": 2,
+        }
+        lines.append(
+            LineCounters(line=number, file="own.cu", shared_loads=9, load_wavefronts=20, least_wavefronts=9, **counters)
+        )
+    hint = Hint(7, "the 32 lanes of a warp read 32 different sectors", 4.0, "docs/lab.md")
+    report = Report(x, (), tuple(lines), lines[0], 12.5, 0.75, (hint,))
+    finding = {"kind": "race", "line": 3, "other_line": 7, "message": "two threads", "times": 4}
+    layers = [_check.judged(problem, y if wrong else explain(x, w, y_right(x, w)), [finding] if wrong else [])]
+    layers[0].update(_check.counted(report, "own.cu"))
+    times = {"images": 100, "seconds": {"yours": 0.02, "naive": 0.01, "cuDNN float32": 0.001}}
+    layers[0]["times"] = {**times, "rooflines": {"memory": 0.0004, "FP32": 0.0001}}
+    found: dict[str, Any] = {"version": 1, "file": "own.cu", "source": SOURCE, "device": "gpu", "term": "2017 fall"}
+    found.update(images=2, status="wrong" if wrong else "right", reason="", layers=layers, compiler=["32 registers"])
+    return {**found, "printed": "called <once>\n" if wrong else "", "path": "own.cu"}
+
+
+def y_right(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], (2, 3))
+    return np.einsum("bcijpq,mcpq->bmij", windows, w).astype(np.float32)
+
+
+def test_the_page_has_all_parts_and_escapes_them() -> None:
+    page = _page.as_page(result(wrong=True))
+    assert HTMLParser().feed(page) is None
+    for part in (
+        "does not write any element",
+        "race: two threads",
+        "Roofline",
+        "Hints",
+        "32 registers",
+        "called &lt;once&gt;",
+    ):
+        assert part in page, part
+    assert "<b>" not in page and 'id="line-30"' in page
+    assert "0.75 FLOP per byte" in page and "this GPU" in page
+    heats = [float(heat) for heat in re.findall(r"--heat: ([0-9.]+)", page)]
+    assert heats.index(max(heats)) == 7 and sum(heat > 0 for heat in heats) == 3
+
+
+def test_a_source_without_counters_has_no_columns_for_them() -> None:
+    plain = result(wrong=True)
+    plain["layers"][0].update(counters=None, lines=[], hints=[], times=None)
+    page = _page.as_page({**plain, "device": "cpu"})
+    assert "<thead>" not in page and "Roofline" not in page and "<svg" in page
+
+
+browser = pytest.fixture(scope="module")(chromium)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_it_is_readable_at_both_widths(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    path = _page.write(result(wrong=True), tmp_path)
+    view, requests = opened(browser, path, width, scheme)
+    assert requests == [path.as_uri()]
+    assert view.evaluate("document.documentElement.scrollWidth") == width
+    assert view.evaluate(BEYOND) == []
+    heights = "[...document.querySelectorAll('svg text')].map(word => word.getBoundingClientRect().height)"
+    assert min(view.evaluate(heights)) >= 7
+    # The text on the hottest line's number, over the page.
+    ink, heat, back = view.evaluate(
+        """(() => { const hot = getComputedStyle(document.querySelector('[style*="--heat: 1.0"]'));
+            return [hot.color, hot.backgroundColor, getComputedStyle(document.documentElement).backgroundColor]; })()"""
+    )
+    channels = [float(word) for word in re.findall(r"[0-9.]+", heat.replace("srgb", ""))]
+    if heat.startswith("color("):
+        channels = [255 * channel for channel in channels[:3]] + channels[3:]
+    share = channels[3] if len(channels) > 3 else 1.0
+    under = [float(word) for word in re.findall(r"[0-9.]+", back)]
+    mixed = ", ".join(str(round(share * own + (1 - share) * other)) for own, other in zip(channels, under))
+    assert contrast(ink, f"rgb({mixed})") >= 4.5
+    if SCREENSHOTS:
+        view.screenshot(path=f"{SCREENSHOTS}/lab-{width}-{scheme}.png", full_page=True)
+    view.close()
