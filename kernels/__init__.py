@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from ece408_op.core.kernel import Kernel
 
-from .cpu import col2im, direct, im2col, loops, pixel_reduction, tap_copies, winograd, winograd_gemm
+from .cpu import (
+    col2im,
+    direct,
+    im2col,
+    loops,
+    outer_products,
+    pixel_reduction,
+    tap_copies,
+    winograd,
+    winograd_gemm,
+)
 from .cuda.float32 import (
     blocked_gemm,
     data_gradient_tiles,
@@ -25,6 +35,7 @@ KERNELS: tuple[Kernel, ...] = (
     col2im.KERNEL,
     direct.KERNEL,
     tap_copies.KERNEL,
+    outer_products.KERNEL,
     pixel_reduction.KERNEL,
     im2col.KERNEL,
     loops.KERNEL,

@@ -8,4 +8,5 @@ winograd_gemm    fewer multiplications in 3 x 3 filters, tiles in the lanes
 tap_copies       every attribute, from copies of the image for each filter tap
 col2im           data gradients: a matrix product, added to the pixels
 pixel_reduction  weight gradients, pixels in the lanes
+outer_products   weight gradients, channels in the lanes
 """

@@ -35,6 +35,7 @@ LAYERS = {
     "2018fa-2": ConvProblem(2, 12, 33, 33, 24, 7),
     "padding": ConvProblem(2, 16, 14, 14, 32, 3, pad=(1, 1)),
     "wide rows, padding": ConvProblem(1, 20, 5, 110, 40, 3, pad=(1, 1)),
+    "bands of rows": ConvProblem(1, 17, 120, 9, 3, 3, pad=(21, 1), stride=(1, 1)),
     "wide padding": ConvProblem(1, 3, 5, 6, 4, 3, pad=(4, 3)),
     "stride": ConvProblem(2, 3, 31, 29, 8, 7, stride=(2, 2), pad=(3, 3)),
     "stride beyond the filter": ConvProblem(2, 4, 11, 12, 5, 1, stride=(3, 2)),
