@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Optional
 
 import numpy as np
@@ -20,9 +21,25 @@ from ._definition import Operator, Shape
 from ._layers import FullyConnected
 from ._network import Network, of_graph, read_values
 
-#: Returns whether a node can read and compute split activations, given the shapes of its inputs and of its output: None
-#: if it cannot, False if only between others that do, True if it gains enough to convert its input.
-Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[bool]]
+
+class Form(Enum):
+    """How a node can compute split activations."""
+
+    BETWEEN = "from split ones, between others that do"
+    PAYS = "from split ones, and gains enough to convert them"
+    FIRST = "from float32 values, which it converts itself"
+
+
+class Values(Enum):
+    """What a node reads and computes."""
+
+    FLOAT32 = "float32 values alone"
+    SPLIT = "split activations, and computes them or float32 values"
+    CONVERTED = "float32 values, and computes split activations"
+
+
+#: Returns how a node can compute split activations, given the shapes of its inputs and of its output, or None.
+Accepts = Callable[[Node, Sequence[Shape], Shape], Optional[Form]]
 #: Bytes of the scale of an image.
 SCALE_BYTES = 8
 #: The inputs that may be split; a node whose other inputs are no parameters computes in float32.
@@ -111,8 +128,10 @@ def _split_nodes(network: Network, shapes: Mapping[int, Shape], accepts: Accepts
         if node.operator.view or not inputs or not others <= {*network.parameters} or {*inputs} & {*network.parameters}:
             continue
         sources = {each: _before_views(network, shapes, node, each) for each in inputs}
-        gains = accepts(node, [shapes[sources.get(each, each)] for each in read_values(node)], shapes[value])
-        if gains or (gains is not None and any(source in found for source in sources.values())):
+        form = accepts(node, [shapes[sources.get(each, each)] for each in read_values(node)], shapes[value])
+        if form is Form.FIRST and found.keys().isdisjoint(sources.values()):
+            found[value] = {}
+        elif form is Form.PAYS or (form is not None and not found.keys().isdisjoint(sources.values())):
             found[value] = sources
     # A node alone among others in float32 gains nothing.
     alone: Collection[int] = found

@@ -20,6 +20,7 @@ from . import _cudnn as cudnn
 from . import _passes, _split_layers
 from ._definition import Shape
 from ._dense import BlasFullyConnected, GpuArrays, blas
+from ._formats import Form, Values
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._network import described
 from ._pooling import Pooling
@@ -49,18 +50,20 @@ class Chooser:
             cudnn.library()
         self.arrays, self.timer = GpuArrays(device), Timer()
 
-    def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> bool | None:
-        """Return whether a node may compute split activations: see ``_formats.Accepts``."""
+    def accepts(self, node: Node, inputs: Sequence[Shape], output: Shape) -> Form | None:
+        """Return how a node may compute split activations: see ``_formats.Accepts``."""
         return None if self.impl == CUDNN else _split_layers.accepts(self.chip, node, inputs, output)
 
-    def choose(self, node: Node, inputs: Sequence[Shape], output: Shape, split: bool = False) -> Computation:
+    def choose(
+        self, node: Node, inputs: Sequence[Shape], output: Shape, values: Values = Values.FLOAT32
+    ) -> Computation:
         """Return what computes a node, given the shapes of what it reads and of its output.
 
-        split: whether some of these values are split activations. Raises UnsupportedError if the implementation that
-        the node names cannot compute it.
+        Raises UnsupportedError if the implementation that the node names cannot compute it.
         """
-        if split:
-            return _split_layers.choose(self.timer, self.chip, node, inputs, output)
+        if values is not Values.FLOAT32:
+            first = values is Values.CONVERTED
+            return _split_layers.choose(self.timer, self.chip, node, inputs, output, first)
         choose = next((choose for kind, choose in _CHOICES if isinstance(node.operator, kind)), None)
         found = choose(self, node, inputs, output) if choose and prod(output) else None
         return found or ArrayComputation(self.arrays, node)

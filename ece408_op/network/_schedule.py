@@ -12,7 +12,7 @@ from ece408_op.runtime.launch import ceil_div, round_up
 
 from ._definition import Arrays, Shape
 from ._elementwise import ACTIVATIONS
-from ._formats import SCALE_BYTES, Accepts, SplitArray, split_bytes, with_formats
+from ._formats import SCALE_BYTES, Accepts, SplitArray, Values, split_bytes, with_formats
 from ._memory_plan import ALIGNMENT, plan
 from ._network import Network, read_values
 
@@ -77,7 +77,7 @@ class Schedule:
         self,
         network: Network,
         shapes: Mapping[int, Shape],
-        choose: Callable[[Node, Sequence[Shape], Shape, bool], Computation],
+        choose: Callable[[Node, Sequence[Shape], Shape, Values], Computation],
         accepts: Accepts,
     ) -> None:
         self.network, shapes, self._split = with_formats(network, shapes, accepts)
@@ -87,7 +87,7 @@ class Schedule:
         self._reads = {number: read_values(node) for number, node in self.network.operators}
         self.computations = {
             number: choose(
-                node, [shapes[value] for value in self._reads[number]], shapes[number], self._is_split(number)
+                node, [shapes[value] for value in self._reads[number]], shapes[number], self._values(number)
             )
             for number, node in self.network.operators
         }
@@ -98,8 +98,9 @@ class Schedule:
         #: Whether all of it is launches, which a CUDA graph can repeat.
         self.repeatable = all(one.repeatable for one in self.computations.values())
 
-    def _is_split(self, number: int) -> bool:
-        return number in self._split or any(value in self._split for value in self._reads[number])
+    def _values(self, number: int) -> Values:
+        read, computed = any(value in self._split for value in self._reads[number]), number in self._split
+        return Values.SPLIT if read else Values.CONVERTED if computed else Values.FLOAT32
 
     @property
     def bytes(self) -> int:

@@ -6,6 +6,7 @@ The kernels and the form are those of ``kernels.cuda.split_precision``; ``_forma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,24 +19,26 @@ from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wid
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
-from ece408_op.runtime.launch import Chip, round_up
+from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from ._definition import Operator, Shape
 from ._elementwise import Activation, Clip
-from ._formats import Join, Split, SplitArray, image_shape
+from ._formats import SCALE_BYTES, Form, Join, Split, SplitArray, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._pooling import Pooling
-from ._schedule import Call, Computation
+from ._schedule import Call, Computation, in_order
 from ._shaping import Concat
 from ._timing import Timed, Timer
 
 _KERNEL: CudaKernel = wide.FP16X3[1]
 #: The fewest filters of a group, and products of a sum, that pay for splitting the input.
-_FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 27
+_FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 64
+#: The most channels times columns of a window that become channels.
+_MOST_UNFOLDED = 64
 
 
-def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> bool | None:
-    """Return whether a node can compute split activations, and whether that pays alone: see ``_formats.Accepts``."""
+def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> Form | None:
+    """Return how a node can compute split activations: see ``_formats.Accepts``."""
     operator, x = node.operator, inputs[0]
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
@@ -49,17 +52,20 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> b
         if problem is None or getattr(operator, "impl", dispatch.AUTO) != dispatch.AUTO:
             return None
         if is_depthwise(operator, x):
-            return False
+            return Form.BETWEEN
         if split_form.reasons(problem):
             return None
-        enough = problem.filters // problem.groups >= _FEWEST_FILTERS and problem.products >= _FEWEST_PRODUCTS
-        return isinstance(operator, Convolution) and enough
+        if not isinstance(operator, Convolution) or problem.filters // problem.groups < _FEWEST_FILTERS:
+            return Form.BETWEEN
+        if is_unfolded(operator, x):
+            return Form.FIRST
+        return Form.PAYS if problem.products >= _FEWEST_PRODUCTS else Form.BETWEEN
     if isinstance(operator, BatchNorm):
-        return False if operator.axis == 1 else None
+        return Form.BETWEEN if operator.axis == 1 else None
     if isinstance(operator, Concat):
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
-        return False if whole and operator.dim == 1 and len(output) == 4 else None
-    return False if isinstance(operator, (Pooling, Activation, Clip)) else None
+        return Form.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
+    return Form.BETWEEN if isinstance(operator, (Pooling, Activation, Clip)) else None
 
 
 def _activation(operator: Operator) -> str | None:
@@ -76,6 +82,17 @@ def is_depthwise(operator: Operator, x: Shape) -> bool:
     )
 
 
+def is_unfolded(operator: Operator, x: Shape) -> bool:
+    """Return whether a convolution of float32 images has few channels, which its windows' columns become."""
+    return (
+        isinstance(operator, Convolution)
+        and x[1] * operator.kernel[1] <= _MOST_UNFOLDED
+        and operator.num_group == 1
+        and operator.dilate[1] == 1
+        and not operator.residual
+    )
+
+
 def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
     """Return the convolution that a layer is; for FullyConnected one whose filters are as large as the images."""
     batch, channels, height, width = image_shape(x)
@@ -87,11 +104,11 @@ def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
     return ConvProblem(batch, channels, height, width, operator.num_hidden, height, width)
 
 
-def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
-    """Return what computes a node that ``accepts`` took, or a conversion."""
+def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
+    """Return what computes a node that ``accepts`` took, or a conversion. first: it reads float32 values."""
     operator, x = node.operator, image_shape(inputs[0])
     if isinstance(operator, (Convolution, FullyConnected)):
-        kind = _Depthwise if is_depthwise(operator, x) else _Convolution
+        kind = _First if first else _Depthwise if is_depthwise(operator, x) else _Convolution
         return kind(timer, chip, node, x, output)
     if isinstance(operator, Join):
         return _Pass(split_passes.join(x))
@@ -186,10 +203,11 @@ class _Convolution(Timed):
         w, bias = inputs[1], None if operator.no_bias else inputs[2]
         if isinstance(operator, Convolution) and operator.norm:
             w, bias = operator.folded(inputs)
-        self._parameters = dict(self._converted(w.reshape(self._problem.w_shape), bias))
+        self._parameters = dict(self._converted(w, bias))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         cp, problem = cuda.cupy(), self._problem
+        w = w.reshape(problem.w_shape)
         split_w = cp.empty(split_form.split_weight_bytes(problem) // ITEM_BYTES, np.float32)
         exponents = cp.empty(problem.filters, np.int32)
         program = split_form.split_weights(self._program, problem)
@@ -203,6 +221,35 @@ class _Convolution(Timed):
             arrays.update(residual=inputs[-1].values, residual_scales=inputs[-1].scales)
         call = cuda.prepared_launch(self._program, self._problem.batch, arrays)
         return self.timed(call) if isinstance(self._node.operator, Convolution) else call
+
+
+class _First(_Convolution):
+    """A convolution of float32 images of few channels: the columns of each window become channels."""
+
+    def _planned(self, chip: Chip, output: Shape) -> Program:
+        problem = self._problem
+        columns, stride, pad, self._images = problem.kernel_width, problem.stride[1], problem.pad[1], problem.x_shape
+        x = split_passes.unfolded_shape(self._images, columns, stride, pad)
+        self._unfold = split_passes.unfold(self._images, columns, stride, pad)
+        batch, channels, height, width = x
+        rows = {name: (getattr(problem, name)[0], first) for name, first in (("stride", 1), ("pad", 0), ("dilate", 1))}
+        self._problem = replace(
+            problem, batch=batch, channels=channels, height=height, width=width, kernel_width=1, **rows
+        )
+        self._values = round_up(split_bytes(x), SCRATCH_ALIGNMENT)
+        self.scratch = self._values + SCALE_BYTES * x[0]
+        return super()._planned(chip, output)
+
+    def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
+        cp, channels = cuda.cupy(), self._images[1]
+        taps = w.reshape(len(w), channels, self._problem.kernel, -1).transpose(0, 3, 1, 2)
+        return super()._converted(cp.ascontiguousarray(taps).reshape(self._problem.w_shape), bias)
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        values, scales = scratch[: self._values // ITEM_BYTES], scratch[self._values // ITEM_BYTES :]
+        unfold = cuda.prepared_launch(self._unfold, self._images[0], {"x": inputs[0], "y": values, "y_scales": scales})
+        convolve = super().bind([SplitArray(values, scales, self._problem.x_shape)], out, None)
+        return in_order(lambda: cuda.fill_with_zeros(scales, None), unfold, convolve)
 
 
 class _Depthwise(_Convolution):

@@ -239,3 +239,17 @@ def test_values_are_joined(tmp_path):
 )
 def test_refusals_have_reasons(shapes, reason):
     assert any(reason in found for found in split_passes.reasons(*shapes))
+
+
+def test_the_columns_of_windows_become_channels(tmp_path):
+    x = images(2, 3, 5, 9, special=True)
+    shape = split_passes.unfolded_shape(x.shape, 3, 2, 1)
+    assert shape == (2, 9, 5, 5)
+    got, scales, _ = run(split_passes.unfold(x.shape, 3, 2, 1), {"x": x}, shape, tmp_path)
+    padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1)))
+    exact = np.concatenate([padded[..., q : q + 9 : 2] for q in range(3)], axis=1)
+    assert np.array_equal(np.isnan(got), np.isnan(exact))
+    finite = np.isfinite(exact)
+    assert (np.abs(got - exact) <= STORED * np.abs(exact) + 2.0**-35)[finite].all()
+    assert scales[0, 1] == np.abs(x[0]).max().view(np.int32)
+    assert scales[1, 1] >= 0x7F800000

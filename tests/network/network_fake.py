@@ -115,6 +115,7 @@ def fake_cupy():
         zeros=lambda *args: np.zeros(*args).view(Array),
         empty=lambda shape, dtype: np.full(shape, 0 if dtype is np.int32 else np.nan, dtype).view(Array),
         asarray=lambda array: np.array(array).view(Array),
+        ascontiguousarray=lambda array: np.ascontiguousarray(array).view(Array),
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
     )
 
@@ -244,8 +245,8 @@ class Chooser(engine.Chooser):
         super().__init__(impl, precision, "none", chip)
         self.arrays = NumpyArrays()
 
-    def choose(self, node, inputs, output, split=False):
-        chosen = super().choose(node, inputs, output, split)
+    def choose(self, node, inputs, output, *values):
+        chosen = super().choose(node, inputs, output, *values)
         Chooser.chosen[node.name] = chosen
         return Computation(node, chosen)
 

@@ -156,7 +156,7 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        raise_registers<240>();
+        raise_registers<Config::consumers == 2 ? 240 : Config::consumers == 3 ? 160 : 120>();
         const int consumer = threadIdx.x / 128 - 1;
         int stage = 0, phase = 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {

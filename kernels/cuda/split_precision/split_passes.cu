@@ -1,5 +1,5 @@
 // split_passes: what stands between convolutions whose activations stay split (split_arrays.cuh): pooling, depthwise
-// convolution, a factor and a number per channel, Concat, and float32 activations in NCHW.
+// convolution, a factor and a number per channel, Concat; and conversions from and to float32 in NCHW.
 //
 // A thread computes eight channels of one output pixel, 16 bytes of each component; neighbouring threads have
 // neighbouring channels. Memory bandwidth limits all of them: pooling and depthwise convolution with 3 x 3 windows have
@@ -158,6 +158,40 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = 0; i < 8; i++) values[i] = activated(values[i]);
     store_channels(y, (long long)images * AREA * UNITS, out.index, own.exponent, values);
     out.note(y_scales, own);
+}
+
+// The largest magnitude of each float32 image, into scales that are zero before.
+extern "C" __global__ void __launch_bounds__(256)
+    largest_of_images(const float *__restrict__ x, ImageScale *__restrict__ y_scales, int images) {
+    constexpr long long IMAGE = (long long)C * AREA;
+    unsigned largest = 0;
+#pragma unroll 8
+    for (long long i = blockIdx.x * 256 + threadIdx.x; i < IMAGE; i += gridDim.x * 256)
+        largest = max(largest, __float_as_uint(x[blockIdx.y * IMAGE + i]) & 0x7fffffff);
+    largest = __reduce_max_sync(~0u, largest);
+    if (threadIdx.x % 32 == 0) atomicMax(&y_scales[blockIdx.y].largest, largest);
+}
+
+// float32 images of few channels, (B, C, H, W), to split ones whose pixels have the columns of a window as channels: of
+// pixel (row, column), channel q C + c is x[c][row][column stride - pad + q]. A convolution of it has one column.
+extern "C" __global__ void __launch_bounds__(256)
+    unfold_columns(const float *__restrict__ x, uint4 *__restrict__ y, ImageScale *__restrict__ y_scales, int images) {
+    constexpr int CHANNELS = C * Config::window_width, UNFOLDED = (CHANNELS + 7) / 8;
+    const unsigned index = blockIdx.x * 256 + threadIdx.x;
+    const int unit = index % UNFOLDED, pixel = index / UNFOLDED % OUTPUT_AREA, image = index / UNFOLDED / OUTPUT_AREA;
+    if (image >= images) return;
+    const int exponent = scale_of(y_scales[image].magnitude()).exponent;
+    const int left = pixel % Config::output_width * Config::stride_width - Config::pad_width;
+    const float *const row = x + (long long)image * C * AREA + pixel / Config::output_width * Config::width;
+    float values[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int channel = unit * 8 + i, column = left + channel / C;
+        const bool inside = channel < CHANNELS && unsigned(column) < Config::width;
+        values[i] = inside ? row[channel % C * (long long)AREA + column] : 0.0f;
+    }
+    store_channels(y, (long long)images * OUTPUT_AREA * UNFOLDED, index, exponent, values);
+    if (unit == 0 && pixel == 0) y_scales[image].exponent = exponent;
 }
 
 // Split activations to float32 in NCHW: a block turns 64 channels of 32 pixels.

@@ -8,6 +8,7 @@ these exceptions and additions:
     affine      factor and added (C',) of float32, and limits
     concat      x, x1, x2, x3 and x_scales, scales1, scales2, scales3, as many as there are inputs
     join        y is float32, NCHW
+    unfold      x is float32, NCHW; y_scales is zero before
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _SOURCES = tuple(
 _THREADS, _UNIT = 256, 8
 #: Pixels and channels of a block of join_images.
 _JOINED = 32, 64
+#: Blocks of largest_of_images per image.
+_RANGE_BLOCKS = 8
 #: Units of a split array, which 32 bits count; inputs of concat.
 _MOST_UNITS, MOST_INPUTS = 2**31, 4
 
@@ -88,6 +91,20 @@ def join(x: Shape) -> Program:
     return _program("join_images", (), x, x, {}, None)
 
 
+def unfold(x: Shape, columns: int, stride: int, pad: int) -> Program:
+    """Return the program that splits images of few channels, with the columns of each window as channels."""
+    y = unfolded_shape(x, columns, stride, pad)
+    others = {"window_width": columns, "stride_width": stride, "pad_width": pad}
+    largest = Launch("largest_of_images", (_RANGE_BLOCKS, x[0], 1), (_THREADS, 1, 1), ("x", "y_scales", "images"))
+    return _program("unfold_columns", (), x, y, others, None, ("x",), (largest,))
+
+
+def unfolded_shape(x: Shape, columns: int, stride: int, pad: int) -> Shape:
+    """Return the shape of what ``unfold`` fills."""
+    batch, channels, height, width = x
+    return batch, channels * columns, height, (width + 2 * pad - columns) // stride + 1
+
+
 def _windows(window: Pair, stride: Pair, pad: Pair) -> dict[str, int]:
     pairs = {"window": window, "stride": stride, "pad": pad}
     return {f"{name}_{side}": size for name, pair in pairs.items() for side, size in zip(("height", "width"), pair)}
@@ -101,6 +118,7 @@ def _program(
     others: Mapping[str, int],
     activation: str | None,
     read: tuple[str, ...] = ("x", "x_scales"),
+    before: tuple[Launch, ...] = (),
 ) -> Program:
     config = {
         **{"components": 2, "activation": ACTIVATIONS.index(activation), "channels": x[1]},
@@ -115,5 +133,5 @@ def _program(
     if entry == "join_images":
         grid, written = (ceil_div(x[2] * x[3], _JOINED[0]), ceil_div(x[1], _JOINED[1]), x[0]), ["y"]
     launch = Launch(entry, grid, (_THREADS, 1, 1), (*read, *parameters, *written, "images"))
-    plan = Plan({}, x[0], lambda images: (launch,), config=config)
+    plan = Plan({}, x[0], lambda images: (*before, launch), config=config)
     return Program(entry, source_text(_SOURCES, plan), (), plan)
