@@ -86,9 +86,7 @@ class Schedule:
         self._given = dict(zip((*self.network.data, *self.network.parameters), variables))
         self._reads = {number: read_values(node) for number, node in self.network.operators}
         self.computations = {
-            number: choose(
-                node, [shapes[value] for value in self._reads[number]], shapes[number], self._values(number)
-            )
+            number: choose(node, [shapes[value] for value in self._reads[number]], shapes[number], self._values(number))
             for number, node in self.network.operators
         }
         scratch = {number: one.scratch for number, one in self.computations.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -33,15 +33,26 @@ class SeveralGpus:
             )
         edges = [images * part // len(self._engines) for part in range(len(self._engines) + 1)]
         shares = [slice(first, last) for first, last in zip(edges, edges[1:])]
-        with ThreadPoolExecutor(len(self._engines)) as pool:
-            started = {
-                number: pool.submit(one.run, [x[share] for x in data], parameters, [y[share] for y in outputs])
-                for number, one, share in zip(self._numbers, self._engines, shares)
-                if share.start < share.stop
-            }
-        # All have ended; the first failure is reported.
-        for number, result in started.items():
-            try:
-                result.result()
-            except DeviceError as error:
-                raise DeviceError(f"GPU {number}: {error}") from error
+        first, *others = (number for number, share in enumerate(shares) if share.start < share.stop)
+        comparing = self._engines[first]
+        known = comparing.sent
+
+        def run(engines: Iterable[int]) -> None:
+            """Have some of the GPUs compute; the first one alone compares the parameters, for all."""
+            with ThreadPoolExecutor(len(self._engines)) as pool:
+                started = {}
+                for number in engines:
+                    share, one = shares[number], self._engines[number]
+                    arrays = [x[share] for x in data], parameters, [y[share] for y in outputs]
+                    checked = comparing if one is not comparing and parameters else None
+                    started[self._numbers[number]] = pool.submit(one.run, *arrays, checked)
+            # All have ended; the first failure is reported.
+            for number, result in started.items():
+                try:
+                    result.result()
+                except DeviceError as error:
+                    raise DeviceError(f"GPU {number}: {error}") from error
+
+        run([first, *others] if known or not parameters else [first])
+        if comparing.sent is not known:
+            run(others)

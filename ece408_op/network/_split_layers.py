@@ -6,7 +6,6 @@ The kernels and the form are those of ``kernels.cuda.split_precision``; ``_forma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -25,14 +24,17 @@ from ._definition import Operator, Shape
 from ._elementwise import Activation, Clip
 from ._formats import SCALE_BYTES, Form, Join, Split, SplitArray, image_shape, split_bytes
 from ._layers import BatchNorm, Convolution, FullyConnected
+from ._passes import ACTIVATIONS
 from ._pooling import Pooling
 from ._schedule import Call, Computation, in_order
 from ._shaping import Concat
 from ._timing import Timed, Timer
 
 _KERNEL: CudaKernel = wide.FP16X3[1]
-#: The fewest filters of a group, and products of a sum, that pay for splitting the input.
-_FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 64
+#: The fewest filters and channels of a group, and products of a sum, that pay for splitting the input.
+_FEWEST_FILTERS, _FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 24, 64
+#: Activations that map 0 to 0 and no value to a larger one, so that limits hold and padded channels stay zero.
+_FOLLOWING = (None, "relu", "relu6", "tanh", "softsign")
 #: The most channels times columns of a window that become channels.
 _MOST_UNFOLDED = 64
 
@@ -43,7 +45,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
     if not _KERNEL.runs_on(chip) or chip.compiler < _KERNEL.compiler or not prod(output):
         return None
     followed = _activation(operator) or node.epilogue
-    if followed not in split_form.ACTIVATIONS or len(output) not in (2, 4) or len(x) not in (2, 4):
+    if followed not in _FOLLOWING or len(output) not in (2, 4) or len(x) not in (2, 4):
         return None
     if split_passes.reasons(image_shape(x), image_shape(output)):
         return None
@@ -55,11 +57,12 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
             return Form.BETWEEN
         if split_form.reasons(problem):
             return None
-        if not isinstance(operator, Convolution) or problem.filters // problem.groups < _FEWEST_FILTERS:
+        if isinstance(operator, FullyConnected) or problem.filters // problem.groups < _FEWEST_FILTERS:
             return Form.BETWEEN
         if is_unfolded(operator, x):
             return Form.FIRST
-        return Form.PAYS if problem.products >= _FEWEST_PRODUCTS else Form.BETWEEN
+        enough = x[1] // problem.groups >= _FEWEST_CHANNELS and problem.products >= _FEWEST_PRODUCTS
+        return Form.PAYS if enough else Form.BETWEEN
     if isinstance(operator, BatchNorm):
         return Form.BETWEEN if operator.axis == 1 else None
     if isinstance(operator, Concat):
@@ -70,6 +73,10 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
 
 def _activation(operator: Operator) -> str | None:
     return operator.activation if isinstance(operator, (Activation, Clip)) else None
+
+
+def _expression(activation: str | None) -> str | None:
+    return ACTIVATIONS[activation] if activation else None
 
 
 def is_depthwise(operator: Operator, x: Shape) -> bool:
@@ -86,6 +93,7 @@ def is_unfolded(operator: Operator, x: Shape) -> bool:
     """Return whether a convolution of float32 images has few channels, which its windows' columns become."""
     return (
         isinstance(operator, Convolution)
+        and x[1] > 1  # another kernel is for one channel
         and x[1] * operator.kernel[1] <= _MOST_UNFOLDED
         and operator.num_group == 1
         and operator.dilate[1] == 1
@@ -106,7 +114,7 @@ def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
 
 def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape, first: bool) -> Computation:
     """Return what computes a node that ``accepts`` took, or a conversion. first: it reads float32 values."""
-    operator, x = node.operator, image_shape(inputs[0])
+    operator, x, following = node.operator, image_shape(inputs[0]), _expression(node.epilogue)
     if isinstance(operator, (Convolution, FullyConnected)):
         kind = _First if first else _Depthwise if is_depthwise(operator, x) else _Convolution
         return kind(timer, chip, node, x, output)
@@ -115,12 +123,12 @@ def choose(timer: Timer, chip: Chip, node: Node, inputs: Sequence[Shape], output
     if isinstance(operator, Split):
         return _Split(x, chip)
     if isinstance(operator, Concat):
-        return _Pass(split_passes.concat(list(inputs), node.epilogue))
+        return _Pass(split_passes.concat(list(inputs), following))
     if isinstance(operator, Pooling):
         fitted = operator.fitted(x)
         windows = fitted.kernel, fitted.stride, fitted.pad
         counted = fitted.count_include_pad
-        return _Pass(split_passes.pool(x, output, *windows, fitted.pool_type, counted, node.epilogue))
+        return _Pass(split_passes.pool(x, output, *windows, fitted.pool_type, counted, following))
     return _Affine(node, x)
 
 
@@ -161,7 +169,7 @@ class _Affine(Computation):
 
     def __init__(self, node: Node, x: Shape) -> None:
         self._operator, self._x = node.operator, x
-        self._program = split_passes.affine(x, _activation(node.operator) or node.epilogue)
+        self._program = split_passes.affine(x, _expression(_activation(node.operator) or node.epilogue))
         self._parameters: dict[str, Any] = {}
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -194,7 +202,7 @@ class _Convolution(Timed):
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
         return split_form.convolution(
-            self._problem, chip, bias=self._biased, residual=self._residual, activation=self._node.epilogue
+            self._problem, chip, bias=self._biased, residual=self._residual, activation=_expression(self._node.epilogue)
         )
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -231,11 +239,9 @@ class _First(_Convolution):
         columns, stride, pad, self._images = problem.kernel_width, problem.stride[1], problem.pad[1], problem.x_shape
         x = split_passes.unfolded_shape(self._images, columns, stride, pad)
         self._unfold = split_passes.unfold(self._images, columns, stride, pad)
-        batch, channels, height, width = x
-        rows = {name: (getattr(problem, name)[0], first) for name, first in (("stride", 1), ("pad", 0), ("dilate", 1))}
-        self._problem = replace(
-            problem, batch=batch, channels=channels, height=height, width=width, kernel_width=1, **rows
-        )
+        (batch, channels, height, width), (dilate, _) = x, problem.dilate
+        sizes = (batch, channels, height, width, problem.filters, problem.kernel, 1)
+        self._problem = ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (dilate, 1))
         self._values = round_up(split_bytes(x), SCRATCH_ALIGNMENT)
         self.scratch = self._values + SCALE_BYTES * x[0]
         return super()._planned(chip, output)
@@ -261,7 +267,7 @@ class _Depthwise(_Convolution):
         operator, problem = self._node.operator, self._problem
         self._biased = True
         windows = operator.kernel, operator.stride, operator.pad
-        return split_passes.depthwise(problem.x_shape, output, *windows, self._node.epilogue)
+        return split_passes.depthwise(problem.x_shape, output, *windows, _expression(self._node.epilogue))
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
         cp, taps = cuda.cupy(), w.reshape(len(w), -1)

@@ -39,6 +39,8 @@ from ._timing import Timed
 STAGES = 2
 #: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
 CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
+#: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap.
+LEAST_IMAGES = 128
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
 #: The most threads that copy, and the bytes that pay for one more: they pass the interpreter's lock to each other, and
@@ -143,24 +145,34 @@ class Engine:
             self.chooser = Chooser(impl, precision, number, cuda.chip(number))
         #: What was made for each of the last shapes of data, the newest last.
         self.batches: OrderedDict[tuple[Any, ...], _Batch] = OrderedDict()
-        self._sent: list[np.ndarray] = []
+        #: Copies of the parameters that the GPU has.
+        self.sent: Sequence[np.ndarray] = []
         self._parameters: dict[int, Any] = {}
 
-    def run(self, data: Sequence[np.ndarray], parameters: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def run(
+        self,
+        data: Sequence[np.ndarray],
+        parameters: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        checked: Engine | None = None,
+    ) -> None:
         """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
 
         Outputs share no memory with the others. Returns when they are filled. Raises DeviceError if the GPU fails or
-        has no memory for one image.
+        has no memory for one image. checked: an engine of the same network that has run with these parameters.
         """
         with self.gpu.lock, self.gpu.device, cuda.reported("network"):
+            if checked is not None and self.sent is not checked.sent:
+                self._send(checked.sent)
             known = bool(self._parameters) or not parameters
             if not known:
-                self._send(parameters)
+                self._send(_copied(parameters))
             try:
                 batch = self._batch([array.shape for array in data])
-                if self._computed(batch, data, outputs, parameters if known else ()):
+                compared = parameters if known and checked is None else ()
+                if self._computed(batch, data, outputs, compared):
                     self._op_times(batch, len(data[0]))
-                    self._send(parameters)
+                    self._send(_copied(parameters))
                     self._computed(batch, data, outputs, ())
             except BaseException:
                 self.gpu.wait()
@@ -180,10 +192,10 @@ class Engine:
         return {**self._parameters, **dict(zip(self.network.data, data))}
 
     def _send(self, parameters: Sequence[np.ndarray]) -> None:
-        """Send all parameters, and store a copy of them."""
+        """Send all parameters, arrays that nobody changes."""
         with self.gpu.stream:
-            self._sent = [array.copy() for array in parameters]
-            self._parameters = dict(zip(self.network.parameters, map(cuda.cupy().asarray, self._sent)))
+            self.sent = parameters
+            self._parameters = dict(zip(self.network.parameters, map(cuda.cupy().asarray, parameters)))
             for batch in self.batches.values():
                 batch.prepare(self._parameters)
         cuda.wait("network", self.gpu.stream)
@@ -224,7 +236,8 @@ class Engine:
         batch = next(iter(data.values()))[0]
         one = self.network.infer({name: (1, *shape[1:]) for name, shape in data.items()})
         image = ITEM_BYTES * sum(prod(one[value]) for value in (*self.network.data, *self.network.outputs))
-        images = ceil_div(batch, min(MOST_CHUNKS, max(1, batch * image // CHUNK_BYTES)))
+        chunks = min(MOST_CHUNKS, batch * image // CHUNK_BYTES, batch // LEAST_IMAGES)
+        images = ceil_div(batch, max(1, chunks))
         room = MEMORY_SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
             shapes = self.network.infer({name: (images, *shape[1:]) for name, shape in data.items()})
@@ -253,7 +266,7 @@ class Engine:
         differ = threading.Event()
         checks = [
             lambda part=part: None if _same(*part) else differ.set()  # type: ignore[misc]
-            for pair in zip(compared, self._sent)
+            for pair in zip(compared, self.sent)
             for part in _parts(*pair)
         ]
         copied = sum(array.nbytes for array in (*data, *outputs, *compared))
@@ -298,6 +311,10 @@ class _Device:
             for source, target in zip(batch.run(self._engine._given(data), data, number), batch.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
+
+
+def _copied(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [array.copy() for array in arrays]
 
 
 @cache

@@ -114,7 +114,8 @@ class NetworkProp(mx.operator.CustomOpProp):
         if ctx.device_type == "gpu":
             raise DeviceError("gpu_network: expected arrays in mx.cpu(), got them in mx.gpu(); bind it in mx.cpu()")
         impl, precision = self._given.get("impl", dispatch.AUTO), self._given.get("precision", "float32")
-        numbers = [int(word) for word in self._given.get("device_ids", "0").split(",")]
+        # Symbols that were saved before there was device_ids have device_id.
+        numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
         engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
         return NetworkOp(network, engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers))
 

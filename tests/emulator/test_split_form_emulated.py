@@ -17,6 +17,7 @@ from ece408_op.runtime.launch import Chip
 pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
 CHIP = Chip("two", (9, 0), 2, 227 * 1024)
+RELU, RELU6 = "((v) < 0.f ? 0.f : (v))", "((v) < 0.f ? 0.f : (v) > 6.f ? 6.f : (v))"
 #: A stored value's relative error, and one in float32 of a few operations.
 STORED, ROUNDING = 2.0**-22, 2.0**-21
 
@@ -69,8 +70,8 @@ def images(*shape: int, special: bool = False) -> np.ndarray:
 #: Padding, a stride, groups, channels and filters that are no multiples of eight, images that share a warp's pixels.
 CONVOLUTIONS = [
     (ConvProblem(2, 20, 9, 7, 12, 3, 2, stride=(2, 1), pad=(1, 0)), None),
-    (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), "relu6"),
-    (ConvProblem(5, 3, 4, 4, 70, 4, 4), "relu"),
+    (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), RELU6),
+    (ConvProblem(5, 3, 4, 4, 70, 4, 4), RELU),
 ]
 
 
@@ -114,7 +115,7 @@ def test_convolution_with_what_follows(problem, activation, special, tmp_path):
         if residual:
             more = joined(arrays["residual"], arrays["residual_scales"], problem.filters)
             exact, magnitude = exact + more, magnitude + np.abs(more)
-        exact = {None: exact, "relu": np.maximum(exact, 0), "relu6": np.clip(exact, 0, 6)}[activation]
+        exact = {None: exact, RELU: np.maximum(exact, 0), RELU6: np.clip(exact, 0, 6)}[activation]
     finite = np.isfinite(exact)
     assert finite.all() != special
     assert (np.isfinite(got) == finite).all()
@@ -191,7 +192,7 @@ def test_depthwise_convolution(tmp_path):
     by_tap, bias = np.zeros((9, 24), np.float32), np.zeros(24, np.float32)
     by_tap[:, :20], bias[:20] = w.reshape(20, 9).T, images(1, 20, 1, 1).reshape(20)
     arrays |= {"w": by_tap, "bias": bias, "limits": np.float32([np.abs(by_tap).sum(axis=0).max(), np.abs(bias).max()])}
-    program = split_passes.depthwise(x.shape, problem.y_shape, (3, 3), (2, 1), (1, 1), "relu")
+    program = split_passes.depthwise(x.shape, problem.y_shape, (3, 3), (2, 1), (1, 1), RELU)
     got, _, _ = run(program, arrays, problem.y_shape, tmp_path)
     exact = reference.convolve(x, w, problem) + bias[:20, None, None]
     assert np.abs(got - np.maximum(exact, 0)).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
@@ -202,7 +203,7 @@ def test_a_factor_and_a_number_per_channel(tmp_path):
     factor, added = np.zeros(24, np.float32), np.zeros(24, np.float32)
     factor[:20], added[:20] = images(1, 20, 1, 1).reshape(20), 0.5
     arrays = {"factor": factor, "added": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
-    got, _, _ = run(split_passes.affine(x.shape, "relu6"), {**split(x), **arrays}, x.shape, tmp_path)
+    got, _, _ = run(split_passes.affine(x.shape, RELU6), {**split(x), **arrays}, x.shape, tmp_path)
     exact = np.clip(x * factor[:20, None, None].astype(np.float64) + 0.5, 0, 6)
     assert np.abs(got - exact).max() <= ROUNDING * 16
 

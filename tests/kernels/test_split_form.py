@@ -26,6 +26,9 @@ LAYERS = [
 ]
 
 
+RELU = "((v) < 0.f ? 0.f : (v))"
+
+
 def test_the_shape_of_a_split_array_pads_the_channels():
     assert split_form.activation_shape(5, 30, 7, 8) == (2, 5, 7, 8, 32)
     assert split_form.activation_shape(5, 64, 7, 8, components=1) == (1, 5, 7, 8, 64)
@@ -45,7 +48,7 @@ def test_a_refusal_has_its_reason(problem, reason):
 
 
 def test_no_pass_converts_activations_between_layers():
-    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, activation="relu")
+    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, activation=RELU)
     entries = [step.entry for step in program.plan.steps(LAYERS[0].batch) if isinstance(step, Launch)]
     assert entries == ["implicit_gemm_split", "recompute_split_images"]
     assert not program.plan.scratch
@@ -54,7 +57,7 @@ def test_no_pass_converts_activations_between_layers():
 def test_it_keeps_its_values_in_registers():
     if nvrtc.missing():
         pytest.skip("needs NVRTC: pip install ece408-op[test]")
-    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, residual=True, activation="relu")
+    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, residual=True, activation=RELU)
     report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
 
@@ -143,5 +146,5 @@ def test_it_is_right_with_bias_residual_and_relu(problem, special, components):
     assert not np.isfinite(recorded[~finite]).any()
     bias = rng.standard_normal(problem.filters).astype(np.float32)
     arrays = {"bias": cp.asarray(bias), "residual": plain, "residual_scales": plain_scales}
-    out = _joined(*layer.run("relu", **arrays), problem.filters)
+    out = _joined(*layer.run(RELU, **arrays), problem.filters)
     _assert_close(out, split_x, w, layer, y + bias[:, None, None], relu=True)

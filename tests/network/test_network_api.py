@@ -14,7 +14,7 @@ import ece408_op
 from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
-from ece408_op.plugin import bridge
+from ece408_op.plugin import bridge, host_context
 
 S = mx.sym
 data = S.Variable("data")
@@ -308,3 +308,15 @@ def test_a_gpu_that_fails_is_named(gpu, monkeypatch):
     monkeypatch.setattr(engine.Engine, "run", fails_on_the_second)
     with pytest.raises(mx.MXNetError, match="GPU 1: out of order"):
         on_several(symbol, args, [0, 1])
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_a_symbol_saved_with_device_id_keeps_its_gpu(gpu, monkeypatch):
+    node, _, _ = ece408_op.gpu_network(data * 2, {}, device_id=3)
+    old = mx.sym.load_json(node.tojson().replace('"device_ids"', '"device_id"'))
+    asked, found = [], host_context.gpu
+    monkeypatch.setattr(host_context, "gpu", lambda number: asked.append(number) or found(number))
+    for symbol in (node, old):
+        engine.clear()
+        symbol.bind(mx.cpu(), {"data": mx.nd.ones((2, 2))}).forward(is_train=False)[0].wait_to_read()
+    assert asked == [3, 3]

@@ -15,10 +15,9 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, Pair, TensorMap, ce
 
 from ._tiles import wgmma_macro
 
-#: Pixels of a consumer warpgroup.
-_CONSUMER_PIXELS = 64
-#: Filters and consumers of a tile, and how much longer it takes per filter and pixel than the first one.
-_POINTWISE, _TILES = (64, 2), {(128, 2): 1.0, (96, 2): 1.05, (64, 2): 1.1, (32, 2): 1.4}
+_TILE_PIXELS, _CONSUMERS = 128, 2
+#: Filters of a tile, and how much longer it takes per filter than the widest: it loads each pixel more often.
+_POINTWISE_FILTERS, _TILE_FILTERS = 64, {128: 1.0, 96: 1.05, 64: 1.1, 32: 1.4}
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
 #: Producer warpgroups of ``pointwise.cu``, and blocks of the recomputation per multiprocessor.
@@ -30,10 +29,8 @@ _TMA_CHANNELS, _CORNERS, _MOST_OFFSET, _MOST_STRIDE = 8, range(-128, 128), 255, 
 #: Pixels of an image, and of all images of a launch: 32 bits count them, rounded up to tiles.
 _MOST_IMAGE, _MOST_PIXELS = 2**30, 2**31 - 2**8
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
-#: Config of kernels whose activations are float32.
-NOT_SPLIT = {"split_form": False, "activation": 0}
-#: Bytes of shared memory besides the stages: what aligns them to the swizzle, and per consumer 32 filters' outputs.
-_ALIGNMENT, _STAGED = 1024, 4 * 32 * (64 + 4)
+#: Bytes of shared memory besides the stages: what aligns them to the swizzle, and 32 filters' outputs per consumer.
+_OTHERS = 1024 + _CONSUMERS * 4 * 32 * (64 + 4)
 
 
 @dataclass(frozen=True)
@@ -118,40 +115,26 @@ class WideTile:
 
     components: int  # high, and with three products low
     tile_filters: int
-    consumers: int
     stage_channels: int
-    tile_pixels: int
     stages: int
+    tile_pixels: int = _TILE_PIXELS
+    consumers: int = _CONSUMERS
 
     @classmethod
     def of(cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int) -> WideTile:
         """Return the tile for a launch of that many images."""
+        pixel_tiles = ceil_div(images * own.output_area, _TILE_PIXELS) * own.groups
 
-        def time(tile: tuple[int, int]) -> float:
-            filters, consumers = tile
-            pixel_tiles = ceil_div(images * own.output_area, consumers * _CONSUMER_PIXELS) * own.groups
+        def time(filters: int) -> float:
             waves = ceil_div(pixel_tiles * ceil_div(own.filters, filters), chip.multiprocessors)
-            return waves * filters * consumers * _TILES[tile]
+            return waves * filters * _TILE_FILTERS[filters]
 
         def length(channels: int) -> float:
             return round_up(own.channels, channels) * _STAGE_CHANNELS[channels]
 
-        tile = _POINTWISE if pointwise else min(_TILES, key=time)
-        return cls.sized(pointwise, components, *tile, min(_STAGE_CHANNELS, key=length), chip)
-
-    @classmethod
-    def sized(
-        cls, pointwise: bool, components: int, filters: int, consumers: int, channels: int, chip: Chip
-    ) -> WideTile:
-        """Return a tile with as many stages as fit shared memory."""
-        tile = cls(components, filters, consumers, channels, _CONSUMER_PIXELS * consumers, 1)
-        room = chip.shared_bytes - tile.other_bytes
-        return replace(tile, stages=min(_MOST_STAGES, room // tile.stage_bytes(pointwise)))
-
-    @property
-    def other_bytes(self) -> int:
-        """Bytes of shared memory besides the stages."""
-        return _ALIGNMENT + self.consumers * _STAGED
+        filters = _POINTWISE_FILTERS if pointwise else min(_TILE_FILTERS, key=time)
+        tile = cls(components, filters, min(_STAGE_CHANNELS, key=length), 1)
+        return replace(tile, stages=min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(pointwise)))
 
     def stage_bytes(self, pointwise: bool) -> int:
         """Bytes of shared memory of a stage: pixels and filters, two barriers, the scales of converted pixels."""
@@ -165,7 +148,7 @@ class WideTile:
             ceil_div(images * own.output_area, self.tile_pixels) * own.groups * ceil_div(own.filters, self.tile_filters)
         )
         warpgroups = self.consumers + (PRODUCERS if pointwise else 1)
-        shared = self.other_bytes + self.stages * self.stage_bytes(pointwise)
+        shared = _OTHERS + self.stages * self.stage_bytes(pointwise)
         return Launch(name, (min(tiles, chip.multiprocessors), 1, 1), (128 * warpgroups, 1, 1), arguments, shared)
 
     def image_maps(self, buffer: str, own: Convolution, images: int) -> tuple[TensorMap, TensorMap]:
@@ -182,8 +165,8 @@ class WideTile:
 
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config."""
-        own_config = {**asdict(own), **asdict(self), "padded_channels": own.padded_channels}
-        return {**own_config, "promote_every": PROMOTED_PRODUCTS // self.stage_channels, **NOT_SPLIT, **others}
+        more = {"padded_channels": own.padded_channels, "promote_every": PROMOTED_PRODUCTS // self.stage_channels}
+        return {**asdict(own), **asdict(self), **more, "split_form": False, **others}
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -24,8 +24,10 @@
 // implicit_gemm_tma, recompute_images.
 
 // Config beyond wide_tile.cuh's: promote_every, stages between two accumulator promotions; range_blocks, blocks that
-// search an image's largest value; split_form, and the macro SPLIT_FORM where that is true (split_form.cu).
+// search an image's largest value; split_form, for the arrays of split_form.cu. With the macro SPLIT_FORM, only what that
+// shares with this file is compiled.
 
+#ifndef SPLIT_FORM
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to
 // recompute.
 extern "C" __global__ void __launch_bounds__(512)
@@ -86,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (COMPONENTS == 2) to[component] = low;
     }
 }
+#endif
 
 // Load: one thread fills the stages in turn. Each waits until both consumers have left it. TMA takes tile_pixels output
 // pixels from (image, row, column) on, which lie `stride` input pixels apart, at tap (p, q) of their windows.
@@ -156,7 +159,7 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        raise_registers<Config::consumers == 2 ? 240 : Config::consumers == 3 ? 160 : 120>();
+        raise_registers<240>();
         const int consumer = threadIdx.x / 128 - 1;
         int stage = 0, phase = 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {

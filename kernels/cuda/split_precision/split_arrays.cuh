@@ -63,8 +63,8 @@ __device__ __forceinline__ void store_channels(uint4 *y, long long component, lo
     if (COMPONENTS == 2) y[component + at] = low;
 }
 
-// What follows a layer: Config::activation. A NaN stays a NaN.
-__device__ __forceinline__ float activated(float value) {
-    if (Config::activation >= 1 && value < 0) return 0.0f;            // ReLU
-    return Config::activation == 2 && value > 6 ? 6.0f : value;       // ReLU6
-}
+// What follows a layer: ACTIVATION(v), which maps 0 to 0 and no value to a larger one. A NaN stays a NaN.
+#ifndef ACTIVATION
+#define ACTIVATION(v) (v)
+#endif
+__device__ __forceinline__ float activated(float v) { return ACTIVATION(v); }

@@ -35,8 +35,6 @@ _KERNEL = replace(
     sources=(*wide.FP16X3[1].sources, Path(__file__).with_name("split_form.cu")),
     features=ATTRIBUTES,
 )
-#: What may follow a layer, by the number that the sources have for it.
-ACTIVATIONS = (None, "relu", "relu6")
 #: Rounding errors of a limit in float32.
 _MARGIN = 1 + 2.0**-10
 
@@ -81,9 +79,13 @@ def split_activations(shape: tuple[int, ...], chip: Chip, components: int = 2) -
     batch, channels, height, width = shape
     # A convolution that reads the images.
     problem = ConvProblem(batch, channels, height, width, 8, 1)
-    own, _ = _checked(problem, chip, components)
-    scratch = {"ranges": 8 * wide.range_blocks(own) * batch, "listed": 4 * (1 + batch)}
-    return _program(problem, chip, components, wide.split_images(own, "x", batch), scratch)
+    own, tile = _checked(problem, chip, components)
+    blocks, launches = wide.range_blocks(own), wide.split_images(own, "x", batch)
+    config = tile.config(own, range_blocks=blocks, split_form=True)
+    scratch = {"ranges": 8 * blocks * batch, "listed": 4 * (1 + batch)}
+    plan = Plan(tile.defines, max(1, batch), lambda images: launches, scratch=scratch, config=config)
+    kernel = wide.FP16X3[1]
+    return Program("split activations", kernel.text(plan), kernel.options, plan)
 
 
 def split_weights(convolution: Program, problem: ConvProblem) -> Program:
@@ -116,7 +118,7 @@ def convolution(
         components: 2 for fp16x3, 1 for fp16x1.
         bias: whether to add a bias.
         residual: whether to add a split array of y's shape.
-        activation: of ACTIVATIONS, at last.
+        activation: CUDA's expression of a float v that is computed at last; it maps 0 to 0, and no v to a larger |v|.
 
     Raises:
         UnsupportedError: the convolution cannot be computed in split form.
@@ -132,8 +134,15 @@ def convolution(
             "recompute_split_images", (chip.multiprocessors, 1, 1), (THREADS, 1, 1), ("x", "x_scales", "w", *finish)
         ),
     )
-    follows = {"bias": bias, "residual": residual, "activation": ACTIVATIONS.index(activation)}
-    return _program(problem, chip, components, launches, {}, **follows)
+    defines = {**tile.defines, "SPLIT_FORM": 1, **activation_define(activation)}
+    config = tile.config(own, range_blocks=1, split_form=True, bias=bias, residual=residual)
+    plan = Plan(defines, max(1, problem.batch), lambda images: launches, config=config)
+    return Program(_KERNEL.name, _KERNEL.text(plan), _KERNEL.options, plan)
+
+
+def activation_define(activation: str | None) -> dict[str, int | str]:
+    """Return the sources' macro for what follows a layer."""
+    return {"ACTIVATION(v)": activation} if activation else {}
 
 
 def _checked(problem: ConvProblem, chip: Chip, components: int) -> tuple[Convolution, WideTile]:
@@ -142,24 +151,3 @@ def _checked(problem: ConvProblem, chip: Chip, components: int) -> tuple[Convolu
         raise UnsupportedError(f"split form does not take {problem}: {'; '.join(found)}")
     own = Convolution.of(problem)
     return own, WideTile.of(False, components, own, chip, max(1, problem.batch))
-
-
-def _program(
-    problem: ConvProblem,
-    chip: Chip,
-    components: int,
-    launches: tuple[Launch, ...],
-    scratch: dict[str, int],
-    **follows: int,
-) -> Program:
-    own, tile = _checked(problem, chip, components)
-    follows = {"bias": False, "residual": False, **follows}
-    config = tile.config(own, **{**follows, "range_blocks": wide.range_blocks(own), "split_form": True})
-    plan = Plan(
-        {**tile.defines, "SPLIT_FORM": 1},
-        max(1, problem.batch),
-        lambda images: launches,
-        scratch=scratch,
-        config=config,
-    )
-    return Program(_KERNEL.name, _KERNEL.text(plan), _KERNEL.options, plan)

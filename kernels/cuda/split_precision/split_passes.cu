@@ -7,7 +7,7 @@
 // magnitudes for a maximum, a mean and Concat, and for the others two numbers, `limits`, of the parameters: the most that
 // y is per largest |x|, and the most that is added.
 //
-// Config: components, activation; channels; the input's height and width, the output's output_height and output_width;
+// The macro of a kernel's name has it compiled; ACTIVATION(v) follows. Config: components; channels; the input's height and width, the output's output_height and output_width;
 // window_height, window_width, stride_..., pad_...; maximum, mean, count_pad, as in Pooling; inputs and end_0 to end_3,
 // the channels up to each input's end.
 
@@ -51,6 +51,7 @@ __device__ __forceinline__ void for_each_tap(const Unit &out, const Tap &tap) {
     }
 }
 
+#ifdef POOL_SPLIT
 // The maximum, which is NaN if either is NaN.
 __device__ __forceinline__ float larger(float maximum, float v) {
     return !(v <= maximum) && maximum == maximum ? v : maximum;
@@ -85,7 +86,9 @@ extern "C" __global__ void __launch_bounds__(256)
     store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
     out.note(y_scales, own);
 }
+#endif
 
+#ifdef DEPTHWISE_SPLIT
 // Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ w,
@@ -107,7 +110,9 @@ extern "C" __global__ void __launch_bounds__(256)
     store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
     out.note(y_scales, own);
 }
+#endif
 
+#ifdef AFFINE_SPLIT
 // A factor and a number per channel, and an activation.
 extern "C" __global__ void __launch_bounds__(256)
     affine_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ factor,
@@ -127,7 +132,9 @@ extern "C" __global__ void __launch_bounds__(256)
     store_channels(y, component, out.index, own.exponent, values);
     out.note(y_scales, own);
 }
+#endif
 
+#ifdef CONCAT_SPLIT
 // Up to four inputs along their channels, multiples of eight of each.
 extern "C" __global__ void __launch_bounds__(256)
     concat_split(const uint4 *__restrict__ x0, const uint4 *__restrict__ x1, const uint4 *__restrict__ x2,
@@ -159,7 +166,9 @@ extern "C" __global__ void __launch_bounds__(256)
     store_channels(y, (long long)images * AREA * UNITS, out.index, own.exponent, values);
     out.note(y_scales, own);
 }
+#endif
 
+#ifdef UNFOLD_COLUMNS
 // The largest magnitude of each float32 image, into scales that are zero before.
 extern "C" __global__ void __launch_bounds__(256)
     largest_of_images(const float *__restrict__ x, ImageScale *__restrict__ y_scales, int images) {
@@ -193,7 +202,9 @@ extern "C" __global__ void __launch_bounds__(256)
     store_channels(y, (long long)images * OUTPUT_AREA * UNFOLDED, index, exponent, values);
     if (unit == 0 && pixel == 0) y_scales[image].exponent = exponent;
 }
+#endif
 
+#ifdef JOIN_IMAGES
 // Split activations to float32 in NCHW: a block turns 64 channels of 32 pixels.
 extern "C" __global__ void __launch_bounds__(256)
     join_images(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, float *__restrict__ y, int images) {
@@ -211,3 +222,4 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int c = c0 + threadIdx.x / 32; c < min(C, c0 + 64); c += 8)
         if (pixel < AREA) y[((long long)image * C + c) * AREA + pixel] = tile[threadIdx.x % 32][c - c0];
 }
+#endif

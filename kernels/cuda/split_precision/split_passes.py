@@ -20,7 +20,7 @@ from ece408_op.core.kernel import source_text
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import GRID_YZ, Launch, Pair, Plan, ceil_div
 
-from .split_form import ACTIVATIONS
+from .split_form import activation_define
 
 _FOLDER = Path(__file__).parent
 _SOURCES = tuple(
@@ -121,7 +121,7 @@ def _program(
     before: tuple[Launch, ...] = (),
 ) -> Program:
     config = {
-        **{"components": 2, "activation": ACTIVATIONS.index(activation), "channels": x[1]},
+        **{"components": 2, "channels": x[1]},
         **dict(zip(("height", "width", "output_height", "output_width"), (*x[2:], *y[2:]))),
         # What only some of the kernels ask for.
         **{"maximum": False, "mean": False, "count_pad": False, "inputs": 1},
@@ -133,5 +133,6 @@ def _program(
     if entry == "join_images":
         grid, written = (ceil_div(x[2] * x[3], _JOINED[0]), ceil_div(x[1], _JOINED[1]), x[0]), ["y"]
     launch = Launch(entry, grid, (_THREADS, 1, 1), (*read, *parameters, *written, "images"))
-    plan = Plan({}, x[0], lambda images: (*before, launch), config=config)
+    defines = {entry.upper(): 1, **activation_define(activation)}
+    plan = Plan(defines, x[0], lambda images: (*before, launch), config=config)
     return Program(entry, source_text(_SOURCES, plan), (), plan)
