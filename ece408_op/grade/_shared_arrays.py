@@ -7,6 +7,7 @@ import fcntl
 import math
 import mmap
 import os
+import struct
 from typing import Any
 
 import numpy as np
@@ -63,15 +64,17 @@ class DeviceArray:
         cp = cuda.cupy()
         device, size = int(cp.cuda.runtime.getDevice()), 4 * math.prod(shape)
         cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
-        properties, zero, none = _Properties(1, 1, _Location(1, device)), ctypes.c_uint64(0), ctypes.c_size_t(0)
-        access, unit, descriptor = _Access(properties.location, _READ_WRITE), ctypes.c_size_t(), ctypes.c_int()
+        zero, none, unit, descriptor = ctypes.c_uint64(0), ctypes.c_size_t(0), ctypes.c_size_t(), ctypes.c_int()
+        # CUmemAllocationProp: pinned memory, shared by a POSIX file descriptor, on a device; CUmemAccessDesc: on a
+        # device, to read and write.
+        properties, access = struct.pack("iiiiPQ", 1, 1, 1, device, 0, 0), struct.pack("iii", 1, device, 3)
         self._memory, self._at = ctypes.c_uint64(), ctypes.c_uint64()
-        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(properties), 0)
+        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), properties, 0)
         self._total = ctypes.c_size_t(-(-(2 * RED_ZONE + size) // unit.value) * unit.value)
-        _driver("cuMemCreate", ctypes.byref(self._memory), self._total, ctypes.byref(properties), zero)
+        _driver("cuMemCreate", ctypes.byref(self._memory), self._total, properties, zero)
         _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, none, zero, zero)
         _driver("cuMemMap", self._at, self._total, none, self._memory, zero)
-        _driver("cuMemSetAccess", self._at, self._total, ctypes.byref(access), ctypes.c_size_t(1))
+        _driver("cuMemSetAccess", self._at, self._total, access, ctypes.c_size_t(1))
         _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._memory, 1, zero)
         self.descriptor, self.handle = descriptor.value, f"{descriptor.value}:{self._total.value}"
         owner = cp.cuda.UnownedMemory(self._at.value, self._total.value, self, device)
@@ -87,31 +90,6 @@ class DeviceArray:
         _driver("cuMemUnmap", self._at, self._total)
         _driver("cuMemAddressFree", self._at, self._total)
         _driver("cuMemRelease", self._memory)
-
-
-#: CU_MEM_ACCESS_FLAGS_PROT_READWRITE of cuda.h. There, 1 is pinned memory, a device, and a POSIX file descriptor.
-_READ_WRITE = 3
-
-
-class _Location(ctypes.Structure):
-    """CUmemLocation."""
-
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        *(("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", _Location)),
-        *(("windows", ctypes.c_void_p), ("flags", ctypes.c_uint64)),
-    )
-
-
-class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
 def _driver(name: str, *arguments: Any) -> None:

@@ -139,7 +139,29 @@ __global__ void ece408_grade_fill(T* at, size_t count, T value) {
 #endif
 
 template <typename Device, int dimension, typename DType>
-struct ece408_grade_tensor_base {
+struct Tensor;
+
+// What an index of a tensor leads to: a tensor with one dimension less, or an element.
+template <typename Device, int dimension, typename DType>
+struct ece408_grade_part {
+  typedef Tensor<Device, dimension - 1, DType> type;
+  template <typename From>
+  static MSHADOW_XINLINE type of(const From& from, index_t index) {
+    return type(from.dptr_ + from.MSize(1) * index, from.shape_.SubShape(), from.stride_, from.stream_);
+  }
+};
+template <typename Device, typename DType>
+struct ece408_grade_part<Device, 1, DType> {
+  typedef DType& type;
+  template <typename From>
+  static MSHADOW_XINLINE type of(const From& from, index_t index) {
+    return from.dptr_[index];
+  }
+};
+
+template <typename Device, int dimension, typename DType = default_real_t>
+struct Tensor {
+  typedef ece408_grade_part<Device, dimension, DType> Part;
   static const bool kDevCPU = Device::kDevCPU;
   static const int kSubdim = dimension - 1;
   DType* dptr_;
@@ -147,13 +169,11 @@ struct ece408_grade_tensor_base {
   index_t stride_;
   Stream<Device>* stream_;
 
-  MSHADOW_XINLINE ece408_grade_tensor_base() : dptr_(NULL), stride_(0), stream_(NULL) {}
-  MSHADOW_XINLINE ece408_grade_tensor_base(const Shape<dimension>& shape)
-      : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
-  MSHADOW_XINLINE ece408_grade_tensor_base(DType* at, const Shape<dimension>& shape, Stream<Device>* stream = NULL)
+  MSHADOW_XINLINE Tensor() : dptr_(NULL), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(const Shape<dimension>& shape) : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, Stream<Device>* stream = NULL)
       : dptr_(at), shape_(shape), stride_(shape[dimension - 1]), stream_(stream) {}
-  MSHADOW_XINLINE ece408_grade_tensor_base(DType* at, const Shape<dimension>& shape, index_t stride,
-                                           Stream<Device>* stream)
+  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, index_t stride, Stream<Device>* stream)
       : dptr_(at), shape_(shape), stride_(stride), stream_(stream) {}
 
   void set_stream(Stream<Device>* stream) { stream_ = stream; }
@@ -165,54 +185,27 @@ struct ece408_grade_tensor_base {
     for (int i = first; i < kSubdim; ++i) size *= shape_[i];
     return size;
   }
-  void ece408_grade_set(const DType& value) {
-#ifdef __CUDACC__
-    if (!kDevCPU) {
-      ece408_grade_fill<DType><<<1024, 256, 0, ece408_grade_handle(stream_)>>>(dptr_, MSize(), value);
-      return;
-    }
-#endif
-    for (size_t i = 0; i < MSize(); ++i) dptr_[i] = value;
-  }
-};
-
-template <typename Device, int dimension, typename DType = default_real_t>
-struct Tensor : ece408_grade_tensor_base<Device, dimension, DType> {
-  typedef ece408_grade_tensor_base<Device, dimension, DType> Base;
-  typedef Tensor<Device, dimension - 1, DType> Part;
-  using Base::Base;
-  Tensor() = default;
-
-  MSHADOW_XINLINE Part operator[](index_t index) const {
-    return Part(this->dptr_ + this->MSize(1) * index, this->shape_.SubShape(), this->stride_, this->stream_);
-  }
+  MSHADOW_XINLINE typename Part::type operator[](index_t index) const { return Part::of(*this, index); }
   MSHADOW_XINLINE Tensor Slice(index_t begin, index_t end) const {
     Tensor part = *this;
-    part.dptr_ += this->MSize(1) * begin;
+    part.dptr_ += MSize(1) * begin;
     part.shape_[0] = end - begin;
     return part;
   }
   MSHADOW_XINLINE Tensor<Device, 1, DType> FlatTo1D() const {
-    return Tensor<Device, 1, DType>(this->dptr_, this->shape_.FlatTo1D(), this->stream_);
+    return Tensor<Device, 1, DType>(dptr_, shape_.FlatTo1D(), stream_);
   }
   MSHADOW_XINLINE Tensor<Device, 2, DType> FlatTo2D() const {
-    return Tensor<Device, 2, DType>(this->dptr_, this->shape_.FlatTo2D(), this->stride_, this->stream_);
+    return Tensor<Device, 2, DType>(dptr_, shape_.FlatTo2D(), stride_, stream_);
   }
   Tensor& operator=(const DType& value) {
-    this->ece408_grade_set(value);
-    return *this;
-  }
-};
-
-template <typename Device, typename DType>
-struct Tensor<Device, 1, DType> : ece408_grade_tensor_base<Device, 1, DType> {
-  typedef ece408_grade_tensor_base<Device, 1, DType> Base;
-  using Base::Base;
-  Tensor() = default;
-  MSHADOW_XINLINE DType& operator[](index_t index) { return this->dptr_[index]; }
-  MSHADOW_XINLINE const DType& operator[](index_t index) const { return this->dptr_[index]; }
-  Tensor& operator=(const DType& value) {
-    this->ece408_grade_set(value);
+#ifdef __CUDACC__
+    if (!kDevCPU) {
+      ece408_grade_fill<DType><<<1024, 256, 0, ece408_grade_handle(stream_)>>>(dptr_, MSize(), value);
+      return *this;
+    }
+#endif
+    for (size_t i = 0; i < MSize(); ++i) dptr_[i] = value;
     return *this;
   }
 };
