@@ -66,6 +66,7 @@ _OPEN_BRACKET = r"""expected (a )?["']}["']"""
 #: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too,
 #: and a forward that is declared otherwise than the course's: without it ``#pragma GCC target`` holds for theirs too.
 #: Each is tried where the errors so far speak of it.
+_NEWER = r"C\+\+ ?17"
 _OTHERWISE = f"ambiguous|more than one instance|target specific option|{_NO_FORWARD}"
 _ATTEMPTS = (
     ("", ("-std=c++14",)),
@@ -137,13 +138,12 @@ def build(
             return Built(target / "submission.so", tuple(_hints.kernels(text)))
         if ended.startswith("signal"):
             raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
+        reason = None if re.search(_NEWER, text) else not_supported(code, text)
+        if reason:
+            raise EndedError("unsupported", reason)
         texts.append(text)
     # The first attempt's errors, unless they are about the language's version.
-    first = texts[1] if re.search(r"C\+\+ ?17", texts[0]) else texts[0]
-    reason = not_supported(code, first)
-    if reason:
-        raise EndedError("unsupported", reason)
-    text = errors(first, folder, tools, source.name)
+    text = errors(texts[1] if re.search(_NEWER, texts[0]) else texts[0], folder, tools, source.name)
     if context == "cpu" and "__global__" in text:
         text = f"it holds a kernel in CUDA: is it the file for --context gpu, called .h?\n{text}"
     raise EndedError("compile_error", text)

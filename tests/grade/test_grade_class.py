@@ -51,7 +51,7 @@ def make_class(folder: Path, count: int) -> Path:
 
 def command(folder: Path, members: Path) -> list[str]:
     where = ["--context", "cpu", "--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]
-    return [sys.executable, "-m", "ece408_op.grade", str(members), "--jobs", "2", *where]
+    return [sys.executable, "-m", "ece408_op.grade", str(members), "--jobs", "2", "--time-in-parallel", *where]
 
 
 @needs_sandbox
@@ -90,6 +90,7 @@ def test_duplicates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (broken / "new-forward.h").write_text("#error not & finished\n")
     reports = tmp_path / "reports"
     arguments = ["--context", "cpu", "--spec", str(tmp_path / "spec.toml"), "--reports", str(reports)]
+    arguments.append("--time-in-parallel")
     assert cli.main([str(members), *arguments, "--json", str(tmp_path / "out.json")]) == 1
     assert "compile_error" in capsys.readouterr().out
 

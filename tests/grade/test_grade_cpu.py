@@ -27,7 +27,8 @@ def records() -> Iterator[dict[str, dict[str, Any]]]:
         submissions.write_layouts(folder / "class")
         (folder / "spec.toml").write_text(submissions.SPEC)
         where = [str(folder / "class"), "--context", "cpu", "--spec", str(folder / "spec.toml")]
-        assert cli.main([*where, "--json", str(folder / "out.json")]) == 1
+        # Times are not compared: no call waits for others, and while one submission waits for its limit, others run.
+        assert cli.main([*where, "--jobs", "4", "--time-in-parallel", "--json", str(folder / "out.json")]) == 1
         data = json.loads((folder / "out.json").read_text())
     assert data["version"] == 1
     yield {submissions.name_of(record): record for record in data["records"]}
@@ -116,7 +117,7 @@ def test_the_record_says_what_containment_was_had(records: dict[str, dict[str, A
 def test_every_timed_run_is_in_the_record(records: dict[str, dict[str, Any]]) -> None:
     for layer in records["textbook"]["networks"][0]["layers"]:
         timed = [run for run in layer["runs"] if run["purpose"] == "timed"]
-        assert 3 <= len(timed) <= 6  # disturbed rounds are repeated
+        assert len(timed) == 3
         assert all(run["reference_seconds"] for run in timed)
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 

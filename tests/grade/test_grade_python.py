@@ -38,8 +38,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("python")
     (folder / "spec.toml").write_text(SPEC)
     own = str(Path(kernels.__file__).parent / "cpu" / "im2col.py")
+    where = ["--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]
     paths = ["loops", own, *(str(HERE / name) for name in VERDICTS)]
-    assert cli.main([*paths, "--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]) == 1
+    assert cli.main([*paths, *where, "--time-in-parallel"]) == 1
     return {Path(record["path"]).name: record for record in json.loads((folder / "out.json").read_text())["records"]}
 
 
