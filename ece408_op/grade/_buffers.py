@@ -38,8 +38,9 @@ _EXPLAINED = 4
 _DRAWN = 1 << 22
 #: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
 _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
-#: No filter's element is smaller: with a sparse image's, its product is a normal number of float16.
-_SMALLEST_TAP = 2.0**-8
+#: Binades of a sparse image's numbers. No filter's element is smaller than this: its product with such a number is a
+#: normal number of float16.
+_BINADES, _SMALLEST_TAP = 7, 2.0**-6
 
 
 class Buffers:
@@ -84,10 +85,9 @@ class Buffers:
             # Up to 1000 products of at most 2 stay below 2048, up to which float16 represents every integer.
             larger = (bits >> np.uint64(1) & np.uint64(p.products <= 1000)).astype(np.float32) + 1
             to[...] = _uniform(bits) if kind == _judge.REAL else sign * larger
-        unit = np.float32(2.0**-11 if kind == _judge.REAL else 1)
         least = int(rng.integers(2)) if p.batch == 1 else 1
         for image in rng.permutation(p.batch)[: max(least, min(p.batch // _SPARSE, _MOST_SPARSE))]:
-            self._x[int(image)] = self.xp.asarray(self._sparse_image(rng) * unit)
+            self._x[int(image)] = self.xp.asarray(self._sparse_image(rng, kind == _judge.REAL))
         if kind == _judge.WIDE:
             self._x *= np.float32(_WIDE)
         signs = rng.integers(0, 2, p.w_shape).astype(np.float32) * 2 - 1
@@ -95,14 +95,19 @@ class Buffers:
             signs = signs * np.maximum(np.abs(rng.standard_normal(p.w_shape, np.float32)), np.float32(_SMALLEST_TAP))
         self._w[...] = self.xp.asarray(signs)
 
-    def _sparse_image(self, rng: np.random.Generator) -> np.ndarray:
-        """An image of zeros, and of odd whole numbers of 11 bits of which each window has one."""
+    def _sparse_image(self, rng: np.random.Generator, real: bool) -> np.ndarray:
+        """An image of zeros, and of odd whole numbers of 11 bits, of which each window has one.
+
+        ``real``: they are divided by powers of two, so that they lie between 1/128 and 1.
+        """
         p = self.problem
         image = np.zeros(p.x_shape[1:], np.float32)
         # Any window has one row and one column of a grid with the filter's spacing.
         rows, columns = (np.arange(rng.integers(p.kernel), size, p.kernel) for size in (p.height, p.width))
         shape = len(rows), len(columns)
         values = (2 * rng.integers(512, 1024, shape) + 1) * (2 * rng.integers(0, 2, shape) - 1)
+        if real:
+            values = np.ldexp(values, -11 - rng.integers(0, _BINADES, shape))
         image[rng.integers(0, p.channels, shape), rows[:, None], columns] = values
         return image
 

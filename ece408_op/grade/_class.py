@@ -11,10 +11,10 @@ import os
 import sqlite3
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from tqdm import tqdm
 
@@ -23,8 +23,6 @@ from ._grading import Grader, read
 from ._submission import Submission
 
 Record = dict[str, Any]
-#: Grades submissions, by key, and yields each record when it is there.
-Runner = Callable[[dict[str, Submission]], Iterator[tuple[str, Record]]]
 
 
 class Log:
@@ -62,41 +60,34 @@ class Log:
             self.path.unlink(missing_ok=True)
 
 
-def grade_all(found: Sequence[Submission], run: Runner, log: Log | None = None) -> list[Record]:
-    """The records of all, in the order given; those in the log are not graded again. Raises what ``run`` raises."""
+def grade_all(
+    found: Sequence[Submission], graders: Mapping[str, Grader], jobs: int, log: Log | None = None
+) -> list[Record]:
+    """The records of all, in the order given, ``jobs`` at a time; those in the log are not graded again.
+
+    ``graders`` has one per context. Where one raises, or the caller interrupts, all programs are ended.
+    """
     keys = [key(one) for one in found]
     done: dict[str, Record] = dict(log.done) if log else {}
     waiting = {name: one for name, one in zip(keys, found) if name not in done}
     quiet = len(found) < 2 or not sys.stderr.isatty()
-    with tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet) as bar:
-        for name, record in run(waiting):
-            done[name] = record
-            if log:
-                log.add(name, record)
-            bar.update()
+    bar = tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet)
+    with bar, ThreadPoolExecutor(jobs) as pool:
+        try:
+            futures = {pool.submit(graders[one.context].grade, one): name for name, one in waiting.items()}
+            for future in as_completed(futures):
+                done[futures[future]] = future.result()
+                if log:
+                    log.add(futures[future], future.result())
+                bar.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for grader in graders.values():
+                grader.bench.tools.processes.close()
+            raise
     records = [done[name] for name in keys]
     add_duplicates(records)
     return records
-
-
-def here(grader_for: Callable[[str], Grader], jobs: int, end: Callable[[], None] = lambda: None) -> Runner:
-    """Grades on this machine, ``jobs`` at a time; ``grader_for(context)`` returns the grader.
-
-    Where the caller gives up, ``end()`` has to end the programs of the submissions in work, which are then waited for.
-    """
-
-    def run(waiting: dict[str, Submission]) -> Iterator[tuple[str, Record]]:
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                futures = {pool.submit(grader_for(one.context).grade, one): name for name, one in waiting.items()}
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                end()
-                raise
-
-    return run
 
 
 def key(one: Submission) -> str:

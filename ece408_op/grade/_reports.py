@@ -106,21 +106,12 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
     explained = [layer["explanation"] for one in networks for layer in one["layers"] if layer.get("explanation")]
     return {
         **{key: record[key] for key in ("path", "status", "reason", "precision")},
-        **{"meaning": meaning, "next_step": next_step, "networks": shown, "worst": _worst(record.get("worst"))},
+        **{"meaning": meaning, "next_step": next_step, "networks": shown},
         "explained": explained[0] if explained and record["status"] != "passed" else None,
         "bars": any(layer["bar"] for one in shown for layer in one["layers"]),
         "compiler": _hints.lines(record.get("compiler") or []),
         "printed": record.get("printed", "")[:2000],
     }
-
-
-def _worst(worst: Mapping[str, Any] | None) -> str:
-    if not worst:
-        return ""
-    text = f"y{worst['index']}: got {worst['got']}, expected {worst['expected']}"
-    if isinstance(worst["error_of_bound"], float):
-        text += f" ({worst['error_of_bound']:.3g} of the error that float32 may make)"
-    return f"{text}; {worst['wrong']} of {worst['compared']} elements of that run are wrong"
 
 
 def _network(network: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -208,7 +199,7 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
     times = [
         f"{layer['name']}: {layer['times']}" for one in shown["networks"] for layer in one["layers"] if layer["times"]
     ]
-    said = (shown["meaning"], shown["reason"], advice, shown["worst"], "\n".join(times), "\n".join(shown["compiler"]))
+    said = (shown["meaning"], shown["reason"], advice, "\n".join(times), "\n".join(shown["compiler"]))
     points = round(sum(test["score"] for test in tests)) if shared else 100
     return {
         "score": float(points) if passed else 0.0,

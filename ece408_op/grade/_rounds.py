@@ -293,6 +293,6 @@ class Trial:
             layer.runs.append(self._run(REAL_IMAGES, PICTURE, buffers))
             y, true = buffers.output(), buffers.exact(exact, w)
             if number + 1 < len(self.buffers):
-                x, exact = net.between(y), net.between(true)
-        self.result.accuracy.append(net.compare(net.labels(y), net.labels(true)))
+                x, exact = net.between(y, buffers.xp), net.between(true, buffers.xp)
+        self.result.accuracy.append(net.compare(net.labels(y, buffers.xp), net.labels(true, buffers.xp)))
         return False

@@ -273,8 +273,10 @@ def _unstable(runs: Sequence[Run]) -> bool:
     others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
     if any(run.wrong for run in whole) and all(run.outcome.precision in (HALF, HALF_SUMS) for run in right):
         return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
-    # Wrong on all data of one kind and right on the other's, it does the same each time.
-    return any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others))
+    if any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others)):
+        return True
+    # Wrong on whole numbers alone, it does the same each time, if there are several of those runs.
+    return len(whole) == 1 and whole[0].wrong and any(run.outcome.precision == FLOAT32 for run in others)
 
 
 def _clock_replaced(runs: Sequence[Run]) -> tuple[str, str] | None:

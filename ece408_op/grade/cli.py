@@ -109,6 +109,7 @@ def _printable(text: str, encoding: str | None) -> str:
 
 
 def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
+    """Grade all, and write what was asked for."""
     found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _no_gpu() is None)
     without = _no_gpu() if {one.context for one in found} == {"cpu", "gpu"} else None
     if without is not None:  # of a class, those for a GPU that is not there are unsupported
@@ -124,7 +125,23 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
         graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
     # One submission has a GPU to itself; others are compiled meanwhile.
     jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
-    return _written(found, _class.here(graders.__getitem__, jobs, tools.processes.close), arguments, rules)
+    for path, why in _submission.passed_over(arguments.path, found):
+        text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
+        print(_printable(text, sys.stderr.encoding), file=sys.stderr)
+    log = None
+    if arguments.json:
+        written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
+        log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
+    records = _class.grade_all(found, graders, jobs, log)
+    _progress("")
+    if log:
+        with replacing(arguments.json) as file:
+            file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
+    if arguments.reports:
+        _reports.write_all(arguments.reports, records, rules.ranking)
+    if log:
+        log.close(remove=True)
+    return records
 
 
 def _progress(text: str) -> None:
@@ -139,29 +156,6 @@ def _private(arguments: argparse.Namespace, found: list[_submission.Submission])
     files += [one.source for one in found if one.source]
     folders = [path for path in arguments.path if path.is_dir()]
     return tuple(sorted({*(path.resolve().parent for path in files), *(path.resolve() for path in folders)}))
-
-
-def _written(
-    found: list[_submission.Submission], run: _class.Runner, arguments: argparse.Namespace, rules: _spec.Spec
-) -> list[Record]:
-    """Grade all, and write what was asked for."""
-    for path, why in _submission.passed_over(arguments.path, found):
-        text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
-        print(_printable(text, sys.stderr.encoding), file=sys.stderr)
-    log = None
-    if arguments.json:
-        written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
-        log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    records = _class.grade_all(found, run, log)
-    _progress("")
-    if log:
-        with replacing(arguments.json) as file:
-            file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
-    if arguments.reports:
-        _reports.write_all(arguments.reports, records, rules.ranking)
-    if log:
-        log.close(remove=True)
-    return records
 
 
 def _no_gpu() -> DeviceError | None:

@@ -19,6 +19,7 @@ import pytest
 from sandbox import needs_sandbox
 from submissions import logged
 
+from ece408_op.core import dispatch
 from ece408_op.grade import _class, cli
 from ece408_op.grade._device import Device
 from ece408_op.grade._grading import Grader
@@ -141,12 +142,12 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(Grader, "_run", run)
     bench = Bench(Tools(tmp_path), Spec())
-    found = {str(number): Submission(Path(str(number)), None, "gpu", kernel="naive") for number in range(9)}
+    found = [Submission(Path(name), None, "gpu", kernel=name) for name in dispatch.names("gpu")[:9]]
     grader = Grader(bench, "gpu", 1, free=free, devices=2)
-    records = dict(_class.here(lambda context: grader, 5)(found))
+    records = _class.grade_all(found, {"gpu": grader}, 5)
     assert len(records) == 9 and most == [2] and {one.number for one in seen} == {0, 1}
     assert len(checked) == 9
-    assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records.values())
+    assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records)
 
 
 @needs_sandbox
