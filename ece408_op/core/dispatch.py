@@ -25,9 +25,11 @@ SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16",
 #: Operations for which waking a thread pays off: about 20 microseconds of the fastest kernel, as long as waking takes.
 _THREAD_FLOPS = 4_000_000
 
-#: oneDNN keeps numbers of channels that are multiples of the first in a blocked layout, and in groups multiples of the
-#: second; it reads images of few channels as they are. From the last number of channels on, cuDNN is faster on a GPU.
-_BLOCK, _BLOCK_OF_GROUP, _IMAGE_CHANNELS, _CUDNN_CHANNELS = 8, 4, 3, 64
+#: oneDNN has a blocked layout for channels in multiples of _BLOCK, in grouped layers of _BLOCK_OF_GROUP. It reads
+#: images of up to _IMAGE_CHANNELS channels as they are.
+_BLOCK, _BLOCK_OF_GROUP, _IMAGE_CHANNELS = 8, 4, 3
+#: From this number of channels on, cuDNN is faster on a GPU.
+_CUDNN_CHANNELS = 64
 
 
 #: Kernels of the caller's own: see ``added``.

@@ -117,8 +117,8 @@ class CpuKernel:
         tanh_pool: the kernel fused with tanh and max-pooling, or None.
         error_bound: |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element.
         magnitude_weights: see error_bound.
-        recommended: whether "auto" may take the kernel for a problem, because it is probably faster than the kernels
-            after it in the list.
+        recommended: whether "auto" prefers the kernel for a problem, because it is probably faster than the kernels
+            after it in the list. Kernels that are not recommended come last.
         arithmetic: the units that compute the products, and how often: a key of ``roofline.PRODUCTS``.
     """
 
@@ -162,7 +162,7 @@ class CudaKernel:
         options: options for NVRTC besides the C++ standard.
         device: always "gpu".
         exact_capability: see capability.
-        recommended: whether timings of other layers predict the kernel's time for a problem.
+        recommended: whether "auto" prefers the kernel for a problem; False outside the sizes that were timed.
         predicted_milliseconds: the kernel's cost model, which the tuning table scales; infinite for problems that the
             model does not cover.
         magnitude_weights: as in CpuKernel.

@@ -1,4 +1,4 @@
-"""The CPU for arrays in host memory."""
+"""Runs a CPU kernel on arrays in host memory."""
 
 from __future__ import annotations
 

@@ -121,20 +121,20 @@ class NewOp(mx.operator.CustomOp):
         The inputs are ready. Returns when the output is filled. Raises Ece408Error.
         """
         x, w, *bias, y = arrays
-        self._run(_problem(self._attributes, x.shape, w.shape), (x, w, y), add, *bias)
+        self._run_and_record(_problem(self._attributes, x.shape, w.shape), (x, w, y), add, *bias)
 
-    def _run(self, problem: ConvProblem, operands: Sequence[Any], add: bool, bias: Any = None) -> None:
+    def _run_and_record(self, problem: ConvProblem, operands: Sequence[Any], add: bool, bias: Any = None) -> None:
         """Fill the third operand of a problem, or add to it, and record the call."""
         start = time.perf_counter()
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
         kernel = _selected(problem, device, attributes, self._chip)
-        timing = self._compute(kernel, problem, operands, add, bias) if problem.batch else Timing(0.0)
+        timing = self._run_in_context(kernel, problem, operands, add, bias) if problem.batch else Timing(0.0)
         if not problem.batch and not add:
             self._fill(operands[2], 0)  # the sums over no images
         whole = time.perf_counter() - start
         op_times.record(op_times.OpTime(attributes.layer, problem, kernel.name, kernel.device, *timing, whole))
 
-    def _compute(
+    def _run_in_context(
         self, kernel: Kernel, problem: ConvProblem, operands: Sequence[Any], add: bool, bias: Any = None
     ) -> Timing:
         if isinstance(kernel, CudaKernel) and self._home == "gpu":
@@ -142,10 +142,10 @@ class NewOp(mx.operator.CustomOp):
             address = None if bias is None else bridge.gpu_address(bias)
             return _device_context.convolve(kernel, problem, addresses, self._number, add, address)
         a, b, out = map(bridge.cpu_view, operands, problem.shapes)
-        offsets = None if bias is None else bridge.cpu_view(bias)
+        bias_view = None if bias is None else bridge.cpu_view(bias)
         if isinstance(kernel, CudaKernel):
-            return host_context.convolve(kernel, problem, a, b, out, add, offsets)
-        return _cpu_context.convolve(kernel, problem, a, b, out, add, offsets)
+            return host_context.convolve(kernel, problem, a, b, out, add, bias_view)
+        return _cpu_context.convolve(kernel, problem, a, b, out, add, bias_view)
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
@@ -164,9 +164,9 @@ class NewOp(mx.operator.CustomOp):
         problem = _problem(self._attributes, x.shape, w.shape)
         for name in wanted:
             if name == "data":
-                self._run(problem.data_gradient, (y, w, gradients[name]), adds[name])
+                self._run_and_record(problem.data_gradient, (y, w, gradients[name]), adds[name])
             elif name == "weight":
-                self._run(problem.weight_gradient, (x, y, gradients[name]), adds[name])
+                self._run_and_record(problem.weight_gradient, (x, y, gradients[name]), adds[name])
             elif problem.batch:
                 self._bias_gradient(problem, y, gradients[name], adds[name])
             elif not adds[name]:

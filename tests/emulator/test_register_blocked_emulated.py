@@ -24,8 +24,8 @@ CASES = [
     ((2, 3, 9, 12, 7, 3), {}),
     ((2, 5, 11, 14, 9, 4), {"channels": 2, "passes": 1, "keep_weights": False}),
     ((2, 5, 11, 14, 9, 4), {"channels": 2, "passes": 1, "keep_weights": False, "stages": 2}),
-    ((2, 4, 10, 11, 24, 7), {"groups": 3, "filters": 4, "passes": 1, "channels": 2}),
-    ((3, 2, 8, 9, 20, 3), {"groups": 2, "passes": 3, "filters": 4}),
+    ((2, 4, 10, 11, 24, 7), {"filter_groups": 3, "filters": 4, "passes": 1, "channels": 2}),
+    ((3, 2, 8, 9, 20, 3), {"filter_groups": 2, "passes": 3, "filters": 4}),
     ((1, 2, 5, 300, 5, 2), {}),
 ]
 

@@ -137,7 +137,9 @@ def test_the_compiler_check_sees_an_error_a_warning_and_a_spill():
 def test_the_compiler_check_sees_products_that_wait_for_one_another():
     text = split_precision.WARPGROUP.text(split_precision.WARPGROUP.plan(COURSE[-1], chip_of(90), 16))
     # A sum that is used while products add to it.
-    used = text.replace("        wgmma_commit();\n    }", "        wgmma_commit();\n        sums[0][0] += 1.0f;\n    }")
+    used = text.replace(
+        "        wgmma_commit();\n    }", "        wgmma_commit();\n        with_x_high[0][0] += 1.0f;\n    }"
+    )
     assert used != text
     assert nvrtc.compile_text(used, 90, split_precision.WARPGROUP.options)["split_precision_convolution"].serialized
 

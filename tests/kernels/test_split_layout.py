@@ -43,7 +43,7 @@ LAYERS = [
 def _filters(problem: ConvProblem, tile: Tile, w: np.ndarray) -> np.ndarray:
     """Return the matrix of products, two per word in the taps' order, by filter columns."""
     kernel, odd = problem.kernel, problem.channels // 2 if problem.channels % 2 else -1
-    matrix = np.zeros((2 * len(tile.taps), tile.filter_columns))
+    matrix = np.zeros((2 * len(tile.taps), tile.gemm_columns))
     pairs_rows = tile.odd_channel_pairs_rows
     for number, (plane, row, column) in enumerate(tile.taps):
         for j in range(2) if plane >= 0 else ():

@@ -48,7 +48,7 @@ class RegisterBlockedTile:
     strip_pixels: int  # outputs of a row per thread
     filters: int  # of a thread
     columns: int  # output columns of a column tile
-    groups: int  # of filters, computed side by side by the warps of a block
+    filter_groups: int  # groups of filters, computed side by side by the warps of a block
     passes: int  # groups per warp, one after another
     strips: int  # of a block
     channels: int  # in shared memory at a time
@@ -64,7 +64,7 @@ class RegisterBlockedTile:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.strips * self.groups
+        return self.strips * self.filter_groups
 
     @property
     def strips_in_row(self) -> int:
@@ -77,7 +77,7 @@ class RegisterBlockedTile:
 
     def constant_bytes(self, problem: ConvProblem) -> int:
         """Return the constant memory of all weights."""
-        groups = round_up(ceil_div(problem.filters, self.filters), self.groups * self.passes)
+        groups = round_up(ceil_div(problem.filters, self.filters), self.filter_groups * self.passes)
         return ITEM_BYTES * groups * problem.channels * problem.kernel * round_up(problem.kernel * self.filters, 4)
 
     def input_slack(self, kernel: int) -> int:
@@ -89,7 +89,8 @@ class RegisterBlockedTile:
         """Return the shared memory of a block: input rows, weights, and the sums that the epilogue stages."""
         k, chunks = problem.kernel, ceil_div(problem.channels, self.channels)
         x = round_up(self.channels * self.rows * self.row_pitch + self.input_slack(k), 4)
-        weights = 0 if self.uniform else self.passes * self.groups * self.channels * k * round_up(k * self.filters, 4)
+        groups = 0 if self.uniform else self.passes * self.filter_groups
+        weights = groups * self.channels * k * round_up(k * self.filters, 4)
         sums = self.threads * self.strip_pixels
         return ITEM_BYTES * (self.stages * x + (chunks if self.keep_weights else self.stages) * weights + sums)
 
@@ -162,7 +163,7 @@ def _block_tiles(
                     strip_pixels=thread.pixels,
                     filters=thread.filters,
                     columns=columns,
-                    groups=groups,
+                    filter_groups=groups,
                     passes=passes,
                     strips=32 * warps,
                     channels=chunk,
@@ -259,7 +260,7 @@ def _cost(problem: ConvProblem, tile: RegisterBlockedTile, loop: float, all_grou
     store = (1.5 if aligned_maps else 3.0) if tile.exact(problem) else 25.0
     group = channels * k * loop + store * tile.strip_pixels * tile.filters + 24
     copies = 2.8 * tile.rows * tile.row_pitch / tile.copy_vector / 32 * (channels + 20 * chunks) / warps
-    weights = 0.0 if tile.keep_weights else 110 * tile.groups * channels * k * k * tile.filters / tile.threads
+    weights = 0.0 if tile.keep_weights else 110 * tile.filter_groups * channels * k * k * tile.filters / tile.threads
     item = tile.passes * group + copies + weights + 260
     # Few warps hide little latency; a number of warps that is no multiple of four loads the schedulers unevenly.
     item *= 1 + 1.27 * math.exp(-tile.blocks * warps / 4)
@@ -271,6 +272,6 @@ def _cost(problem: ConvProblem, tile: RegisterBlockedTile, loop: float, all_grou
     # Groups that a warp computes one after another have their weights elsewhere in constant memory each time.
     if tile.uniform and tile.passes > 1 and channels > 1:
         item *= 1.05 if tile.blocks > 1 else 1.15
-    groups_per_block = tile.groups * tile.passes
+    groups_per_block = tile.filter_groups * tile.passes
     padding = ceil_div(all_groups, groups_per_block) * groups_per_block / all_groups
     return item * padding / useful

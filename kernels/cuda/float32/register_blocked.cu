@@ -5,8 +5,8 @@
 //     y row     [ . . .  STRIP sums  . . . ]           x FILTERS:   sum[f][j] += x[j + q] * w[f][q]
 //
 // The strips of all images follow one another: STRIPS_IN_ROW per row, OH rows per image. (A row too long for shared
-// memory is divided into column tiles.) A block computes STRIPS neighbouring strips, which may begin and end within an
-// image, for GROUPS * PASSES groups of FILTERS filters:
+// memory is divided into ROW_PARTS parts of COLUMNS columns.) A block computes STRIPS neighbouring strips, which may
+// begin and end within an image, for FILTER_GROUPS * PASSES groups of FILTERS filters:
 //
 //                    32 strips   32 strips
 //     group 0        warp 0      warp 1        The lanes of a warp have different strips and the same filters, so a
@@ -31,14 +31,14 @@
 // the operand cache).
 // Restrictions: a tile fits shared memory; UNIFORM: the weights fit constant memory.
 
-constexpr int STRIP = Config::strip_pixels, FILTERS = Config::filters, GROUPS = Config::groups, PASSES = Config::passes;
-constexpr int STRIPS = Config::strips, CHANNELS = Config::channels, STAGES = Config::stages;
+constexpr int STRIP = Config::strip_pixels, FILTERS = Config::filters, FILTER_GROUPS = Config::filter_groups;
+constexpr int PASSES = Config::passes, STRIPS = Config::strips, CHANNELS = Config::channels, STAGES = Config::stages;
 constexpr int COLUMNS = Config::columns, ROW_PITCH = Config::row_pitch;
-constexpr int GROUP_WARPS = STRIPS / 32, THREADS = 32 * GROUP_WARPS * GROUPS;
-constexpr int STRIPS_IN_ROW = (COLUMNS + STRIP - 1) / STRIP;  // of a column tile
-constexpr int STRIPS_IN_IMAGE = OH * STRIPS_IN_ROW;           // of a column tile
-constexpr int COLUMN_TILES = (OW + COLUMNS - 1) / COLUMNS;
-constexpr int BLOCK_FILTERS = FILTERS * GROUPS * PASSES, FILTER_BLOCKS = (M + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
+constexpr int WARPS_PER_GROUP = STRIPS / 32, THREADS = 32 * WARPS_PER_GROUP * FILTER_GROUPS;
+constexpr int STRIPS_IN_ROW = (COLUMNS + STRIP - 1) / STRIP;  // of a part of a row
+constexpr int STRIPS_IN_IMAGE = OH * STRIPS_IN_ROW;           // of a part of a row
+constexpr int ROW_PARTS = (OW + COLUMNS - 1) / COLUMNS;
+constexpr int BLOCK_FILTERS = FILTERS * FILTER_GROUPS * PASSES, FILTER_BLOCKS = (M + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
 constexpr int CHUNKS = (C + CHANNELS - 1) / CHANNELS;         // of channels
 constexpr int UNROLLED_COPIES = CHUNKS == 1 && C <= 8 ? C : 4;
 constexpr int INPUTS = STRIP + K - 1;                         // of a strip and filter row
@@ -46,11 +46,11 @@ constexpr int INPUT_FLOATS = (INPUTS + Config::input_vector - 1) / Config::input
 constexpr int WEIGHT_FLOATS = (K * FILTERS + 3) / 4 * 4;      // of a filter row for FILTERS filters, padded
 constexpr int CHANNEL_PITCH = Config::rows * ROW_PITCH;       // floats of one channel in shared memory
 constexpr int STAGE_INPUTS = (CHANNELS * CHANNEL_PITCH + Config::input_slack + 3) / 4 * 4;
-constexpr int STAGE_WEIGHTS = UNIFORM ? 0 : PASSES * GROUPS * CHANNELS * K * WEIGHT_FLOATS;
+constexpr int STAGE_WEIGHTS = UNIFORM ? 0 : PASSES * FILTER_GROUPS * CHANNELS * K * WEIGHT_FLOATS;
 constexpr int OUTPUT_FLOATS = 32 * STRIP;                     // that a warp stages for one filter
 constexpr int STORE = Config::store_vector, STORES = (OUTPUT_FLOATS / STORE + 31) / 32;  // of a lane for one filter
-constexpr bool WHOLE_ROWS = OW % STRIP == 0 && COLUMN_TILES == 1;    // strips cover their rows exactly
-constexpr bool KEEP_ADDRESSES = COLUMN_TILES == 1 && STORES <= 8;    // there are registers for the stores' addresses
+constexpr bool WHOLE_ROWS = OW % STRIP == 0 && ROW_PARTS == 1;    // strips cover their rows exactly
+constexpr bool KEEP_ADDRESSES = ROW_PARTS == 1 && STORES <= 8;    // there are registers for the stores' addresses
 
 // A non-temporal store: the kernel does not read y again, so y should not push x out of L2.
 template <int N>
@@ -70,9 +70,9 @@ struct StripPosition {
 };
 
 __device__ __forceinline__ BlockStrips strips_of(unsigned item, int images) {
-    const unsigned block = item / COLUMN_TILES, start = block * STRIPS;
+    const unsigned block = item / ROW_PARTS, start = block * STRIPS;
     BlockStrips s;
-    s.column = (item - block * COLUMN_TILES) * COLUMNS;
+    s.column = (item - block * ROW_PARTS) * COLUMNS;
     s.image = start / STRIPS_IN_IMAGE;
     s.first = start - s.image * STRIPS_IN_IMAGE;
     const unsigned left = images * unsigned(STRIPS_IN_IMAGE) - start;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_rows(float *to, const float *x, const Block
     const int first_row = s.first / STRIPS_IN_ROW, last_row = (s.first + s.count - 1) / STRIPS_IN_ROW;
     const int rows = last_row / OH * H + last_row % OH + K - first_row;
     const int width =
-        COLUMN_TILES == 1 ? W / VECTOR : (min(COLUMNS + K - 1, W - s.column) + VECTOR - 1) / VECTOR;
+        ROW_PARTS == 1 ? W / VECTOR : (min(COLUMNS + K - 1, W - s.column) + VECTOR - 1) / VECTOR;
     const float *from = image_of(x, s.image, IMAGE) + index_t(first_channel) * (H * index_t(W)) + s.column;
     const int channels = CHUNKS == 1 ? C : min(CHANNELS, C - first_channel);
     for (int e = threadIdx.x; e < rows * width; e += THREADS) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_rows(float *to, const float *x, const Block
     }
 }
 
-// Load: fill [group][channel][filter row][tap][filter] with the chunk's weights, padded with zeros.
+// Load: fill [group][channel][p][q][filter] with the chunk's weights, padded with zeros.
 __device__ __forceinline__ void load_weights(float *to, const float *w, int first_filter, int first_channel) {
     for (int e = threadIdx.x; e < STAGE_WEIGHTS; e += THREADS) {
         const int in_row = e % WEIGHT_FLOATS, p = e / WEIGHT_FLOATS % K, c = e / (WEIGHT_FLOATS * K) % CHANNELS;
@@ -113,11 +113,11 @@ __device__ __forceinline__ void load_weights(float *to, const float *w, int firs
 }
 
 #if UNIFORM
-constexpr int ALL_WEIGHTS = FILTER_BLOCKS * PASSES * GROUPS * C * K * WEIGHT_FLOATS;
+constexpr int ALL_WEIGHTS = FILTER_BLOCKS * PASSES * FILTER_GROUPS * C * K * WEIGHT_FLOATS;
 constexpr int WEIGHT_VECTOR = 2;  // floats of one load into uniform registers
 __constant__ __align__(16) float uniform_weights[ALL_WEIGHTS];
 
-// Arrange w as uniform_weights has it: [group][channel][filter row][tap][filter], padded with zeros.
+// Arrange w as uniform_weights has it: [group][channel][p][q][filter], padded with zeros.
 extern "C" __global__ void __launch_bounds__(256)
 register_blocked_weights(const float *__restrict__ w, float *__restrict__ to) {
     for (int e = blockIdx.x * 256 + threadIdx.x; e < ALL_WEIGHTS; e += gridDim.x * 256) {
@@ -139,13 +139,14 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
     float *const all_staged =                               // [warp][OUTPUT_FLOATS]
         weights + (Config::keep_weights ? CHUNKS : STAGES) * STAGE_WEIGHTS;
 
-    const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS * COLUMN_TILES;
+    const unsigned items = (images * unsigned(STRIPS_IN_IMAGE) + STRIPS - 1) / STRIPS * ROW_PARTS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int warp_strip = warp % GROUP_WARPS * 32;
+    const int warp_strip = warp % WARPS_PER_GROUP * 32;
 #if UNIFORM
-    const int warp_group = __shfl_sync(0xffffffffu, warp / GROUP_WARPS, 0);  // shows the compiler that all lanes agree
+    // The shuffle shows the compiler that all lanes agree.
+    const int group_of_warp = __shfl_sync(0xffffffffu, warp / WARPS_PER_GROUP, 0);
 #else
-    const int warp_group = warp / GROUP_WARPS;
+    const int group_of_warp = warp / WARPS_PER_GROUP;
 #endif
     const int block_filter = blockIdx.x % FILTER_BLOCKS * BLOCK_FILTERS;  // the first of the block's filters
     const WorkItems mine = work_items(items, blockIdx.x / FILTER_BLOCKS, gridDim.x / FILTER_BLOCKS);
@@ -186,7 +187,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
         const auto add_chunk = [&](int chunk, int group) {
             const float *inputs = x_rows + stage * STAGE_INPUTS + input_offset;
 #if UNIFORM
-            const int group_in_grid = blockIdx.x % FILTER_BLOCKS * (GROUPS * PASSES) + group;
+            const int group_in_grid = blockIdx.x % FILTER_BLOCKS * (FILTER_GROUPS * PASSES) + group;
             const float *row_weights = uniform_weights + (group_in_grid * C + chunk * CHANNELS) * (K * WEIGHT_FLOATS);
 #else
             const float *row_weights = weights + (Config::keep_weights ? chunk : stage) * STAGE_WEIGHTS +
@@ -287,7 +288,7 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
                     if (pixel >= end) continue;
                     float v[STORE];
                     read<STORE>(v, staged + (u * 32 + lane) * STORE);
-                    if (COLUMN_TILES == 1) {
+                    if (ROW_PARTS == 1) {
                         const int b = pixel / (OH * OW);
                         write_streaming<STORE>(out + f * PIXELS + b * (OUTPUTS - PIXELS) + pixel, v);
                     } else {
@@ -322,10 +323,10 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
             }
             __syncthreads();  // the chunk's inputs and weights are complete
             if (PASSES == 1) {
-                add_chunk(chunk, warp_group);
+                add_chunk(chunk, group_of_warp);
             } else {
 #pragma unroll 1
-                for (int group = warp_group; group < GROUPS * PASSES; group += GROUPS) {
+                for (int group = group_of_warp; group < FILTER_GROUPS * PASSES; group += FILTER_GROUPS) {
                     clear();
                     add_chunk(0, group);
                     store(group);
@@ -338,6 +339,6 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
             }
             if (STAGES == 2) stage ^= 1;
         }
-        if (PASSES == 1) store(warp_group);
+        if (PASSES == 1) store(group_of_warp);
     }
 }

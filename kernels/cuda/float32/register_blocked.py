@@ -40,7 +40,7 @@ def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned
     """Return the plan for one tile."""
     column_tiles = ceil_div(problem.output_width, tile.columns)
     strips_in_image = problem.output_height * tile.strips_in_row
-    filter_blocks = ceil_div(problem.filters, tile.filters * tile.groups * tile.passes)
+    filter_blocks = ceil_div(problem.filters, tile.filters * tile.filter_groups * tile.passes)
     resident_blocks = max(1, chip.multiprocessors * tile.blocks // filter_blocks)
 
     def steps(images: int) -> tuple[Launch, ...]:

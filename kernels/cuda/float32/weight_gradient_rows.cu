@@ -5,20 +5,22 @@
 //     y row i        [ . . . 4 outputs . . . ]             of FILTERS filters, read from shared memory as vectors
 //     x row i + p    [ . . . 4 + L - 1 pixels . . ]        a window in registers that slides by 4 pixels
 //
-// A thread has the sums of FILTERS filters, one channel and one row p of taps, FILTERS x L of them; C x K x FILTER_GROUPS
-// threads have all sums of the layer. A block has SLICES such sets, each with output rows of its own, so that an image is
-// read once. It goes through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1
+// w and y are the gradients to the filters and to the output; L is a filter's columns. A thread has the sums of FILTERS
+// filters, one channel and one filter row p, FILTERS x L of them; C x K x FILTER_GROUPS threads have all sums of the
+// layer, so one block reads an image once. A block has SLICES such sets of threads, each for other output rows. It goes
+// through a share of the images in steps of STEP_ROWS output rows, and copies the next STAGES - 1
 // steps while it computes. At the end the slices are added one after another, and partial_sums.cuh adds the blocks.
 //
 // Arithmetic intensity: 2 C K L FLOP per element of y, which is read once; x is read once, with K - 1 more rows per
 // step. From shared memory, FILTERS + 1 vectors per 4 FILTERS L multiply-adds, so the float32 lanes limit it, or memory
 // with one channel.
 // Source: A. Lavin, maxDNN, 2015 (weight gradients); V. Volkov, Better Performance at Lower Occupancy, 2010.
-// Restrictions: stride 1, no dilation, one group; all sums and two stages fit a block.
+// Restrictions: stride 1, no dilation, no convolution groups (G is 1); all sums and two stages fit a block.
 
 constexpr int FILTERS = Config::filters, FILTER_GROUPS = (M + FILTERS - 1) / FILTERS;
-constexpr int STAGES = Config::stages, SLICES = Config::slices, STEP_ROWS = Config::step_rows, SET = C * K * FILTER_GROUPS;
-constexpr int THREADS = (SET * SLICES + 31) / 32 * 32;
+constexpr int STAGES = Config::stages, SLICES = Config::slices, STEP_ROWS = Config::step_rows;
+constexpr int SET_THREADS = C * K * FILTER_GROUPS;
+constexpr int THREADS = (SET_THREADS * SLICES + 31) / 32 * 32;
 constexpr int STEPS_IN_IMAGE = (OH + STEP_ROWS - 1) / STEP_ROWS;
 constexpr int WINDOW = (L + 6) / 4 * 4;  // 4 + L - 1 pixels in whole vectors
 constexpr int X_ROWS = STEP_ROWS + K - 1, X_PITCH = Config::x_pitch, Y_PITCH = Config::y_pitch;
@@ -42,18 +44,19 @@ __device__ __forceinline__ void load_step(float *to, const float *x, const float
             *target = 0.0f;
     }
     for (int e = threadIdx.x; e < M * rows * Y_COPIES; e += THREADS) {
-        const int line = e / Y_COPIES, m = line / rows, row = line - m * rows, column = (e - line * Y_COPIES) * Y_VECTOR;
+        const int line = e / Y_COPIES, m = line / rows, row = line - m * rows;
+        const int column = (e - line * Y_COPIES) * Y_VECTOR;
         copy_async<Y_VECTOR>(to + X_FLOATS + (m * STEP_ROWS + row) * Y_PITCH + column,
                              y + (m * index_t(OH) + first_row + row) * OW + column);
     }
 }
 
-// Fill partials [block][M][C][K][L] with the sums over the block's share of the stages of all images.
+// Fill partials [block][M][C][K][L] with the sums over the block's share of the steps. `steps`: those of all images.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 weight_gradient_rows(const float *__restrict__ x, const float *__restrict__ y, float *__restrict__ partials,
                      long long steps) {
     extern __shared__ __align__(16) float shared[];  // [STAGES][STAGE_FLOATS], at the end [WEIGHTS]
-    const int slice = threadIdx.x / SET, in_set = threadIdx.x % SET, group = in_set / (C * K);
+    const int slice = threadIdx.x / SET_THREADS, in_set = threadIdx.x % SET_THREADS, group = in_set / (C * K);
     const int c = in_set / K % C, p = in_set % K;
     const long long begin = blockIdx.x * steps / gridDim.x, end = (blockIdx.x + 1) * steps / gridDim.x;
 

@@ -34,11 +34,12 @@ _SUM_REGISTERS, _PROMOTED_SUM_REGISTERS = {8: 100, 12: 72}, {8: 104, 12: 72}
 _PROMOTION_INTERVAL, LONG_SUM = 6, 9
 #: Where filters stay in registers: registers for them, of 128 per thread, and the most column tiles.
 _MOST_KEPT, _MOST_TILES = 88, 4
-#: Of ``warpgroup_mma.cu``: warpgroups that multiply; the registers of their threads, with those to leave besides sums
-#: and fragments so that the compiler neither spills nor serializes wgmmas (the fewer, the more the producers get); and
-#: column tiles of all output rows for which promotion then fits. With at most two output rows, two warpgroups with
-#: more registers promote more column tiles.
+#: ``warpgroup_mma.cu``: warpgroups; {registers per thread: of those, kept free of sums and fragments}; the most column
+#: tiles x output rows whose sums fit with promotion. With fewer free registers the compiler spills, or serializes
+#: wgmmas.
 _WARPGROUPS, _WARPGROUP_REGISTERS, _PROMOTED_TILES = 3, {144: 44, 152: 28}, 6
+#: The same with fewer warpgroups, for sums that should be promoted but do not fit: the most output rows; warpgroups;
+#: registers per thread; the most column tiles x output rows.
 _FEW_ROWS, _FEW_WARPGROUPS, _FEW_REGISTERS, _FEW_TILES = 2, 2, 216, 9
 #: Of ``implicit_gemm.cu``: warpgroups; producer warps, with the registers of a math thread; registers to leave besides
 #: sums and filters; the most positions per instruction.

@@ -79,7 +79,7 @@ def _with_producers(tile: Tile, work: float) -> float:
 def _mma_sync_cycles(tile: MmaSyncTile) -> float:
     """The tensor cores' time or shared memory's, whichever is longer."""
     k_steps, tiles, components = tile.k_steps, tile.column_tiles, tile.components
-    groups = 1 if tile.inputs_in_registers else tile.groups
+    groups = 1 if tile.inputs_in_registers else tile.column_groups
     mma = (3 if components == 2 else 1) * _MMA * tile.m_tiles * tiles * k_steps
     reads = _READ * 4 * components * tile.m_tiles * k_steps * groups
     filters = (2 * components * tiles + groups) * k_steps
@@ -104,7 +104,7 @@ def _warpgroup_cycles(tile: WarpgroupTile) -> float:
     tensor = products * columns / 0.9
     shared = _READ * loads * 16 * components + products * (6 if components == 2 else 2) * each
     stored = rows * each * 72 + 150 * rows
-    units = ceil_div(tile.positions, 64) * tile.groups
+    units = ceil_div(tile.positions, 64) * tile.column_groups
     work = units * (0.63 * (max(tensor, shared) + 0.3 * min(tensor, shared)) + 0.7 * stored)
     busy = min(1.0, units * 1.6 / tile.warpgroups)
     total = (_with_producers(tile, work / busy) + 0.7 * _EACH_TILE) * (_FROM_GLOBAL if tile.input_from_global else 1.0)

@@ -14,16 +14,18 @@ from ._shared_memory_layout import NO_TAP, Tap
 
 #: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
 _SLACK = 1536
+#: Floats from one GEMM column to the next in the output buffer of ``warpgroup_mma.cu``, which has the same number.
+_STAGING_PITCH = 68
 #: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
 _MOST_PATTERNS = 5
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A block's share of a layer, as a GEMM: positions of the outputs times filter columns, over C K K products.
+    """A block's share of a layer, as a GEMM: positions of the outputs times GEMM columns, over C K K products.
 
-    A position is ``position_rows`` x ``position_columns`` outputs. A filter has ``filter_shifts`` columns of the GEMM,
-    for outputs that neighbour one another. Columns come in tiles of eight, tiles in groups, one group per unit of work.
+    A position is ``position_rows`` x ``position_columns`` outputs. A filter has ``filter_shifts`` GEMM columns, for
+    outputs that neighbour one another. Eight columns are a column tile; a unit of work takes a group of column tiles.
     """
 
     layer: ConvProblem
@@ -96,27 +98,27 @@ class Tile:
         return self.row_k_steps == 0 and not self.one_channel
 
     @property
-    def filter_columns(self) -> int:
+    def gemm_columns(self) -> int:
         return self.filter_shifts * self.layer.filters
 
     @property
     def column_tiles(self) -> int:
-        return ceil_div(self.filter_columns, 8)
+        return ceil_div(self.gemm_columns, 8)
 
     @property
-    def groups(self) -> int:
-        """Groups of column tiles per block."""
+    def column_groups(self) -> int:
+        """Column groups per block."""
         return ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks)
 
     @property
     def padded_tiles(self) -> int:
         """Column tiles in whole groups, as many for every block."""
-        return self.groups * self.group_tiles * self.filter_blocks
+        return self.column_groups * self.group_tiles * self.filter_blocks
 
     @property
     def block_filters(self) -> int:
         """Filters of a block whose outputs are staged."""
-        return self.layer.filters if self.filter_blocks == 1 else 8 * self.group_tiles * self.groups
+        return self.layer.filters if self.filter_blocks == 1 else 8 * self.group_tiles * self.column_groups
 
     @property
     def filter_bytes(self) -> int:
@@ -258,7 +260,7 @@ class WarpgroupTile(Tile):
 
     @property
     def staged_outputs(self) -> int:
-        return self.warpgroups * self.row_accumulators * 8 * self.group_tiles * 68
+        return self.warpgroups * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
 
     def _address_patterns(self) -> tuple[list[tuple[int, int]], list[int]]:
         halves: list[tuple[int, int]] = []

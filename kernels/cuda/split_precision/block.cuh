@@ -5,15 +5,22 @@
 //     x (global) --copy--> input --split--> pipeline stage 0 / 1 --tensor cores--> registers --epilogue--> y (global)
 //                  \____ producer warps ____/        \_________________ math warps _________________/
 //
-// A block is persistent: it computes one tile after another. A tile is `tile_lines` x `tile_columns` positions of each
-// of `tile_images` images; a position is `position_rows` x `position_columns` outputs of every filter. Producer warps
-// fill one pipeline stage while math warps (consumers) multiply the other. Two mbarriers per stage keep them apart:
-// `full` completes when all producer threads have written the stage, `empty` when all math threads have read it. A
-// tile's work is divided into units: some positions times a group of filter columns, for one math warp or warpgroup.
+// A block is persistent: it computes one tile after another. A tile is `tile_lines` lines of `tile_columns` positions
+// in each of `tile_images` images; a position is `position_rows` x `position_columns` outputs of every filter. Producer
+// warps fill one pipeline stage while math warps (consumers) multiply the other. Two mbarriers per stage keep them
+// apart: `full` completes when all producer threads have written the stage, `empty` when all math threads have read it.
 //
-// The files, in the order of the data flow: split_filters.cu, operands.cu (or implicit_gemm_operands.cu): producers;
-// mma_sync.cu, one_channel.cu, output_rows.cu, warpgroup_mma.cu or implicit_gemm.cu: consumers; convolution.cu: the
-// kernel, and the fallback. split.cuh has the arithmetic, instructions.cuh the PTX.
+// A GEMM column is one filter, or one of the `filter_shifts` copies of a filter that are moved down (one_channel: to
+// the right) by 0, 1, ... places, so that one position gives that many neighbouring outputs. Eight GEMM columns are a
+// column tile, `group_tiles` column tiles a column group. A tile's work is divided into units: some positions times a
+// column group, for one math warp or warpgroup. A k-step is one tensor-core instruction's share of a sum: 16 products,
+// which are eight words.
+//
+// The files, in the order in which data passes through them: split_filters.cu; the producers of operands.cu or
+// implicit_gemm_operands.cu; the consumers of one_channel.cu, implicit_gemm.cu, warpgroup_mma.cu or mma_sync.cu.
+// convolution.cu has the kernel, which calls `produce` and `consume`, and the float32 fallback. In the compiled text
+// split_filters.cu and convolution.cu come last, because they call the others. split.cuh has the arithmetic,
+// instructions.cuh the PTX.
 
 // Names of Config's that most files use; _tiles.py explains them.
 constexpr int TILE_IMAGES = Config::tile_images, TILE_LINES = Config::tile_lines, TILE_COLUMNS = Config::tile_columns;
@@ -22,8 +29,9 @@ constexpr int ROW_STRIDE = Config::row_stride, PLANE_STRIDE = Config::plane_stri
 constexpr int STAGE_WORDS = Config::stage_words, K_STEPS = Config::k_steps, ROW_STEPS = Config::row_k_steps;
 constexpr int POSITION_ROWS = Config::position_rows, POSITION_COLUMNS = Config::position_columns;
 constexpr int OUTPUT_ROWS = Config::row_accumulators, FILTER_SHIFTS = Config::filter_shifts;
-constexpr int FILTER_COLUMNS = Config::filter_columns, COLUMN_TILES = Config::column_tiles;
-constexpr int GROUP_TILES = Config::group_tiles, GROUPS = Config::groups, FILTER_BLOCKS = Config::filter_blocks;
+constexpr int GEMM_COLUMNS = Config::gemm_columns, COLUMN_TILES = Config::column_tiles;
+constexpr int GROUP_TILES = Config::group_tiles, COLUMN_GROUPS = Config::column_groups;
+constexpr int FILTER_BLOCKS = Config::filter_blocks;
 constexpr int MATH_WARPS = Config::math_warps, PRODUCER_WARPS = Config::producer_warps;
 
 // The im2col tap table: where the words of each k-step lie, seen from a position's first input; eight words per
@@ -52,7 +60,7 @@ constexpr index_t INPUT_IMAGE = Config::input_from_global ? IMAGE : index_t(INPU
 constexpr int POSITION_TABLE = Config::filters_in_registers ? (POSITIONS + 15) / 16 * 16 : 0;
 
 // Named barriers: of the producers; of a warpgroup (one per warpgroup); of all math warps.
-constexpr int PRODUCERS = 1, WARPGROUP = 2, MATH = 15;
+constexpr int PRODUCERS_BARRIER = 1, WARPGROUP_BARRIER = 2, MATH_BARRIER = 15;
 // mbarriers: two of each kind, and how many arrivals complete a phase of each.
 constexpr int FULL = 0, EMPTY = 2;                   // of the pipeline stages
 constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that multiply in turn
@@ -75,7 +83,7 @@ struct WorkTile {
 };
 
 // The scratch buffer `state`: the number of images that cannot be split, their list, a flag per image, and for each
-// group of blocks that have the same filters the number of tiles taken: the dynamic tile scheduler. Multiprocessors
+// set of blocks with the same filters the number of tiles taken: the dynamic tile scheduler. Multiprocessors
 // store at speeds that differ by up to a third, so a block takes its next tile when it needs one.
 __device__ __forceinline__ int *tile_counter(int *state, int images) {
     return state + 1 + 2ll * images + blockIdx.x % FILTER_BLOCKS;
@@ -93,7 +101,7 @@ struct Shared {
     int2 *taps;         // bytes from a position's words to words t and t + 4 of each k-step
     float *output;      // staged outputs
     int *filter_scales;
-    int *exponents;             // of both stages; then: the next tile of each stage; one or two tiles further
+    int *exponents;  // [0, 1] of each stage's tile; [2, 3] numbers of the next tiles; [4, 5] of those after them
     unsigned *ranges;           // of each producer warp
     unsigned short *positions;  // POSITION_TABLE
     Barrier *barriers;
@@ -109,7 +117,7 @@ struct Shared {
         stages = static_cast<unsigned *>(take(4 * (2 * STAGE_WORDS)));
         taps = static_cast<int2 *>(take(K_STEPS * 4 * 8));
         output = static_cast<float *>(take(Config::staged_outputs * 4));
-        filter_scales = static_cast<int *>(take(FILTER_BLOCKS * GROUPS * GROUP_TILES * 8 * 4));
+        filter_scales = static_cast<int *>(take(FILTER_BLOCKS * COLUMN_GROUPS * GROUP_TILES * 8 * 4));
         exponents = static_cast<int *>(take(24));
         ranges = static_cast<unsigned *>(take(4 * PRODUCER_WARPS * 4));
         positions = static_cast<unsigned short *>(take(2 * POSITION_TABLE));
@@ -124,7 +132,7 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
         const int k = i / 4 * 8 + i % 4;
         s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
     }
-    // One thread: stores to all four taps by four lanes are reported by compute-sanitizer, wrongly.
+    // One thread initialises all barriers: of several lanes, compute-sanitizer reports an error that is not there.
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int i = 0; i < Config::barriers; i++) {
@@ -181,7 +189,7 @@ __device__ __forceinline__ void wait_for_input() {
 
 // Producers: the smallest and the largest power of two of the filters, or 0.
 __device__ __forceinline__ void find_filter_exponents(const Shared &s, int &lowest, int &highest) {
-    for (int i = threadIdx.x % 32; i < FILTER_COLUMNS; i += 32) {
+    for (int i = threadIdx.x % 32; i < GEMM_COLUMNS; i += 32) {
         lowest = min(lowest, filter_exponent(s.filter_scales[i]));
         highest = max(highest, filter_exponent(s.filter_scales[i]));
     }

@@ -50,7 +50,7 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
         const int row = row_of(tile % GROUP_TILES * 8 + n);
         const int warp = down * GROUP_TILES + row / 8, g = row % 8;
         const bool real =
-            unit < FILTER_UNITS && at < OUTPUT_ROWS * C && tile * 8 + n < FILTER_COLUMNS && p >= 0 && p < K;
+            unit < FILTER_UNITS && at < OUTPUT_ROWS * C && tile * 8 + n < GEMM_COLUMNS && p >= 0 && p < K;
         const float first = real && q >= 0 && q < K ? filter[(c * K + p) * K + q] * scale : 0.0f;
         const float second = real && q >= -1 && q < K - 1 ? filter[(c * K + p) * K + q + 1] * scale : 0.0f;
         const unsigned high = to_fp16x2(first, second);
@@ -161,7 +161,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         // Its value is used only behind the wait: an addition here would stall on the atomic.
         const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
         if (Config::copy_floats == 4) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, iteration / BUFFERS);
-        else wait_for_input(), named_barrier<PRODUCERS, PRODUCER_THREADS>();
+        else wait_for_input(), named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
         if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
 
         bool unsplittable, again;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
             if (thread % 32 == 0)
                 ranges[thread / 32] = range.largest, ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
             if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
-            named_barrier<PRODUCERS, PRODUCER_THREADS>();
+            named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
 #pragma unroll
             for (int i = 0; i < PRODUCER_WARPS; i++) {
                 range.largest = max(range.largest, ranges[i]);

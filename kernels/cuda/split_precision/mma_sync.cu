@@ -1,7 +1,7 @@
 // mma_sync: an implicit GEMM by mma.sync (sm_80 and later). A warp multiplies 16 m_tiles positions by a group of
 // column tiles.
 //
-//                            filter columns: group_tiles x 8, B, from shared memory or L2
+//                            GEMM columns: group_tiles x 8, B, from shared memory or L2
 //                           +--------------------------+
 //     16 m_tiles positions  |  main: x_high w_high     |    D, in registers: two sums per output, main and cross,
 //     A, from shared memory |  cross: x_high w_low     |    and one more with accumulator promotion
@@ -9,7 +9,7 @@
 //                           +--------------------------+
 //
 // A position is filter_shifts output rows of one column. With inputs_in_registers the few k-steps of A stay in
-// registers while the warp goes through all filter columns; otherwise the next A and B are loaded while these are
+// registers while the warp goes through all GEMM columns; otherwise the next A and B are loaded while these are
 // multiplied.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), products rounded up to 16 and
@@ -17,9 +17,9 @@
 // What limits it: shared-memory reads, of the filters per unit and of the positions per group. Restrictions: none but
 // sm_80. See "Warp level matrix instructions" in the PTX ISA.
 
-constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * GROUPS;
+constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * COLUMN_GROUPS;
 constexpr int M_TILES = Config::m_tiles;
-constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one filter column to the next
+constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one GEMM column to the next
 constexpr int STORES = Config::quad_stores ? M_TILES / 2 : (M_TILES + 1) / 2;
 
 // Where the unit's positions lie, in the stage and in y. A lane has two of each 16: g and g + 8; with quad_stores it
@@ -192,7 +192,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         int unit = next_unit;
 #pragma unroll 1
         for (; unit < UNITS; unit += MATH_WARPS) {
-            const Positions positions(tile, unit / GROUPS, lane, stage_words, y);
+            const Positions positions(tile, unit / COLUMN_GROUPS, lane, stage_words, y);
             if constexpr (Config::inputs_in_registers) {
                 Fragment f[K_STEPS][M_TILES];
 #pragma unroll
@@ -211,7 +211,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                     store(staging, s.filter_scales, sums[0], positions, n, exponent, lane);
                 }
             } else {
-                const int first_tile = unit % GROUPS * GROUP_TILES;
+                const int first_tile = unit % COLUMN_GROUPS * GROUP_TILES;
                 Accumulators sums[GROUP_TILES] = {};
                 main_loop(sums, positions.words, taps, filters, first_tile);
 #pragma unroll

@@ -7,7 +7,7 @@
 //     2 g and 2 g + 1 of lane g | o o | o o | o o | o o |     of filter t: four neighbours of a row of y
 //                               +-----+-----+-----+-----+
 //
-// A word holds input columns 2 i and 2 i + 1, so each input is split once; the second output's filter column is the
+// A word holds input columns 2 i and 2 i + 1, so each input is split once; the second output's GEMM column is the
 // filter moved right by one. A lane's four sums are one 16-byte store, 128 bytes for the eight lanes of a filter: no
 // staging.
 //
@@ -80,7 +80,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         number = next_tile(s, stage);
         const int positions_here = min(IMAGE_POSITIONS, (OH - tile.row) * TILE_COLUMNS);
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
-        named_barrier<MATH, MATH_THREADS>();
+        named_barrier<MATH_BARRIER, MATH_THREADS>();
         const unsigned char *const stage_words =
             reinterpret_cast<const unsigned char *>(s.stages + stage * STAGE_WORDS) + lane_offset;
         const int exponent = s.exponents[stage];

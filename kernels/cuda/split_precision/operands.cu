@@ -5,17 +5,18 @@
 // An odd last channel has a plane of its own, whose words hold two neighbouring rows (odd_channel_pairs_rows) or
 // columns. With one_channel, word i of a row holds columns 2 i and 2 i + 1, and so every input once.
 //
-// Producers read a tile's input twice: for its range, then to split it. Limits: loads from global memory in flight.
+// Producers read a tile's input twice: for its range, then to split it. What limits them: the loads from
+// global memory that they can have in flight.
 
 constexpr int PLANE_ROWS = TILE_ROWS + K - 1;
 constexpr int ROW_WORDS = (INPUT_COLUMNS + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
-constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one filter column
+constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one GEMM column
 
 // The word's place among the split filters: words t and t + 4 of a k-step, column n of a tile of eight.
 __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, int word, int component) {
     if (Config::wgmma) {  // per block and group: both components of a tile are two core matrices of eight columns
-        const int group = tile / GROUP_TILES, block = group / GROUPS;
-        const int at = (block * K_STEPS + k_step) * GROUPS + group - block * GROUPS;
+        const int group = tile / GROUP_TILES, block = group / COLUMN_GROUPS;
+        const int at = (block * K_STEPS + k_step) * COLUMN_GROUPS + group - block * COLUMN_GROUPS;
         const int in_group = tile - group * GROUP_TILES;
         return ((at * COMPONENTS + component) * GROUP_TILES + in_group) * 64 + word * 32 + n * 4 + t;
     }
@@ -39,7 +40,7 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
             const int c = 2 * tap.plane + (odd ? 0 : j);
             const int p = tap.row + (Config::one_channel ? 0 : (odd && pairs_rows ? j : 0) - shift);
             const int q = Config::one_channel ? 2 * tap.column + j - shift : tap.column + (odd && !pairs_rows ? j : 0);
-            const bool real = tap.plane >= 0 && column < FILTER_COLUMNS && p >= 0 && p < K && q >= 0 && q < K;
+            const bool real = tap.plane >= 0 && column < GEMM_COLUMNS && p >= 0 && p < K && q >= 0 && q < K;
             value[j] = real ? filter[(c * K + p) * K + q] * scale : 0.0f;
         }
         const unsigned high = to_fp16x2(value[0], value[1]);
@@ -86,7 +87,7 @@ struct Fragment {
     }
 };
 
-// The B operand of mma.sync for one k-step and tile of filter columns: products 2 t and 2 t + 1, and those 8 further.
+// The B operand of mma.sync for one k-step and tile of GEMM columns: products 2 t and 2 t + 1, and those 8 further.
 struct __align__(4 * FILTER_WORDS) FilterFragment {
     unsigned word[FILTER_WORDS];  // high, then low
 };
@@ -241,7 +242,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
             Config::input_from_global ? global : s.input + iteration % (1 + PREFETCH) * STAGED_INPUT;
         if (!Config::input_from_global) {
             wait_for_input();
-            named_barrier<PRODUCERS, PRODUCER_THREADS>();
+            named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
         }
         if (PREFETCH) {
             if (iteration) coming = s.exponents[LATER_TILE];
@@ -252,7 +253,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         Range range = find_range(input, tile, thread);
         if (thread % 32 == 0)
             s.ranges[thread / 32] = range.largest, s.ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
-        named_barrier<PRODUCERS, PRODUCER_THREADS>();
+        named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
 #pragma unroll
         for (int i = 0; i < PRODUCER_WARPS; i++) {
             range.largest = max(range.largest, s.ranges[i]);
@@ -271,7 +272,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
 
         number = coming;
         if (PREFETCH) continue;
-        named_barrier<PRODUCERS, PRODUCER_THREADS>();
+        named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
         number = s.exponents[NEXT_TILE + stage];
         if (number < tiles) load_input(s.input, x, WorkTile(number, images), thread);
     }

@@ -1,19 +1,20 @@
 // range: the values that can be split, and their common power of two (split.cuh has the method).
 
+constexpr int SCALED_TOP = 127 + 14;  // biased exponent of the largest value once scaled, in [2^14, 2^15)
 constexpr int MAX_SPREAD = 28;     // powers of two below the largest value within which all others must lie
 constexpr int MAX_EXPONENT = 120;  // so that 2^120 and 2^-120 are both float32 numbers
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float(unsigned(127 + exponent) << 23); }
 
-// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of float32
-// before the result does.
+// The value times 2^exponent, by two multiplications of about the same size, so that neither leaves the range of
+// float32 before the result does.
 __device__ __forceinline__ float scaled(float value, int exponent) {
     const int e0 = max(-126, min(126, exponent / 2)), e1 = max(-126, min(126, exponent - e0));
     return multiply(multiply(value, power_of_two(e0)), power_of_two(e1));
 }
 
-// The largest magnitude, and the smallest but zero, minus one, as bits: those of positive floats are ordered as they
-// are.
+// The bits of the largest magnitude, and those of the smallest magnitude except zero, minus one. Bits of positive
+// floats are ordered as the floats are; the subtraction turns zero into the largest number, so that `min` ignores it.
 struct Range {
     unsigned largest = 0, smallest = ~0u;
 
@@ -31,7 +32,7 @@ struct Range {
     // or one is infinite or NaN.
     static constexpr int UNSPLITTABLE = 1 << 20;
     __device__ __forceinline__ int exponent() const {
-        const int top = largest >> 23, wanted = largest == 0 ? 0 : 141 - top;  // 2^(top - 127) <= largest
+        const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest
         const bool fits =
             top < 255 && wanted <= MAX_EXPONENT && smallest + 1 >= unsigned(max(top - MAX_SPREAD, 1)) << 23;
         return largest == 0 || fits ? wanted : UNSPLITTABLE;
@@ -39,6 +40,6 @@ struct Range {
     // It does not depend on the other values, except that an infinity or a NaN makes it 0.
     __device__ __forceinline__ int largest_exponent() const {
         const int top = largest >> 23;
-        return largest == 0 || top == 255 ? 0 : min(141 - top, MAX_EXPONENT);
+        return largest == 0 || top == 255 ? 0 : min(SCALED_TOP - top, MAX_EXPONENT);
     }
 };

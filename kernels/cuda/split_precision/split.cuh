@@ -24,7 +24,7 @@ struct TileScale {
     bool unsplittable;
 
     __device__ TileScale(unsigned largest, unsigned smallest, int lowest, int highest) {
-        const int top = largest >> 23, wanted = largest == 0 ? 0 : 141 - top;  // 2^(top - 127) <= largest
+        const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest
         const unsigned limit = max(top - MAX_SPREAD, 1) << 23;
         const bool far = wanted > MAX_EXPONENT || wanted + lowest < -126 || wanted + highest > 126;
         unsplittable = largest && (top == 255 || far || smallest + 1 < limit);
@@ -34,15 +34,16 @@ struct TileScale {
 
 // Truncation bias. A tensor core truncates a sum at its last bit at each k-step, always towards zero. Of mixed signs a
 // sum of n k-steps loses about Config::truncation_bias n units of 2^-23, as measured with mma.sync and wgmma, 2 to 122
-// k-steps. Filters are scaled up by that, except those whose weights are exact in one fp16 each: sums of small
-// integers stay exact. With accumulator promotion only the last interval's k-steps count.
+// k-steps. The output scale of a filter is increased by that, except for filters whose weights are exact in one fp16
+// each, so that sums of small integers stay exact. With accumulator promotion only the last interval's k-steps count.
 //
 // Same-sign bias. Products of one sign lose Config::same_sign_bias units more per k-step, and less as signs differ: by
 // the share of sum |x||w| that a sum is. That share is at least |sum| over 2^15 times the filter's sum of |w|, and so
 // much is corrected (CORRECTS_SAME_SIGN) where a long sum is not promoted.
 
-// A filter's power of two, the mantissa bits of its truncation correction, and the upper bits of its same-sign
-// correction.
+// A GEMM column's scale in one int. Bits 19 and up: the filter's power of two. Bits 8 to 18: the upper bits of a
+// positive float, the same-sign correction. Bits 0 to 7: the truncation correction, which is added to the output
+// scale's mantissa (units of 2^-23). 2^-38 is 2^-23 / 2^15.
 __device__ __forceinline__ int pack_filter_scale(int exponent, int k_steps, float weight_sum) {
     const unsigned same_sign = CORRECTS_SAME_SIGN && k_steps
                                    ? __float_as_uint(Config::same_sign_bias * 0x1p-38f * k_steps / weight_sum) >> 20

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) state[1 + 2ll * images + tile] = 0;  // there are at least as many blocks as counters
 
     // Warp n finds the range of column n, which belongs to this filter.
-    const auto filter_of = [&](int n) { return min(tile * 8 + n, FILTER_COLUMNS - 1) / FILTER_SHIFTS; };
+    const auto filter_of = [&](int n) { return min(tile * 8 + n, GEMM_COLUMNS - 1) / FILTER_SHIFTS; };
     Range range;
     for (int i = lane; i < REDUCTION; i += 32) range.add(w[index_t(filter_of(warp)) * REDUCTION + i]);
     range.join_warp();

@@ -1,28 +1,33 @@
 // warpgroup_mma: an implicit GEMM by wgmma (sm_90a). A warpgroup multiplies 64 positions, whose words go from shared
-// memory to registers (A), by a group of filter columns in shared memory (B), while producer warps split the next
-// tile.
+// memory to registers (A), by a column group in shared memory (B), while producer warps convert the next tile's inputs
+// to fp16 words (high and low components).
 //
-//                                 w_high           w_low          8 group_tiles filter columns each, B
+//                                 w_high           w_low          8 group_tiles GEMM columns each, B
 //                          +----------------+----------------+
-//     64 positions  x_high |  main sums     |  cross sums    |    one wgmma m64 n(16 group_tiles) k16 per k-step
+//     64 positions  x_high |  main sums     |  w_low sums    |    a wgmma m64 n(16 group_tiles) k16
 //     A                    +----------------+----------------+
-//                   x_low  |  low sums      |                     one wgmma m64 n(8 group_tiles) k16 per k-step
+//                   x_low  |  x_low sums    |                     a wgmma m64 n(8 group_tiles) k16
 //                          +----------------+
 //
-// A position is OUTPUT_ROWS outputs of one column (or filter_shifts, with one row of sums). The words of input row p
-// serve output row r with filter row p - r, so they are read once for up to OUTPUT_ROWS products:
+// Both wgmmas are issued per k-step and output row. With one component only the main sums exist. The cross sum of
+// split.cuh is the w_low sum plus the x_low sum.
+//
+// A position is a vertical run of neighbouring outputs in one output column: OUTPUT_ROWS of them, each with
+// accumulators of its own, or filter_shifts of them, each with a GEMM column of its own. The words of input row p serve
+// output row r with filter row p - r, so they are read once for up to OUTPUT_ROWS products:
 //
 //     input row 0    filter row 0 -> output row 0
 //     input row 1    filter row 1 -> output row 0,   filter row 0 -> output row 1
 //     input row 2    filter row 2 -> output row 0,   filter row 1 -> output row 1,   filter row 0 -> output row 2   ...
 //
-// These are the first ROW_STEPS k-steps of each filter row. Words that fill no whole k-step of a row are collected in
-// rest_k_steps k-steps at the end, and read once per output row.
+// Only whole k-steps of a filter row are shared in this way, ROW_STEPS per row. Words that fill no whole k-step of a
+// row are collected in rest_k_steps k-steps at the end, and read once per output row.
 //
-// A tile's work comes in units of 64 positions (a row block) times one group of filter columns. Per unit, a warpgroup
+// A tile's work comes in units of 64 positions (a row block) times one column group. Per unit, a warpgroup
 //   1. runs the main loop: for each k-step it loads the next A fragment while the tensor cores multiply this one, and
 //      stores a few of the last unit's outputs;
-//   2. stages its sums in shared memory, so that the lanes of a warp then store neighbouring outputs.
+//   2. writes its sums to an output buffer in shared memory, so that the lanes of a warp then store neighbouring
+//      outputs.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
 // per tile, and y once. The course's last layer has 168 FLOP per byte; an H200 balances at 69, a third of its fp16
@@ -30,35 +35,41 @@
 // sums. Restrictions: sm_90a; group_tiles components <= 32. See "Asynchronous warpgroup level matrix instructions" in
 // the PTX ISA, and CUTLASS's persistent cooperative kernels.
 
+// Read from the end: `consume` calls the main loop, then `stage_output`; the main loop of the next unit stores what a
+// StagedOutput describes.
+
 constexpr int WARPGROUPS = MATH_WARPS / 4;
-constexpr int UNITS = (POSITIONS + 63) / 64 * GROUPS;                    // of a tile
-constexpr int LOW_SUMS = 4 * GROUP_TILES, SUMS = COMPONENTS * LOW_SUMS;  // per thread and output row
+constexpr int UNITS = (POSITIONS + 63) / 64 * COLUMN_GROUPS;  // of a tile
+// A thread's sums of one output row with one component of w, and with all.
+constexpr int COMPONENT_SUMS = 4 * GROUP_TILES, SUMS = COMPONENTS * COMPONENT_SUMS;
 constexpr int SHARED_ROW_STEPS = ROW_STEPS * (K + OUTPUT_ROWS - 1);
 constexpr int ALL_STEPS = SHARED_ROW_STEPS + OUTPUT_ROWS * Config::rest_k_steps;  // k-steps that are read
 constexpr int PER_ROW = ROW_STEPS ? ROW_STEPS : 1;                                // divisors
 constexpr int PER_REST = Config::rest_k_steps ? Config::rest_k_steps : 1;
 constexpr int REST_BEGIN = K * ROW_STEPS;  // the filters' first rest k-step
-constexpr bool UNROLLED = ALL_STEPS > 1 && ALL_STEPS <= 64;
-constexpr int FILTER_STEP = GROUPS * COMPONENTS * GROUP_TILES * 16;  // of B per k-step, in 16 bytes
+constexpr int MOST_UNROLLED = 64;  // k-steps of a main loop that is written out
+constexpr bool UNROLLED = ALL_STEPS > 1 && ALL_STEPS <= MOST_UNROLLED;
+constexpr int FILTER_STEP = COLUMN_GROUPS * COMPONENTS * GROUP_TILES * 16;  // of B per k-step, in 16 bytes
 constexpr int ROW_BYTES = 4 * ROW_STRIDE;
 
-// A thread's sums of one unit. In `sums` those with w_high come first, then those with w_low.
+// A thread's sums of one unit. In `with_x_high` those with w_high come first, then those with w_low.
 struct Accumulators {
-    float sums[OUTPUT_ROWS][SUMS] = {}, low[OUTPUT_ROWS][LOW_SUMS] = {};
-    float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? LOW_SUMS : 1] = {};
+    float with_x_high[OUTPUT_ROWS][SUMS] = {}, with_x_low[OUTPUT_ROWS][COMPONENT_SUMS] = {};
+    float promoted[PROMOTES ? OUTPUT_ROWS : 1][PROMOTES ? COMPONENT_SUMS : 1] = {};
 
     // Start the products of one k-step for output rows first to last, and commit them. `b` describes the filters'
     // k-step of row 0; that of each further row lies `back` before it.
-    __device__ __forceinline__ void multiply_add(const Fragment &f, Descriptor b, int first, int last, int back) {
+    __device__ __forceinline__ void start_products(const Fragment &f, Descriptor b, int first, int last, int back) {
         wgmma_fence();
 #pragma unroll
         for (int r = 0; r < OUTPUT_ROWS; r++)
-            if (OUTPUT_ROWS == 1 || (first <= r && r <= last)) WGMMA_ALL_COMPONENTS(sums[r], f.a[0], b - r * back);
+            if (OUTPUT_ROWS == 1 || (first <= r && r <= last))
+                WGMMA_ALL_COMPONENTS(with_x_high[r], f.a[0], b - r * back);
         if (COMPONENTS == 2)
 #pragma unroll
             for (int r = 0; r < OUTPUT_ROWS; r++)
                 if (OUTPUT_ROWS == 1 || (first <= r && r <= last))
-                    WGMMA_HIGH_COMPONENT(low[r], f.a[COMPONENTS - 1], b - r * back);
+                    WGMMA_HIGH_COMPONENT(with_x_low[r], f.a[COMPONENTS - 1], b - r * back);
         wgmma_commit();
     }
 
@@ -74,14 +85,16 @@ struct Accumulators {
 #pragma unroll
             for (int r = 0; r < OUTPUT_ROWS; r++)
 #pragma unroll
-                for (int v = 0; v < LOW_SUMS; v++) promote(sums[r][v], promoted[PROMOTES ? r : 0][PROMOTES ? v : 0]);
+                for (int v = 0; v < COMPONENT_SUMS; v++)
+                    promote(with_x_high[r][v], promoted[PROMOTES ? r : 0][PROMOTES ? v : 0]);
         }
     }
 
     // Value v of column tile n and output row r, but for the scales.
     __device__ __forceinline__ float total(int r, int n, int v) const {
-        float sum = sums[r][4 * n + v];
-        if (COMPONENTS == 2) sum = join_sums(sum, sums[r][(COMPONENTS - 1) * LOW_SUMS + 4 * n + v] + low[r][4 * n + v]);
+        const int at = 4 * n + v, at_low = (COMPONENTS - 1) * COMPONENT_SUMS + at;
+        float sum = with_x_high[r][at];
+        if (COMPONENTS == 2) sum = join_sums(sum, with_x_high[r][at_low] + with_x_low[r][at]);
         if (PROMOTES) sum += promoted[PROMOTES ? r : 0][PROMOTES ? 4 * n + v : 0];
         return sum;
     }
@@ -90,41 +103,44 @@ struct Accumulators {
 // ---- Epilogue, second half: from the staging area to y. It runs between the k-steps of the next unit's main loop,
 // because a warpgroup that stores starts no products, and the others cannot fill that gap.
 
-constexpr int STAGING_PITCH = 64 + 4;                                   // floats from one filter column to the next
+// Floats from one GEMM column to the next, as in _tiles.py: columns 2 t of a warp then begin 8 banks apart.
+constexpr int STAGING_PITCH = 64 + 4;
 constexpr int STAGING = OUTPUT_ROWS * 8 * GROUP_TILES * STAGING_PITCH;  // floats of a warpgroup
-constexpr int STORES = OUTPUT_ROWS * LOW_SUMS;                          // outputs of a lane
+constexpr int STORES = OUTPUT_ROWS * COMPONENT_SUMS;                    // outputs of a lane
 constexpr int STORES_PER_STEP = UNROLLED ? (STORES + ALL_STEPS - 2) / (ALL_STEPS - 1) : STORES;
 
-// The staged outputs of a warpgroup's last unit: a lane has one position, and every second filter column.
+// The staged outputs of a warpgroup's last unit. Warps 0 and 1 store its positions 0 to 31, warps 2 and 3 positions 32
+// to 63. In each pair one warp takes the even GEMM columns and the other the odd ones: `first_column` is 0 or 1.
 struct StagedOutput {
-    static constexpr bool ALL_COLUMNS = FILTER_COLUMNS % (8 * GROUP_TILES * GROUPS * FILTER_BLOCKS) == 0;
+    static constexpr bool ALL_COLUMNS = GEMM_COLUMNS % (8 * GROUP_TILES * COLUMN_GROUPS * FILTER_BLOCKS) == 0;
     static constexpr bool ALL_ROWS = OH % POSITION_ROWS == 0;
     const float *from;
     float *to;
-    int rows;     // output rows that exist, from the position's first on; 0 before the first unit
-    int columns;  // filter columns that exist, from the lane's first on
+    int rows;     // output rows that exist, from the lane's first row on; 0 before the first unit
+    int columns;  // GEMM columns that exist, from the lane's first on
 
     __device__ __forceinline__ explicit StagedOutput(const float *staging)
         : from(staging), to(nullptr), rows(0), columns(0) {}
     __device__ __forceinline__ StagedOutput(const float *staging, float *y, const WorkTile &tile, int row_block,
-                                            int first_tile) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, odd = warp % 2, in_unit = warp / 2 * 32 + lane;
+                                            int first_column_tile) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        const int first_column = warp % 2, in_unit = warp / 2 * 32 + lane;
         const int at = row_block * 64 + in_unit, line = at / TILE_COLUMNS, image = line / TILE_LINES;
-        const int row = tile.row + line % TILE_LINES * POSITION_ROWS + odd % FILTER_SHIFTS;
+        const int row = tile.row + line % TILE_LINES * POSITION_ROWS + first_column % FILTER_SHIFTS;
         const int column = tile.column + at % TILE_COLUMNS;
-        from = staging + odd * STAGING_PITCH + in_unit;
-        columns = FILTER_COLUMNS - first_tile * 8 - odd;
+        from = staging + first_column * STAGING_PITCH + in_unit;
+        columns = GEMM_COLUMNS - first_column_tile * 8 - first_column;
         rows = image < tile.images && column < OW ? OH - row : 0;
         to = image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
-        to += index_t((first_tile * 8 + odd) / FILTER_SHIFTS) * PIXELS;
+        to += index_t((first_column_tile * 8 + first_column) / FILTER_SHIFTS) * PIXELS;
     }
-    // Output number i of the lane: read during one k-step, stored during the next.
+    // Output i of the lane is read in one k-step and stored in the next, so one k-step has no stores.
     __device__ __forceinline__ float read(int i) const {
-        const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS;
+        const int n = i % COMPONENT_SUMS * 2, r = i / COMPONENT_SUMS;
         return from[(r * (8 * GROUP_TILES) + n) * STAGING_PITCH];
     }
     __device__ __forceinline__ void store(int i, float value) const {
-        const int n = i % LOW_SUMS * 2, r = i / LOW_SUMS, down = r * FILTER_SHIFTS + n % FILTER_SHIFTS;
+        const int n = i % COMPONENT_SUMS * 2, r = i / COMPONENT_SUMS, down = r * FILTER_SHIFTS + n % FILTER_SHIFTS;
         if ((ALL_COLUMNS || n < columns) && (ALL_ROWS ? 0 : down) < rows)
             __stcs(to + n / FILTER_SHIFTS * PIXELS + down * index_t(OW), value);
     }
@@ -136,8 +152,8 @@ struct StagedOutput {
 
 // ---- Epilogue, first half: the sums, rescaled, to the staging area. On entry all products are complete and all
 // threads of the warpgroup have stored what lay there; they must meet again before they read it.
-__device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &sums, float *staging, int exponent,
-                                             int first_tile) {
+__device__ __forceinline__ void stage_output(const Shared &s, const Accumulators &accumulators, float *staging,
+                                             int exponent, int first_column_tile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int r = 0; r < OUTPUT_ROWS; r++)
@@ -146,12 +162,12 @@ __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators
             OutputScale scales[2];
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                scales[i] = OutputScale(exponent, s.filter_scales[(first_tile + n) * 8 + 2 * t + i]);
+                scales[i] = OutputScale(exponent, s.filter_scales[(first_column_tile + n) * 8 + 2 * t + i]);
 #pragma unroll
             for (int v = 0; v < 4; v++) {
                 const int column = (r * GROUP_TILES + n) * 8 + 2 * t + v % 2;
                 staging[column * STAGING_PITCH + 16 * warp + v / 2 * 8 + g] =
-                    scales[v % 2](sums.total(r, n, v), sums.sums[r][4 * n + v]);
+                    scales[v % 2](accumulators.total(r, n, v), accumulators.with_x_high[r][4 * n + v]);
             }
         }
 }
@@ -164,8 +180,8 @@ __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators
 // pattern. With two fragments ahead OUTPUT_ROWS 2 is faster, but OUTPUT_ROWS 3, which gains more, has no registers for
 // it.
 constexpr int PATTERNS = UNROLLED && Config::address_patterns > 0 ? Config::address_patterns : 1;
-__device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const FirstWords &words, const int2 *taps,
-                                                   Descriptor b, const StagedOutput &output) {
+__device__ __forceinline__ void main_loop_unrolled(Accumulators &accumulators, const FirstWords &words,
+                                                   const int2 *taps, Descriptor b, const StagedOutput &output) {
     // Static: the compiler then knows the values before it asks whether the addresses are in shared memory.
     static constexpr int HALF_STEPS[][2] = {HALF_STEP_TABLE}, PATTERN_EXAMPLES[] = {PATTERN_TABLE};
     const unsigned char *by_pattern[PATTERNS];
@@ -195,8 +211,8 @@ __device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const Fir
         const int input_row = k / PER_ROW, rest = k - SHARED_ROW_STEPS, r = rest / PER_REST;
         const Fragment &f = fragments[k % 2];
         if (k < SHARED_ROW_STEPS)
-            sums.multiply_add(f, b + k * FILTER_STEP, input_row - K + 1, input_row, ROW_STEPS * FILTER_STEP);
-        else sums.multiply_add(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0);
+            accumulators.start_products(f, b + k * FILTER_STEP, input_row - K + 1, input_row, ROW_STEPS * FILTER_STEP);
+        else accumulators.start_products(f, b + (REST_BEGIN + rest % PER_REST) * FILTER_STEP, r, r, 0);
 #pragma unroll
         for (int i = 0; i < STORES_PER_STEP; i++) {
             const int now = k * STORES_PER_STEP + i, before = now - STORES_PER_STEP;
@@ -205,13 +221,13 @@ __device__ __forceinline__ void main_loop_unrolled(Accumulators &sums, const Fir
         }
         wgmma_wait<1>();
         load(k + 1);
-        if (PROMOTES && (k + 1) % PROMOTION_INTERVAL == 0) sums.promote_all();
+        if (PROMOTES && (k + 1) % PROMOTION_INTERVAL == 0) accumulators.promote_all();
     }
 }
 
 // With the k-steps as a loop, three at a time, for filters with too many of them to write out.
-__device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &words, const int2 *taps, Descriptor b,
-                                          const StagedOutput &output) {
+__device__ __forceinline__ void main_loop(Accumulators &accumulators, const FirstWords &words, const int2 *taps,
+                                          Descriptor b, const StagedOutput &output) {
     hide_from_compiler(b);
     output.store_all();
     Fragment f0, f1, f2;
@@ -224,7 +240,7 @@ __device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &
     };
     int j_done = 0, row_done = 0;
     const auto multiply_add = [&](const Fragment &f) {
-        sums.multiply_add(f, b + (row_done * ROW_STEPS + j_done) * FILTER_STEP, row_done - K + 1, row_done,
+        accumulators.start_products(f, b + (row_done * ROW_STEPS + j_done) * FILTER_STEP, row_done - K + 1, row_done,
                           ROW_STEPS * FILTER_STEP);
         if (++j_done == ROW_STEPS) j_done = 0, row_done++;
         wgmma_wait<1>();
@@ -239,7 +255,7 @@ __device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &
         if (k + 3 < SHARED_ROW_STEPS) load(f0);
         if (k + 2 < SHARED_ROW_STEPS) multiply_add(f2);
         if (k + 4 < SHARED_ROW_STEPS) load(f1);
-        if (PROMOTES && (k + 3) % PROMOTION_INTERVAL == 0) sums.promote_all();
+        if (PROMOTES && (k + 3) % PROMOTION_INTERVAL == 0) accumulators.promote_all();
     }
     wgmma_wait<0>();
     // At most one k-step per filter row: too few to promote for.
@@ -249,7 +265,7 @@ __device__ __forceinline__ void main_loop(Accumulators &sums, const FirstWords &
         const int rest = REST_BEGIN + k % PER_REST, r = k / PER_REST;
         wgmma_wait<1>();
         f.load(words, taps[rest * 4], r * ROW_BYTES);
-        sums.multiply_add(f, b + rest * FILTER_STEP, r, r, 0);
+        accumulators.start_products(f, b + rest * FILTER_STEP, r, r, 0);
     }
 }
 
@@ -263,7 +279,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
     StagedOutput output(staging);
     const Descriptor filters = matrix_descriptor(shared_address(s.filters), 128, 256);
     int iteration = 0, next_unit = warpgroup, number = blockIdx.x / FILTER_BLOCKS;
-    const int block_tile = blockIdx.x % FILTER_BLOCKS * (GROUPS * GROUP_TILES);
+    const int block_column_tile = blockIdx.x % FILTER_BLOCKS * (COLUMN_GROUPS * GROUP_TILES);
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2;
@@ -274,8 +290,8 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         int unit = next_unit;
 #pragma unroll 1
         for (; unit < UNITS; unit += WARPGROUPS) {
-            const int row_block = unit / GROUPS, in_block = unit % GROUPS * GROUP_TILES;
-            const int first_tile = block_tile + in_block;  // of filter columns, in the block and among all
+            const int row_block = unit / COLUMN_GROUPS, column_tile_in_block = unit % COLUMN_GROUPS * GROUP_TILES;
+            const int first_column_tile = block_column_tile + column_tile_in_block;  // counted in the layer
             FirstWords words;                              // of positions g and g + 8
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -285,16 +301,16 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                                                                       line % TILE_LINES * (POSITION_ROWS * ROW_STRIDE) +
                                                                       at % TILE_COLUMNS);
             }
-            const Descriptor b = filters + in_block * (COMPONENTS * 16);
-            Accumulators sums;
-            if constexpr (UNROLLED) main_loop_unrolled(sums, words, taps, b, output);
-            else main_loop(sums, words, taps, b, output);
+            const Descriptor b = filters + column_tile_in_block * (COMPONENTS * 16);
+            Accumulators accumulators;
+            if constexpr (UNROLLED) main_loop_unrolled(accumulators, words, taps, b, output);
+            else main_loop(accumulators, words, taps, b, output);
             wgmma_wait<0>();
 
-            named_barrier(WARPGROUP + warpgroup, 128);  // all have stored the last unit's outputs
-            stage_output(s, sums, staging, exponent, first_tile);
-            named_barrier(WARPGROUP + warpgroup, 128);
-            output = StagedOutput(staging, y, tile, row_block, first_tile);
+            named_barrier(WARPGROUP_BARRIER + warpgroup, 128);  // all have stored the last unit's outputs
+            stage_output(s, accumulators, staging, exponent, first_column_tile);
+            named_barrier(WARPGROUP_BARRIER + warpgroup, 128);
+            output = StagedOutput(staging, y, tile, row_block, first_column_tile);
         }
         next_unit = unit - UNITS;
         mbarrier_arrive(s.barriers + EMPTY + stage);
