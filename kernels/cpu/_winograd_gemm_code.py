@@ -208,7 +208,7 @@ def _segments(b: ir.IRBuilder, plan: GemmPlan, first: Any, count: Any) -> Iterat
 
 
 def _vectors(b: ir.IRBuilder, floats: Any, lanes: int) -> Any:
-    """Return the number of vectors that cover so many floats, at least one."""
+    """Return the number of vectors that cover ``floats``, at least one."""
     count = b.sdiv(b.add(floats, const(lanes - 1)), const(lanes))
     return b.select(b.icmp_signed("<", count, const(1)), const(1), count)
 
@@ -358,7 +358,7 @@ def build(plan: GemmPlan, target: Cpu) -> ir.Module:
     """Build the module of one layer, with a function ``conv``.
 
     Its arguments are (x, w, y, scratch, counter, found, tiles, vectors, panels). Threads claim panels of the batch's
-    ``tiles``, cut as evenly as possible from so many ``vectors``. found[panel] gets a vector whose sum is finite if all
+    ``tiles``, cut as evenly as possible from the ``vectors``. found[panel] gets a vector whose sum is finite if all
     outputs of the panel are.
     """
     layer, lanes = plan.layer, plan.lanes

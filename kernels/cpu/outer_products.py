@@ -69,7 +69,7 @@ F64_PTR = F64.as_pointer()
 #: Vectors of channels per block, and filters per tile at most, by the number of registers.
 VECTORS, MOST_FILTERS = 2, {16: 6, 32: 12}
 
-#: Output pixels per chunk: at least, if there are as many, and images of so many pixels at most.
+#: The fewest output pixels of a chunk, if the layer has them, and the most images of a chunk.
 CHUNK_PIXELS, MOST_IMAGES = 512, 16
 
 #: Products per pixel and channel of a work item, at most: more items, and each reads x again.

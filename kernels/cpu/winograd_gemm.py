@@ -46,7 +46,7 @@ from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
 from ._winograd_plan import spread
 from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
 
-#: Filters per block for vectors of so many floats: 3 x 8 sums in 32 registers, 3 x 4 in 16.
+#: Filters per block, by the floats of a vector: 3 x 8 sums in 32 registers, 3 x 4 in 16.
 BLOCKS = {4: 4, 8: 4, 16: 8}
 
 #: Numbers other than zero that a window has on average, from which errors keep a plain sum's bound, and the pixels of
