@@ -126,7 +126,7 @@ def _reasons(layer: Any, options: Attributes, where: str) -> list[str]:
         shape = layer.weight.shape
         if not shape or min(shape) < 1:
             reasons.append("its shape is not known yet; compute one batch first")
-        elif api.is_slower(shape, layer._kwargs["num_group"], options):
+        elif api.is_slower(shape, layer._kwargs, options):
             reasons.append(api.SLOWER)
     return reasons
 

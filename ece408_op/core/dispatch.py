@@ -28,8 +28,8 @@ _THREAD_FLOPS = 4_000_000
 #: oneDNN has a blocked layout for channels in multiples of _BLOCK, in grouped layers of _BLOCK_OF_GROUP. It reads
 #: images of up to _IMAGE_CHANNELS channels as they are.
 _BLOCK, _BLOCK_OF_GROUP, _IMAGE_CHANNELS = 8, 4, 3
-#: From this number of channels on, cuDNN is faster on a GPU.
-_CUDNN_CHANNELS = 64
+#: From this number of channels on, winograd_gemm is faster than oneDNN on the CPU, and cuDNN than our kernels on a GPU.
+_WIDE = 64
 
 
 #: Kernels of the caller's own: see ``added``.
@@ -136,20 +136,22 @@ def _candidates(problem: ConvProblem, device: str, precision: str, chip: Chip | 
     yield from (kernel for kernel in candidates if not recommended(kernel))
 
 
-def slower_than_mxnet(w_shape: tuple[int, ...], device: str, groups: int = 1) -> bool:
+def slower_than_mxnet(w_shape: tuple[int, ...], device: str, groups: int = 1, dense: bool = True) -> bool:
     """Return whether ``New`` is probably slower than MXNet's own Convolution in its place, inside a network.
 
-    w_shape: (M, C / G, K, L). On the CPU oneDNN keeps arrays in a blocked layout from layer to layer, and fuses
-    BatchNorm and activations, where the numbers of channels allow it; other layers take its plain matrix product, which
-    is slower than our kernels. Stride, padding and dilation do not matter (measured by benchmarks/replaced_layers.py).
-    On the GPUs that MXNet has code for, cuDNN is faster on filters of more than one element with many channels: the
-    kernels for wide layers need Hopper.
+    w_shape: (M, C / G, K, L); ``dense``: stride and dilation are 1. On the CPU oneDNN keeps arrays in a blocked layout
+    from layer to layer, and fuses BatchNorm and activations, where the numbers of channels allow it; other layers take
+    its plain matrix product, which is slower than our kernels. ``winograd_gemm`` is faster on wide layers all the same
+    (measured by benchmarks/replaced_layers.py). On the GPUs that MXNet has code for, cuDNN is faster on filters of more
+    than one element with many channels: the kernels for wide layers need Hopper.
     """
-    filters, channels, kernel, _ = w_shape
+    filters, channels, kernel, width = w_shape
     if device == "gpu":
-        return channels >= _CUDNN_CHANNELS and kernel > 1
+        return channels >= _WIDE and kernel > 1
     if groups > 1:
         return (channels == 1 or channels % _BLOCK_OF_GROUP == 0) and filters % _BLOCK == 0
+    if dense and kernel == width == 3 and min(channels, filters) >= _WIDE:
+        return False
     return (channels <= _IMAGE_CHANNELS or channels % _BLOCK == 0) and filters % _BLOCK == 0
 
 

@@ -10,6 +10,7 @@ Files are read and checked as plain data (symbol_graph, params_io) before MXNet 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -189,8 +190,8 @@ def replace_convolution(
     shapes = {name: tuple(array.shape) for name, array in (arg_params or {}).items()}
     node_conversion.check_weights(graph, shapes, _SYMBOL, required=False)
     weights = _weight_shapes(graph, symbol, shapes)
-    groups = {node.name: int(node.attrs.get("num_group", 1)) for node in graph.nodes}
-    slower = [name for name, shape in weights.items() if is_slower(shape, groups[name], options)]
+    attributes = {node.name: node.attrs for node in graph.nodes}
+    slower = [name for name, shape in weights.items() if is_slower(shape, attributes[name], options)]
     kept = dict.fromkeys(slower, SLOWER) if where == "faster" else {}
     result = _replacement.replace(graph, options, _types(internals), taken, kept, renames)
     params = None if arg_params is None else {result.parameters.get(k, k): v for k, v in arg_params.items()}
@@ -228,10 +229,16 @@ def _weight_shapes(graph: Graph, symbol: Any, known: Mapping[str, tuple[int, ...
     return {name: known.get(weight) or inferred.get(weight) or () for name, weight in weights.items()}
 
 
-def is_slower(weight: tuple[int, ...], groups: int, options: Attributes) -> bool:
-    """Return whether New is expected to be slower than MXNet's own with a weight of this shape, 0 or () if unknown."""
+def is_slower(weight: tuple[int, ...], attributes: Mapping[str, Any], options: Attributes) -> bool:
+    """Return whether New is expected to be slower than MXNet's own with a weight of this shape, 0 or () if unknown.
+
+    ``attributes`` are those of the Convolution, strings or values.
+    """
     device = options.device or dispatch.device_of(options.impl, "cpu")
-    return len(weight) == 4 and min(weight) > 0 and dispatch.slower_than_mxnet(weight, device, groups)
+    groups = int(attributes.get("num_group", 1))
+    steps = re.findall(r"\d+", f"{attributes.get('stride', '')} {attributes.get('dilate', '')}")
+    dense = all(int(step) == 1 for step in steps)
+    return len(weight) == 4 and min(weight) > 0 and dispatch.slower_than_mxnet(weight, device, groups, dense)
 
 
 def checked_options(impl: str, device: str | None, precision: str, where: str = "all") -> Attributes:

@@ -53,10 +53,9 @@ BLOCKS = {4: 4, 8: 4, 16: 8}
 #: an image that are sampled to estimate them.
 NUMBERS, SAMPLE = 20, 1024
 
-#: Cycles per vector of tiles to compute the inputs of a channel and the outputs of a filter, cycles per filter and
-#: channel to compute the weights, and the predicted speed-up over ``direct`` from which it is recommended; fitted to
-#: times of 14 layers on a Zen 4.
-INPUT_CYCLES, OUTPUT_CYCLES, WEIGHT_CYCLES, GAIN = 100, 60, 18, 1.1
+#: Cycles per vector of tiles to compute the inputs of a channel and the outputs of a filter, and cycles per filter and
+#: channel to compute the weights; fitted to times of 14 layers on a Zen 4.
+INPUT_CYCLES, OUTPUT_CYCLES, WEIGHT_CYCLES = 100, 60, 18
 
 
 @compiled_once
@@ -102,7 +101,7 @@ def is_profitable(problem: ConvProblem) -> bool:
     parts = problem.batch * plan.tiles // plan.tile_columns * -(-plan.tile_columns // lanes)  # of vectors, in rows
     own = vectors * FORMS * channels * filters / PER_CYCLE + WEIGHT_CYCLES * channels * filters
     own += parts * (INPUT_CYCLES * channels + OUTPUT_CYCLES * filters)
-    return GAIN * own < problem.flops / (2 * lanes * PER_CYCLE)
+    return own < problem.flops / (2 * lanes * PER_CYCLE)
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:

@@ -343,6 +343,19 @@ def test_any_network_gives_the_same_before_and_after(network, seed):
     assert_same_outputs(symbol, result, params)
 
 
+@pytest.mark.parametrize(
+    ("channels", "attributes", "left"),
+    [(64, {}, 0), (64, {"pad": (1, 1)}, 0), (32, {}, 1), (64, {"stride": (2, 2)}, 1), (64, {"dilate": (1, 2)}, 1)],
+)
+def test_wide_layers_of_3_x_3_are_replaced_unless_they_have_steps(channels, attributes, left):
+    layer = mx.sym.Convolution(
+        mx.sym.Variable("data"), kernel=(3, 3), num_filter=64, no_bias=True, name="a", **attributes
+    )
+    params = {"a_weight": mx.nd.zeros((64, channels, 3, 3))}
+    found = ece408_op.replace_convolution(layer, params, where="faster", warn=False)
+    assert len(found.left) == left
+
+
 @pytest.mark.parametrize(("channels", "filters", "slower"), [(32, 64, 1), (6, 16, 0), (32, 50, 0)])
 def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, slower, capsys):
     first = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=channels, no_bias=True, name="a")
