@@ -10,13 +10,13 @@ A tile of F filters x P vectors stays in registers while c, p and q run: each ta
 and does F*P multiply-adds. The last vector of the plane overlaps the one before it. If filters have one column, an
 image is its own shifted copy.
 
-Arithmetic intensity: 2*C*K*K FLOP per output. Memory: shifting writes K times the image to L2. A large image is divided
-into units: passes over some channels, which add to y, for bands of rows. While a unit computes, it shifts the next
-unit's rows, a few per row of a tile's taps, so that these loads and stores fill the issue slots that arithmetic leaves;
-it prefetches the rows of the unit after that, and the lines of y where the next tile ends. Weights are packed
-[block][c][p][q][filter], so a tap's are neighbours. Outputs are stored once; large ones with non-temporal stores where
-planes are whole cache lines. The multiply-add units limit it: on one core of a Zen 5 (AVX-512), 2018sp-2 reaches 0.94
-of their peak.
+Arithmetic intensity: 2*C*K*K FLOP per output. Memory: shifting writes K times the image to L2. A large image is
+computed in units: a band of output rows for some of the channels; later channels add to y. While a unit is computed,
+each tile also shifts a few rows of the next unit, so that these loads and stores fill the issue slots that arithmetic
+leaves, and prefetches the rows of the unit after that, and the lines of y where the next tile ends. Weights are
+packed [block][c][p][q][filter], so a tap's are neighbours. Outputs are stored once; large ones with non-temporal
+stores where planes are whole cache lines. The multiply-add units limit it: on one core of a Zen 5 (AVX-512), 2018sp-2
+reaches 0.94 of their peak.
 
 Padded layers, and data gradients of stride 1, are plain convolutions of padded copies: see ``_padded``. Where an image
 takes several units, layers whose filters fill vectors take another way: see ``_direct_filters``.
@@ -31,7 +31,7 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,11 +89,17 @@ def pack(plan: DirectPlan | FilterPlan, w: np.ndarray, threads: int) -> np.ndarr
     return packed
 
 
+class CompiledLayer(NamedTuple):
+    """A plan, its compiled function, and the floats of scratch memory per thread."""
+
+    plan: DirectPlan | FilterPlan
+    conv: Any
+    scratch: int
+
+
 @lru_cache(maxsize=1024)
-def _layer(
-    problem: ConvProblem, target: Cpu, large: bool, full: bool | None = None
-) -> tuple[DirectPlan | FilterPlan, Any, int]:
-    """Return the plan, its compiled function, and the floats of scratch per thread; ``full`` as in Pooling."""
+def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool, full: bool | None = None) -> CompiledLayer:
+    """Compile for the layer, if that has not been done; ``full`` as in Pooling."""
     layer = _padded.plain(problem).with_batch(1)
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
@@ -105,12 +111,12 @@ def _layer(
         _direct_filters.transpose_function(layer.products, target)
     nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
     scratch = plan.scratch + (pooling.scratch(target.lanes) if pooling else 0)
-    return plan, _compiled(plan, target, nontemporal, pooling), scratch
+    return CompiledLayer(plan, _compiled(plan, target, nontemporal, pooling), scratch)
 
 
-def compiled(problem: ConvProblem) -> tuple[DirectPlan | FilterPlan, Any, int]:
-    """Return the plan, the compiled function and the floats of scratch per thread for outputs that stay in caches."""
-    return _layer(problem, cpu(), False)
+def compiled(problem: ConvProblem) -> CompiledLayer:
+    """Return the layer compiled for outputs that stay in caches."""
+    return _compiled_layer(problem, cpu(), False)
 
 
 def _is_large(out: np.ndarray) -> bool:
@@ -119,12 +125,12 @@ def _is_large(out: np.ndarray) -> bool:
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
     """Compile for the layer and for outputs of that size and alignment, if that has not been done."""
-    _layer(problem, cpu(), _is_large(out))
+    _compiled_layer(problem, cpu(), _is_large(out))
 
 
 def prepare_tanh_pool(problem: ConvProblem, full: bool) -> None:
     """Compile what run_tanh_pool needs for the layer, if that has not been done."""
-    _layer(problem, cpu(), False, full)
+    _compiled_layer(problem, cpu(), False, full)
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
@@ -132,7 +138,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
         im2col.run(problem, x, w, out, threads)  # the margins' zeros must not meet infinity
     else:
-        _share(problem, _layer(problem, cpu(), _is_large(out)), (x, w, out), threads)
+        _run_shared(problem, _compiled_layer(problem, cpu(), _is_large(out)), (x, w, out), threads)
 
 
 def run_tanh_pool(
@@ -142,12 +148,12 @@ def run_tanh_pool(
 
     ``full``: at an odd edge, a maximum is of the outputs that exist; otherwise an odd last row or column is left out.
     """
-    _share(problem, _layer(problem, cpu(), False, full), (x, w, out), threads)
+    _run_shared(problem, _compiled_layer(problem, cpu(), False, full), (x, w, out), threads)
 
 
-def _share(
+def _run_shared(
     problem: ConvProblem,
-    layer: tuple[DirectPlan | FilterPlan, Any, int],
+    layer: CompiledLayer,
     arrays: tuple[np.ndarray, ...],
     threads: int,
 ) -> None:
@@ -157,21 +163,20 @@ def _share(
     packed = pack(plan, _padded.plain_weights(problem, w), threads)
     margin = _padded.margins(problem)
     if any(margin):
-        _share_padded(layer, (x, packed, out), margin, threads)
+        _run_padded(layer, (x, packed, out), margin, threads)
         return
     counter = np.zeros(1, np.int64)
+    # A thread claims a (2 * threads)-th of the images that are left, and at most this number.
     most = max(1, CHUNK_BYTES // (out.nbytes // batch))
 
-    def work(part: int) -> None:
+    def work(_thread: int) -> None:
         arguments = (x, packed, out, memory.aligned(scratch), counter)
         conv(*map(memory.address, arguments), batch, most, 2 * threads)
 
     share(work, threads, threads)
 
 
-def _share_padded(
-    layer: tuple[DirectPlan | FilterPlan, Any, int], arrays: tuple[np.ndarray, ...], margin: Pair, threads: int
-) -> None:
+def _run_padded(layer: CompiledLayer, arrays: tuple[np.ndarray, ...], margin: Pair, threads: int) -> None:
     """Share out the images, a chunk at a time, which each thread copies into padded images of its own."""
     (plan, conv, scratch), (x, packed, out) = layer, arrays
     copy = _padded.copy_function(x.shape[2:], margin, cpu())
@@ -179,7 +184,7 @@ def _share_padded(
     count = min(max(1, PADDED_BYTES // (4 * floats)), -(-batch // threads))
     firsts = iter(range(0, batch, count))
 
-    def work(part: int) -> None:
+    def work(_thread: int) -> None:
         images, own, counter = memory.aligned(count * floats), memory.aligned(scratch), np.zeros(1, np.int64)
         images.fill(0)
         pointers = list(map(memory.address, (images, packed, out, own, counter)))
