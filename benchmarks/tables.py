@@ -54,8 +54,12 @@ def read(name: str) -> dict[str, Any]:
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], above: str = "") -> str:
     """A table with its head, and a paragraph above it."""
     head = list(head)
-    table = "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    table = "\n".join([_row(head), "|---" * len(head) + "|", *map(_row, rows)])
     return f"{above}\n\n{table}" if above else table
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def mean(ratios: Iterable[float]) -> float:

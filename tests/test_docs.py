@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from text_changes import changed
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -39,14 +40,6 @@ each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relativ
 def blocks(kind: str) -> list[tuple[str, str]]:
     """(argument, text) of each fenced block of the tutorial that follows a comment <!-- kind: argument -->."""
     return re.findall(rf"^<!-- {kind}: (\S+) -->\n```\w+\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL)
-
-
-def changed(text: str, difference: str) -> str:
-    """The text with the lines of a difference added between its context."""
-    lines = difference.splitlines(keepends=True)
-    before = "".join(line[1:] for line in lines if line[0] != "+")
-    assert text.count(before) == 1, f"expected these lines once:\n{before}"
-    return text.replace(before, "".join(line[1:] for line in lines if line[0] != "-"))
 
 
 @pytest.fixture(scope="module")

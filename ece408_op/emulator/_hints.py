@@ -9,10 +9,10 @@ from ._counters import LineCounters
 
 _MOST = 3
 #: The section of the docs that explains each hint.
-COALESCING = "docs/performance.md#coalescing"
-CONFLICTS = "docs/performance.md#bank-conflicts"
-DIVERGENCE = "docs/performance.md#divergence"
-REUSE = "docs/performance.md#reuse"
+COALESCING = "docs/lab.md#coalescing"
+CONFLICTS = "docs/lab.md#bank-conflicts"
+DIVERGENCE = "docs/lab.md#divergence"
+REUSE = "docs/lab.md#reuse"
 
 
 @dataclass(frozen=True)

@@ -5,30 +5,31 @@
 #include <mxnet/base.h>
 
 #define TILE 16
+#define x4d(b, c, h, w) x[(((b) * C + (c)) * H + (h)) * W + (w)]
+#define k4d(m, c, p, q) k[(((m) * C + (c)) * K + (p)) * K + (q)]
+#define y4d(b, m, h, w) y[(((b) * M + (m)) * (H - K + 1) + (h)) * (W - K + 1) + (w)]
 
 namespace mxnet {
 namespace op {
 
 // y (B, M, H - K + 1, W - K + 1) becomes the convolution of x (B, C, H, W) and k (M, C, K, K).
 __global__ void convolve(float *y, const float *x, const float *k, int M, int C, int H, int W, int K) {
-  const int H_out = H - K + 1, W_out = W - K + 1;
   const int h = blockIdx.x * TILE + threadIdx.x, w = blockIdx.y * TILE + threadIdx.y;
   const int m = blockIdx.z % M, b = blockIdx.z / M;
-  if (h >= H_out || w >= W_out) return;
-
-  float *sum = &y[((b * M + m) * H_out + h) * W_out + w];
-  *sum = 0;
+  if (h > H - K || w > W - K) return;
+  y4d(b, m, h, w) = 0;
   for (int c = 0; c < C; c++)
     for (int p = 0; p < K; p++)
       for (int q = 0; q < K; q++)
-        *sum += x[((b * C + c) * H + h + p) * W + w + q] * k[((m * C + c) * K + p) * K + q];
+        y4d(b, m, h, w) += x4d(b, c, h + p, w + q) * k4d(m, c, p, q);
 }
 
 template <>
 void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
                          const mshadow::Tensor<gpu, 4, float> &k) {
   const int B = x.shape_[0], C = x.shape_[1], H = x.shape_[2], W = x.shape_[3], M = y.shape_[1], K = k.shape_[3];
-  const dim3 grid((H - K + TILE) / TILE, (W - K + TILE) / TILE, B * M), block(TILE, TILE);
+  const int tiles = (std::max(H, W) - K + TILE) / TILE;
+  const dim3 grid(tiles, tiles, B * M), block(TILE, TILE);
   convolve<<<grid, block, 0, y.stream_->stream_>>>(y.dptr_, x.dptr_, k.dptr_, M, C, H, W, K);
   MSHADOW_CUDA_CALL(cudaDeviceSynchronize());
 }
