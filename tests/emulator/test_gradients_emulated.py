@@ -12,12 +12,15 @@ from cuda_layers import PROBLEMS, chip_of
 
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
-from ece408_op.kernels.cuda.split_precision import data_gradient
+from ece408_op.kernels.cuda.split_precision import data_gradient, weight_gradient
 from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
-KERNELS = tuple(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, data_gradient))
+KERNELS = tuple(
+    module.KERNEL
+    for module in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, data_gradient, weight_gradient)
+)
 
 
 @pytest.mark.parametrize(
@@ -37,18 +40,21 @@ def test_it_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e-30])
-@pytest.mark.parametrize("operand", ["y", "w"])
+@pytest.mark.parametrize("operand", [0, 1])
 @pytest.mark.parametrize(
-    "kernel", [data_gradient.KERNEL, data_gradient_tiles.KERNEL], ids=["fp16x3_data_gradient", "data_gradient_tiles"]
+    "kernel",
+    [data_gradient.KERNEL, data_gradient_tiles.KERNEL, weight_gradient.KERNEL],
+    ids=["fp16x3_data_gradient", "data_gradient_tiles", "fp16x3_weight_gradient"],
 )
-def test_data_gradients_of_special_values_are_right(kernel, operand, value, tmp_path: Path) -> None:
-    problem, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)).data_gradient, replace(chip_of(90), multiprocessors=1)
+def test_gradients_of_special_values_are_right(kernel, operand, value, tmp_path: Path) -> None:
+    plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), replace(chip_of(90), multiprocessors=1)
+    problem = plain.weight_gradient if kernel is weight_gradient.KERNEL else plain.data_gradient
     rng = np.random.default_rng(0)
-    y, w = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
-    {"y": y[1, 2], "w": w[3, 4]}[operand][1, 2] = value
+    operands = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
+    operands[operand][1, 2, 1, 2] = value
     plan = kernel.plan(problem, chip, 16)
     emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path)
-    found = compare(emulated.run(y, w, 16), y, w, kernel, problem=problem)
+    found = compare(emulated.run(*operands, 16), *operands, kernel, problem=problem)
     assert found.passed, found
 
 

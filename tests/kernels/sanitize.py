@@ -42,6 +42,8 @@ PERSISTENT = [
     ConvProblem(450, 6, 30, 30, 16, 5),
     ConvProblem(300, 1, 72, 72, 12, 7),
     ConvProblem(500, 12, 33, 33, 24, 7),
+    ConvProblem(300, 6, 30, 30, 16, 5).data_gradient,
+    ConvProblem(300, 6, 30, 30, 16, 5).weight_gradient,
 ]
 _PREFIXES = ("fp16x", "register_blocked", "sliding_window")
 

@@ -6,5 +6,6 @@ blocked_gemm      implicit GEMM: every convolution and both of its gradients
 depthwise         one group per channel: a thread per column of a map; forward and both gradients
 data_gradient_tiles   data gradient of a few channels: a tile of pixels per thread
 weight_gradient_rows  weight gradient of few channels and filters: all sums in a block's registers
+partial_sums          the second launch of a weight gradient, which adds the sums of blocks
 waves             grids in waves of shrinking shares
 """

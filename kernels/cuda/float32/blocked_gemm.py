@@ -14,7 +14,7 @@ from ece408_op.core.kernel import CudaKernel, float32_bound, sum_bound
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, WEIGHT_GRADIENT, ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, images_per_launch, layer_defines, round_up
 
-from . import _partial_sums as partial_sums
+from . import partial_sums
 
 _FOLDER = Path(__file__).parent
 #: Blocks of a weight gradient, about eight per multiprocessor of a large GPU, and the outputs that a block adds: fewer

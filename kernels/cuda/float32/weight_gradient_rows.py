@@ -17,7 +17,7 @@ from ece408_op.core.kernel import CudaKernel, sum_bound
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
-from . import _partial_sums as partial_sums
+from . import partial_sums
 from ._pipeline import MULTIPROCESSOR_SHARED, step_cycles
 
 _FOLDER = Path(__file__).parent
@@ -100,7 +100,7 @@ def _cost(problem: ConvProblem, tile: WeightGradientTile) -> float:
     copies = 10 * (x_floats / tile.x_vector + y_floats / tile.y_vector) / threads
     # The warps of the busiest scheduler: with one it waits for each read, with four hardly ever.
     warps = ceil_div(resident * threads, 128)
-    cycles = (rows * (columns * vector + 20) + copies + 100) * warps * (1 + 0.8 / warps)
+    cycles = (rows * (columns * vector + 20) + copies + 80 + threads / 8) * warps * (1 + 0.8 / warps)
     cycles = step_cycles(cycles, ITEM_BYTES * resident * (x_floats + y_floats), tile.stages)
     useful = problem.filters * problem.products * problem.channels * problem.kernel * problem.kernel_width
     return cycles * tile.steps(problem) / resident / useful

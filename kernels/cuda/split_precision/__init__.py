@@ -2,6 +2,7 @@
 
 split_precision  the kernels for few channels; ``block.cuh`` explains their sources, ``split.cuh`` the arithmetic
 data_gradient    data gradients of layers with few channels
+weight_gradient  weight gradients of layers with few channels and filters
 wide             the kernels for many channels
 split_form       convolutions between which activations stay split, NHWC
 split_passes     pooling, depthwise convolution and other layers between those

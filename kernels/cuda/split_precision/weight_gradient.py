@@ -1,0 +1,184 @@
+"""fp16x3_weight_gradient: weight gradients of layers with few channels and filters on tensor cores, from sm_80 on.
+
+This file chooses the tile; ``weight_gradient.cu`` says what a block computes.
+
+The error, as a share of sum |x||y|, is that of ``wide`` but for the sums: an accumulator is promoted after 128 products
+at most, which takes two roundings, and the sums of the low products after a step, at most 2^13 products. A block adds
+at least one k-step per promotion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from ece408_op.core.kernel import CudaKernel, sum_bound
+from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
+
+from ..float32 import partial_sums
+from ._wide_tiles import PROMOTED_PRODUCTS
+
+_FOLDER = Path(__file__).parent
+#: Blocks per resident block: the problem alone decides, so that the error bound holds on every chip.
+_MULTIPROCESSORS = 132
+_MOST_WARPS, _MOST_SLICES, _MOST_BLOCKS, _MOST_STEP_PRODUCTS = 16, 8, 4, 1 << 13
+#: With fewer channels, each value that is split has too few products.
+_FEWEST_CHANNELS = 4
+#: Shared memory that one thread block reserves, besides its own.
+_RESERVED = 1024 + 512
+#: A multiprocessor's cycles for 16 x 8 x 16 products on tensor cores, instructions per word of x, word of y, copy and
+#: raw value; bytes of memory per cycle; cycles of a step's barriers and first reads.
+_MMA_CYCLES, _X_WORD, _Y_WORD, _COPY, _VALUE, _BYTES, _LATENCY = 1.64, 24, 22, 12, 3, 17, 1500
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What a block and a warp compute: Config of ``weight_gradient.cu``."""
+
+    m_tiles: int
+    n_tiles: int
+    slices: int
+    step_rows: int
+    x_pitch: int
+    y_pitch: int
+    x_vector: int  # floats of one copy
+    y_vector: int
+    blocks: int = 1  # resident per multiprocessor
+    promotion: int = PROMOTED_PRODUCTS // 16
+
+    def warps(self, problem: ConvProblem) -> tuple[int, int]:
+        """Return the warps along the taps and along the filters."""
+        taps = math.prod(problem.w_shape[1:])
+        return ceil_div(taps, 16 * self.m_tiles), ceil_div(problem.filters, 8 * self.n_tiles)
+
+    def threads(self, problem: ConvProblem) -> int:
+        """Return the threads per block."""
+        return 32 * math.prod(self.warps(problem)) * self.slices
+
+    def x_rows(self, problem: ConvProblem) -> int:
+        """Return the rows of x of a step, of all channels."""
+        return problem.channels * (self.step_rows + problem.kernel - 1)
+
+    def k_steps(self, problem: ConvProblem) -> int:
+        """Return the k-steps of a step."""
+        return ceil_div(self.step_rows * ceil_div(problem.output_width, 2), 8)
+
+    def raw_floats(self, problem: ConvProblem) -> int:
+        """Return the floats of a step's rows of x and y."""
+        y_floats = problem.filters * self.step_rows * problem.output_width
+        return round_up(self.x_rows(problem) * problem.width, 4) + round_up(y_floats, 4)
+
+    def shared_bytes(self, problem: ConvProblem) -> int:
+        """Return the shared memory of the raw rows and their words."""
+        words = 2 * self.x_rows(problem) * self.x_pitch
+        words += 2 * 8 * self.n_tiles * self.warps(problem)[1] * self.y_pitch
+        return ITEM_BYTES * (self.raw_floats(problem) + words + 8 * self.k_steps(problem))
+
+
+def _tiles(problem: ConvProblem, aligned: int, most_shared: int) -> Iterator[_Tile]:
+    vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
+    x_vector, y_vector = (next(v for v in vectors if w % v == 0) for w in (problem.width, problem.output_width))
+    pairs = ceil_div(problem.output_width, 2)
+    # The words of eight taps then lie in different banks of shared memory, where they belong to two rows.
+    x_pitch = next(n for n in range(2 * pairs - 2 + problem.kernel_width, 10**9) if 13 <= n % 32 <= 19)
+    rows = {ceil_div(problem.output_height, n) for n in range(1, problem.output_height + 1)}
+    for step_rows, m_tiles, n_tiles in product(sorted(rows), (1, 2, 3, 4, 5), (1, 2, 3, 4)):
+        if step_rows * problem.output_width > _MOST_STEP_PRODUCTS:
+            continue
+        y_pitch = round_up(8 * ceil_div(step_rows * pairs, 8) - 4, 32) + 4
+        for slices in (1, 2, 4, 8):
+            sizes = (m_tiles, n_tiles, slices, step_rows, x_pitch, y_pitch, x_vector, y_vector)
+            tile = _Tile(*sizes)
+            shared, threads = tile.shared_bytes(problem), tile.threads(problem)
+            registers = round_up(m_tiles * n_tiles * 12 + 4 * n_tiles + 2 * m_tiles + 52, 8)
+            if threads > 32 * _MOST_WARPS or shared + _RESERVED > most_shared or registers > 256:
+                continue
+            blocks = min(most_shared // (shared + _RESERVED), REGISTERS // (threads * registers), _MOST_BLOCKS)
+            if blocks:
+                yield _Tile(*sizes, blocks)
+
+
+def _cost(problem: ConvProblem, tile: _Tile) -> float:
+    """Return the predicted cycles of a multiprocessor per image."""
+    warps, threads = math.prod(tile.warps(problem)), tile.threads(problem)
+    shared, products = 8 * tile.m_tiles + 4 * tile.n_tiles + 2, 3 * _MMA_CYCLES * tile.m_tiles * tile.n_tiles
+    multiply = tile.k_steps(problem) * warps * (max(shared, products) + 0.3 * min(shared, products))
+    resident = tile.blocks * threads / 128  # warps of a scheduler
+    multiply *= math.ceil(resident) / resident * (1 + 0.5 / resident)
+    x_words = tile.x_rows(problem) * (problem.output_width + problem.kernel_width)
+    y_words = problem.filters * tile.step_rows * ceil_div(problem.output_width, 2)
+    raw = tile.raw_floats(problem)
+    copies = raw / min(tile.x_vector, tile.y_vector)
+    split = (_X_WORD * x_words + _Y_WORD * y_words + _COPY * copies + _VALUE * raw) / 128
+    cycles = multiply + split + _LATENCY
+    if tile.blocks > 1:  # other blocks multiply while one splits
+        cycles = max(multiply, split) + 0.5 * min(multiply, split) + _LATENCY / tile.blocks
+    return max(cycles, ITEM_BYTES * raw / _BYTES) * ceil_div(problem.output_height, tile.step_rows)
+
+
+@lru_cache(maxsize=256)
+def _best_tile(problem: ConvProblem, aligned: int, most_shared: int) -> _Tile | None:
+    tiles = _tiles(problem, aligned, most_shared)
+    return min(tiles, key=lambda tile: _cost(problem, tile), default=None)
+
+
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    if not isinstance(problem, WeightGradient):
+        return ["it computes the weight gradient only"]
+    shared = chip.shared_bytes if chip else 227 * 1024
+    if _best_tile(problem.with_batch(1), 4, shared) is None:
+        return [f"tile: the sums and a step of one row do not fit {_MOST_WARPS} warps and {shared} bytes"]
+    return []
+
+
+def _bound(problem: ConvProblem) -> float:
+    n, images = problem.products, ceil_div(problem.batch, min(max(1, problem.batch), _MULTIPROCESSORS))
+    of_block = (images + 1) * problem.output_height * round_up(problem.output_width, 2)
+    additions = 2 * ceil_div(of_block, 16) + _MULTIPROCESSORS * _MOST_BLOCKS * _MOST_SLICES
+    sums = min(n, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
+    low = 2 * min(n, _MOST_STEP_PRODUCTS) * 2.0**-22 * 2.0**-10
+    return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    tile = _best_tile(problem.with_batch(1), aligned, chip.shared_bytes)
+    assert tile is not None, "_limits refuses a problem without a tile"
+    count = problem.batch * ceil_div(problem.output_height, tile.step_rows)
+    most = partial_sums.most_partials(problem) // tile.slices
+    blocks = max(1, min(count, _MULTIPROCESSORS * tile.blocks, most))
+    arguments = ("x", "y", partial_sums.target(blocks * tile.slices), np.int64(count))
+    block = (tile.threads(problem), 1, 1)
+    launch = Launch("weight_gradient", (blocks, 1, 1), block, arguments, tile.shared_bytes(problem))
+    steps = (launch, *partial_sums.launches(problem, blocks * tile.slices))
+    scratch = partial_sums.scratch(problem, blocks * tile.slices)
+    images = max(1, problem.batch)
+    return Plan(layer_defines(problem), images, lambda images: steps, scratch=scratch, config=asdict(tile))
+
+
+def _recommended(problem: ConvProblem, chip: Chip) -> bool:
+    return problem.channels >= _FEWEST_CHANNELS and 2 * problem.batch >= chip.multiprocessors
+
+
+KERNEL = CudaKernel(
+    "fp16x3_weight_gradient",
+    "weight gradient by mma.sync, all sums of the layer in a block's registers",
+    (
+        *(_FOLDER / f"../{file}.cuh" for file in ("layer", "denormals", "float32/partial_sums")),
+        *(_FOLDER / file for file in ("instructions.cuh", "range.cuh", "weight_gradient.cu")),
+    ),
+    _plan,
+    _limits,
+    _bound,
+    capability=(8, 0),
+    compiler=(11, 8),
+    arithmetic="fp16x3",
+    recommended=_recommended,
+    features=frozenset({PAD, RECTANGULAR, WEIGHT_GRADIENT}),
+)
