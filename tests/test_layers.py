@@ -17,7 +17,7 @@ ROWS = re.findall(
 )
 MAY_IMPORT = {name: re.findall(r"`([\w.]+)`", others) for name, others in ROWS}
 #: Modules that call CUDA streams; all others only pass one on.
-KNOW_STREAMS = {"cuda", "bridge", "device_context", "host_context", "engine"}
+KNOW_STREAMS = {"cuda", "bridge", "device_context", "host_context", "engine", "batch"}
 
 
 def modules() -> dict[str, Path]:

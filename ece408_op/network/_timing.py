@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ece408_op.graph.symbol_graph import Node
@@ -12,8 +12,15 @@ from ece408_op.runtime import cuda
 from ._definition import Shape
 from ._schedule import Call, Computation
 
-#: Queues a call between two events, and returns these.
-Measure = Callable[[Call], "tuple[Any, Any]"]
+#: The events before and after a call, and what queues a call between two events.
+Interval = tuple[Any, Any]
+Measure = Callable[[Call], Interval]
+
+
+def seconds(intervals: Iterable[Interval]) -> float:
+    """Return the time between the events of all intervals, which have ended."""
+    elapsed = cuda.cupy().cuda.get_elapsed_time
+    return sum(elapsed(start, end) for start, end in intervals) / 1000
 
 
 class Timer:
@@ -29,8 +36,8 @@ class Timed(Computation):
 
     def __init__(self, timer: Timer, node: Node) -> None:
         self._timer, self._node = timer, node
-        #: The events around each timed run, until somebody takes them.
-        self.intervals: list[tuple[Any, Any]] = []
+        #: The timed runs that nobody has asked for yet.
+        self.intervals: list[Interval] = []
 
     def timed(self, convolve: Call) -> Call:
         """Return a call that also times the convolution."""
@@ -43,14 +50,7 @@ class Timed(Computation):
 
         return call
 
-    def taken(self) -> list[tuple[Any, Any]]:
-        """Return the intervals, and forget them."""
-        intervals, self.intervals = self.intervals, []
-        return intervals
-
-    def op_time(self, x: Shape) -> op_times.OpTime:
-        """Return the time of the runs since the last call, which have ended, for data of shape x in all."""
-        elapsed = cuda.cupy().cuda.get_elapsed_time
-        seconds = sum(elapsed(start, end) for start, end in self.taken()) / 1000
+    def op_time(self, x: Shape, seconds: float) -> op_times.OpTime:
+        """Return the record of runs that took that long, for data of shape x in all."""
         problem = self._node.operator.problem(x)
         return op_times.OpTime(self._node.name, problem, self.name, "gpu", seconds)

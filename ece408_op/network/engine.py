@@ -12,7 +12,6 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from typing import Any
@@ -27,16 +26,12 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
 from ece408_op.runtime.launch import ceil_div
 
+from ._batch import STAGES, Batch
 from ._definition import Shape
 from ._gpu import Chooser
-from ._layers import Convolution
 from ._memory_plan import plan, splits
 from ._network import parse
-from ._schedule import Call, Schedule
-from ._timing import Timed
 
-#: Chunks on the device at a time: copies of one overlap with the computation of the other.
-STAGES = 2
 #: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
 CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 #: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap.
@@ -50,91 +45,6 @@ _LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 _KEPT_BATCHES, _KEPT_ENGINES = 3, 4
 
 
-@dataclass
-class _Bound:
-    """The network's work on one set of data buffers, and the CUDA graphs of it: by the chunk whose times they record.
-
-    A graph comes with the events that it records, by the convolution between them.
-    """
-
-    call: Call
-    outputs: list[Any]
-    runs: int = 0
-    graphs: dict[int | None, tuple[Any, list[tuple[Timed, list[tuple[Any, Any]]]]]] = field(default_factory=dict)
-
-
-class _Batch:
-    """The network for chunks of one size, with its memory: the block, and sets of data and output buffers."""
-
-    def __init__(self, engine: Engine, images: int, data: dict[str, Shape], whole: bool) -> None:
-        cp, network = cuda.cupy(), engine.network
-        self.images, self._gpu, self._timer = images, engine.gpu, engine.chooser.timer
-        shapes = network.infer(data if whole else {name: (images, *shape[1:]) for name, shape in data.items()})
-        self.schedule = Schedule(network, shapes, engine.chooser.choose, engine.chooser.accepts)
-        self.block = cp.cuda.alloc(max(1, self.schedule.bytes))
-        stages = range(1 if whole else STAGES)
-        self.data = [[cp.zeros(shapes[value], np.float32) for value in network.data] for _ in stages]
-        self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
-        self._bound: dict[tuple[int, ...], _Bound] = {}
-
-    def prepare(self, parameters: dict[int, Any]) -> None:
-        """Take new parameters, by value."""
-        self.schedule.prepare(parameters)
-        self._bound.clear()
-
-    def run(self, given: dict[int, Any], data: Sequence[Any], chunk: int | None = None) -> list[Any]:
-        """Queue the network's work on the current stream; return its outputs, which the next run overwrites.
-
-        From the second run on the same buffers on, it is a CUDA graph. chunk: the number of a chunk of images, whose
-        convolutions are timed; None: they are not.
-        """
-        key = tuple(array.data.ptr for array in data)
-        if key not in self._bound:
-            if len(self._bound) > STAGES:
-                self._bound.clear()
-            self._bound[key] = _Bound(*self.schedule.bind(given, self.view))
-        bound = self._bound[key]
-        bound.runs += 1
-        repeats = bound.runs > 1 and self.schedule.repeatable and (chunk is None or chunk < MOST_CHUNKS)
-        if repeats:
-            self._graph(bound, chunk)
-        else:
-            self._timer.measure = None if chunk is None else self._held
-            bound.call()
-        return bound.outputs
-
-    def _graph(self, bound: _Bound, chunk: int | None) -> None:
-        if chunk not in bound.graphs:
-            self._timer.measure = None if chunk is None else self._recorded
-            graph = cuda.captured(bound.call, self._gpu.stream)
-            timed = [one for one in self.schedule.computations.values() if isinstance(one, Timed)]
-            bound.graphs[chunk] = graph, [(one, one.taken()) for one in timed if chunk is not None]
-        graph, events = bound.graphs[chunk]
-        graph.launch(cuda.cupy().cuda.get_current_stream())
-        for one, intervals in events:
-            one.intervals += intervals
-
-    def _held(self, convolve: Call) -> tuple[Any, Any]:
-        """Have the stream wait until a convolution and its events are queued, while it runs other threads' work."""
-        start, end = (cuda.cupy().cuda.Event() for _ in range(2))
-        with self._gpu.hold.held(self._gpu.stream, self.data[0][0]):
-            start.record()
-            convolve()
-            end.record()
-        return start, end
-
-    def _recorded(self, convolve: Call) -> tuple[Any, Any]:
-        start, end = (cuda.cupy().cuda.Event() for _ in range(2))
-        cuda.record_in_graph(start, self._gpu.stream)
-        convolve()
-        cuda.record_in_graph(end, self._gpu.stream)
-        return start, end
-
-    def view(self, offset: int, shape: Shape) -> Any:
-        """Return the array of that shape in the block."""
-        return cuda.cupy().ndarray(shape, np.float32, self.block + offset)
-
-
 class Engine:
     """One network on one GPU; see the head of this file."""
 
@@ -144,7 +54,7 @@ class Engine:
         with self.gpu.device, self.gpu.stream:
             self.chooser = Chooser(impl, precision, number, cuda.chip(number))
         #: What was made for each of the last shapes of data, the newest last.
-        self.batches: OrderedDict[tuple[Any, ...], _Batch] = OrderedDict()
+        self.batches: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
         #: Copies of the parameters that the GPU has.
         self.sent: Sequence[np.ndarray] = []
         self._parameters: dict[int, Any] = {}
@@ -171,13 +81,13 @@ class Engine:
                 batch = self._batch([array.shape for array in data])
                 compared = parameters if known and checked is None else ()
                 if self._computed(batch, data, outputs, compared):
-                    self._op_times(batch, len(data[0]))
+                    batch.op_times(len(data[0]))
                     self._send(_copied(parameters))
                     self._computed(batch, data, outputs, ())
             except BaseException:
                 self.gpu.wait()
                 raise
-            for record in self._op_times(batch, len(data[0])):
+            for record in batch.op_times(len(data[0])):
                 op_times.record(record)
 
     def compute(self, data: Sequence[Any]) -> list[Any]:
@@ -200,7 +110,7 @@ class Engine:
                 batch.prepare(self._parameters)
         cuda.wait("network", self.gpu.stream)
 
-    def _batch(self, shapes: Sequence[Shape], at_once: bool = False) -> _Batch:
+    def _batch(self, shapes: Sequence[Shape], at_once: bool = False) -> Batch:
         """Return what computes data of these shapes, made at the first call with them."""
         key = (*shapes, at_once)
         if key in self.batches:
@@ -246,18 +156,18 @@ class Engine:
             images = ceil_div(images, 2)
         return images
 
-    def _made(self, images: int, data: dict[str, Shape]) -> _Batch:
+    def _made(self, images: int, data: dict[str, Shape]) -> Batch:
         """Return a batch size's schedule and memory, with its kernels compiled and run once: no first run is timed."""
         with self.gpu.stream:
-            batch = _Batch(self, images, data, images == next(iter(data.values()))[0])
+            batch = Batch(self.network, self.chooser, self.gpu, images, data, images == next(iter(data.values()))[0])
             batch.prepare(self._parameters)
-            batch.run(self._given(batch.data[0]), batch.data[0])
+            batch.first_runs(self._given(batch.data[0]))
         cuda.wait("network", self.gpu.stream)
         return batch
 
     def _computed(
         self,
-        batch: _Batch,
+        batch: Batch,
         data: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         compared: Sequence[np.ndarray],
@@ -276,27 +186,18 @@ class Engine:
         else:
             chunks = [Chunk(0, 1)]
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # Each thread copies a part of each chunk.
+        # Each thread copies a part of each chunk; several of the only one, which nothing else overlaps with.
         share = chunks[0].images * sum(array[0].nbytes for array in data) // threads
+        share = _LEAST_TRANSFER if len(chunks) == 1 else share
         most = min(STAGING_BYTES, max(_LEAST_TRANSFER, share)) // ITEM_BYTES
         Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
-
-    def _op_times(self, batch: _Batch, images: int) -> list[op_times.OpTime]:
-        """Return the times of the convolutions since the last call."""
-        found = []
-        for number, one in batch.schedule.computations.items():
-            node = batch.schedule.network.graph.nodes[number]
-            if isinstance(one, Timed) and isinstance(node.operator, Convolution):
-                x = batch.schedule.plan.shapes[node.inputs[0].node]
-                found.append(one.op_time((images, *x[1:])))
-        return found
 
 
 class _Device:
     """The GPU as the copy pipeline asks for it."""
 
-    def __init__(self, engine: Engine, batch: _Batch) -> None:
+    def __init__(self, engine: Engine, batch: Batch) -> None:
         self._engine, self._batch, self._gpu, self.staging = engine, batch, engine.gpu, engine.gpu.staging
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
@@ -307,8 +208,8 @@ class _Device:
         gpu, batch = self._gpu, self._batch
         with gpu.device, gpu.stream:
             data = batch.data[this.stage]
-            number = ceil_div(this.first, batch.images)  # the last chunk may overlap the one before
-            for source, target in zip(batch.run(self._engine._given(data), data, number), batch.outputs[this.stage]):
+            outputs = batch.run(self._engine._given(data), data, timed=True)
+            for source, target in zip(outputs, batch.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
 

@@ -31,8 +31,6 @@ _NVRTC = ("libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13")
 
 _OPTIONS = ("--std=c++17",)
 _DEVICE_TO_DEVICE = 3
-#: CU_EVENT_RECORD_EXTERNAL.
-_RECORD_EXTERNAL = 1
 _NOTHING = nullcontext()
 
 _INSTEAD = "use m2.py, or --context cpu of ece408-bench and ece408-grade; in a program, device='cpu'"
@@ -323,15 +321,6 @@ def captured(call: Callable[[], None], stream: Any) -> Any:
         finally:
             graph = stream.end_capture()
     return graph
-
-
-def record_in_graph(event: Any, stream: Any) -> None:
-    """Record an event on a stream that is captured, each time that the graph runs."""
-    failed = ctypes.CDLL("libcuda.so.1").cuEventRecordWithFlags(
-        ctypes.c_void_p(event.ptr), ctypes.c_void_p(stream.ptr), _RECORD_EXTERNAL
-    )
-    if failed:
-        raise DeviceError(f"CUDA graph: expected to record an event, got error {failed} of cuEventRecordWithFlags")
 
 
 def _fork(main: Any, count: int) -> list[Any]:

@@ -41,13 +41,16 @@ class _Helpers:
     def __init__(self) -> None:
         self.calls: SimpleQueue[_Call] = SimpleQueue()
         self.lock = threading.Lock()
-        self.threads = 0
+        #: Helpers that exist, and those that calls have asked for and that have not ended their work.
+        self.threads = self.asked = 0
 
     def ask(self, call: _Call, helpers: int) -> None:
         for _ in range(helpers):
             self.calls.put(call)
         with self.lock:
-            while self.threads < helpers:
+            # Calls at the same time must not wait for each other's helpers.
+            self.asked += helpers
+            while self.threads < self.asked:
                 try:
                     threading.Thread(target=self._serve, name="ece408-op", daemon=True).start()
                 except RuntimeError:  # no thread can be started, as while the interpreter exits: the caller does it all
@@ -57,6 +60,8 @@ class _Helpers:
     def _serve(self) -> None:
         while True:
             self.calls.get().help()
+            with self.lock:
+                self.asked -= 1
 
 
 _helpers = _Helpers()

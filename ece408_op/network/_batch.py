@@ -1,0 +1,134 @@
+"""A network for chunks of one size on one GPU: its memory, its launches as CUDA graphs, and its convolutions' times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ece408_op.plugin import op_times
+from ece408_op.plugin.host_context import Gpu
+from ece408_op.runtime import cuda
+
+from ._definition import Shape
+from ._gpu import Chooser
+from ._layers import Convolution
+from ._network import Network
+from ._schedule import Call, Schedule
+from ._timing import Interval, Timed, seconds
+
+#: Chunks on the device at a time: copies of one overlap with the computation of the other.
+STAGES = 2
+
+
+@dataclass
+class _Bound:
+    """The network's work on one set of data buffers, and from its second run on the CUDA graph of it."""
+
+    call: Call
+    outputs: list[Any]
+    runs: int = 0
+    graph: Any = None
+
+
+class Batch:
+    """The network for ``images`` images at a time: the block of memory, and sets of data and output buffers."""
+
+    def __init__(
+        self, network: Network, chooser: Chooser, gpu: Gpu, images: int, data: dict[str, Shape], whole: bool
+    ) -> None:
+        cp = cuda.cupy()
+        self.images, self._gpu, self._timer = images, gpu, chooser.timer
+        shapes = network.infer(data if whole else {name: (images, *shape[1:]) for name, shape in data.items()})
+        self.schedule = Schedule(network, shapes, chooser.choose, chooser.accepts)
+        self.block = cp.cuda.alloc(max(1, self.schedule.bytes))
+        stages = range(1 if whole else STAGES)
+        self.data = [[cp.zeros(shapes[value], np.float32) for value in network.data] for _ in stages]
+        self.outputs = [[cp.empty(shapes[value], np.float32) for value in network.outputs] for _ in stages]
+        self._bound: dict[tuple[int, ...], _Bound] = {}
+        nodes, computations = self.schedule.network.graph.nodes, self.schedule.computations
+        #: The convolutions, with the number of what each reads, and the share of the network's time that each takes.
+        self._convolutions = [
+            (one, nodes[number].inputs[0].node)
+            for number, one in computations.items()
+            if isinstance(one, Timed) and isinstance(nodes[number].operator, Convolution)
+        ]
+        self._shares = [0.0] * len(self._convolutions)
+        self._graph_runs: list[Interval] = []
+
+    def prepare(self, parameters: dict[int, Any]) -> None:
+        """Take new parameters, by value."""
+        self.schedule.prepare(parameters)
+        self._bound.clear()
+
+    def first_runs(self, given: dict[int, Any]) -> None:
+        """Compile and run everything, so that no first run is timed, and find the convolutions' shares of the time."""
+        self.run(given, self.data[0])
+        if self.schedule.repeatable:
+            self._timer.measure = self._held
+            self._bound_to(given, self.data[0]).call()
+            self.run(given, self.data[0], timed=True)
+            self._gpu.stream.synchronize()
+            whole = seconds(self._graph_runs)
+            self._shares = [seconds(one.intervals) / whole for one, _ in self._convolutions]
+            self._forget_times()
+
+    def run(self, given: dict[int, Any], data: Sequence[Any], timed: bool = False) -> list[Any]:
+        """Queue the network's work on the current stream; return its outputs, which the next run overwrites."""
+        bound = self._bound_to(given, data)
+        bound.runs += 1
+        if bound.runs > 1 and self.schedule.repeatable:
+            self._timer.measure = None
+            if bound.graph is None:
+                bound.graph = cuda.captured(bound.call, self._gpu.stream)
+            interval = self._between_events(lambda: bound.graph.launch(cuda.cupy().cuda.get_current_stream()))
+            self._graph_runs += [interval] if timed else []
+        else:
+            self._timer.measure = self._held if timed else None
+            bound.call()
+        return bound.outputs
+
+    def op_times(self, images: int) -> list[op_times.OpTime]:
+        """Return the convolutions' times since the last call, for that many images in all.
+
+        Events inside of a CUDA graph would take longer than small layers. So a graph is timed as a whole, and each
+        convolution has the share of it that it had when the graph was made.
+        """
+        whole, found = seconds(self._graph_runs), []
+        for (one, source), share in zip(self._convolutions, self._shares):
+            x = self.schedule.plan.shapes[source]
+            found.append(one.op_time((images, *x[1:]), seconds(one.intervals) + share * whole))
+        self._forget_times()
+        return found
+
+    def _forget_times(self) -> None:
+        self._graph_runs.clear()
+        for one, _ in self._convolutions:
+            one.intervals.clear()
+
+    def _bound_to(self, given: dict[int, Any], data: Sequence[Any]) -> _Bound:
+        key = tuple(array.data.ptr for array in data)
+        if key not in self._bound:
+            if len(self._bound) > STAGES:
+                self._bound.clear()
+            self._bound[key] = _Bound(*self.schedule.bind(given, self._view))
+        return self._bound[key]
+
+    def _held(self, convolve: Call) -> Interval:
+        """Have the stream wait until a convolution and its events are queued, while it runs other threads' work."""
+        with self._gpu.hold.held(self._gpu.stream, self.data[0][0]):
+            return self._between_events(convolve)
+
+    @staticmethod
+    def _between_events(call: Callable[[], None]) -> Interval:
+        start, end = (cuda.cupy().cuda.Event() for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        return start, end
+
+    def _view(self, offset: int, shape: Shape) -> Any:
+        """Return the array of that shape in the block."""
+        return cuda.cupy().ndarray(shape, np.float32, self.block + offset)
