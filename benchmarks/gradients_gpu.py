@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare auto's gradients with cuDNN's in float32, through PyTorch, on arrays on the GPU, in one run.
 
-example: python benchmarks/gradients_gpu.py --set real > benchmarks/results/gradients.md
+example: python benchmarks/gradients_gpu.py --set real > benchmarks/results/gradients-h200-real.md
 
 The table is in Markdown: medians in milliseconds, and the largest error of a few images as a share of sum |x||w|. cuDNN
 searches for its fastest algorithm (benchmark mode), with TF32 off.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import platform
 import sys
 from functools import partial
 
@@ -60,9 +61,10 @@ def main() -> int:
             cells = (name, "w" if isinstance(problem, WeightGradient) else "data", kernel.name, f"{ours:.3f}",
                      f"{peer:.3f}", f"{peer / ours:.2f}", f"{found.scaled:.1e}", f"{other.scaled:.1e}")  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
-    print(
-        f"\nGeometric mean {math.prod(ratios) ** (1 / len(ratios)):.2f}, least {min(ratios):.2f}, {cuda.chip().name}."
-    )
+    versions = f"Python {platform.python_version()}, CuPy {cuda.cupy().__version__}, PyTorch {torch.__version__}"
+    versions += f", cuDNN {torch.backends.cudnn.version()}"
+    mean = math.prod(ratios) ** (1 / len(ratios))
+    print(f"\nGeometric mean {mean:.2f}, least {min(ratios):.2f}. {cuda.chip().name}; {versions}.")
     return 0 if right else 1
 
 
