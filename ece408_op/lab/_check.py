@@ -126,7 +126,7 @@ def _emulate(path: Path, problems: Sequence[ConvProblem], result: dict[str, Any]
     for problem in problems:
         x, w = inputs(problem)
         report = emulator.run(program, x, w, seconds=_EMULATED_SECONDS)
-        found = explain(x, w, report.y, np.where(np.isnan(report.y), np.nan, 0.0), result["source"])
+        found = explain(x, w, report.y, 0.0, result["source"])
         entry = judged(problem, found, map(asdict, report.findings))
         entry.update(counted(report, path.name))
         result["printed"] += report.printed

@@ -44,9 +44,14 @@ def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
         (("int p = 0", "int p = 1"), "without the first row of each filter", 24),
         (("c < C;", "c < C - 1;"), "without the last channel", 23),
         (("w < W_out;", "w < W_out - 1;"), "does not write the last column", 21),
-        (("y[b][m][h][w] = 0;", "if (w == 0) y[b][m][h][w] = 0; else y[b][m][h][w] = y[b][m][h][w - 1];"), "row", None),
+        (("y[b][m][h][w]", "y[b][m][w][h]"), "rows and columns exchanged in y's index", 22),
+        (("x[b][c]", "x[0][c]"), "of image 0 for each image: b is missing in x's index", None),
+        (("k[m][c][p][q]", "k.dptr_[((c * M + m) * K + p) * K + q]"), "c and m exchanged", None),
+        (("y[b][m][h][w]", "y.dptr_[(unsigned char)(((b * M + m) * H_out + h) * W_out + w)]"), "8 bits in y", 22),
+        (("y[b][m][h][w] = 0;", "y[b][m][h][w] = w ? float(y[b][m][h][w - 1]) : 0;"), "sums that are not reset", None),
     ],
-    ids=["p and q", "flipped", "first row", "last channel", "last column", "sums"],
+    ids=["p and q", "flipped", "first row", "last channel", "last column", "transposed", "b", "layout",
+         "overflow", "sums"],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str, line: int | None
@@ -128,6 +133,39 @@ def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = changed(tmp_path, "syntax.cu", ("TILE + threadIdx.x", "TILE + threadIdx.q"))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     assert re.search(r"compile error\n  line 17: ", capsys.readouterr().out)
+
+
+@needs_emulator
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("", ""), r": right$"),
+        (
+            ("sum += w", "if (threadIdx.y + p < TILE && threadIdx.x + q < TILE) sum += w"),
+            r"4 x 4 outputs: its halo .* line 10",
+        ),
+        (("< TILE + K - 1", "< TILE"), r"^line 24: uninitialised: "),
+        (("      __syncthreads();\n      for (int i", "      for (int i"), r"^lines (19|20) and 23: race: "),
+        (("        }\n      __syncthreads();", "        }"), r"^lines (19|20) and 23: race: "),
+        (("    float sum = 0;\n", ""), r"adds to that of the filter before it"),
+        (("sum += window", "sum += (float)(__half)window"), r"right, less precisely\. .*half precision"),
+        (("w <= W - K)", "w < W)"), r"which write into the next row|out of bounds: "),
+    ],
+    ids=["right", "halo", "window", "first barrier", "second barrier", "sum", "half", "loops to W"],
+)
+def test_mistakes_of_cuda_kernels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, str], words: str
+) -> None:
+    text = Path(__file__).with_name("shared_tile.cu").read_text(encoding="utf-8")
+    if "float sum" in change[0]:
+        text = text.replace("  const int b = blockIdx.z;", "  const int b = blockIdx.z;\n  float sum = 0;")
+    path = tmp_path / "own.cu"
+    path.write_text(text.replace(*change))
+    code = lab.main([str(path), *SMALL, "--emulate"])
+    printed = capsys.readouterr().out
+    lines = [*printed.splitlines(), " ".join(printed.split())]
+    assert any(re.search(words, line) for line in lines), printed
+    assert code == (0 if "right" in words else 1)
 
 
 def test_a_python_kernel_for_a_gpu_cannot_be_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

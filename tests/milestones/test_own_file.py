@@ -12,6 +12,7 @@ from milestone_run import run
 from submissions import HERE as SUBMISSIONS
 
 from ece408_op.grade import runner
+from ece408_op.plugin import bridge
 
 pytest.importorskip("mxnet")
 if shutil.which("g++") is None:
@@ -91,3 +92,18 @@ def test_without_a_folder_for_the_cache_a_file_runs_too(tmp_path: Path, monkeypa
     (tmp_path / "ece408-op").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert run("m2.py", 1, "--impl", EINSUM).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", [SUBMISSIONS / "gpu" / "naive.cuh", SUBMISSIONS / "python" / "on_the_gpu.py"], ids=str)
+@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
+def test_a_file_computes_all_layers_on_a_gpu(script: str, path: Path, tmp_path: Path) -> None:
+    problem = bridge.gpu_problem("host")
+    if problem or shutil.which("nvcc") is None:
+        pytest.skip(problem or "needs nvcc")
+    done = run(script, "ece408-2018sp", 600, "--impl", path, "--verify", "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert "Agreeing predictions: 600 of 600" in done.stdout
+    calls = json.loads((tmp_path / "out.json").read_text())["op_times"]
+    assert [(call["implementation"], call["device"]) for call in calls] == [(path.name, "gpu")] * 2
+    assert all(0 < call["seconds"] < call["call_seconds"] for call in calls)

@@ -1,0 +1,71 @@
+"""Seconds from saving a file to the lab's first verdict, in a running ``ece408-lab --watch``.
+
+    python benchmarks/lab_times.py --json benchmarks/results/lab-times.json
+
+Each save changes the starter's text, so that it is compiled; the default layers and images are checked. The aim on two
+cores is 1.5 s for a .h file, and 3 s for a CUDA file in the emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ece408_op.lab import __path__ as folders
+
+STARTERS = Path(folders[0]) / "starters"
+AIMS = {"new-forward.h": 1.5, "my_kernel.cu": 3.0}
+SAVES = 10
+
+
+def seconds_to_verdict(name: str) -> list[float]:
+    """The seconds of each save but the first check, which fills the caches."""
+    text, found = (STARTERS / name).read_text(encoding="utf-8"), []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-u", "-m", "ece408_op", "lab", str(path), "--watch", "--emulate"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            assert run.stdout is not None and run.stderr is not None
+            for number in range(SAVES + 1):
+                start = time.perf_counter()
+                while not run.stdout.readline().startswith(f"{name}, "):
+                    assert run.poll() is None
+                found.append(time.perf_counter() - start)
+                run.stderr.readline()  # it waits for the next save
+                path.write_text(f"{text}// {number} {time.time()}\n", encoding="utf-8")
+            run.terminate()
+    return found[1:]
+
+
+def main() -> int:
+    """Print and write the medians; 1 where one is above its aim."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    json_file = parser.parse_args().json
+    files = {name: seconds_to_verdict(name) for name in AIMS}
+    for name, seconds in files.items():
+        print(f"{name}: {statistics.median(seconds):.2f} s, {min(seconds):.2f} to {max(seconds):.2f} s")
+    cores = len(os.sched_getaffinity(0))
+    result = {
+        "files": files,
+        "aims": AIMS,
+        "cores": cores,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    if json_file:
+        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(any(statistics.median(seconds) > AIMS[name] for name, seconds in files.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
