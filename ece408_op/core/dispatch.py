@@ -11,6 +11,7 @@ from functools import lru_cache
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import thread_pool
 from ece408_op.runtime.launch import Chip
 
 from . import tuning
@@ -21,9 +22,6 @@ AUTO = "auto"
 
 #: The precisions that serve a requested one: itself, then the more precise ones.
 SERVES = {"float32": ("float32",), "tf32": ("tf32", "float32"), "fp16": ("fp16", "tf32", "float32")}
-
-#: Operations for which waking a thread pays off: about 20 microseconds of the fastest kernel, as long as waking takes.
-_THREAD_FLOPS = 4_000_000
 
 #: oneDNN has a blocked layout for channels in multiples of _BLOCK, in grouped layers of _BLOCK_OF_GROUP. It reads
 #: images of up to _IMAGE_CHANNELS channels as they are.
@@ -156,14 +154,5 @@ def slower_than_mxnet(w_shape: tuple[int, ...], device: str, groups: int = 1, de
 
 
 def thread_count(problem: ConvProblem) -> int:
-    """Return a CPU kernel's threads: the least of OMP_NUM_THREADS, the cores of this process, and the threads worth it.
-
-    Threads share the images, and each one's share must be worth waking it.
-    """
-    worth = min(problem.batch, problem.flops // _THREAD_FLOPS)
-    if worth <= 1:
-        return 1
-    cores = len(os.sched_getaffinity(0))
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    limit = int(asked) if asked.isdecimal() and int(asked) > 0 else cores
-    return max(1, min(limit, cores, worth))
+    """Return a CPU kernel's threads: see ``thread_pool.thread_count``."""
+    return thread_pool.thread_count(problem.flops)

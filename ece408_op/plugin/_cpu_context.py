@@ -83,5 +83,6 @@ def _add_bias(y: np.ndarray, bias: np.ndarray, threads: int) -> None:
 
 def _share_images(work: Callable[[slice], None], images: int, threads: int) -> None:
     """Call ``work`` on slices of the images, on at most that many threads."""
+    threads = min(threads, images)
     edges = [images * part // threads for part in range(threads + 1)]
     share(lambda part: work(slice(edges[part], edges[part + 1])), threads, threads)

@@ -41,6 +41,7 @@ from ece408_op.runtime.llvm import (
 from ece408_op.runtime.thread_pool import share
 
 from . import direct
+from ._few_images import sharing
 from ._ir import load, store
 
 #: Bytes of columns that a thread computes at a time, unless one image has more.
@@ -165,8 +166,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 KERNEL = CpuKernel(
     "col2im",
     "data gradients: a matrix product, added to the pixels, compiled for the layer",
-    run,
-    prepare,
+    *sharing(run, prepare),
     limits,
     features=frozenset({RECTANGULAR, STRIDE, PAD, DILATE, DATA_GRADIENT}),
     recommended=is_profitable,

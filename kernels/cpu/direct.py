@@ -44,6 +44,7 @@ from ece408_op.runtime.thread_pool import share
 from . import _direct_code, _direct_filters, _padded, im2col
 from ._direct_filters import FilterPlan, make_filter_plan
 from ._direct_plan import DirectPlan, make_plan
+from ._few_images import sharing
 from ._tanh_pool import TANH_ULPS, Pooling
 
 __all__ = ["KERNEL", "TANH_ULPS", "prepare", "run"]
@@ -206,8 +207,7 @@ def limits(problem: ConvProblem) -> list[str]:
 KERNEL = CpuKernel(
     "direct",
     "tiles of filters x pixels in registers, compiled for the layer",
-    run,
-    prepare,
+    *sharing(run, prepare),
     limits,
     features=frozenset({RECTANGULAR, PAD, DATA_GRADIENT}),
     tanh_pool=TanhPool(run_tanh_pool, prepare_tanh_pool),

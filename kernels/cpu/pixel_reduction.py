@@ -51,6 +51,7 @@ from ece408_op.runtime.thread_pool import share
 
 from ._copies import Copies
 from ._direct_plan import LATENCY, PER_CYCLE
+from ._few_images import sharing
 from ._ir import Pieces, each_piece, lane_sums, load, share_out
 
 F64 = ir.DoubleType()
@@ -265,8 +266,7 @@ def bound(problem: ConvProblem) -> float:
 KERNEL = CpuKernel(
     "pixel_reduction",
     "weight gradients with pixels in the lanes, compiled for the layer",
-    run,
-    prepare,
+    *sharing(run, prepare),
     limits,
     features=ATTRIBUTES | {WEIGHT_GRADIENT},
     error_bound=bound,

@@ -50,6 +50,7 @@ from . import im2col
 from ._copies import Copies
 from ._direct_plan import LATENCY, PER_CYCLE, SPARE
 from ._direct_tile import store_first
+from ._few_images import sharing
 from ._ir import Pieces, broadcast, each_piece, load, minimum, share_out
 
 #: Bytes of output that a thread claims at a time, unless one image has more.
@@ -226,8 +227,7 @@ def limits(problem: ConvProblem) -> list[str]:
 KERNEL = CpuKernel(
     "tap_copies",
     "every attribute, from copies in which a tap's pixels are contiguous, compiled for the layer",
-    run,
-    prepare,
+    *sharing(run, prepare),
     limits,
     features=ATTRIBUTES | {DATA_GRADIENT},
 )

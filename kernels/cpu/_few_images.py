@@ -1,0 +1,68 @@
+"""Calls of fewer images than threads: the threads share the output channels of each image, or the filters of w."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core.kernel import RunCpu
+from ece408_op.problem import ConvProblem, DataGradient, WeightGradient
+from ece408_op.runtime.thread_pool import share, thread_count
+
+#: Output channels of a part, at least: fewer fill no tile of registers, and each part copies the image's pixels.
+LEAST_CHANNELS = 16
+
+
+def _cut(problem: ConvProblem, threads: int) -> tuple[ConvProblem, int]:
+    """Return the problem of a part, and the parts of an image; those of a weight gradient if there is one image."""
+    whole = problem.batch > 1 if isinstance(problem, WeightGradient) else problem.batch >= threads
+    outputs = problem.groups if problem.groups > 1 else problem.shapes[2][not isinstance(problem, WeightGradient)]
+    least = max(1, LEAST_CHANNELS * problem.groups // problem.filters) if problem.groups > 1 else LEAST_CHANNELS
+    most = 1 if whole else min(threads // problem.batch, outputs // least)
+    parts = max((n for n in range(2, most + 1) if outputs % n == 0), default=1)
+    if problem.groups > 1:
+        sizes = {name: getattr(problem, name) // parts for name in ("groups", "channels", "filters")}
+    elif isinstance(problem, DataGradient):
+        sizes = {"channels": problem.channels // parts}
+    else:
+        sizes = {"filters": problem.filters // parts}
+    return replace(problem, **sizes, batch=1) if parts > 1 else problem, parts
+
+
+def _operands(piece: ConvProblem, arrays: tuple[np.ndarray, ...], image: int, part: int) -> list[np.ndarray]:
+    """Return the operands of a part of an image: those channels and filters that the piece has."""
+    found = []
+    for name, shape, array in zip(piece.operands, piece.shapes, arrays):
+        some = array if name == "w" else array[image : image + 1]
+        for axis in range(2):
+            if shape[axis] < some.shape[axis]:
+                some = some[(slice(None),) * axis + (slice(part * shape[axis], (part + 1) * shape[axis]),)]
+        found.append(some)
+    return [np.ascontiguousarray(found[0]), np.ascontiguousarray(found[1]), found[2]]
+
+
+def sharing(
+    run: RunCpu, prepare: Callable[[ConvProblem, Any], None]
+) -> tuple[RunCpu, Callable[[ConvProblem, Any], None]]:
+    """Return ``run`` and ``prepare`` of a kernel whose threads share images, for fewer images than threads too."""
+
+    def run_parts(problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> None:
+        piece, parts = _cut(problem, threads)
+        if parts == 1:
+            run(problem, x, w, out, threads)
+            return
+
+        def work(number: int) -> None:
+            a, b, target = _operands(piece, (x, w, out), *divmod(number, parts))
+            run(piece, a, b, target, 1)
+
+        share(work, problem.batch * parts, threads)
+
+    def prepare_parts(problem: ConvProblem, out: Any) -> None:
+        piece, parts = _cut(problem, thread_count(problem.flops))
+        prepare(piece, out[tuple(map(slice, piece.shapes[2]))] if parts > 1 else out)
+
+    return run_parts, prepare_parts
