@@ -218,9 +218,11 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
     images = torch.from_numpy(pixels)
     here = images.cuda()
 
-    def on_gpu(run: Callable[[Any], Any]) -> Any:
+    channels_last = here.contiguous(memory_format=torch.channels_last)
+
+    def on_gpu(run: Callable[[Any], Any], given: Any = here) -> Any:
         with torch.inference_mode():
-            scores = run(here)
+            scores = run(given)
         _wait()
         return scores
 
@@ -229,6 +231,7 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
             return model(images.cuda()).cpu().numpy()
 
     yield "PyTorch eager", {FORWARD: forward, ON_GPU: partial(on_gpu, model)}
+    yield "PyTorch eager, channels last", {ON_GPU: partial(on_gpu, model, channels_last)}
     yield "PyTorch compile", {ON_GPU: partial(on_gpu, torch.compile(model))}
     torch.cuda.empty_cache()
 

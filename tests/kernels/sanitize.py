@@ -4,11 +4,13 @@
         compute-sanitizer --tool $tool --error-exitcode 1 python tests/kernels/sanitize.py || echo $tool found something
     done
 
-Arguments are kernel names; none means all. Exit codes: 0 all right, 1 a kernel was wrong or not checked, 3 no GPU.
+Arguments are kernel names, and "network" for layers with split activations; none means all. Exit codes: 0 all right,
+1 a kernel was wrong or not checked, 3 no GPU.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,8 +19,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "network"))
 
 from cuda_layers import PROBLEMS
+from network_fake import NumpyArrays
 from pooled_case import assert_right
 
 from ece408_op.core import reference
@@ -26,6 +30,8 @@ from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import DeviceError
 from ece408_op.kernels import KERNELS
+from ece408_op.network import engine
+from ece408_op.network._network import parse
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
@@ -45,6 +51,8 @@ PERSISTENT = [
     ConvProblem(300, 6, 30, 30, 16, 5).data_gradient,
     ConvProblem(300, 6, 30, 30, 16, 5).weight_gradient,
 ]
+#: The name of the network below, whose layers all have split activations.
+NETWORK = "network"
 _PREFIXES = ("fp16x", "register_blocked", "sliding_window")
 
 
@@ -74,9 +82,12 @@ def main(names: list[str]) -> int:
             if pooled and not kernel.not_supported_reasons(pooled, chip):
                 out = _run(kernel, pooled, x, w)
                 assert_right(out, pooled, reference.convolve(x, w), reference.magnitude(x, w))
+    if chip.capability == (9, 0) and (not names or NETWORK in names):
+        checked[NETWORK] += 1
+        wrong += not _network_is_right(rng)
     unchecked = [kernel.name for kernel in kernels if not checked[kernel.name]]
     print(f"{sum(checked.values())} cases of {len(checked)} kernels; not checked: {', '.join(unchecked) or 'none'}")
-    return 1 if wrong or unchecked or not kernels else 0
+    return 1 if wrong or unchecked or not checked else 0
 
 
 def _run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -86,6 +97,55 @@ def _run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray)
     cuda.wait(kernel.name, cupy.cuda.get_current_stream())
     result: np.ndarray = out.get()
     return result
+
+
+def network_text() -> tuple[str, tuple[int, ...]]:
+    """Return the graph of a network with every layer that computes split activations, and the shape of its images."""
+    nodes: list[dict[str, object]] = []
+
+    def add(op: str, *inputs: int, shape: tuple[int, ...] = (), **attrs: object) -> int:
+        texts = {key: str(value) for key, value in attrs.items()}
+        texts |= {"__shape__": str(shape)} if shape else {}
+        nodes.append({"op": op, "name": f"n{len(nodes)}", "attrs": texts, "inputs": [[each, 0, 0] for each in inputs]})
+        return len(nodes) - 1
+
+    def convolution(x: int, channels: int, filters: int, kernel: int, stride: int = 1, groups: int = 1) -> int:
+        w = add("null", shape=(filters, channels // groups, kernel, kernel))
+        pad, pair = kernel // 2, (kernel, kernel)
+        sizes = {"kernel": pair, "num_filter": filters, "stride": (stride, stride), "pad": (pad, pad)}
+        return add("Convolution", x, w, add("null", shape=(filters,)), num_group=groups, **sizes)
+
+    first = add("Activation", convolution(add("null"), 3, 32, 3, 2), act_type="relu")
+    depthwise = add("clip", convolution(first, 32, 32, 3, 1, 32), a_min=0, a_max=6)
+    wide = add("elemwise_add", convolution(depthwise, 32, 32, 1), first)
+    joined = add("Concat", wide, convolution(wide, 32, 40, 3), dim=1)
+    normed = add("BatchNorm", joined, *(add("null", shape=(72,)) for _ in range(4)), fix_gamma=False)
+    pooled = add("Pooling", normed, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max")
+    w, bias = add("null", shape=(10, 72 * 5 * 5)), add("null", shape=(10,))
+    head = add("FullyConnected", pooled, w, bias, num_hidden=10)
+    variables = [number for number, node in enumerate(nodes) if node["op"] == "null"]
+    return json.dumps({"nodes": nodes, "arg_nodes": variables, "heads": [[head, 0, 0]]}), (3, 3, 18, 18)
+
+
+def _network_is_right(rng: np.random.Generator) -> bool:
+    """Compare the network with the same computed by NumPy; an image has a NaN."""
+    text, shape = network_text()
+    found = parse(text)
+    x = rng.uniform(-1, 1, shape).astype(np.float32)
+    x[1, 0, 3, 3] = np.nan
+    parameters = [rng.uniform(0.1, 0.5, found.shape(number)).astype(np.float32) for number in found.parameters]
+    values = dict(zip(found.parameters, parameters)) | dict(zip(found.data, [x]))
+    shapes = found.infer({found.names(found.data)[0]: shape})
+    for number, node in found.operators:
+        values[number] = np.empty(shapes[number], np.float32)
+        node.operator.compute(NumpyArrays(), [values[entry.node] for entry in node.inputs], values[number])
+    (expected,), got = (values[number] for number in found.outputs), np.empty(shapes[found.outputs[0]], np.float32)
+    for _ in range(3):  # launches one by one, then as a CUDA graph
+        engine.engine(text, "auto", "float32", 0).run([x], parameters, [got])
+    right = np.allclose(got, expected, rtol=1e-4, equal_nan=True) and np.isnan(got[1]).any()
+    print(f"{NETWORK}: {'right' if right else 'WRONG'}, of largest {np.nanmax(np.abs(expected)):.3g} off by at most "
+          f"{np.nanmax(np.abs(got - expected)):.3g}")  # fmt: skip
+    return bool(right)
 
 
 if __name__ == "__main__":
