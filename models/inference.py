@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import Comparison, agreement, compare
+from ece408_op.core.explain import explain
 from ece408_op.core.kernel import EPS32
 from ece408_op.graph.api import load_checkpoint, replace_convolution
 from ece408_op.network.api import gpu_network
@@ -26,6 +27,9 @@ VERIFY_STEP = 500
 
 #: Images per step whose outputs are compared with float64.
 COMPARED = 8
+
+#: Images before and after a wrong one that are compared with likely mistakes.
+EXPLAINED = 2
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
     alone = [layer for layer in layers(network.symbol) if not layer.attributes.fuse]
     arrays = [one for layer in alone for one in (layer.output, *layer.inputs)]
     watched = mx.sym.Group(differences + arrays)
-    largest, classes, found = 0.0, [], dict[str, Comparison]()
+    largest, classes, found, mistakes = 0.0, [], dict[str, Comparison](), dict[str, str]()
     for first in tqdm(range(0, len(images), VERIFY_STEP), desc="verifying", unit="step", disable=None, leave=False):
         part = images[first : first + VERIFY_STEP]
         outputs = run(watched, network, part)
@@ -127,13 +131,17 @@ def verify(network: Loaded, plain: Loaded, images: np.ndarray, predictions: np.n
                 out = out.astype(np.float64) - bias[0].reshape(-1, 1, 1)
             problem = layer.attributes.problem(x.shape, w.shape)
             this = compare(out, x, w, kernels[layer.name], COMPARED, least, problem)
+            if not this.passed and not problem.needs and layer.name not in mistakes:
+                some = slice(max(0, this.index[0] - EXPLAINED + 1), this.index[0] + EXPLAINED)
+                mistakes[layer.name] = explain(x[some], w, out[some]).sentence
             this = replace(this, index=(first + this.index[0], *this.index[1:]))
             found[layer.name] = max(found.get(layer.name, this), this, key=lambda one: (not one.passed, one.worst))
         classes.append(predict(plain, part, mx.cpu()))
     agreeing = agreement(np.concatenate(classes), predictions)
     right = bool(np.isfinite(largest)) and all(one.passed for one in found.values())
     worst = max((one.worst for one in found.values()), default=None)
-    failures = tuple(f"layer {name}: {one}" for name, one in found.items() if not one.passed)
+    wrong = {name: one for name, one in found.items() if not one.passed}
+    failures = tuple(f"layer {name}: {one}. {mistakes.get(name, '')}".rstrip(". ") for name, one in wrong.items())
     return Verification(largest, agreeing.same, agreeing.compared, worst, right, failures)
 
 

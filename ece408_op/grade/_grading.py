@@ -21,7 +21,7 @@ from . import _build, _python_side, _sources
 from ._device import Device, Turns
 from ._errors import EndedError
 from ._hints import KernelNotes
-from ._networks import KNOWN, LATER, NETS, Net, numbers, pointed_to
+from ._networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
 from ._sandbox import Tools
@@ -34,8 +34,6 @@ from ._worker import Program
 #: Images without a grader's file: on a GPU the course's own number. On the CPU a textbook's seven loops do the smaller
 #: number with all runs and networks within half a minute, and one call with the larger number within the limit.
 _GPU_IMAGES, _CPU_IMAGES, _CPU_TIMED_IMAGES = 10000, 100, 1000
-#: Batch sizes that the course spoke of, to which a file may be tied.
-_BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, 10000})
 #: The largest arrays of such a batch on the CPU; the harness has copies of them.
 _MOST_BYTES = 2 << 30
 #: Once a network has timed out, the others get this many seconds per call.
@@ -178,7 +176,7 @@ class Grader:
             if results[-1].status == "timed_out":
                 seconds = min(seconds, _SHORT_SECONDS)
         # It can do none with the images that it was given: does it hold a batch size of its own?
-        for images in sorted(_BATCHES & numbers(program.source) - {self.images}):
+        for images in [one for one in batches_in(program.source) if one != self.images]:
             for net in order:
                 memory = sum(problem.bytes for problem in net.problems(images))
                 too_large = self.context == "cpu" and memory > _MOST_BYTES

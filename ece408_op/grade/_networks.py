@@ -44,6 +44,8 @@ TERMS["2019fa"] = "2019 fall"
 
 #: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
 _COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
+#: Batch sizes that the course spoke of, to which a file may be tied.
+_BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, 10000})
 #: A whole number, 66.0 and 66.f too.
 _NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?:\.0*f?)?(?![\w.])")
 _PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?: {0,4}\* {0,4}\d{1,9}){1,7}(?![\w.])")
@@ -55,6 +57,11 @@ _WIDTH = re.compile(r"TILE|BLOCK|BATCH|STREAM", re.IGNORECASE)
 def numbers(source: str) -> set[int]:
     """The whole numbers that a C++ file's code holds, comments left out."""
     return {int(text) for text in _NUMBER.findall(without_comments(source))}
+
+
+def batches_in(source: str) -> list[int]:
+    """The numbers of a C++ file's code that may be a batch size to which it is tied, in order."""
+    return sorted(_BATCHES & numbers(source))
 
 
 def sizes_in(source: str) -> set[int]:

@@ -29,7 +29,7 @@ from ._device import Device
 from ._errors import EndedError
 from ._hints import KernelNotes
 from ._judge import EPS16
-from ._networks import NETS, TERMS, pointed_to
+from ._networks import NETS, TERMS, batches_in, pointed_to
 from ._sandbox import Limits, Tools
 from ._shared_arrays import GUARD
 from ._spec import LimitsSpec
@@ -111,6 +111,12 @@ def compile_file(path: Path) -> File:
     except OSError as error:
         raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
     return File(path, device, text, Program(str(library), (library.parent,)), tools, notes)
+
+
+def batch_hint(text: str, images: int) -> str:
+    """Return what to try if a file fails for that number of images, and its text may be tied to another one."""
+    others = [str(one) for one in batches_in(text) if one != images]
+    return f"it may be tied to {' or '.join(others)} images: try --images {others[-1]}" if others else ""
 
 
 class Session:

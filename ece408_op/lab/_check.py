@@ -61,7 +61,7 @@ def check(asked: Asked) -> Checked:
     images = asked.images or (EMULATED_IMAGES if emulated else IMAGES)
     result: dict[str, Any] = {"version": 1, "path": str(asked.path), "file": asked.path.name, "source": text}
     result.update(device="emulator" if emulated else device, term=term, images=images, status=RIGHT, reason="")
-    result.update(layers=[], compiler=[], printed="")
+    result.update(layers=[], compiler=[], printed="", hint="")
     problems = [layer.with_batch(images) for layer in layers]
     file = None
     try:
@@ -77,6 +77,8 @@ def check(asked: Asked) -> Checked:
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))
+    if result["status"] in (WRONG, "crashed", "out_of_bounds"):
+        result["hint"] = runner.batch_hint(text, images)
     return Checked(result, file)
 
 

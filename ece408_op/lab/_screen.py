@@ -20,7 +20,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     images = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
     term = f"{result['term']}, " if result["term"] else ""
     lines = [f"{result['file']}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
-    lines += _wrapped(result["reason"], _MOST["reason"])
+    lines += _wrapped(result["reason"], _MOST["reason"]) + _wrapped(result["hint"], 2)
     for entry in result["layers"]:
         lines.append(f"  {layer_name(entry)}: {'right' if entry['status'] == RIGHT else 'WRONG'}")
         lines += _wrapped(entry["note"], 2, 4)

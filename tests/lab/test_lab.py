@@ -99,6 +99,14 @@ def test_other_ends(
 
 
 @needs_gxx
+def test_a_file_tied_to_a_batch_size_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(tmp_path, "tied.h", ("b < B;", "b < 10;"))
+    assert lab.main([str(path), *SMALL]) == 1
+    assert "it may be tied to 10 images: try --images 10" in capsys.readouterr().out
+    assert lab.main([str(path), *SMALL, "--images", "10"]) == 0
+
+
+@needs_gxx
 def test_a_file_that_is_right_for_few_images_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(tmp_path, "few.h", ("b < B;", "b < B && b < 50;"))
     assert lab.main([str(path), *SMALL]) == 1

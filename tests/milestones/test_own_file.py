@@ -37,6 +37,13 @@ def test_a_file_computes_all_layers_and_prints_the_courses_lines(path: Path, tmp
     assert results["verification"]["right"]
 
 
+def test_verify_names_the_mistake() -> None:
+    wrong = SUBMISSIONS / "cpu" / "transposed_filter.h"
+    done = run("m2.py", "ece408-2018sp", 4, "--impl", wrong, "--verify")
+    assert done.returncode == 1
+    assert done.stderr.count("Your output equals the convolution with p and q exchanged in the filter's index") == 2
+
+
 def test_verify_and_profile_see_a_wrong_file(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.h"
     wrong.write_text(TEXTBOOK.read_text().replace("] = 0;", '] = 1; if (b + m + h + w == 0) std::cerr << "called\\n";'))
