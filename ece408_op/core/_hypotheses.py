@@ -98,14 +98,10 @@ def _in_tiles(rows: int, columns: int) -> Callable[..., tuple[np.ndarray, np.nda
     """The windows with zeros where a pixel lies beyond its output's tile; 0: the tile has no end there."""
 
     def change(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
-        tap = np.arange(problem.kernel)
-        row, column = np.arange(problem.output_height), np.arange(problem.output_width)
-        inside_rows = (row[:, None] % rows + tap < rows) if rows else np.ones((len(row), len(tap)), bool)
-        inside_columns = (
-            (column[:, None] % columns + tap < columns) if columns else np.ones((len(column), len(tap)), bool)
-        )
-        inside = inside_rows[:, None, None, :, None] & inside_columns[None, :, None, None, :]
-        return np.asarray(windows(x, problem) * inside)
+        tap, sizes = np.arange(problem.kernel), (rows or problem.height, columns or problem.width)
+        outputs = (np.arange(size)[:, None] for size in problem.y_shape[2:])
+        in_rows, in_columns = (output % size + tap < size for output, size in zip(outputs, sizes))
+        return np.asarray(windows(x, problem) * (in_rows[:, None, None, :, None] & in_columns[:, None, None]))
 
     return _pixels(change)
 

@@ -158,7 +158,7 @@ def _best(case: Case, wrong: np.ndarray, allowed: np.ndarray, size: np.ndarray) 
     unwritten = wrong & ((case.y == case.before) | (np.isnan(case.y) & np.isnan(case.before)))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
-        where = _region(unwritten, case.problem)
+        where = _region(unwritten)
         if where:
             return "unwritten", f"Your code does not write {where}", left
     if (np.abs(case.y - case.exact) > 2 * EPS32 * size).mean() > _ROUNDED:
@@ -190,7 +190,7 @@ def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:
     for name, text, change in _hypotheses.LOCAL:
         pixels, w = change(case.x[image : image + 1], case.w[filters], p)
         scale = _hypotheses.products(np.abs(pixels), np.abs(w))
-        if (np.abs(part - _hypotheses.products(pixels, w)) > _allowed(p, scale)).sum() <= limit:
+        if (~(np.abs(part - _hypotheses.products(pixels, w)) <= _allowed(p, scale))).sum() <= limit:
             yield Guess(name, text, _hypotheses.products(*change(case.x, case.w, p)))
     yield from _hypotheses.whole(case)
 
@@ -199,7 +199,7 @@ def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
     return np.asarray(float32_bound(problem) * size + problem.products * _SMALLEST)
 
 
-def _region(unwritten: np.ndarray, problem: ConvProblem) -> str:
+def _region(unwritten: np.ndarray) -> str:
     """Return the images, filters, rows and columns that are not written, in words; empty if they are none of those."""
     if unwritten.mean() > _MOST:
         return "any element of y"

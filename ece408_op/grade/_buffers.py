@@ -166,7 +166,7 @@ class Buffers:
         self._y[...] = self.y.array
         self.device.wait()
 
-    def wrote_beside(self) -> bool:
+    def wrote_outside(self) -> bool:
         """Has something been written to the memory next to the arrays?"""
         return any(bool((zone != MARK).any()) for one in self.arrays for zone in one.zones)
 
@@ -174,7 +174,7 @@ class Buffers:
         """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""
         found = {
             "changed late": self._differ(self._y, self.y.array),
-            "red zone": self.wrote_beside(),
+            "red zone": self.wrote_outside(),
             "inputs": self._differ(self._x, self.x.array) or self._differ(self._w, self.w.array),
         }
         return [name for name, happened in found.items() if happened]

@@ -123,7 +123,7 @@ class Session:
     """A worker process that has loaded a file, and the arrays of some layers of one batch size.
 
     The process computes all layers, as in the course, because files keep counters and buffers between calls. Use it as
-    a context manager. Raises FileError where the file ends its process, writes beside its arrays, or takes too long.
+    a context manager. Raises FileError where the file ends its process, writes outside its arrays, or takes too long.
     """
 
     def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
@@ -168,9 +168,9 @@ class Session:
         array: Any = self._buffers[layer].y.array
         return array.get() if self._device is not None else array
 
-    def wrote_beside(self, layer: int) -> bool:
+    def wrote_outside(self, layer: int) -> bool:
         """Return whether something wrote to the memory next to the layer's arrays."""
-        return self._buffers[layer].wrote_beside()
+        return self._buffers[layer].wrote_outside()
 
     @property
     def printed(self) -> str:

@@ -115,8 +115,8 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
                 session.call(number, x, w, _FILL)
                 found = explain(x, w, session.output(number), _FILL, file.text)
                 _add(result, judged(problem, found))
-                if session.wrote_beside(number):
-                    text = "it wrote to memory beside its arrays, next to a first or last element"
+                if session.wrote_outside(number):
+                    text = "it wrote outside its arrays, next to a first or last element"
                     result.update(status="out_of_bounds", reason=f"{text} ({problem})")
         finally:
             result["printed"] = session.printed

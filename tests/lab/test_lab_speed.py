@@ -49,7 +49,7 @@ class Session:
     def output(self, layer: int) -> np.ndarray:
         return self._y
 
-    def wrote_beside(self, layer: int) -> bool:
+    def wrote_outside(self, layer: int) -> bool:
         return False
 
 
