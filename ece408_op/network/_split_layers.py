@@ -60,7 +60,8 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
         if isinstance(operator, FullyConnected) or problem.filters // problem.groups < _FEWEST_FILTERS:
             return Form.BETWEEN
         if is_unfolded(operator, x):
-            return Form.FIRST
+            small = unfolded(problem)
+            return None if split_form.reasons(small) or split_passes.reasons(small.x_shape) else Form.FIRST
         enough = x[1] // problem.groups >= _FEWEST_CHANNELS and problem.products >= _FEWEST_PRODUCTS
         return Form.PAYS if enough else Form.BETWEEN
     if isinstance(operator, BatchNorm):
@@ -68,7 +69,7 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
     if isinstance(operator, Concat):
         whole = len(inputs) <= split_passes.MOST_INPUTS and all(shape[1] % 8 == 0 for shape in inputs)
         return Form.BETWEEN if whole and operator.dim == 1 and len(output) == 4 else None
-    return Form.BETWEEN if isinstance(operator, (Pooling, Activation, Clip)) else None
+    return Form.BETWEEN if isinstance(operator, Pooling) or _activation(operator) else None
 
 
 def _activation(operator: Operator) -> str | None:
@@ -99,6 +100,14 @@ def is_unfolded(operator: Operator, x: Shape) -> bool:
         and operator.dilate[1] == 1
         and not operator.residual
     )
+
+
+def unfolded(problem: ConvProblem) -> ConvProblem:
+    """Return the convolution of images whose channels are the columns of this one's windows."""
+    x = split_passes.unfolded_shape(problem.x_shape, problem.kernel_width, problem.stride[1], problem.pad[1])
+    (batch, channels, height, width), (dilate, _) = x, problem.dilate
+    sizes = (batch, channels, height, width, problem.filters, problem.kernel, 1)
+    return ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (dilate, 1))
 
 
 def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
@@ -235,15 +244,11 @@ class _First(_Convolution):
     """A convolution of float32 images of few channels: the columns of each window become channels."""
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
-        problem = self._problem
-        columns, stride, pad, self._images = problem.kernel_width, problem.stride[1], problem.pad[1], problem.x_shape
-        x = split_passes.unfolded_shape(self._images, columns, stride, pad)
-        self._unfold = split_passes.unfold(self._images, columns, stride, pad)
-        (batch, channels, height, width), (dilate, _) = x, problem.dilate
-        sizes = (batch, channels, height, width, problem.filters, problem.kernel, 1)
-        self._problem = ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (dilate, 1))
-        self._values = round_up(split_bytes(x), SCRATCH_ALIGNMENT)
-        self.scratch = self._values + SCALE_BYTES * x[0]
+        problem, self._images = self._problem, self._problem.x_shape
+        self._unfold = split_passes.unfold(self._images, problem.kernel_width, problem.stride[1], problem.pad[1])
+        self._problem = unfolded(problem)
+        self._values = round_up(split_bytes(self._problem.x_shape), SCRATCH_ALIGNMENT)
+        self.scratch = self._values + SCALE_BYTES * problem.batch
         return super()._planned(chip, output)
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:

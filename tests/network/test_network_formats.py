@@ -1,0 +1,84 @@
+"""Which values of a network are split activations, and where they are converted."""
+
+from __future__ import annotations
+
+import pytest
+from network_case import mx, mxnets, ours, text_of, values
+from network_fake import CHIP
+
+import ece408_op
+from ece408_op.network import _formats, _split_layers
+from ece408_op.network._network import parse
+
+S = mx.sym
+data = S.Variable("data")
+
+
+def wide(x, name, filters=32, kernel=3, pad=1, **others):
+    return S.Convolution(x, num_filter=filters, kernel=(kernel, kernel), pad=(pad, pad), name=name, **others)
+
+
+def relu(x, name):
+    return S.Activation(x, act_type="relu", name=name)
+
+
+def formats(symbol, shape):
+    """Return the operators that compute split activations, and the conversions, by name in order."""
+    args, aux = values(symbol, {"data": shape})
+    node, _, _ = ece408_op.gpu_network(
+        symbol, {n: mx.nd.array(a) for n, a in args.items() if n != "data"}, {n: mx.nd.array(a) for n, a in aux.items()}
+    )
+    network = parse(text_of(node)).fused()
+    shapes = network.infer({"data": shape})
+    found, _, split = _formats.with_formats(network, shapes, lambda *each: _split_layers.accepts(CHIP, *each))
+    nodes = [node for number, node in found.operators if number in split]
+    return [node.name for node in nodes], [node.name for _, node in found.operators if node.op in ("split", "join")]
+
+
+def network_of(middle):
+    """Return a network with something between two wide layers."""
+    return S.FullyConnected(wide(middle(relu(wide(data, "first"), "act")), "second"), num_hidden=5, name="last")
+
+
+@pytest.mark.parametrize(
+    ("middle", "split"),
+    [
+        (lambda x: S.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="middle"), True),
+        (lambda x: S.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg", name="middle"), True),
+        (lambda x: S.BatchNorm(S.Concat(x, wide(x, "side"), dim=1), name="middle"), True),
+        (lambda x: wide(x, "middle", num_group=32), True),
+        (lambda x: S.clip(S.Pooling(x, kernel=(2, 2), name="pool"), 0, 6, name="middle"), True),
+        (lambda x: S.Dropout(x, name="middle"), True),
+        (lambda x: S.clip(x, -1, 2, name="middle"), False),
+        (lambda x: S.exp(x, name="middle"), False),
+        (lambda x: S.Activation(x, act_type="sigmoid", name="middle"), False),
+        (lambda x: S.Concat(x, wide(x, "side", 33), dim=1, name="middle"), False),
+        (S.square, False),
+    ],
+)
+def test_values_stay_split_between_layers_that_can_compute_them(middle, split):
+    symbol = network_of(middle)
+    names, converted = formats(symbol, (2, 3, 8, 8))
+    # The first layer converts its images itself; between others it gains nothing.
+    assert set(names) >= {"second", "last"} | ({"first"} if split else set())
+    assert converted[-1] == "last_join"
+    assert (len(converted) == 1) == split, converted
+    args, aux = values(symbol, {"data": (2, 3, 8, 8)})
+    (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux)
+    assert abs(got - expected).max() <= 1e-4 * abs(expected).max()
+
+
+def test_two_readers_share_a_conversion():
+    first = relu(wide(data, "first"), "act")
+    symbol = S.Group([S.exp(first), S.square(first), wide(first, "second")])
+    assert formats(symbol, (2, 3, 8, 8)) == (["first", "second"], ["first_join", "second_join"])
+
+
+def test_a_layer_alone_stays_in_float32():
+    names, converted = formats(S.exp(wide(data, "only")), (2, 64, 8, 8))
+    assert (names, converted) == ([], [])
+
+
+def test_one_channel_and_few_filters_stay_in_float32():
+    symbol = wide(S.Pooling(wide(data, "first", 8), kernel=(2, 2), stride=(2, 2)), "second", 12)
+    assert formats(symbol, (2, 1, 8, 8)) == ([], [])
