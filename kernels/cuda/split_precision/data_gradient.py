@@ -64,10 +64,9 @@ def _tiles(problem: ConvProblem, aligned: int, most_shared: int) -> Iterator[_Ti
         tile = _Tile(m_tiles, warps, row_pitch, plane_pitch, vector)
         shared = _shared_bytes(problem, tile)
         registers = round_up(ceil_div(problem.channels, 8) * (12 * m_tiles + 4) + 2 * m_tiles + 48, 8)
-        blocks = min(most_shared // (shared + _RESERVED) or int(shared <= most_shared - 512),
-                     REGISTERS // (32 * warps * registers))  # fmt: skip
+        blocks = min(most_shared // (shared + _RESERVED), REGISTERS // (32 * warps * registers), 4)
         if blocks and registers <= 255:
-            yield _Tile(m_tiles, warps, row_pitch, plane_pitch, vector, min(blocks, 4))
+            yield _Tile(m_tiles, warps, row_pitch, plane_pitch, vector, blocks)
 
 
 def _cost(problem: ConvProblem, tile: _Tile) -> float:

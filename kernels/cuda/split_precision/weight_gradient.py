@@ -26,7 +26,7 @@ from ..float32 import partial_sums
 from ._wide_tiles import PROMOTED_PRODUCTS
 
 _FOLDER = Path(__file__).parent
-#: Blocks per resident block: the problem alone decides, so that the error bound holds on every chip.
+#: The number of blocks is chosen for these multiprocessors, whatever the chip has: the error bound depends on it.
 _MULTIPROCESSORS = 132
 _MOST_WARPS, _MOST_SLICES, _MOST_BLOCKS, _MOST_STEP_PRODUCTS = 16, 8, 4, 1 << 13
 #: With fewer channels, each value that is split has too few products.
