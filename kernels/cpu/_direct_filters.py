@@ -42,7 +42,7 @@ from ece408_op.runtime.llvm import (
 )
 
 from ._direct_code import Outputs
-from ._direct_plan import LATENCY, PER_CYCLE, SPARE
+from ._direct_plan import SPARE, cheapest_cut, step_cycles, tile_sizes
 from ._ir import (
     LINE_FLOATS,
     ConvFunction,
@@ -53,7 +53,6 @@ from ._ir import (
     function,
     load,
     minimum,
-    share_out,
     store,
     transposed,
     whole_lines,
@@ -107,21 +106,15 @@ def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPl
     whole_rows = layer.output_width % lanes == 0 and layer.products < MANY_PRODUCTS
     if few or whole_rows or layer.filters % lanes:
         return None
-    cuts = [
-        (share_out(layer.filters // lanes, v), share_out(layer.output_width, p))
-        for v in range(1, registers)
-        for p in range(1, registers)
-        if v * p + v + SPARE <= registers
-    ]
-    blocks, tiles = min(cuts, key=lambda cut: sum(m * n * _tap_cycles(f, t) for f, m in cut[0] for t, n in cut[1]))
+    sizes = sorted((v, p) for p, v in tile_sizes(registers, SPARE))
+    blocks, tiles = cheapest_cut(layer.filters // lanes, layer.output_width, sizes, _tap_cycles)
     rows = max(1, STAGE_BYTES // (4 * blocks[0][0] * lanes * layer.output_width), -(-lanes // layer.output_width))
     rows = -(-layer.output_height // -(-layer.output_height // min(layer.output_height, rows)))  # as even as possible
     return FilterPlan(layer, lanes, tuple((v * lanes, n) for v, n in blocks), tiles, rows)
 
 
 def _tap_cycles(vectors: int, pixels: int) -> float:
-    arithmetic, loads = vectors * pixels / PER_CYCLE, (vectors + pixels) / PER_CYCLE
-    return max(arithmetic, loads, LATENCY) + loads / 16 + vectors / 4  # weights come from L2
+    return step_cycles(pixels, vectors, 1) + vectors / 4  # weights come from L2
 
 
 def _tile(module: ir.Module, plan: FilterPlan, size: tuple[int, int], target: Cpu) -> ir.Function:

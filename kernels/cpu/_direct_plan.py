@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, Pair
 
 from ._ir import Pieces, share_out, whole_lines
 
@@ -22,6 +23,29 @@ SPARE = 2
 
 #: Cycles to move a vector between L1 and L2.
 ACCESS = 4
+
+
+def step_cycles(filters: int, vectors: int, loads_per_vector: float = 1.5) -> float:
+    """Return the cycles to load vectors and a weight of each filter, and to multiply each vector by each weight.
+
+    By default half of the vectors cross a cache line. Of two equally fast steps, the one with fewer loads takes less.
+    """
+    arithmetic, loads = filters * vectors / PER_CYCLE, (filters + loads_per_vector * vectors) / PER_CYCLE
+    return max(arithmetic, loads, LATENCY) + loads / 16
+
+
+def tile_sizes(registers: int, spare: int) -> list[Pair]:
+    """Return all (sums per vector, vectors) of which the sums, the vectors and ``spare`` others fit the registers."""
+    numbers = range(1, registers)
+    return [(f, v) for f in numbers for v in numbers if f * v + v + spare <= registers]
+
+
+def cheapest_cut(
+    first: int, second: int, sizes: list[Pair], cycles: Callable[[int, int], float]
+) -> tuple[Pieces, Pieces]:
+    """Return the pieces of two sizes, of the largest pieces ``sizes``, whose tiles take the fewest cycles together."""
+    cuts = [(share_out(first, a), share_out(second, b)) for a, b in sizes]
+    return min(cuts, key=lambda cut: sum(m * n * cycles(a, b) for a, m in cut[0] for b, n in cut[1]))
 
 
 @dataclass(frozen=True)
@@ -125,10 +149,7 @@ def _cycles(taps: int, blocks: Pieces, tiles: Pieces) -> float:
     total = 0.0
     for filters, many in blocks:
         for vectors, times in tiles:
-            arithmetic = filters * vectors / PER_CYCLE
-            loads = (filters + 1.5 * vectors) / PER_CYCLE  # half of the vectors cross a cache line
-            tap = max(arithmetic, loads, LATENCY) + loads / 16  # of two equally fast ones, the one with fewer loads
-            total += many * times * (taps * tap + filters * vectors + 12)
+            total += many * times * (taps * step_cycles(filters, vectors) + filters * vectors + 12)
     return total
 
 

@@ -50,12 +50,15 @@ from ece408_op.runtime.llvm import (
 from ece408_op.runtime.thread_pool import share
 
 from ._copies import Copies
-from ._direct_plan import LATENCY, PER_CYCLE
+from ._direct_plan import cheapest_cut, step_cycles, tile_sizes
 from ._few_images import sharing
-from ._ir import Pieces, each_piece, lane_sums, load, share_out
+from ._ir import Pieces, each_piece, lane_sums, load
 
 F64 = ir.DoubleType()
 F64_PTR = F64.as_pointer()
+
+#: Taps of a tile at most.
+MOST_TAPS = 9
 
 #: Bytes of copies and of y that a thread works on at a time, unless one image has more.
 CHUNK_BYTES = 640 << 10
@@ -116,19 +119,8 @@ class Plan:
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     """Return the cheapest cut for vectors of ``lanes`` floats and that many registers."""
-    cuts = [
-        (share_out(layer.filters // layer.groups, f), share_out(layer.products, t))
-        for f in range(1, registers)
-        for t in range(1, 10)
-        if f * t + f + 1 <= registers
-    ]
-    blocks, tiles = min(cuts, key=lambda cut: sum(m * n * _cycles(f, t) for f, m in cut[0] for t, n in cut[1]))
-    return Plan(Copies(layer, lanes), blocks, tiles)
-
-
-def _cycles(filters: int, taps: int) -> float:
-    arithmetic, loads = filters * taps / PER_CYCLE, (filters + 1.5 * taps) / PER_CYCLE
-    return max(arithmetic, loads, LATENCY) + loads / 16
+    sizes = sorted((f, t) for t, f in tile_sizes(registers, 1) if t <= MOST_TAPS)
+    return Plan(Copies(layer, lanes), *cheapest_cut(layer.filters // layer.groups, layer.products, sizes, step_cycles))
 
 
 @cache

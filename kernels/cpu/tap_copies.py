@@ -48,10 +48,10 @@ from ece408_op.runtime.thread_pool import share
 
 from . import im2col
 from ._copies import Copies
-from ._direct_plan import LATENCY, PER_CYCLE, SPARE
+from ._direct_plan import SPARE, cheapest_cut, step_cycles, tile_sizes
 from ._direct_tile import store_first
 from ._few_images import sharing
-from ._ir import Pieces, broadcast, each_piece, load, minimum, share_out
+from ._ir import Pieces, broadcast, each_piece, load, minimum
 
 #: Bytes of output that a thread claims at a time, unless one image has more.
 CHUNK_BYTES = 1 << 20
@@ -76,19 +76,8 @@ class Plan:
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     """Return the cheapest cut for vectors of ``lanes`` floats and that many registers."""
     copies = Copies(layer, lanes)
-    cuts = [
-        (share_out(layer.filters // layer.groups, f), share_out(-(-copies.pixels // lanes), p))
-        for f in range(1, registers)
-        for p in range(1, registers)
-        if f * p + p + SPARE <= registers
-    ]
-    blocks, tiles = min(cuts, key=lambda cut: sum(m * n * _cycles(f, p) for f, m in cut[0] for p, n in cut[1]))
-    return Plan(copies, blocks, tiles)
-
-
-def _cycles(filters: int, vectors: int) -> float:
-    arithmetic, loads = filters * vectors / PER_CYCLE, (filters + 1.5 * vectors) / PER_CYCLE
-    return max(arithmetic, loads, LATENCY) + loads / 16
+    filters, vectors = layer.filters // layer.groups, -(-copies.pixels // lanes)
+    return Plan(copies, *cheapest_cut(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
 
 
 def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu) -> ir.Function:
