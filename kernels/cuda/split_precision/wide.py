@@ -56,7 +56,7 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
     source, _, target = problem.operands
     image_bytes = 2 * components * own.area * own.input_channels
     images = max(1, min(problem.batch, SCRATCH_BYTES // image_bytes, own.most_images, GRID_YZ))
-    tile = WideTile.of(False, components, own, chip, images)
+    tile = WideTile.of(False, components, own, chip, own.most_images)  # one binary for every batch
 
     @cache
     def steps(count: int) -> tuple[Launch, ...]:
@@ -84,7 +84,7 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
     source, _, target = problem.operands
     # Two words per image in the list of images to recompute.
     images = max(1, min(problem.batch, own.most_images, SCRATCH_BYTES // 8))
-    tile = WideTile.of(True, components, own, chip, images)
+    tile = WideTile.of(True, components, own, chip, own.most_images)
 
     @cache
     def steps(count: int) -> tuple[Launch, ...]:
