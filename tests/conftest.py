@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,17 @@ KINDS = {
 }
 #: Lines of the summary at most.
 MOST_LINES = 6
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for the emulator's programs, which all processes of a run of the tests share."""
+    from ece408_op import emulator
+
+    if not emulator.can_emulate():
+        pytest.skip("no g++ that knows 16-bit floats (12 or newer)")
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

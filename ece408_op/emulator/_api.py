@@ -36,7 +36,7 @@ def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folde
     folder = folder or _build.default_folder()
     macros = "".join(f"#define {name} {value}\n" for name, value in (defines or {}).items())
     text = f'{macros}#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
-    return _build.link(text, path.name, folder, watched=True, course=True)
+    return _build.link(text, path.name, folder, checks="counters", course=True)
 
 
 def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0) -> Report:
@@ -52,8 +52,8 @@ def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0
     batch, channels, height, width = x.shape
     problem = ConvProblem(batch, channels, height, width, w.shape[0], w.shape[2])
     y = np.zeros(problem.y_shape, np.float32)
-    inputs = (_run.Buffer(np.asarray(array, np.float32)) for array in (x, w))
-    buffers = [*inputs, _run.Buffer(y, output=True)]
+    inputs = (_run.Buffer(name, np.asarray(array, np.float32)) for name, array in (("x", x), ("w", w)))
+    buffers = [*inputs, _run.Buffer("y", y, output=True)]
     outcome = _run.execute(program, buffers, [*y.shape, *x.shape, *w.shape], seconds)
     return _report.make(program, outcome, problem.flops)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,14 +24,27 @@ _HERE = Path(__file__).parent
 #: The course's interface, as the grader gives it to submissions.
 _COURSE = _HERE.parent / "grade" / "headers"
 _SECONDS = 120
-_COMMON = ("-std=c++17", "-w", "-fpermissive", "-fno-gnu-unique", "-fno-pie", "-D__CUDACC__=1", "-fmax-errors=12")
-#: What is watched has nvcc's optimisations as far as they change accesses: values stay in registers, invariant loads
-#: leave loops, and loops are unrolled where the source says so. Blocks of code keep their order (counters.cpp).
-_WATCHED = (
-    *("-O2", "-g1", "-fno-tree-vectorize", "-fno-reorder-blocks", "-fdisable-rtl-loop2_unroll", "-fcf-protection=none"),
-    *("-fsanitize=thread", "-fsanitize-coverage=trace-pc"),
+_COMMON = (
+    "-std=c++17",
+    "-w",
+    "-fpermissive",
+    "-fno-gnu-unique",
+    "-fno-pie",
+    "-g1",
+    "-D__CUDACC__=1",
+    "-fmax-errors=12",
+    "-fcf-protection=none",
 )
-_PLAIN = ("-O1", "-fcf-protection=none")
+#: Options by what a program checks. For counters, g++ optimises as nvcc does, as far as that changes accesses: values
+#: stay in registers, invariant loads leave loops, and loops are unrolled where the source says so.
+_CHECKS = {
+    "plain": ("-O1",),
+    "races": ("-O1", "-fsanitize=thread"),
+    "counters": (
+        *("-O2", "-fno-tree-vectorize", "-fno-thread-jumps", "-fno-split-paths", "-fdisable-rtl-loop2_unroll"),
+        *("-fsanitize=thread", "-fsanitize-coverage=trace-pc"),
+    ),
+}
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"
 
 
@@ -61,17 +77,20 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ece408-op" / "emulator"
 
 
-def link(text: str, source: str, folder: Path, watched: bool, course: bool) -> Program:
-    """Compile and link C++ that defines ``ece408_run``; raises CompileError, DeviceError without a g++."""
+def link(text: str, source: str, folder: Path, checks: str, course: bool) -> Program:
+    """Compile and link C++ that defines ``ece408_run``, with the options of ``_CHECKS``.
+
+    Raises CompileError, and DeviceError where there is no g++.
+    """
     support = _support(folder)
-    name = hashlib.sha256(f"{support.name} {watched} {course} {text}".encode()).hexdigest()[:24]
+    name = hashlib.sha256(f"{support.name} {checks} {course} {text}".encode()).hexdigest()[:24]
     program = folder / name
     if not program.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             unit, built = Path(scratch) / "unit.cpp", Path(scratch) / "program"
             unit.write_text(text, encoding="utf-8")
-            header = _header(support, watched, course)
-            command = ["g++", *_flags(support, watched), "-include", str(header), "-c", str(unit), "-o", f"{built}.o"]
+            header = _header(support, checks, course)
+            command = ["g++", *_flags(support, checks), "-include", str(header), "-c", str(unit), "-o", f"{built}.o"]
             _run(command, source)
             _run(["g++", "-no-pie", f"{built}.o", *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
@@ -85,12 +104,12 @@ def header_folders() -> tuple[Path, ...]:
 
 def prepare(folder: Path) -> None:
     """Compile the runtime and the course's headers, unless the folder has them."""
-    _header(_support(folder), True, True)
+    _header(_support(folder), "counters", True)
 
 
-def _flags(support: Path, watched: bool) -> list[str]:
+def _flags(support: Path, checks: str) -> list[str]:
     folders = (f"-I{_HERE / 'cuda'}", f"-I{support / 'course'}", "-idirafter", f"{_COURSE / 'fallback'}")
-    return [*_COMMON, *(_WATCHED if watched else _PLAIN), *folders]
+    return [*_COMMON, *_CHECKS[checks], *folders]
 
 
 @cache
@@ -99,7 +118,7 @@ def _version() -> str:
     found = compiler_version()
     if found is None:
         raise DeviceError(MISSING)
-    digest = hashlib.sha256(repr((found, _COMMON, _WATCHED, _PLAIN)).encode())
+    digest = hashlib.sha256(repr((found, _COMMON, _CHECKS)).encode())
     for path in sorted([*_HERE.rglob("*.h"), *_HERE.rglob("*.cpp"), *_HERE.glob("*.py"), *_COURSE.rglob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -108,39 +127,48 @@ def _version() -> str:
 def _support(folder: Path) -> Path:
     """Return the folder with the runtime's object file and the course's headers, rewritten."""
     support = folder / f"support-{_version()}"
-    if not support.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(folder):
+        if support.exists():
+            return support
         scratch = Path(tempfile.mkdtemp(dir=folder))
         for path in _COURSE.rglob("*.h"):
             target = scratch / "course" / path.relative_to(_COURSE)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(_rewrite.rewrite(path.read_text(encoding="utf-8"), check=False), encoding="utf-8")
         shutil.rmtree(scratch / "course" / "fallback")
-        for path in (_HERE / "native").glob("*.cpp"):
+        # One unit, which reads the C++ library's headers once; api.cpp sees the builtin variables as constants.
+        native = _HERE / "native"
+        parts = (path for path in sorted(native.glob("*.cpp")) if path.stem != "api")
+        unit = scratch / "runtime.cpp"
+        unit.write_text("".join(f'#include "{path}"\n' for path in parts), encoding="utf-8")
+        for path in (unit, native / "api.cpp"):
             _run(["g++", *_COMMON, "-O2", "-c", str(path), "-o", str(scratch / f"{path.stem}.o")], path.name)
-        _into_place(scratch, support)
+        scratch.rename(support)
     return support
 
 
-def _header(support: Path, watched: bool, course: bool) -> Path:
+def _header(support: Path, checks: str, course: bool) -> Path:
     """Return the header to include first, precompiled."""
     name = "course.h" if course else "plans.h"
-    folder = support / f"{'watched' if watched else 'plain'}-{name.partition('.')[0]}"
-    if not folder.exists():
+    folder = support / f"{checks}-{name.partition('.')[0]}"
+    with _one_at_a_time(support):
+        if folder.exists():
+            return folder / name
         scratch = Path(tempfile.mkdtemp(dir=support))
         (scratch / name).write_text(f'#include "{_HERE / "cuda" / name}"\n', encoding="utf-8")
-        flags = _flags(support, watched)
+        flags = _flags(support, checks)
         _run(["g++", *flags, "-x", "c++-header", str(scratch / name), "-o", str(scratch / f"{name}.gch")], name)
-        _into_place(scratch, folder)
+        scratch.rename(folder)
     return folder / name
 
 
-def _into_place(scratch: Path, folder: Path) -> None:
-    """Rename a folder; another process may have been faster."""
-    try:
-        scratch.rename(folder)
-    except OSError:
-        shutil.rmtree(scratch)
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let processes that need the same files wait for the first one to compile them."""
+    with open(folder / "lock", "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _run(command: list[str], source: str) -> None:

@@ -94,7 +94,7 @@ def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> 
     found: dict[tuple[str, str, int, int], Finding] = {}
     for row in rows:
         new = _finding(row, where)
-        if new.kind == "barrier" and (new.file, new.line) == (new.file, new.other_line):
+        if new.kind == "barrier" and row["other"] and new.line == new.other_line:
             continue  # one barrier of the source in two places of the program
         key = (new.kind, new.file, new.line, new.other_line)
         found[key] = replace(found[key], times=found[key].times + new.times) if key in found else new

@@ -74,11 +74,19 @@ def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
     text = _replace_all(text, _ASM, _assembly)
     text = _replace_all(text, _LAUNCH, _launch)
 
+    return _unrolled(text) if unroll else _UNROLL.sub("", text)
+
+
+def _unrolled(text: str) -> str:
+    """Write ``#pragma unroll`` as GCC's, in front of loops with a condition: GCC refuses it elsewhere."""
+    masked = mask(text)
+
     def unrolled(found: re.Match[str]) -> str:
-        if not unroll:
+        loop = re.compile(r"(?:\s*#[^\n]*\n)*\s*for\s*\(").match(masked, found.end())
+        first = _at_depth_0(masked, loop.end(), ";", statement=False) if loop else -1
+        if first < 0 or masked[first + 1 :].lstrip().startswith(";"):
             return ""
-        count = found[2] if found[2].isdigit() else "65534"
-        return f"{found[1]}GCC unroll {count}"
+        return f"{found[1]}GCC unroll {found[2] if found[2].isdigit() else '65534'}"
 
     return _UNROLL.sub(unrolled, text)
 
@@ -190,14 +198,14 @@ def _back(masked: str, at: int, opening: str, closing: str) -> int:
     return 0
 
 
-def _at_depth_0(masked: str, start: int, wanted: str) -> int:
-    """Return where ``wanted`` stands outside all brackets that open behind ``start``; -1 if nowhere."""
+def _at_depth_0(masked: str, start: int, wanted: str, statement: bool = True) -> int:
+    """Return where ``wanted`` stands outside all brackets that open behind ``start``; -1 if not in the statement."""
     depth = 0
     for i in range(start, len(masked)):
         if not depth and masked.startswith(wanted, i):
             return i
         depth += (masked[i] in "([{") - (masked[i] in ")]}")
-        if depth < 0 or masked[i] == ";":
+        if depth < 0 or (statement and masked[i] == ";"):
             return -1
     return -1
 

@@ -26,6 +26,7 @@ _FILE = 4 << 30
 class Buffer:
     """A buffer of the emulated GPU, at a multiple of ``alignment`` bytes; below 256, at an odd multiple."""
 
+    name: str
     array: np.ndarray
     alignment: int = 256
     output: bool = False
@@ -44,12 +45,12 @@ def execute(program: Program, buffers: Sequence[Buffer], parameters: Sequence[in
     """Run the program; raises DeviceError where it leaves no report."""
     with tempfile.TemporaryDirectory(prefix="ece408-emulator-") as name:
         folder = Path(name)
-        fields = [len(buffers)]
-        for each in buffers:
-            fields += [each.array.nbytes, each.alignment, 1, int(each.output)]
-        head = np.array([*fields, len(parameters), *parameters], np.int64)
         with open(folder / "job", "wb") as job:
-            job.write(head.tobytes())
+            job.write(_numbers(len(buffers)))
+            for each in buffers:
+                job.write(each.name.encode()[:31].ljust(32, b"\0"))
+                job.write(_numbers(each.array.nbytes, each.alignment, int(each.output)))
+            job.write(_numbers(len(parameters), *parameters))
             for each in buffers:
                 job.write(np.ascontiguousarray(each.array).data)
         command = [str(program.executable), "job", "output", "report", str(seconds)]
@@ -98,6 +99,10 @@ def places(program: Program, codes: Sequence[int]) -> dict[int, tuple[str, int]]
         outer = [frame for frame in all_frames if frame[0] not in own and frame[1]]
         found[code] = next((frame for frame in outer if frame[0] == program.source), outer[0] if outer else ("", 0))
     return found
+
+
+def _numbers(*values: int) -> bytes:
+    return np.array(values, np.int64).tobytes()
 
 
 def _limit() -> None:

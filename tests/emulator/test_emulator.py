@@ -6,20 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_emulator import EmulatedPlan, can_emulate, translate
+from plan_runs import races as races_of
 
-from ece408_op.problem import ConvProblem
+from ece408_op.emulator import UnsupportedCodeError
+from ece408_op.emulator.plans import Case, CaseReport, Plans, translate
 from ece408_op.runtime.launch import Launch, Plan
 
-pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
-
-#: 256 values in, 256 values out.
-PROBLEM = ConvProblem(1, 1, 2, 128, 1, 1)
 INSTRUCTIONS = Path(__file__).parents[2] / "kernels/cuda/split_precision/instructions.cuh"
 
 
-def _run(body: str, folder: Path, races: bool = False, threads: int = 128, **defines: str) -> tuple[np.ndarray, int]:
-    """Return y, which starts as NaN, and the races of a block that executes the body; x is 0 to 255."""
+def _run(body: str, folder: Path, races: bool = False, threads: int = 128, **defines: str) -> CaseReport:
+    """Return the report on a block that executes the body; x is 0 to 255, and y starts as NaN."""
     macros = "".join(f"#define {name.replace('_D_A_B', '(d, a, b)')} {value}\n" for name, value in defines.items())
     text = f"""{macros}#line 1 "instructions.cuh"
 {INSTRUCTIONS.read_text()}#line 1 "kernel.cu"
@@ -29,9 +26,9 @@ extern "C" __global__ void kernel(const float *__restrict__ x, float *__restrict
     {body}
 }}"""
     launch = Launch("kernel", (1, 1, 1), (threads, 1, 1), ("x", "y"), 4096)
-    emulated = EmulatedPlan(text, Plan({}, 1, lambda images: (launch,)), PROBLEM, folder, races)
-    y = emulated.run(np.arange(256, dtype=np.float32).reshape(PROBLEM.x_shape), np.ones((1, 1, 1, 1), np.float32), 16)
-    return y.ravel(), emulated.races
+    arrays = {"x": np.arange(256, dtype=np.float32), "y": np.full(256, np.nan, np.float32)}
+    case = Case("kernel", text, Plan({}, 1, lambda images: (launch,)), tuple(arrays))
+    return Plans([case], folder, races).run("kernel", arrays)
 
 
 REVERSE = "shared[i] = x[i]; %s y[i] = shared[127 - i];"
@@ -48,14 +45,14 @@ REVERSE = "shared[i] = x[i]; %s y[i] = shared[127 - i];"
     ],
     ids=["block", "named", "none", "warp", "half"],
 )
-def test_accesses_that_no_barrier_orders_are_races(synchronise, races, tmp_path):
-    y, found = _run(REVERSE % synchronise, tmp_path, races=True)
-    assert min(found, 1) == races
+def test_accesses_that_no_barrier_orders_are_races(synchronise, races, programs):
+    report = _run(REVERSE % synchronise, programs, races=True)
+    assert min(races_of(report), 1) == races
     if not races:
-        np.testing.assert_array_equal(y[:128], np.arange(127, -1, -1))
+        np.testing.assert_array_equal(report.buffers["y"][:128], np.arange(127, -1, -1))
 
 
-def test_an_mbarrier_orders_producers_before_consumers(tmp_path):
+def test_an_mbarrier_orders_producers_before_consumers(programs):
     body = """
     Barrier *const full = reinterpret_cast<Barrier *>(shared), *const empty = full + 1;
     float *const stage = shared + 8;
@@ -69,33 +66,37 @@ def test_an_mbarrier_orders_producers_before_consumers(tmp_path):
             mbarrier_wait(full, phase), y[i + 64 * phase] = stage[127 - i], mbarrier_arrive(empty);
         }
     }"""
-    y, races = _run(body, tmp_path, races=True)
-    assert races == 0
-    np.testing.assert_array_equal(y[64:].reshape(3, 64), np.arange(63, -1, -1) + np.arange(3)[:, None])
+    report = _run(body, programs, races=True)
+    assert report.findings == ()
+    np.testing.assert_array_equal(
+        report.buffers["y"][64:].reshape(3, 64), np.arange(63, -1, -1) + np.arange(3)[:, None]
+    )
     early = body.replace("mbarrier_wait(full, phase),", "if (phase) mbarrier_wait(full, phase - 1);")
     assert early != body
-    assert _run(early, tmp_path, races=True)[1] > 0
+    assert races_of(_run(early, programs, races=True)) > 0
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("if (i < 64) __syncthreads();", "launch 1: threads wait for ever, or a barrier is not left"),
-        ("if (i == 0) y[256] = 1;", "beyond y"),
-        ("if (i == 0) y[-1] = 1;", "beyond y"),
+        ("if (i < 64) __syncthreads();", "64 of the block's 128 threads reach this __syncthreads()"),
+        ("if (i < 64) named_barrier(1, 128);", "64 of the block's 128 threads wait for ever"),
+        ("if (i < 64) named_barrier(1, 64); else named_barrier(1, 96);", "threads wait for ever"),
+        ("if (i == 0) y[256] = 1;", "a write beyond y"),
+        ("if (i == 0) y[-1] = 1;", "a write beyond y"),
     ],
 )
-def test_a_deadlock_and_a_write_beyond_the_output_are_found(body, message, tmp_path):
-    with pytest.raises(AssertionError, match=message):
-        _run(body, tmp_path)
+def test_a_deadlock_and_a_write_beyond_the_output_are_found(body, message, programs):
+    (finding,) = _run(body, programs).findings
+    assert message in finding.message
 
 
 def test_an_instruction_without_a_translation_is_named():
-    with pytest.raises(ValueError, match=r"no translation of asm.*bar\.sync"):
+    with pytest.raises(UnsupportedCodeError, match=r"line 2: .*the PTX instruction bar\.sync"):
         translate('void f() {\n    asm volatile("bar.sync 0;");\n}')
 
 
-def test_a_warps_product_is_a_matrix_product(tmp_path):
+def test_a_warps_product_is_a_matrix_product(programs):
     # A (16 x 16) and B (16 x 8) by the fragments of the PTX ISA; integers, so that all sums are exact.
     body = """
     const int g = lane / 4, t = lane % 4;
@@ -105,12 +106,12 @@ def test_a_warps_product_is_a_matrix_product(tmp_path):
     float d[4] = {1, 1, 1, 1};
     mma(d, rows, b(2 * t, g), b(2 * t + 8, g));
     for (int v = 0; v < 4; v++) y[(g + v / 2 * 8) * 8 + 2 * t + v % 2] = d[v];"""
-    y, _ = _run(body, tmp_path, threads=32)
+    y = _run(body, programs, threads=32).buffers["y"]
     row, k, n = np.ogrid[:16, :16, :8]
     np.testing.assert_array_equal(y[:128].reshape(16, 8), 1 + ((row - k) * (k * n)).sum(axis=1))
 
 
-def test_a_warpgroups_product_is_a_matrix_product(tmp_path):
+def test_a_warpgroups_product_is_a_matrix_product(programs):
     # B (16 x 8) as two core matrices, column n being 16 bytes of eight products.
     body = """
     unsigned *const words = reinterpret_cast<unsigned *>(shared);
@@ -128,17 +129,17 @@ def test_a_warpgroups_product_is_a_matrix_product(tmp_path):
     for (int v = 0; v < 4; v++)
         if (row + v / 2 * 8 < 32) y[(row + v / 2 * 8) * 8 + 2 * t + v % 2] = d[v];"""
     wgmma = {f"MMA{kind}_D_A_B": 'asm volatile("wgmma.m64n8k16.f32")' for kind in ("", "_OVERWRITE")}
-    y, _ = _run(body, tmp_path, **wgmma)
+    y = _run(body, programs, **wgmma).buffers["y"]
     row, k, n = np.ogrid[:32, :16, :8]
     np.testing.assert_array_equal(y.reshape(32, 8), 2 * ((row - k) * (k * n)).sum(axis=1))
 
 
-def test_a_tensor_core_truncates_towards_zero(tmp_path):
+def test_a_tensor_core_truncates_towards_zero(programs):
     # 2^24 + 1.5: one more bit than float32 has. Rounding would give 2^24 + 2.
     body = """
     float d[4] = {0x1p24f, -0x1p24f, 0x1p24f, -0x1p24f};
     const unsigned one = lane % 4 == 0 ? to_fp16x2(1, 0) : 0, ones[] = {one, one, 0, 0};
     mma(d, ones, to_fp16x2(lane / 4 % 2 ? -1.5f : 1.5f, 0), 0);
     if (lane == 0) y[0] = d[0], y[1] = d[1];"""
-    y, _ = _run(body, tmp_path, threads=32)
+    y = _run(body, programs, threads=32).buffers["y"]
     np.testing.assert_array_equal(y[:2], [2.0**24, -(2.0**24)])

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_emulator import EmulatedPlan, can_emulate
 from cuda_layers import PROBLEMS, chip_of
+from plan_runs import races, run_plan
 
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
 from ece408_op.kernels.cuda.split_precision import data_gradient, weight_gradient
 from ece408_op.problem import ConvProblem
-
-pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
 KERNELS = tuple(
     module.KERNEL
@@ -28,15 +26,15 @@ KERNELS = tuple(
     [(k, p) for k in KERNELS for p in PROBLEMS if not k.not_supported_reasons(p)],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )
-def test_it_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
+def test_it_is_right(kernel, problem: ConvProblem, programs: Path) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
     aligned = 16 if problem.batch % 2 else 4
     plan = kernel.plan(problem, chip_of(90), aligned)
-    emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path, races=True)
-    found = compare(emulated.run(a, b, aligned), a, b, kernel, problem=problem)
+    report = run_plan(kernel.text(plan), plan, problem, a, b, programs, aligned, races=True)
+    found = compare(report.buffers[problem.operands[2]], a, b, kernel, problem=problem)
     assert found.passed, found
-    assert emulated.races == 0
+    assert races(report) == 0
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e-30])
@@ -46,21 +44,21 @@ def test_it_is_right(kernel, problem: ConvProblem, tmp_path: Path) -> None:
     [data_gradient.KERNEL, data_gradient_tiles.KERNEL, weight_gradient.KERNEL],
     ids=["fp16x3_data_gradient", "data_gradient_tiles", "fp16x3_weight_gradient"],
 )
-def test_gradients_of_special_values_are_right(kernel, operand, value, tmp_path: Path) -> None:
+def test_gradients_of_special_values_are_right(kernel, operand, value, programs: Path) -> None:
     plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), replace(chip_of(90), multiprocessors=1)
     problem = plain.weight_gradient if kernel is weight_gradient.KERNEL else plain.data_gradient
     rng = np.random.default_rng(0)
     operands = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
     operands[operand][1, 2, 1, 2] = value
     plan = kernel.plan(problem, chip, 16)
-    emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path)
-    found = compare(emulated.run(*operands, 16), *operands, kernel, problem=problem)
+    report = run_plan(kernel.text(plan), plan, problem, *operands, programs)
+    found = compare(report.buffers[problem.operands[2]], *operands, kernel, problem=problem)
     assert found.passed, found
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("operand", ["x", "w"])
-def test_a_block_that_computes_several_steps_is_right(operand, stages, tmp_path: Path) -> None:
+def test_a_block_that_computes_several_steps_is_right(operand, stages, programs: Path) -> None:
     plain = ConvProblem(9, 2, 11, 14, 7, 3, 4, pad=(1, 2))
     problem = plain.data_gradient if operand == "x" else plain.weight_gradient
     one, chip = problem.with_batch(1), replace(chip_of(90), multiprocessors=1)
@@ -73,12 +71,13 @@ def test_a_block_that_computes_several_steps_is_right(operand, stages, tmp_path:
         plan = weight_gradient_rows.plan_of(replace(tile, slices=2, step_rows=4, stages=stages), problem, blocks=2)
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
-    emulated = EmulatedPlan(kernel.text(plan), plan, problem, tmp_path, races=True)
-    found = compare(emulated.run(a, b, 16), a, b, kernel, problem=problem)
+    report = run_plan(kernel.text(plan), plan, problem, a, b, programs, races=True)
+    found = compare(report.buffers[operand], a, b, kernel, problem=problem)
     assert found.passed, found
-    assert emulated.races == 0
+    assert races(report) == 0
     hasty = kernel.text(plan).replace("wait_for_copies<STAGES - 2>", "wait_for_copies<STAGES - 1>")
-    found = compare(EmulatedPlan(hasty, plan, problem, tmp_path).run(a, b, 16), a, b, kernel, problem=problem)
+    report = run_plan(hasty, plan, problem, a, b, programs)
+    found = compare(report.buffers[operand], a, b, kernel, problem=problem)
     assert not found.passed, "the emulator copies when a thread waits, not before"
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_emulator import can_emulate, emulate
 from cuda_layers import chip_of
+from plan_runs import run_plan
 from test_tanh_pool import arrays, assert_right
 
 from ece408_op.core.kernel import CudaKernel
@@ -16,13 +16,12 @@ from ece408_op.kernels.cuda.float32 import sliding_window
 from ece408_op.kernels.cuda.ladder import naive, register_tiled
 from ece408_op.problem import ConvProblem
 
-pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
-
 
 def run(
     kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, aligned: int, folder: Path
 ) -> np.ndarray:
-    return emulate(kernel, problem, kernel.plan(problem, chip_of(80), aligned), x, w, aligned, folder)[0]
+    plan = kernel.plan(problem, chip_of(80), aligned)
+    return run_plan(kernel.text(plan), plan, problem, x, w, folder, aligned).buffers["y"]
 
 
 #: Layers, and what their arrays' addresses are multiples of, which only sliding_window looks at.
@@ -48,7 +47,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(("name", "shape", "aligned"), SHAPES, ids=str)
-def test_it_is_right(name, shape, aligned, full, tmp_path):
+def test_it_is_right(name, shape, aligned, full, programs):
     plain = ConvProblem(*shape)
     if min(plain.y_shape[2:]) < 2 and not full:
         with pytest.raises(ProblemError, match="at least 2 rows of the convolution for 2 x 2 max-pooling, got 1"):
@@ -59,17 +58,17 @@ def test_it_is_right(name, shape, aligned, full, tmp_path):
         assert "fuse" in kernel.not_supported_reasons(problem)[0]
         return
     x, w = arrays(plain)
-    assert_right(run(kernel, problem, x, w, aligned, tmp_path), x, w, full)
+    assert_right(run(kernel, problem, x, w, aligned, programs), x, w, full)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_maximum_leaves_nan_out(name, tmp_path):
+def test_a_maximum_leaves_nan_out(name, programs):
     plain = ConvProblem(2, 1, 8, 8, 3, 1)
     x, w = arrays(plain)
     x[0, 0, [0, 1, 2, 3], [0, 3, 4, 1]] = np.nan
     x[1, 0, 2:4, 2:4] = np.nan
     x[1, 0, 6, 6] = np.inf
-    got = run(KERNELS[name], plain.pooled(False), x, w, 16, tmp_path)
+    got = run(KERNELS[name], plain.pooled(False), x, w, 16, programs)
     convolved = (w[None, :, 0] * x).reshape(2, 3, 4, 2, 4, 2)
     want = np.tanh(np.fmax.reduce(np.fmax.reduce(convolved, axis=5), axis=3))
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_emulator import can_emulate, emulate
 from cuda_layers import chip_of
+from plan_runs import run_plan
 
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import register_blocked
 from ece408_op.problem import ConvProblem
-
-pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
 CHIP = chip_of(90)
 
@@ -32,7 +30,7 @@ CASES = [
 
 @pytest.mark.parametrize("weights", ["shared", "uniform"])
 @pytest.mark.parametrize(("shape", "changes"), CASES, ids=str)
-def test_it_is_right(shape: tuple[int, ...], changes: dict, weights: str, tmp_path: Path) -> None:
+def test_it_is_right(shape: tuple[int, ...], changes: dict, weights: str, programs: Path) -> None:
     problem = ConvProblem(*shape)
     tile = register_blocked.best_tile(problem.with_batch(1), CHIP, 16)
     assert tile is not None
@@ -41,6 +39,6 @@ def test_it_is_right(shape: tuple[int, ...], changes: dict, weights: str, tmp_pa
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
     w = rng.standard_normal(problem.w_shape).astype(np.float32)
-    out, _ = emulate(register_blocked.KERNEL, problem, plan, x, w, 16, tmp_path)
+    out = run_plan(register_blocked.KERNEL.text(plan), plan, problem, x, w, programs).buffers["y"]
     found = compare(out, x, w, register_blocked.KERNEL)
     assert found.passed, found

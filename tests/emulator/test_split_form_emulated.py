@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_emulator import Emulated, at, can_emulate
+from plan_runs import launch, races
 
 from ece408_op.core import reference
 from ece408_op.kernels.cuda.split_precision import split_form, split_passes
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import Chip
-
-pytestmark = pytest.mark.skipif(not can_emulate(), reason="no g++ that knows 16-bit floats (13 or newer)")
 
 CHIP = Chip("two", (9, 0), 2, 227 * 1024)
 RELU, RELU6 = "((v) < 0.f ? 0.f : (v))", "((v) < 0.f ? 0.f : (v) > 6.f ? 6.f : (v))"
@@ -46,18 +44,14 @@ def joined(values: np.ndarray, scales: np.ndarray, channels: int) -> np.ndarray:
 
 
 def run(
-    program: Program, arrays: dict[str, np.ndarray], shape: tuple[int, ...], folder: Path, races: bool = False
+    program: Program, arrays: dict[str, np.ndarray], shape: tuple[int, ...], folder: Path, check_races: bool = False
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return y, of that shape (B, C, H, W), in float64; its scales; the races in shared memory."""
     y = np.full(split_form.activation_shape(*shape), np.nan, np.float16)
     given = {**arrays, "y": y, "y_scales": np.zeros((len(y[0]), 2), np.int32)}
     given |= {name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}
-    placed = {name: at(array, 64)[1] for name, array in given.items()}
-    emulated = Emulated(program.source, program.plan, list(placed), shape[0], folder, races)
-    emulated.launch(placed)
-    for name, array in placed.items():
-        given[name][...] = array
-    return joined(given["y"], given["y_scales"], shape[1]), given["y_scales"], emulated.races
+    report = launch(program.source, program.plan, given, shape[0], folder, check_races)
+    return joined(given["y"], given["y_scales"], shape[1]), given["y_scales"], races(report)
 
 
 def images(*shape: int, special: bool = False) -> np.ndarray:
@@ -88,9 +82,7 @@ def filters(program: Program, problem: ConvProblem, residual: bool, folder: Path
         "w_exponents": np.zeros(problem.filters, np.int32),
     }
     given = {**arrays, **{name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}}
-    placed = {name: at(array, 64)[1] for name, array in given.items()}
-    Emulated(program.source, program.plan, list(placed), 1, folder).launch(placed)
-    arrays = {name: placed[name].copy() for name in arrays}
+    launch(program.source, program.plan, given, 1, folder)
     gain = np.abs(w).reshape(len(w), -1).sum(axis=1).max()
     arrays |= {"bias": bias, "limits": np.float32([gain * 1.001, np.abs(bias).max()])}
     if residual:
@@ -101,13 +93,13 @@ def filters(program: Program, problem: ConvProblem, residual: bool, folder: Path
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize(("problem", "activation"), CONVOLUTIONS, ids=str)
-def test_convolution_with_what_follows(problem, activation, special, tmp_path):
+def test_convolution_with_what_follows(problem, activation, special, programs):
     x = images(*problem.x_shape, special=special)
     residual = activation is not None
     program = split_form.convolution(problem, CHIP, bias=True, residual=residual, activation=activation)
-    arrays = filters(program, problem, residual, tmp_path)
-    got, scales, races = run(program, {**split(x), **arrays}, problem.y_shape, tmp_path, races=special)
-    assert races == 0
+    arrays = filters(program, problem, residual, programs)
+    got, scales, racing = run(program, {**split(x), **arrays}, problem.y_shape, programs, check_races=special)
+    assert racing == 0
     x = joined(*split(x).values(), problem.channels)
     with np.errstate(invalid="ignore"):
         exact = reference.convolve(x, arrays["w"], problem) + arrays["bias"][:, None, None]
@@ -129,7 +121,7 @@ def test_convolution_with_what_follows(problem, activation, special, tmp_path):
     assert not np.isfinite(largest[~known]).any()
 
 
-def test_images_are_split(tmp_path):
+def test_images_are_split(programs):
     x = images(2, 12, 9, 8)
     x[1] *= 1e-30
     values = np.full(split_form.activation_shape(*x.shape), np.nan, np.float16)
@@ -137,9 +129,8 @@ def test_images_are_split(tmp_path):
     program = split_form.split_activations(x.shape, CHIP)
     given = {"x": x, "split_x": values, "x_scales": scales}
     given |= {name: np.zeros(size, np.uint8) for name, size in program.plan.scratch.items()}
-    placed = {name: at(array, 64)[1] for name, array in given.items()}
-    Emulated(program.source, program.plan, list(placed), 2, tmp_path).launch(placed)
-    got = joined(placed["split_x"], placed["x_scales"], 12)
+    launch(program.source, program.plan, given, 2, programs)
+    got = joined(values, scales, 12)
     assert (
         np.abs(got - x) <= STORED * np.abs(x) + 2.0**-50 * np.abs(x).reshape(2, -1).max(axis=1)[:, None, None, None]
     ).all()
@@ -168,24 +159,24 @@ def pooled(x: np.ndarray, y: tuple[int, ...], window, stride, pad, kind, count_p
         ("sum", (7, 9), (1, 1), (0, 0), False, (1, 1)),
     ],
 )
-def test_pooling(kind, window, stride, pad, count_pad, y, tmp_path):
+def test_pooling(kind, window, stride, pad, count_pad, y, programs):
     x = images(2, 20, 7, 9)
     program = split_passes.pool(x.shape, (2, 20, *y), window, stride, pad, kind, count_pad)
-    got, _, _ = run(program, split(x), (2, 20, *y), tmp_path)
+    got, _, _ = run(program, split(x), (2, 20, *y), programs)
     exact = pooled(joined(*split(x).values(), 20), (2, 20, *y), window, stride, pad, kind, count_pad)
     assert np.abs(got - exact).max() <= ROUNDING * 64 * np.abs(x).max()
 
 
-def test_a_nan_stays_in_its_windows(tmp_path):
+def test_a_nan_stays_in_its_windows(programs):
     x = images(2, 8, 5, 6, special=True)
     program = split_passes.pool(x.shape, (2, 8, 4, 5), (2, 2), (1, 1), (0, 0), "max")
-    got, scales, _ = run(program, split(x), (2, 8, 4, 5), tmp_path)
+    got, scales, _ = run(program, split(x), (2, 8, 4, 5), programs)
     assert np.isnan(got[1, 0, :2, :2]).all()
     assert np.isfinite(got[0]).all() and np.isnan(got).sum() == 4
     assert scales[1, 1] >= 0x7F800000 > scales[0, 1]
 
 
-def test_depthwise_convolution(tmp_path):
+def test_depthwise_convolution(programs):
     problem = ConvProblem(2, 20, 9, 7, 20, 3, stride=(2, 1), pad=(1, 1), groups=20)
     x, arrays = images(*problem.x_shape), split(images(*problem.x_shape))
     w = images(20, 1, 3, 3)
@@ -193,23 +184,23 @@ def test_depthwise_convolution(tmp_path):
     by_tap[:, :20], bias[:20] = w.reshape(20, 9).T, images(1, 20, 1, 1).reshape(20)
     arrays |= {"w": by_tap, "bias": bias, "limits": np.float32([np.abs(by_tap).sum(axis=0).max(), np.abs(bias).max()])}
     program = split_passes.depthwise(x.shape, problem.y_shape, (3, 3), (2, 1), (1, 1), RELU)
-    got, _, _ = run(program, arrays, problem.y_shape, tmp_path)
+    got, _, _ = run(program, arrays, problem.y_shape, programs)
     exact = reference.convolve(x, w, problem) + bias[:20, None, None]
     assert np.abs(got - np.maximum(exact, 0)).max() <= ROUNDING * 10 * (np.abs(x).max() * np.abs(w).max() + 4)
 
 
-def test_a_factor_and_a_number_per_channel(tmp_path):
+def test_a_factor_and_a_number_per_channel(programs):
     x = images(2, 20, 3, 5)
     factor, added = np.zeros(24, np.float32), np.zeros(24, np.float32)
     factor[:20], added[:20] = images(1, 20, 1, 1).reshape(20), 0.5
     arrays = {"factor": factor, "added": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
-    got, _, _ = run(split_passes.affine(x.shape, RELU6), {**split(x), **arrays}, x.shape, tmp_path)
+    got, _, _ = run(split_passes.affine(x.shape, RELU6), {**split(x), **arrays}, x.shape, programs)
     exact = np.clip(x * factor[:20, None, None].astype(np.float64) + 0.5, 0, 6)
     assert np.abs(got - exact).max() <= ROUNDING * 16
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_concat(count, tmp_path):
+def test_concat(count, programs):
     parts = [images(2, channels, 3, 5) * np.float32(10.0**i) for i, channels in enumerate((8, 24, 16, 8)[:count])]
     arrays = {}
     for number, part in enumerate(parts):
@@ -217,21 +208,18 @@ def test_concat(count, tmp_path):
         names = ("x", "x_scales") if not number else (f"x{number}", f"scales{number}")
         arrays |= dict(zip(names, one.values()))
     shape = (2, sum(part.shape[1] for part in parts), 3, 5)
-    got, scales, _ = run(split_passes.concat([part.shape for part in parts]), arrays, shape, tmp_path)
+    got, scales, _ = run(split_passes.concat([part.shape for part in parts]), arrays, shape, programs)
     exact = np.concatenate(parts, axis=1)
     assert (np.abs(got - exact) <= 2 * STORED * np.abs(exact) + 1e-9).all()
     assert (scales[:, 1].view(np.float32) == np.abs(exact).reshape(2, -1).max(axis=1)).all()
 
 
-def test_values_are_joined(tmp_path):
+def test_values_are_joined(programs):
     x = images(2, 70, 5, 7)
     given = {**split(x), "y": np.full(x.shape, np.nan, np.float32)}
     program = split_passes.join(x.shape)
-    placed = {name: at(array, 64)[1] for name, array in given.items()}
-    emulated = Emulated(program.source, program.plan, list(placed), 2, tmp_path, races=True)
-    emulated.launch(placed)
-    assert emulated.races == 0
-    assert (np.abs(placed["y"] - x) <= STORED * np.abs(x) + 1e-9).all()
+    assert races(launch(program.source, program.plan, given, 2, programs, check_races=True)) == 0
+    assert (np.abs(given["y"] - x) <= STORED * np.abs(x) + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -242,11 +230,11 @@ def test_refusals_have_reasons(shapes, reason):
     assert any(reason in found for found in split_passes.reasons(*shapes))
 
 
-def test_the_columns_of_windows_become_channels(tmp_path):
+def test_the_columns_of_windows_become_channels(programs):
     x = images(2, 3, 5, 9, special=True)
     shape = split_passes.unfolded_shape(x.shape, 3, 2, 1)
     assert shape == (2, 9, 5, 5)
-    got, scales, _ = run(split_passes.unfold(x.shape, 3, 2, 1), {"x": x}, shape, tmp_path)
+    got, scales, _ = run(split_passes.unfold(x.shape, 3, 2, 1), {"x": x}, shape, programs)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1)))
     exact = np.concatenate([padded[..., q : q + 9 : 2] for q in range(3)], axis=1)
     assert np.array_equal(np.isnan(got), np.isnan(exact))

@@ -79,6 +79,9 @@ inline unsigned __brev(unsigned a) {
     for (int i = 0; i < 32; i++) reversed |= (a >> i & 1) << (31 - i);
     return reversed;
 }
+// The larger of each half of two words, and the smaller.
+inline unsigned __vmaxu2(unsigned a, unsigned b) { return max(a >> 16, b >> 16) << 16 | max(a & 0xffff, b & 0xffff); }
+inline unsigned __vminu2(unsigned a, unsigned b) { return min(a >> 16, b >> 16) << 16 | min(a & 0xffff, b & 0xffff); }
 inline void __prof_trigger(int) {}
 inline long long clock64() { return (long long)(1e6 * emulator::milliseconds()); }
 inline void __nanosleep(unsigned) { emulator::yield_thread(); }
@@ -95,6 +98,8 @@ template <typename T, typename V>
 inline void __stcg(T *p, V v) { *p = v; }
 template <typename T, typename V>
 inline void __stcs(T *p, V v) { *p = v; }
+
+inline unsigned __cvta_generic_to_shared(const void *p) { return emulator::shared_address(p); }
 
 // An atomic operation: the runtime hears of it, and no other thread runs in between.
 #define ECE408_ATOMIC(name, operation)                                                              \

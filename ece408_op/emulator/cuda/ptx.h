@@ -1,5 +1,6 @@
 // PTX instructions: `asm("op ..." : outputs : inputs)` becomes op(outputs, inputs). The rewriter reads the names here.
 #pragma once
+#include "ece408_emulator.h"
 #include "tensor_cores.h"
 
 namespace emulator {
@@ -15,6 +16,16 @@ inline void cvt_rna_tf32_f32(unsigned &d, float a) {
     d = __float_as_uint(a);
     if ((d >> 23 & 255) != 255) d = (d + 0x1000) & ~0x1fffu;
 }
+inline void mul_rn_f32(float &d, float a, float b) { d = a * b; }
+inline void fma_rn_f32(float &d, float a, float b, float c) { d = std::fma(a, b, c); }
+
+// Copies from global to shared memory that do not wait.
+inline void cp_async_cg_shared_global(unsigned to, const void *from) { copy_later(to, from, 16); }
+inline void cp_async_ca_shared_global(unsigned to, const void *from, int bytes) { copy_later(to, from, bytes); }
+inline void cp_async_commit_group() { commit_copies(); }
+inline void cp_async_wait_group(int pending) { wait_for_copies(pending); }
+inline void cp_async_wait_all() { commit_copies(), wait_for_copies(0); }
+
 inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                               unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                                               unsigned b1) {

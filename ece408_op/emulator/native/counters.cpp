@@ -1,13 +1,12 @@
 // What a GPU's load and store units would do: the accesses of a warp's lanes, joined into requests.
 //
-// Each lane's events wait in its own queue. A step takes the lanes whose next event has the lowest address of code, those
-// deeper in calls first: they are where a GPU's lanes would be together, because a compiler lays a branch's two sides in
-// front of the code behind both. Accesses of one step are one request.
+// Each lane's events wait in its own queue. A step takes the lanes that are at the lowest place of the program's control
+// flow (control_flow.h), those deeper in calls first. Accesses of one step are one request.
 #include <algorithm>
 #include <cstdio>
 #include <unordered_map>
 
-#include "internal.h"
+#include "control_flow.h"
 
 namespace emulator {
 
@@ -19,8 +18,8 @@ struct Counts {
     uint8_t bytes;
     uint8_t alignment = 16;  // of all addresses
     bool found = false;
-    uint32_t partner = 0;  // the access behind this one in memory, in the same basic block, of the same kind
-    uint32_t hint = 0;     // how far it is in the list of the block's accesses
+    uint32_t partner = 0;  // the access behind this one in memory, of the same kind, with no other kind between
+    uint32_t hint = 0;     // its number in the list of these accesses
     long requests = 0, lanes = 0, sectors = 0, least_sectors = 0;
     // Of shared memory: with accesses of this width, and of 8 and 16 bytes, into which the compiler may join several.
     long wavefronts[3] = {}, least_wavefronts = 0;
@@ -41,7 +40,7 @@ std::unordered_map<uint32_t, Block> blocks;
 
 struct Warp {
     uint32_t active = 0, last_code = 0;  // of the last basic block
-    std::vector<Request> shared;         // requests of the basic block
+    std::vector<Request> shared;         // requests of one kind in a row
 };
 Warp warps[32];
 
@@ -123,7 +122,7 @@ void count(const Request &request, int bytes, Space space) {
     }
 }
 
-// Find, or check, which access of the basic block is the next in memory for every lane.
+// Find, or check, which access of a row is the next in memory for every lane.
 void pair(std::vector<Request> &all) {
     for (size_t i = 0; i < all.size(); i++) {
         Counts &mine = counts[all[i].code];
@@ -145,37 +144,52 @@ void pair(std::vector<Request> &all) {
     all.clear();
 }
 
+std::vector<Place> places[MOST_THREADS];  // by depth of calls
+bool entered[MOST_THREADS];               // whether the place is that of the next event, a basic block
+
+// Whether an event precedes another one, given the lanes' places.
+bool goes_first(const Event &a, const Place &at_a, const Event &b, const Place &at_b) {
+    if (a.depth != b.depth) return a.depth > b.depth;
+    if (at_a.hash != at_b.hash) return at_a.numbers < at_b.numbers;
+    return a.code < b.code;
+}
+
 }  // namespace
 
 void merge(int warp) {
     Warp &state = warps[warp];
     const int first = 32 * warp, last = std::min(first + 32, thread_count);
+    order_blocks();
     for (;;) {
         const Event *least = nullptr;
+        const Place *place = nullptr;
         for (int i = first; i < last; i++) {
             const Thread &thread = threads[i];
             if (thread.first_event == thread.events.size()) {
-                if (thread.full) return;  // what it does next is not known yet
+                if (can_run(thread)) return;  // what it does next is not known yet
                 continue;
             }
             const Event &next = thread.events[thread.first_event];
-            if (!least || next.depth > least->depth || (next.depth == least->depth && next.code < least->code))
-                least = &next;
+            std::vector<Place> &calls = places[i];
+            if (calls.size() != next.depth + 1u) calls.resize(next.depth + 1);
+            if (next.operation == BLOCK && !entered[i]) calls.back().enter(next.code), entered[i] = true;
+            if (!least || goes_first(next, calls.back(), *least, *place)) least = &next, place = &calls.back();
         }
         if (!least) break;
         const Event event = *least;
+        const uint64_t hash = place->hash;
         Request request{event.code, 0, event.operation, {}};
         for (int i = first; i < last; i++) {
             Thread &thread = threads[i];
             if (thread.first_event == thread.events.size()) continue;
             const Event &next = thread.events[thread.first_event];
-            if (next.code != event.code || next.depth != event.depth || next.operation != event.operation) continue;
+            if (next.code != event.code || next.depth != event.depth || places[i].back().hash != hash) continue;
             request.lanes |= 1u << (i - first);
             request.address[i - first] = next.address;
+            entered[i] = false;
             if (++thread.first_event == thread.events.size()) thread.events.clear(), thread.first_event = 0;
         }
         if (event.operation == BLOCK) {
-            pair(state.shared);
             if (state.last_code) {
                 Block &before = blocks[state.last_code];
                 // Some of the lanes that were together in the last block are not here.
@@ -187,20 +201,25 @@ void merge(int warp) {
             const int lane = __builtin_ctz(request.lanes);
             const Space space = space_of(request.address[lane]);
             count(request, event.bytes, space);
-            if (space == Space::SHARED && event.operation != ATOMIC) state.shared.push_back(request);
+            if (space != Space::SHARED || event.operation == ATOMIC) continue;
+            // A compiler keeps the order of loads and stores, and joins no accesses of different iterations.
+            const auto ends = [&](const Request &r) { return r.code == event.code || r.operation != event.operation; };
+            if (std::any_of(state.shared.begin(), state.shared.end(), ends)) pair(state.shared);
+            state.shared.push_back(request);
         }
     }
     pair(state.shared);
 }
 
 void end_of_block() {
+    for (int i = 0; i < thread_count; i++) places[i].clear(), entered[i] = false;
     for (Warp &warp : warps) warp.active = 0, warp.last_code = 0, warp.shared.clear();
 }
 
 void write_counters(FILE *to) {
     static const char *const spaces[] = {"shared", "global", "local", "constant", "global", "host"};
     static const char *const operations[] = {"read", "write", "atomic"};
-    // Two or four accesses next to one another in a basic block, always aligned, are one instruction on a GPU.
+    // Two or four accesses next to one another, always aligned, are one instruction on a GPU.
     std::unordered_map<uint32_t, int> width;  // of the first of those accesses, in accesses; 0 for the others
     std::vector<uint32_t> codes;
     for (const auto &each : counts) codes.push_back(each.first);

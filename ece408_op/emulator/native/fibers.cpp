@@ -146,12 +146,8 @@ void prepare(Thread &thread) {
     top[0] = nullptr;  // the return address of start(), which never returns
     *--top = reinterpret_cast<void *>(start);
     thread.stack_pointer = top - 6;
-    thread.finished = thread.full = false, thread.waits = nullptr, thread.code = nullptr, thread.depth = 0;
+    thread.finished = thread.full = false, thread.waits = nullptr, thread.code = nullptr, thread.depth = 0, thread.previous[0] = 0;
     thread.events.clear(), thread.first_event = 0;
-}
-
-bool can_run(const Thread &thread) {
-    return !thread.finished && !(thread.waits && thread.waits->generation == thread.generation);
 }
 
 [[noreturn]] void deadlock() {
@@ -177,6 +173,7 @@ void run_block() {
     std::fill_n(ended_lanes, 32, 0), std::fill_n(waiting_lanes, 32, 0);
     clear_shared(running.shared_bytes);
     if (racing) begin_races(thread_count);
+    forget_copies();
     int idle = 0;
     for (bool left = true; left;) {
         left = progress = false;
@@ -200,6 +197,10 @@ void run_block() {
 
 }  // namespace
 
+bool can_run(const Thread &thread) {
+    return !thread.finished && !(thread.waits && thread.waits->generation == thread.generation);
+}
+
 int lane_number() { return current % 32; }
 
 unsigned lanes_of_warp() {
@@ -207,7 +208,11 @@ unsigned lanes_of_warp() {
     return lanes >= 32 ? ~0u : (1u << lanes) - 1;
 }
 
-void yield_thread() { leave(); }
+void yield_thread() {
+    const Pause pause;
+    leave();
+}
+void made_progress() { progress = true; }
 
 unsigned gather(unsigned mask, unsigned long long value, unsigned long long (&all)[32]) {
     const Pause pause;

@@ -1,5 +1,5 @@
 // What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
-#include "internal.h"
+#include "control_flow.h"
 
 namespace emulator {
 
@@ -63,11 +63,23 @@ static void range(void *p, long bytes, Operation operation, const void *code) {
 extern "C" void __tsan_read_range(void *p, long n) { range(p, n, READ, HERE); }
 extern "C" void __tsan_write_range(void *p, long n) { range(p, n, WRITE, HERE); }
 extern "C" void __tsan_init() {}
-extern "C" void __tsan_func_entry(void *) { if (in_kernel) threads[current].depth++; }
-extern "C" void __tsan_func_exit() { if (in_kernel) threads[current].depth--; }
+extern "C" void __tsan_func_entry(void *) {
+    if (!in_kernel) return;
+    Thread &thread = threads[current];
+    if (++thread.depth >= MOST_DEPTH) stop("unsupported", "calls that are nested more than 60 deep", HERE);
+    thread.previous[thread.depth] = 0;
+}
+extern "C" void __tsan_func_exit() {
+    if (in_kernel) threads[current].depth--;
+}
 extern "C" void __tsan_vptr_update(void **, void *) {}
 extern "C" void __tsan_vptr_read(void **) {}
 extern "C" void __sanitizer_cov_trace_pc() {
     last_code = uint32_t(uintptr_t(HERE));
-    if (in_kernel) add(threads[current], last_code, BLOCK, 0, 0);
+    if (!in_kernel || !counting) return;
+    const Pause pause;
+    Thread &thread = threads[current];
+    found_edge(thread.previous[thread.depth], last_code);
+    thread.previous[thread.depth] = last_code;
+    add(thread, last_code, BLOCK, 0, 0);
 }

@@ -7,7 +7,7 @@
 namespace emulator {
 
 constexpr size_t STACK_BYTES = 256 * 1024, DYNAMIC_SHARED_BYTES = 256 * 1024;
-constexpr int MOST_THREADS = 1024, EVENTS_PER_TURN = 8192;
+constexpr int MOST_THREADS = 1024, MOST_DEPTH = 64, EVENTS_PER_TURN = 8192;
 
 // An access or, as BLOCK, the entry into a basic block of the program.
 struct Event {
@@ -26,12 +26,14 @@ struct Thread {
     long generation;
     const void *code;  // where it waits
     uint16_t depth;
+    uint32_t previous[MOST_DEPTH];  // by depth of calls: the last basic block
     std::vector<Event> events;
     size_t first_event;
 };
 
 extern Thread threads[MOST_THREADS];
 extern int thread_count, current;
+bool can_run(const Thread &thread);  // it has not ended, and no barrier holds it back
 extern bool in_kernel;        // a thread of a kernel runs, not the host's code nor the runtime
 extern uint32_t last_code;    // of the last hook
 
@@ -56,6 +58,9 @@ uintptr_t shared_offset(uintptr_t address);  // from 0: static shared memory, th
 void clear_shared(size_t dynamic_bytes);
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code);
 size_t shared_size();
+
+// copies.cpp
+void forget_copies();
 
 // races.cpp
 void begin_races(int threads);

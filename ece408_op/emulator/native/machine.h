@@ -35,6 +35,16 @@ void release(Ordering *ordering);
 void complete(Ordering *ordering);
 void acquire(Ordering *ordering);
 
+void made_progress();  // a thread that others wait for without a barrier has done its part
+
+// Addresses of shared memory as instructions have them: offsets in dynamic shared memory, or behind 2 GB in the static one.
+unsigned shared_address(const void *p);
+void *shared_pointer(unsigned address);
+// cp.async: a copy takes place where its thread waits for it, as late as a GPU may execute it.
+void copy_later(unsigned to, const void *from, int bytes);
+void commit_copies();
+void wait_for_copies(size_t pending);
+
 enum Operation : uint8_t { READ, WRITE, ATOMIC, BLOCK };
 // Record an access that the compiler does not: an atomic operation's.
 void access(const void *address, int bytes, Operation operation, const void *code);

@@ -1,8 +1,8 @@
 // The program's life: read the job, run it within its time, write what came out and what was found.
 //
-// usage: PROGRAM JOB OUTPUT REPORT SECONDS. The job: the number of buffers as int64; of each its bytes, the alignment of its
-// address, whether its content follows, whether it is an output; the number of parameters and these, all int64; then the
-// contents, one behind the other. The outputs are written in order. The report is JSON.
+// usage: PROGRAM JOB OUTPUT REPORT SECONDS. The job: the number of buffers as int64; of each its name in 32
+// bytes, its bytes, the alignment of its address, whether it is an output; the number of parameters and these, all int64;
+// then the contents, one behind the other. The outputs are written in order. The report is JSON.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +24,7 @@ namespace emulator {
 const char *report_path;
 bool counting, racing;
 void write_blocks(FILE *to);
+void check_surroundings();
 
 namespace {
 
@@ -102,8 +103,9 @@ void report(const char *kind, const char *message, const void *code, const void 
 }
 
 void stop(const char *kind, const char *message, const void *code) {
-    if (kind) report(kind, message, code);
     in_kernel = false;
+    if (kind) report(kind, message, code);
+    if (!counting) check_surroundings();
     std::fflush(stdout);
     write_all();
     _exit(0);
@@ -125,20 +127,23 @@ int main(int count, char **words) {
     FILE *const job = std::fopen(words[1], "rb");
     if (!job) return 2;
     std::vector<void *> buffers;
-    struct Buffer { int64_t bytes, alignment, given, output; };
+    struct Buffer {
+        char name[32];
+        int64_t bytes, alignment, output;
+    };
     std::vector<Buffer> all(number(job));
-    for (Buffer &each : all) each = {number(job), number(job), number(job), number(job)};
+    if (!all.empty() && std::fread(all.data(), sizeof(Buffer), all.size(), job) != all.size()) return 2;
     std::vector<long long> parameters(number(job));
     for (long long &each : parameters) each = number(job);
-    static const char *const names[] = {"x", "w", "y"};
     for (const Buffer &each : all) {
         void *const address = device_malloc(each.bytes, false, each.alignment);
-        if (each.given && std::fread(address, 1, each.bytes, job) != size_t(each.bytes)) return 2;
+        if (std::fread(address, 1, each.bytes, job) != size_t(each.bytes)) return 2;
         if (each.output) outputs.push_back({address, each.bytes});
-        if (buffers.size() < 3) name_allocation(address, names[buffers.size()]);
+        name_allocation(address, each.name);
         buffers.push_back(address);
     }
     std::fclose(job);
+    buffers.push_back(nullptr);
     stack_t stack{};
     stack.ss_sp = signal_stack, stack.ss_size = sizeof signal_stack;
     sigaltstack(&stack, nullptr);

@@ -95,7 +95,7 @@ void *device_malloc(size_t bytes, bool host_may_use, size_t alignment) {
     allocations.push_back({begin, end, host_may_use, false, ""});
     for (uintptr_t unit = (start - arena) / UNIT; unit < (next - arena) / UNIT; unit++)
         unit_owner[unit] = allocations.size();
-    std::memset(reinterpret_cast<void *>(start + GAP - 4096), 0xff, bytes + 2 * 4096);  // NaN, around it too
+    std::memset(reinterpret_cast<void *>(begin - 4096), 0xff, bytes + 2 * 4096);  // NaN, around it too
     arena_used = next - arena;
     return reinterpret_cast<void *>(begin);
 }
@@ -117,6 +117,17 @@ bool device_free(void *address) {
 void name_allocation(void *address, const char *name) {
     Allocation *const found = const_cast<Allocation *>(allocation_near(uintptr_t(address)));
     if (found) std::snprintf(found->name, sizeof found->name, "%s", name);
+}
+
+// What was written close to an allocation by code that is not watched.
+void check_surroundings() {
+    for (const Allocation &each : allocations) {
+        const auto *const begin = reinterpret_cast<const unsigned char *>(each.begin);
+        const auto *const end = reinterpret_cast<const unsigned char *>(each.end);
+        bool same = true;
+        for (int i = 1; i <= 4096; i++) same &= begin[-i] == 0xff && end[i - 1] == 0xff;
+        if (!same) report("out of bounds", (std::string("a write beyond ") + each.name).c_str(), nullptr);
+    }
 }
 
 bool is_device(const void *address) { return arena && uintptr_t(address) - arena < ARENA_BYTES; }
@@ -155,6 +166,16 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
     const std::string place = address < found->begin ? bytes_text(found->begin - address) + " in front of "
                                                      : bytes_text(behind) + " behind the end of ";
     report("out of bounds", (verb + bytes_text(bytes) + " " + place + name).c_str(), code);
+}
+
+unsigned shared_address(const void *p) {
+    const uintptr_t address = uintptr_t(p);
+    return address - static_shared < static_bytes ? 0x80000000u + (address - static_shared)
+                                                  : address - uintptr_t(dynamic_shared);
+}
+void *shared_pointer(unsigned address) {
+    if (address & 0x80000000u) return reinterpret_cast<void *>(static_shared + (address - 0x80000000u));
+    return dynamic_shared + address;
 }
 
 size_t shared_size() { return static_bytes + dynamic_bytes; }

@@ -1,0 +1,148 @@
+// The functions of the kernels' own headers that are made of instructions of Hopper: split_precision/instructions.cuh and
+// tma.cuh. Asynchronous copies are done at once. What a GPU requires of addresses and sizes is checked.
+#pragma once
+#include "tensor_cores.h"
+
+namespace emulator {
+
+template <typename T>
+ECE408_PLAIN inline void require_aligned(const T *p, size_t bytes = sizeof(T)) {
+    if (reinterpret_cast<uintptr_t>(p) % bytes)
+        stop("misaligned", "an address that is no multiple of the copy's size", __builtin_return_address(0));
+}
+namespace instructions {
+
+typedef unsigned long long Barrier;
+typedef unsigned long long Descriptor;
+
+inline unsigned shared_address(const void *p) { return __cvta_generic_to_shared(p); }
+inline void wait_for_previous_grid() {}
+inline void allow_next_grid() {}
+
+template <int ID, int COUNT>
+inline void named_barrier() { emulator::named_barrier(ID, COUNT); }
+using emulator::named_barrier;
+
+// An mbarrier: arrivals of a phase, those still missing, and the phases completed.
+struct MBarrier {
+    short count, missing;
+    int phases;
+};
+static_assert(sizeof(MBarrier) == sizeof(Barrier), "an mbarrier has 8 bytes");
+ECE408_PLAIN inline void mbarrier_init(Barrier *barrier, int count) {
+    *reinterpret_cast<MBarrier *>(barrier) = {short(count), short(count), 0};
+}
+ECE408_PLAIN inline void mbarrier_arrive(Barrier *barrier) {
+    MBarrier &mine = *reinterpret_cast<MBarrier *>(barrier);
+    Ordering *const order = ordering_of(barrier);
+    made_progress();
+    release(order);
+    if (--mine.missing == 0) mine.missing = mine.count, mine.phases++, complete(order);
+}
+inline void mbarrier_arrive_expect_bytes(Barrier *barrier, int) { mbarrier_arrive(barrier); }
+ECE408_PLAIN inline void mbarrier_wait_thread(Barrier *barrier, int phase) {
+    while (reinterpret_cast<volatile MBarrier *>(barrier)->phases % 2 == phase % 2) yield_thread();
+    acquire(ordering_of(barrier));
+}
+inline void mbarrier_wait(Barrier *barrier, int phase) {
+    mbarrier_wait_thread(barrier, phase);
+    __syncwarp();
+}
+
+inline void copy_bytes(float *to, const float *from, int bytes, int alignment) {
+    require_aligned(to, alignment), require_aligned(from, alignment);
+    if (bytes % alignment) stop("misaligned", "a copy of no multiple of its alignment", __builtin_return_address(0));
+    for (int i = 0; i < bytes / 4; i++) to[i] = from[i];
+}
+template <int FLOATS>
+inline void copy_async(float *to, const float *from) { copy_bytes(to, from, 4 * FLOATS, 4 * FLOATS); }
+inline void copy_async_commit() {}
+inline void copy_async_wait() {}
+inline void bulk_load(float *to, const float *from, int bytes, Barrier *) { copy_bytes(to, from, bytes, 16); }
+inline void bulk_store(float *to, const float *from, int bytes) { copy_bytes(to, from, bytes, 16); }
+inline void bulk_store_commit() {}
+inline void bulk_store_wait_read() {}
+inline void fence_async_proxy() {}
+
+inline unsigned to_fp16x2(float first, float second) {
+    const _Float16 both[2] = {_Float16(first), _Float16(second)};
+    unsigned word;
+    std::memcpy(&word, both, 4);
+    return word;
+}
+inline unsigned fp16x2_residual(float first, float second, unsigned word) {
+    return to_fp16x2((first - float(half_of(word, 0))) * 2048, (second - float(half_of(word, 1))) * 2048);
+}
+inline float from_fp16(unsigned short bits) { return half_of(bits, 0); }
+
+ECE408_PLAIN inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
+    mma_fp16(d, *reinterpret_cast<const unsigned(*)[4]>(a), b0, b1);
+}
+template <typename A>
+inline void wgmma_overwrite(float *d, A a, unsigned long long b, int columns) {
+    std::fill_n(d, columns / 2, 0.0f);
+    wgmma(d, a, b, columns);
+}
+using emulator::wgmma;
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int PENDING>
+inline void wgmma_wait() {}
+inline Descriptor matrix_descriptor(unsigned address, int leading, int stride) {
+    return (address >> 4) | Descriptor(leading >> 4) << 16 | Descriptor(stride >> 4) << 32;
+}
+template <int REGISTERS>
+inline void raise_registers() {}
+template <int REGISTERS>
+inline void lower_registers() {}
+template <typename T>
+inline void hide_from_compiler(T &) {}
+
+}  // namespace instructions
+
+// TMA: copies of boxes of a tensor, done at once.
+namespace tma {
+using instructions::Barrier;
+
+// What a CUtensorMap says (ece408_op/runtime/launch.py): sizes of each dimension, the innermost first; the box; and of
+// im2col mode where the first and the last window begin, and the steps between windows, columns first.
+struct TensorMap {
+    const unsigned char *from;
+    long long sizes[4];
+    int box[3], lower[2], upper[2], step[2];
+};
+
+inline void fence_mbarrier_init() {}
+
+// Element c + `column` of row `row` of the box, whose rows are swizzled over their own width; zero outside the tensor.
+ECE408_PLAIN inline void copy_element(void *to, const TensorMap &map, int row, int c, bool inside, long long from) {
+    const int width = 2 * map.box[0], at = row * width + 2 * c;
+    unsigned short value = 0;
+    if (inside) std::memcpy(&value, map.from + 2 * from, 2);
+    std::memcpy(static_cast<unsigned char *>(to) + (at ^ (at >> 3 & (width - 16))), &value, 2);
+}
+ECE408_PLAIN inline void tma_load(void *to, const TensorMap &map, Barrier *, int i, int j, int k) {
+    require_aligned(static_cast<unsigned char *>(to), 8 * 2 * map.box[0]);
+    for (int n = 0; n < map.box[2]; n++)
+        for (int c = 0; c < map.box[0]; c++)
+            copy_element(to, map, n, c, i + c < map.sizes[0] && k + n < map.sizes[2],
+                         ((k + n) * map.sizes[1] + j) * map.sizes[0] + i + c);
+}
+ECE408_PLAIN inline void tma_load_im2col(void *to, const TensorMap &map, Barrier *, int channel, int column, int row,
+                                         int image, int tap_column, int tap_row) {
+    require_aligned(static_cast<unsigned char *>(to), 8 * 2 * map.box[0]);
+    if (channel % 8) stop("misaligned", "TMA: a channel that is no multiple of 8", __builtin_return_address(0));
+    for (int n = 0; n < map.box[1]; n++) {
+        const int w = column + tap_column, h = row + tap_row;
+        const bool inside = w >= 0 && w < map.sizes[1] && h >= 0 && h < map.sizes[2] && image < map.sizes[3];
+        for (int c = 0; c < map.box[0]; c++)
+            copy_element(to, map, n, c, inside && channel + c < map.sizes[0],
+                         ((image * map.sizes[2] + h) * map.sizes[1] + w) * map.sizes[0] + channel + c);
+        column += map.step[0];
+        if (column > map.sizes[1] - 1 + map.upper[0]) column = map.lower[0], row += map.step[1];
+        if (row > map.sizes[2] - 1 + map.upper[1]) row = map.lower[1], image++;
+    }
+}
+}  // namespace tma
+
+}  // namespace emulator

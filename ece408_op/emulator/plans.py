@@ -1,0 +1,166 @@
+"""Run the package's own kernels on the CPU by their plans, several per program: compiling takes longer than running.
+
+The functions of the kernels' headers that are made of instructions have counterparts in ``cuda/kernel_functions.h``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ece408_op.runtime.launch import Argument, CopyToConstant, Launch, Plan, TensorMap
+
+from . import _build, _report, _rewrite, _run
+from ._counters import LineCounters
+from ._report import Finding
+
+#: Sources made of instructions, and the namespace with their functions.
+_COUNTERPARTS = {"instructions.cuh": "instructions", "tma.cuh": "tma"}
+_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Kernels' source with a plan.
+
+    Attributes:
+        name: tells the case from others of a program.
+        text: the source, with its constants.
+        plan: the launches.
+        buffers: the names of all arrays that the plan names.
+        batch: the number of images.
+    """
+
+    name: str
+    text: str
+    plan: Plan
+    buffers: tuple[str, ...]
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """What a run of a case did.
+
+    Attributes:
+        buffers: all buffers after the run, by name.
+        findings: what was wrong.
+        totals: the counters, if the program has them.
+        lines: the counters per line of the kernel's sources.
+    """
+
+    buffers: dict[str, np.ndarray]
+    findings: tuple[Finding, ...]
+    totals: LineCounters
+    lines: tuple[LineCounters, ...]
+
+
+class Plans:
+    """Cases compiled into one program.
+
+    Without races and counters, the kernels run several times as fast, and only deadlocks and writes beside a buffer are
+    found. With either, every access is checked.
+
+    Raises:
+        CompileError: a source does not compile, or has an instruction without a counterpart.
+        DeviceError: there is no g++.
+    """
+
+    def __init__(
+        self, cases: Iterable[Case], folder: Path | None = None, races: bool = False, counters: bool = False
+    ) -> None:
+        self.cases = {case.name: case for case in cases}
+        checks = "counters" if counters else "races" if races else "plain"
+        texts = [_namespace(number, case, counters) for number, case in enumerate(self.cases.values())]
+        text = "".join(texts) + _entry(len(self.cases), races, counters)
+        folder = folder or _build.default_folder()
+        self._program = _build.link(text, "plans", folder, checks=checks, course=False)
+
+    def run(self, name: str, arrays: Mapping[str, np.ndarray], aligned: Mapping[str, int] | None = None) -> CaseReport:
+        """Run a case on arrays, by the names of its buffers; they stay as they are.
+
+        The buffers are at odd multiples of 64 bytes, those of ``aligned`` at odd multiples of that, or at multiples of
+        256. Raises DeviceError where the program ends without a report.
+        """
+        case = self.cases[name]
+        given = [(key, np.ascontiguousarray(arrays[key])) for key in case.buffers]
+        buffers = [_run.Buffer(key, array, (aligned or {}).get(key, 64), True) for key, array in given]
+        outcome = _run.execute(self._program, buffers, [list(self.cases).index(name)], _SECONDS)
+        report = _report.make(self._program, outcome, 0)
+        after = dict(zip(case.buffers, outcome.outputs))
+        return CaseReport(after, report.findings, report.totals, report.lines)
+
+
+def translate(text: str, unroll: bool = False) -> str:
+    """Return a kernel's text as C++ for ``cuda/plans.h``; raises UnsupportedCodeError for an unknown instruction."""
+    for name, namespace in _COUNTERPARTS.items():
+        line = f'#line 1 "{name}"\n'
+        text = re.sub(
+            rf'{re.escape(line)}.*?(?=#line 1 ")', f"{line}using namespace ::emulator::{namespace};\n", text, flags=re.S
+        )
+    # wgmma: macros, whose instruction names the columns of B.
+    text = re.sub(
+        r"#define (\w+_OVERWRITE\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma_overwrite(d, a, b, \2)", text
+    )
+    text = re.sub(r"#define (\w+\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma(d, a, b, \2)", text)
+    return _rewrite.rewrite(text, unroll=unroll).replace('extern "C" __global__', "__global__")
+
+
+def _namespace(number: int, case: Case, unroll: bool) -> str:
+    text = f'#line 1 "defines"\n{translate(case.text, unroll)}'
+    macros = dict.fromkeys(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", text, re.MULTILINE))
+    undefined = "".join(f"#undef {name}\n" for name in macros)
+    return f"namespace case_{number} {{\n{text}\n{undefined}{_run_function(case)}}}\n"
+
+
+def _run_function(case: Case) -> str:
+    """The C++ that makes a plan's copies and launches, range by range."""
+    lines, plan, batch = [], case.plan, case.batch
+    steps = [(step, 0, batch) for step in plan.setup]
+    for first, images in plan.launch_ranges(batch):
+        steps += [(step, first, images) for step in plan.steps(images)]
+    for step, first, images in steps:
+        if isinstance(step, CopyToConstant):
+            source = f"b[{case.buffers.index(step.source)}]"
+            lines.append(f"std::memcpy((void *)&{step.symbol}, {source}.p, {step.bytes});")
+            continue
+        assert isinstance(step, Launch)
+        grid, block = (", ".join(map(str, size)) for size in (step.grid, step.block))
+        kernel = f"[&](auto... p) __attribute__((noinline)) {{ {step.entry}(p...); }}"
+        arguments = [_argument(case, argument, first, images) for argument in step.args]
+        lines.append(f"::emulator::launch({{{grid}}}, {{{block}}}, {step.shared})({', '.join([kernel, *arguments])});")
+    body = "\n    ".join(lines)
+    return f"inline void run_plan(const Ece408Buffer *b) {{\n    {body}\n}}\n"
+
+
+def _argument(case: Case, argument: Argument, first: int, images: int) -> str:
+    if isinstance(argument, TensorMap):
+        lower, upper, step = argument.im2col or ((), (), ())
+        fields = (argument.sizes, argument.box, lower, upper, step)
+        lists = (f"{{{', '.join(map(str, field))}}}" for field in fields)
+        start = f"(const unsigned char *)b[{case.buffers.index(argument.buffer)}].p + {argument.offset}"
+        return f"TensorMap{{{start}, {', '.join(lists)}}}"
+    if argument == "first":
+        return f"{first}ll"
+    if argument == "images":
+        return str(images)
+    return f"b[{case.buffers.index(argument)}]" if isinstance(argument, str) else str(argument)
+
+
+def _entry(cases: int, races: bool, counters: bool) -> str:
+    calls = "\n".join(f"        case {number}: return case_{number}::run_plan(b);" for number in range(cases))
+    watches = f'extern "C" const int ece408_counting = {int(counters)}, ece408_racing = {int(races)};\n'
+    return f"""#line 1 "plans"
+{watches}extern "C" void ece408_run(void **buffers, const long long *parameters) {{
+    Ece408Buffer b[32];
+    for (int i = 0; i < 32 && buffers[i]; i++) b[i].p = buffers[i];
+    ece408_allow_shared(227 * 1024);
+    switch (parameters[0]) {{
+{calls}
+    }}
+}}
+"""

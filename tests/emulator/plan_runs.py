@@ -1,0 +1,61 @@
+"""Runs plans in the emulator; findings that no test expects fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ece408_op.emulator.plans import Case, CaseReport, Plans
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Plan
+
+#: Races are left to the tests. Padding of shared memory may be read before it is written.
+EXPECTED = ("race", "uninitialised")
+
+
+def launch(
+    text: str,
+    plan: Plan,
+    arrays: dict[str, np.ndarray],
+    batch: int,
+    folder: Path,
+    check_races: bool = False,
+    aligned: int = 64,
+    expected: tuple[str, ...] = EXPECTED,
+) -> CaseReport:
+    """Run a plan on its buffers by name, and change the arrays as the kernels do.
+
+    x, w and y are at odd multiples of ``aligned`` bytes. Other findings than ``expected`` fail here: deadlocks,
+    barriers that are left half used, writes beside an array.
+    """
+    plans = Plans([Case("plan", text, plan, tuple(arrays), batch)], folder, check_races)
+    report = plans.run("plan", arrays, dict.fromkeys("xwy", aligned))
+    wrong = [finding for finding in report.findings if finding.kind not in expected]
+    assert not wrong, wrong
+    for name, array in arrays.items():
+        array[...] = report.buffers[name]
+    return report
+
+
+def run_plan(
+    text: str,
+    plan: Plan,
+    problem: ConvProblem,
+    a: np.ndarray,
+    b: np.ndarray,
+    folder: Path,
+    aligned: int = 16,
+    races: bool = False,
+    expected: tuple[str, ...] = EXPECTED,
+) -> CaseReport:
+    """Run a plan on the two arrays that its problem reads; the output and the scratch memory are NaN before."""
+    filled = np.full(problem.shapes[2], np.nan, np.float32)
+    named = dict(zip(problem.operands, (a.copy(), b.copy(), filled)))
+    arrays = {**named, **{name: np.full(size, 0xFF, np.uint8) for name, size in plan.scratch.items()}}
+    return launch(text, plan, arrays, problem.batch, folder, races, aligned, expected)
+
+
+def races(report: CaseReport) -> int:
+    """Return the number of places at which threads raced."""
+    return sum(finding.kind == "race" for finding in report.findings)
