@@ -194,37 +194,34 @@ class Turns:
     """Lets many threads compile and check at a time, but one call be timed alone."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._working = self._waiting = 0
-        self._timing = False
+        self._changed, self._alone = threading.Condition(), threading.Lock()
+        self._working = self._timing = 0
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """The thread works, and waits while a call is timed or is to be."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._timing or self._waiting))
-            self._working += 1
+            self._changed.wait_for(lambda: not self._timing)
+            self._count(working=1)
         try:
             yield
         finally:
-            with self._changed:
-                self._working -= 1
-                self._changed.notify_all()
+            self._count(working=-1)
 
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Within ``working``: no other thread works."""
-        with self._changed:
-            self._working -= 1
-            self._waiting += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not (self._timing or self._working))
-            self._waiting -= 1
-            self._timing = True
-        try:
-            yield
-        finally:
+        self._count(working=-1, timing=1)
+        with self._alone:
             with self._changed:
-                self._timing = False
-                self._working += 1
-                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._working)
+            try:
+                yield
+            finally:
+                self._count(working=1, timing=-1)
+
+    def _count(self, working: int, timing: int = 0) -> None:
+        with self._changed:
+            self._working += working
+            self._timing += timing
+            self._changed.notify_all()
