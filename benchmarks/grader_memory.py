@@ -152,6 +152,7 @@ def main() -> int:
     (problems,) = (one.problems(arguments.images) for one in KNOWN if one.name == arguments.network)
     chip, cupy = cuda.chip(), cuda.cupy()
     versions = f"CuPy {cupy.__version__}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}"
+    print(" ".join(["python benchmarks/grader_memory.py", *sys.argv[1:]]))
     print(f"{chip.name}, Python {platform.python_version()}, NumPy {np.__version__}, {versions}")
     print(f"{arguments.images} images of {arguments.network}, median of {arguments.runs} runs; ms\n")
     print("| submission | layer | worker | plain process | ratio |\n| --- | --- | --- | --- | --- |")

@@ -71,12 +71,12 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     most = dict.fromkeys((FLOAT32, TRANSFORM, HALF, HALF_SUMS), 0.0)
     worst, scaled, at, images = (False, -1.0), 0.0, (0, 0.0, 0.0), 0
     squares = np.zeros(2)
-    wrong = count = accumulated = 0
+    wrong = count = 0
     for part in parts:
         error = xp.where(xp.isfinite(part.y), xp.abs(part.y - part.exact), xp.inf)
         if before:
             added = xp.abs(part.y - part.exact - before) < _NEAR + 600 * EPS32 * part.largest
-            error, accumulated = xp.where(added, 0, error), accumulated + int(added.sum())
+            error = xp.where(added, 0, error)
         bounds = _bounds(xp, part, n, float32_bound(problem), kind)
         for name, bound in bounds.items():
             most[name] = max(most[name], float((error / bound).max()))
@@ -104,11 +104,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     fits[TRANSFORM] = by_largest <= 100 * EPS32
     precision = next((name for name in bounds if most[name] <= 1 and fits[name]), WRONG)
     index = tuple(int(i) for i in np.unravel_index(at[0], problem.y_shape))
-    compared = math.prod(problem.y_shape)
-    return Outcome(
-        *(precision, most[FLOAT32], scaled, index, at[1], at[2], wrong, compared),
-        accumulates=2 * accumulated > compared,
-    )
+    return Outcome(precision, most[FLOAT32], scaled, index, at[1], at[2], wrong, math.prod(problem.y_shape))
 
 
 def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, Any]:

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import site
 import sys
 import sysconfig
 from pathlib import Path
 
-from ece408_op import kernels
 from ece408_op.core import dispatch
-from ece408_op.kernels import KERNELS
 
 from ._worker import Program
 
 #: What of a checkout belongs to the package.
 _PARTS = ("ece408_op", "kernels", "models", "data")
-
-
-def names_in(path: Path) -> list[str]:
-    """The names of our own kernels that a file of kernels/ defines; empty for any other file."""
-    home = Path(kernels.__file__).resolve().parent
-    if home not in path.resolve().parents:
-        return []
-    parts = path.resolve().relative_to(home).with_suffix("").parts
-    module = importlib.import_module(".".join((kernels.__name__, *parts)))
-    return [kernel.name for kernel in KERNELS if any(kernel is value for value in vars(module).values())]
 
 
 def device_of(text: str) -> str:

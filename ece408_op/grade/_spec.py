@@ -6,7 +6,7 @@ import math
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,14 @@ def load(path: Path | None) -> Spec:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: expected TOML, got {error}") from None
     where = str(path)
-    nets = [_named(name, where) for name in _checked(table.pop("networks", []), [""], 0, f"{where}: networks")]
-    nets += [_own(entry, where) for entry in _checked(table.pop("network", []), [{}], 0, f"{where}: network")]
+    known = {net.name: net for net in KNOWN}
+    names = _checked(table.pop("networks", []), [""], 0, f"{where}: networks")
+    if not set(names) <= set(known):
+        raise SpecError(f"{where}: networks: expected {', '.join(known)}, got {', '.join(names)}")
+    nets = [known[name] for name in names]
+    nets += [
+        _own(entry, f"{where}: network") for entry in _checked(table.pop("network", []), [{}], 0, f"{where}: network")
+    ]
     if len({net.name for net in nets}) < len(nets):
         raise SpecError(f"{where}: network: expected names that differ, got {', '.join(net.name for net in nets)}")
     return replace(_filled(Spec(), table, where, {"nets", "quick"}), nets=tuple(nets))
@@ -104,7 +110,7 @@ def _filled(default: Any, table: Mapping[str, Any], where: str, no_keys: set[str
     given = {}
     for key, value in table.items():
         place, smallest = f"{where}: {key}", _LEAST.get(key, least)
-        if key in ("limits", "ranking"):
+        if is_dataclass(known[key]):
             given[key] = _filled(known[key], _checked(value, {}, 0, place), place, set(), smallest)
         elif isinstance(known[key], tuple):
             given[key] = tuple(_checked(value, [0], smallest, place))
@@ -130,25 +136,17 @@ def _checked(value: Any, like: Any, least: float, where: str) -> Any:
 _NAMES = {bool: "true or false", str: "a text", dict: "a table"}
 
 
-def _named(name: str, where: str) -> Net:
-    for net in KNOWN:
-        if net.name == name:
-            return net
-    raise SpecError(f"{where}: networks: expected {', '.join(net.name for net in KNOWN)}, got {name!r}")
-
-
 def _own(entry: Mapping[str, Any], where: str) -> Net:
     """A [[network]] with a name and layers of [channels, height, width, filters, kernel]."""
-    name, layers = entry.get("name"), entry.get("layers")
-    shapes = isinstance(layers, list) and all(isinstance(one, list) and len(one) == 5 for one in layers)
-    if set(entry) != {"name", "layers"} or not isinstance(name, str) or not shapes or not layers:
-        raise SpecError(
-            f"{where}: network: expected a name and layers, a list of [channels, height, width, filters, kernel], "
-            f"got {dict(entry)!r}"
-        )
-    net = Net(name, tuple(tuple(layer) for layer in layers))
+    expected = "expected a name and layers, a list of [channels, height, width, filters, kernel]"
+    if set(entry) != {"name", "layers"}:
+        raise SpecError(f"{where}: {expected}, got {dict(entry)!r}")
+    layers = _checked(entry["layers"], [[0]], 1, f"{where}: layers")
+    net = Net(_checked(entry["name"], "", 0, f"{where}: name"), tuple(tuple(layer) for layer in layers))
     try:
+        if not layers or {len(layer) for layer in layers} != {5}:
+            raise ProblemError(f"{expected}, got {layers}")
         net.problems(1)
     except ProblemError as error:
-        raise SpecError(f"{where}: network {name}: {error}") from None
+        raise SpecError(f"{where} {net.name}: {error}") from None
     return net

@@ -111,7 +111,7 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], level
     if path.is_file() and path.suffix.lower() in _ARCHIVES:
         raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
     if path.is_file():
-        return [_own(name) for name in _python_side.names_in(path)] or [_of_file(path, context)]
+        return [_of_file(path, context)]
     if _is_one(path):
         return [_of_folder(path, context, gpu_here)]
     found = []

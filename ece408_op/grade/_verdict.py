@@ -58,7 +58,6 @@ class Outcome:
 
     ``share`` is the largest error as a share of float32's bound at that element, ``scaled`` as a share of the sum of
     |x||w| there. ``index`` is the worst element, (b, m, i, j), ``got`` and ``expected`` its values.
-    ``accumulates``: to most elements of a poisoned output the sum was added.
     """
 
     precision: str
@@ -69,7 +68,6 @@ class Outcome:
     expected: float
     wrong: int
     compared: int
-    accumulates: bool = False
 
     def as_data(self) -> dict[str, Any]:
         """The worst element, for the record."""
@@ -187,8 +185,7 @@ class Layer:
             "images": p.batch,
             **asdict(self.verdict),
         }
-        data.update(accumulates=any(run.outcome.accumulates for run in self.runs), overhead_seconds=self.overhead)
-        data.update(roofline_seconds=self.roofline, own_kernel_seconds=self.own)
+        data.update(overhead_seconds=self.overhead, roofline_seconds=self.roofline, own_kernel_seconds=self.own)
         data.update(runs=[run.as_data() for run in self.runs])
         if self.runs:
             data.update(worst=worst(self.runs).as_data())

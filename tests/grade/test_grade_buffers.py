@@ -134,7 +134,7 @@ def test_elements_of_a_poisoned_output_that_were_not_written(buffers: Buffers, a
     y += np.float32(_judge.POISON * accumulates)
     buffers.take_output()
     right = buffers.outcome(_judge.WHOLE, _judge.POISON)
-    assert (right.precision, right.wrong, right.accumulates) == (FLOAT32, 0, accumulates)
+    assert (right.precision, right.wrong) == (FLOAT32, 0)
     y[1, 2, 3] = _judge.POISON
     y[0, 0, 0, 0] = 0.3
     buffers.take_output()
@@ -143,7 +143,7 @@ def test_elements_of_a_poisoned_output_that_were_not_written(buffers: Buffers, a
     exact = reference.convolve(buffers.x.array, buffers.w.array)[1, 2, 3]
     unwritten = int((exact != 0).sum())
     assert unwritten > 0
-    assert (found.precision, found.wrong, found.accumulates) == (WRONG, unwritten + 1, accumulates)
+    assert (found.precision, found.wrong) == (WRONG, unwritten + 1)
     assert (found.index[:3], found.got) == ((1, 2, 3), _judge.POISON)
 
 
