@@ -3,7 +3,8 @@
     python benchmarks/emulator_counters.py measure FILE    # on a GPU: runs ncu, writes its counters as JSON
     python benchmarks/emulator_counters.py compare FILE    # anywhere: emulates the same launches, prints the table
 
-Both run every kernel of ``kernels/cuda/ladder`` on three layers, two images each.
+Both run every kernel of ``kernels/cuda/ladder`` on three layers, two images each. Memory instructions are those that
+reach the memory: ncu's instructions executed also count those whose lanes are all switched off.
 """
 
 from __future__ import annotations
@@ -22,23 +23,28 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
 LAYERS = ("1x28x28x50x5", "6x30x30x16x5", "12x33x33x24x7")
 IMAGES = 2
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
-#: The emulator's counter: ncu's metrics, summed.
+#: Counters that are compared: ncu's metrics, summed.
 METRICS = {
-    "load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-    "load_instructions": "smsp__inst_executed_op_global_ld.sum",
-    "store_instructions": "smsp__inst_executed_op_global_st.sum",
-    "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-    "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
-    "shared_load_instructions": "smsp__inst_executed_op_shared_ld.sum",
-    "shared_store_instructions": "smsp__inst_executed_op_shared_st.sum",
-    "load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"),
+    "wavefronts": (
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    ),
+    "instructions": (
+        "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+        "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+        "smsp__inst_executed_op_shared_ld.sum",
+        "smsp__inst_executed_op_shared_st.sum",
+    ),
+    "executed": ("smsp__inst_executed_op_global_ld.sum", "smsp__inst_executed_op_global_st.sum"),
 }
+COMPARED = ("sectors", "wavefronts", "instructions")
 #: The kernel that profile.counters launches in front of each, to name it.
 _MARK = "next_is_"
 
@@ -54,8 +60,8 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.csv"
         command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-        command += ["--log-file", str(log), "--metrics", ",".join(METRICS.values()), sys.executable, "-m"]
-        command += ["ece408_op.profile.counters", layer, "--images", str(IMAGES), "--impl"]
+        command += ["--log-file", str(log), "--metrics", ",".join(name for names in METRICS.values() for name in names)]
+        command += [sys.executable, "-m", "ece408_op.profile.counters", layer, "--images", str(IMAGES), "--impl"]
         done = subprocess.run([*command, *(k.name for k in ladder()), "--launch"], check=False)
         lines = log.read_text().splitlines() if log.is_file() else []
         if done.returncode:
@@ -67,39 +73,29 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
         if name.startswith(_MARK):
             sums = found.setdefault(name[len(_MARK) :], dict.fromkeys(METRICS, 0.0))
         elif row["ID"]:
-            for counter, metric in METRICS.items():
-                sums[counter] += float(row[metric].replace(",", ""))
+            for counter, metrics in METRICS.items():
+                sums[counter] += sum(float(row[metric].replace(",", "")) for metric in metrics)
     return found
 
 
-def emulate(layer: str, folder: Path | None) -> dict[str, dict[str, float]]:
-    """Return the emulator's counters by kernel."""
-    channels, height, width, filters, kernel = map(int, layer.split("x"))
-    problem = ConvProblem(IMAGES, channels, height, width, filters, kernel)
+def emulate(kernel: CudaKernel, layer: str, folder: Path | None = None) -> dict[str, float]:
+    """Return the emulator's counters."""
+    problem = ConvProblem(IMAGES, *map(int, layer.split("x")))
     rng = np.random.default_rng(0)
-    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
-    found = {}
-    for each in ladder():
-        plan = each.plan(problem, H200, 16)
-        arrays = {"x": x, "w": w, "y": np.zeros(problem.y_shape, np.float32)}
-        arrays |= {name: np.zeros(size, np.uint8) for name, size in plan.scratch.items()}
-        case = Case(each.name, each.text(plan), plan, tuple(arrays), IMAGES)
-        result = Plans([case], folder, counters=True).run(each.name, arrays, dict.fromkeys(arrays, 256))
-        totals = result.totals
-        found[each.name] = {
-            "load_sectors": totals.load_sectors,
-            "store_sectors": totals.store_sectors,
-            "load_instructions": totals.global_loads,
-            "store_instructions": totals.global_stores,
-            "shared_load_wavefronts": totals.load_wavefronts,
-            "shared_store_wavefronts": totals.store_wavefronts,
-            "shared_load_instructions": totals.shared_loads,
-            "shared_store_instructions": totals.shared_stores,
-            "load_requests": totals.global_loads,
-        }
-        if result.findings:
-            print(each.name, result.findings[:3])
-    return found
+    plan = kernel.plan(problem, H200, 256)
+    arrays = {
+        "x": rng.standard_normal(problem.x_shape, np.float32),
+        "w": rng.standard_normal(problem.w_shape, np.float32),
+    }
+    arrays["y"] = np.zeros(problem.y_shape, np.float32)
+    arrays |= {name: np.zeros(size, np.uint8) for name, size in plan.scratch.items()}
+    plans = Plans([Case(kernel.name, kernel.text(plan), plan, tuple(arrays), IMAGES)], folder, counters=True)
+    totals = plans.run(kernel.name, arrays, dict.fromkeys(arrays, 256)).totals
+    return {
+        "sectors": totals.sectors,
+        "wavefronts": totals.wavefronts,
+        "instructions": totals.global_requests + totals.shared_requests,
+    }
 
 
 def main() -> None:
@@ -107,22 +103,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("measure", "compare"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--layers", nargs="+")
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--layers", nargs="+", default=LAYERS, metavar="CxHxWxMxK", help="(default: all three)")
     options = parser.parse_args()
     if options.action == "measure":
-        result = {layer: measure(layer) for layer in LAYERS}
+        result = {"device": cuda.chip().name, "layers": {layer: measure(layer) for layer in options.layers}}
         options.file.write_text(json.dumps(result, indent=1) + "\n")
         return
     reference = json.loads(options.file.read_text())
-    for layer in options.layers or LAYERS:
-        ours = emulate(layer, options.folder)
-        print(f"{layer}\n{'':20}", *(f"{name[:12]:>18}" for name in METRICS))
-        for name, row in reference[layer].items():
-            cells = (
-                f"{row[key]:.0f} {100 * (ours[name][key] / row[key] - 1) if row[key] else 0:+.1f}%" for key in METRICS
-            )
-            print(f"{name:20}", *(f"{cell:>18}" for cell in cells))
+    print(f"ncu on an {reference['device']}, and how far the emulator is from it")
+    for layer in options.layers:
+        print(f"{layer:20}", *(f"{name:>22}" for name in COMPARED))
+        for kernel in ladder():
+            theirs, ours = reference["layers"][layer][kernel.name], emulate(kernel, layer)
+            shares = (100 * (ours[key] / theirs[key] - 1) if theirs[key] else 0.0 for key in COMPARED)
+            cells = (f"{theirs[key]:.0f} {share:+.2f} %" for key, share in zip(COMPARED, shares))
+            print(f"{kernel.name:20}", *(f"{cell:>22}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":
