@@ -67,9 +67,13 @@ def compiler_version() -> str | None:
     if shutil.which("g++") is None:
         return None
     probe = ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
-    if subprocess.run(probe, input="_Float16 x;", text=True, check=False, capture_output=True).returncode:
+    if subprocess.run(
+        probe, input="_Float16 x;", encoding="utf-8", errors="replace", check=False, capture_output=True
+    ).returncode:
         return None
-    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    return subprocess.run(
+        ["g++", "--version"], capture_output=True, encoding="utf-8", errors="replace", check=True
+    ).stdout.splitlines()[0]
 
 
 def default_folder() -> Path:
@@ -173,7 +177,9 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 def _run(command: list[str], source: str) -> None:
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            command, check=False, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise CompileError(((None, f"g++ took longer than {_SECONDS} s"),)) from None
     if done.returncode:

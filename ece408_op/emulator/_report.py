@@ -96,7 +96,8 @@ def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> 
         new = _finding(row, where)
         if new.kind == "barrier" and row["other"] and new.line == new.other_line:
             continue  # one barrier of the source in two places of the program
-        key = (new.kind, new.file, new.line, new.other_line)
+        lines = (new.line, new.other_line)
+        key = (new.kind, new.file, *(sorted(lines) if new.kind == "race" else lines))
         found[key] = replace(found[key], times=found[key].times + new.times) if key in found else new
     return tuple(found.values())
 

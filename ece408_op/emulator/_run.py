@@ -84,7 +84,7 @@ def places(program: Program, codes: Sequence[int]) -> dict[int, tuple[str, int]]
         return {}
     text = "".join(f"{code - 1:#x}\n" for code in wanted)
     command = ["addr2line", "-i", "-a", "-e", str(program.executable)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False)
     frames: dict[int, list[tuple[str, int]]] = {}
     here: list[tuple[str, int]] = []
     for line in done.stdout.splitlines():

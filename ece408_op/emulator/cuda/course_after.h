@@ -12,5 +12,4 @@ extern "C" void ece408_run(void **ece408_buffers, const long long *ece408_n) {
         ece408_c.w_shape[ece408_i] = ece408_n[8 + ece408_i];
     }
     ece408_grade_forward(&ece408_c);
-    if (ece408_c.ece408_grade_note) ::emulator::report("call", ece408_c.ece408_grade_note, __builtin_return_address(0));
 }

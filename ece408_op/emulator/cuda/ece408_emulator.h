@@ -13,7 +13,7 @@
 #define __CUDA_ARCH__ 800
 
 #define __device__
-#define __global__
+#define __global__ __attribute__((noinline, noclone))
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)

@@ -154,6 +154,24 @@ bool goes_first(const Event &a, const Place &at_a, const Event &b, const Place &
     return a.code < b.code;
 }
 
+// Take the second half of a vector of 16 bytes, if each of the lanes has it next. Returns the bytes of the request.
+int join_halves(const Request &request, int bytes, int first) {
+    if (bytes != 8 || request.operation == ATOMIC) return bytes;
+    for (int i = 0; i < 32; i++) {
+        if (!(request.lanes >> i & 1)) continue;
+        const Thread &thread = threads[first + i];
+        if (request.address[i] % 16 || thread.first_event == thread.events.size()) return bytes;
+        const Event &next = thread.events[thread.first_event];
+        if (next.bytes != 8 || next.operation != request.operation || next.address != request.address[i] + 8) return bytes;
+    }
+    for (int i = 0; i < 32; i++) {
+        if (!(request.lanes >> i & 1)) continue;
+        Thread &thread = threads[first + i];
+        if (++thread.first_event == thread.events.size()) thread.events.clear(), thread.first_event = 0;
+    }
+    return 16;
+}
+
 }  // namespace
 
 void merge(int warp) {
@@ -198,9 +216,9 @@ void merge(int warp) {
             blocks[event.code].entries++;
             state.active = request.lanes, state.last_code = event.code;
         } else {
-            const int lane = __builtin_ctz(request.lanes);
+            const int lane = __builtin_ctz(request.lanes), bytes = join_halves(request, event.bytes, first);
             const Space space = space_of(request.address[lane]);
-            count(request, event.bytes, space);
+            count(request, bytes, space);
             if (space != Space::SHARED || event.operation == ATOMIC) continue;
             // A compiler keeps the order of loads and stores, and joins no accesses of different iterations.
             const auto ends = [&](const Request &r) { return r.code == event.code || r.operation != event.operation; };

@@ -51,6 +51,8 @@ void access(const void *address, int bytes, Operation operation, const void *cod
 void stop(const char *kind, const char *message, const void *code);  // ends the run with a finding
 void report(const char *kind, const char *message, const void *code, const void *other = nullptr);
 
+void misaligned();  // a vector of 16 bytes that is not at a multiple of 16
+
 extern unsigned char dynamic_shared[];
 void *device_malloc(size_t bytes, bool host_may_use, size_t alignment = 256);
 bool device_free(void *address);

@@ -130,6 +130,11 @@ void check_surroundings() {
     }
 }
 
+void misaligned() {
+    report("misaligned", "a vector of 16 bytes at an address that is no multiple of 16, which a GPU refuses",
+           __builtin_return_address(0));
+}
+
 bool is_device(const void *address) { return arena && uintptr_t(address) - arena < ARENA_BYTES; }
 
 bool is_inside(const void *address, size_t bytes) {

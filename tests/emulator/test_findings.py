@@ -1,0 +1,124 @@
+"""What the emulator finds in wrong submissions, with the file's own lines, and what it counts and advises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ece408_op import emulator
+
+X = np.random.default_rng(0).uniform(-1, 1, (1, 1, 28, 28)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((2, 1, 5, 5)).astype(np.float32)
+
+#: Lines 1 to 4 are in front of the kernel's body, whose first line is 5.
+SOURCE = """#include <mxnet/base.h>
+namespace mxnet {{ namespace op {{
+__constant__ float filters[2 * 25];
+__global__ void run(float *y, const float *x, const float *w) {{ const int i = threadIdx.x, b = blockIdx.x;
+{body}
+}}
+template <> void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tensor<gpu, 4, float> &x,
+                                     const mshadow::Tensor<gpu, 4, float> &w) {{
+    {host}
+    run<<<2, {threads}, 1024>>>(y.dptr_, x.dptr_, w.dptr_);
+    MSHADOW_CUDA_CALL(cudaDeviceSynchronize());
+}}
+}} }}
+"""
+
+
+def run(body: str, programs: Path, host: str = "", threads: int = 64, seconds: float = 30) -> emulator.Report:
+    path = programs / "wrong.cuh"
+    programs.mkdir(exist_ok=True)
+    path.write_text(SOURCE.format(body=body, host=host, threads=threads))
+    return emulator.run(emulator.compile(path, folder=programs), X, W, seconds=seconds)
+
+
+#: A body, and the kinds of findings with their lines.
+WRONG = {
+    "a read behind the end": ("y[i] = x[784 + i];", {("out of bounds", 5, 0)}),
+    "a write in front": ("y[i - 70 + 64 * b] = 0;", {("out of bounds", 5, 0)}),
+    "a wild index": ("y[i] = x[i * 1000000000ll];", {("out of bounds", 5, 0)}),
+    "a vector": ("float4 v = *(const float4 *)(x + 1);\ny[i] = v.x + v.w;", {("misaligned", 5, 0)}),
+    "no barrier": (
+        "__shared__ float s[64];\ns[i] = x[i];\ny[i] = s[63 - i];",
+        {("race", 6, 7), ("uninitialised", 7, 0)},
+    ),
+    "two writers": ("__shared__ float s[64];\ns[0] = x[i];\n__syncthreads();\ny[i] = s[0];", {("race", 6, 6)}),
+    "half a tile": (
+        "__shared__ float s[64];\nif (i < 32) s[i] = x[i];\n__syncthreads();\ny[i] = s[i];",
+        {("uninitialised", 8, 0)},
+    ),
+    "an early return": ("if (i > 40) return;\n__syncthreads();\ny[i] = 0;", {("barrier", 6, 0)}),
+    "a barrier in a branch": (
+        "if (i < 32) {\n__syncthreads();\ny[i] = 1;\n} else {\n__syncthreads();\ny[i] = 2;\n}",
+        {("barrier", 9, 6)},
+    ),
+    "dynamic shared memory": ("extern __shared__ float d[];\nd[i + 200] = 1;\ny[i] = 0;", {("out of bounds", 6, 0)}),
+    "a pointer of the host": ("y[i] = filters[i];", set()),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_it_is_found_with_its_lines(name: str, programs: Path) -> None:
+    body, expected = WRONG[name]
+    host = "float h[50] = {0}; cudaMemcpyToSymbol(filters, h, sizeof h);" if "filters" in body else ""
+    if name == "a pointer of the host":
+        body, expected = body.replace("filters[i]", "filters[i % 50]"), set()
+    report = run(body, programs, host)
+    assert {(one.kind, one.line, one.other_line) for one in report.findings} == expected
+    assert all(one.file == "wrong.cuh" for one in report.findings)
+
+
+def test_an_endless_loop_ends_with_its_line(programs: Path) -> None:
+    report = run("while (x[0] < 2)\ny[i] += 1;", programs, seconds=1)
+    (finding,) = report.findings
+    assert finding.kind == "time"
+    assert finding.line in (5, 6)
+
+
+def test_calls_that_fail_are_found(programs: Path) -> None:
+    host = "float h[60]; cudaMemcpyToSymbol(filters, h, sizeof h); cudaFree(y.dptr_ + 1);"
+    report = run("y[i] = 0;", programs, host, threads=2048)
+    assert [(one.kind, one.line) for one in report.findings if one.kind == "call"] == [("call", 9), ("call", 10)]
+
+
+def test_a_compile_error_has_the_files_line(programs: Path) -> None:
+    with pytest.raises(emulator.CompileError) as caught:
+        run("y[i] = x[j];", programs)
+    assert caught.value.lines[0][0] == 5
+    assert "j" in caught.value.lines[0][1]
+
+
+def test_counters_are_those_of_a_gpu(programs: Path) -> None:
+    body = """__shared__ float s[32][32];
+s[i % 32][i / 32] = x[i];
+__syncthreads();
+y[i + 64 * b] = s[i % 32][i / 32] + x[(i % 32) * 24];
+atomicAdd(y + i, 0.f);
+if (i % 2) y[i] = 3;"""
+    by_line = {one.line: one for one in run(body, programs).lines}
+    # Two blocks of two warps: each request of line 6 has 4 sectors; its stores go to one bank.
+    assert (by_line[6].global_loads, by_line[6].load_sectors, by_line[6].least_sectors) == (4, 16, 16)
+    assert (by_line[6].shared_stores, by_line[6].store_wavefronts, by_line[6].least_wavefronts) == (4, 128, 4)
+    # On line 8, the lanes are 96 bytes apart: 32 sectors.
+    assert (by_line[8].global_loads, by_line[8].load_sectors) == (4, 128)
+    assert (by_line[8].shared_loads, by_line[8].load_wavefronts) == (4, 128)
+    assert by_line[9].atomics == 4
+    assert sum(by_line[line].divergent for line in by_line) == 4
+
+
+def test_hints_name_the_costliest_lines(programs: Path) -> None:
+    body = """__shared__ float s[32][32];
+for (int n = 0; n < 20; n++) s[i % 32][n] = 1;
+__syncthreads();
+float sum = 0;
+for (int n = 0; n < 20; n++) sum += x[(i % 32) * 24 + n];
+y[i] = sum + s[i % 32][0];"""
+    hints = run(body, programs).hints
+    assert [hint.line for hint in hints[:2]] == [6, 9]
+    assert hints[0].section.endswith("#bank-conflicts")
+    assert hints[1].section.endswith("#coalescing")
+    assert hints[1].factor > 4
