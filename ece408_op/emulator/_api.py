@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,15 @@ from ece408_op.problem import ConvProblem
 
 from . import _build, _report, _rewrite, _run
 from ._build import Program
+from ._errors import CompileError
 from ._report import Report
+
+#: Options for the files that need them, by what the compiler says without, as in the grader: names next to MXNet's
+#: operators, or a forward that is declared otherwise than the course's.
+_OTHER_OPTIONS = (
+    ("CUDA_KERNEL_LOOP|cuda_get_num_blocks|CUDA_CALL", "-DECE408_GRADE_OPERATORS"),
+    ("ambiguous|undefined reference to .*op::forward", "-DECE408_GRADE_OWN_FORWARD"),
+)
 
 
 def can_emulate() -> bool:
@@ -36,7 +45,13 @@ def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folde
     folder = folder or _build.default_folder()
     macros = "".join(f"#define {name} {value}\n" for name, value in (defines or {}).items())
     text = f'{macros}#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
-    return _build.link(text, path.name, folder, checks="counters", course=True)
+    try:
+        return _build.link(text, path.name, folder, checks="counters", course=True)
+    except CompileError as error:
+        option = next((one for wanted, one in _OTHER_OPTIONS if re.search(wanted, str(error))), None)
+        if option is None:
+            raise
+    return _build.link(text, path.name, folder, checks="counters", course=True, options=(option,))
 
 
 def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0) -> Report:

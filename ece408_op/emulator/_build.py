@@ -81,20 +81,30 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ece408-op" / "emulator"
 
 
-def link(text: str, source: str, folder: Path, checks: str, course: bool) -> Program:
+def link(text: str, source: str, folder: Path, checks: str, course: bool, options: tuple[str, ...] = ()) -> Program:
     """Compile and link C++ that defines ``ece408_run``, with the options of ``_CHECKS``.
 
     Raises CompileError, and DeviceError where there is no g++.
     """
     support = _support(folder)
-    name = hashlib.sha256(f"{support.name} {checks} {course} {text}".encode()).hexdigest()[:24]
+    name = hashlib.sha256(f"{support.name} {checks} {course} {options} {text}".encode()).hexdigest()[:24]
     program = folder / name
     if not program.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             unit, built = Path(scratch) / "unit.cpp", Path(scratch) / "program"
             unit.write_text(text, encoding="utf-8")
             header = _header(support, checks, course)
-            command = ["g++", *_flags(support, checks), "-include", str(header), "-c", str(unit), "-o", f"{built}.o"]
+            command = [
+                "g++",
+                *_flags(support, checks),
+                *options,
+                "-include",
+                str(header),
+                "-c",
+                str(unit),
+                "-o",
+                f"{built}.o",
+            ]
             _run(command, source)
             _run(["g++", "-no-pie", f"{built}.o", *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
