@@ -12,7 +12,7 @@ import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from ._grading import Grader, read
 from ._submission import Submission
 
 Record = dict[str, Any]
+#: How the names of the threads that grade begin, and the seconds that they have to end after an interrupt.
+THREADS, _GRACE = "ece408-grade", 1.0
 
 
 class Log:
@@ -65,14 +67,17 @@ def grade_all(
 ) -> list[Record]:
     """The records of all, in the order given, ``jobs`` at a time; those in the log are not graded again.
 
-    ``graders`` has one per context. Where one raises, or the caller interrupts, all programs are ended.
+    ``graders`` has one per context. Where one raises, or the caller interrupts, all programs are ended. Threads named
+    THREADS that compute in a library at that time, such as CUDA's compiler, may go on for a while.
     """
     keys = [key(one) for one in found]
     done: dict[str, Record] = dict(log.done) if log else {}
     waiting = {name: one for name, one in zip(keys, found) if name not in done}
     quiet = len(found) < 2 or not sys.stderr.isatty()
     bar = tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet)
-    with bar, ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs, THREADS)
+    futures: dict[Future[Record], str] = {}
+    with bar:
         try:
             futures = {pool.submit(graders[one.context].grade, one): name for name, one in waiting.items()}
             for future in as_completed(futures):
@@ -84,7 +89,9 @@ def grade_all(
             pool.shutdown(wait=False, cancel_futures=True)
             for grader in graders.values():
                 grader.bench.tools.processes.close()
+            wait(futures, _GRACE)
             raise
+    pool.shutdown()
     records = [done[name] for name in keys]
     add_duplicates(records)
     return records

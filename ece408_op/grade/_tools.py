@@ -44,12 +44,12 @@ def new_folder(purpose: str) -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-{purpose}-")
 
 
-def remove_stale() -> None:
-    """Remove the folders of harnesses that were killed."""
+def remove_folders(own: int | None = None) -> None:
+    """Remove the temporary folders of harnesses that were killed, and of the process ``own``."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
         pid = path.name[len(_PREFIX) :].partition("-")[0]
         with suppress(OSError):
-            if not os.path.exists(f"/proc/{pid}") and path.lstat().st_uid == os.geteuid():
+            if (pid == str(own) or not os.path.exists(f"/proc/{pid}")) and path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -59,8 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     except KeyboardInterrupt as interrupt:
         later = "; the same command continues where it stopped" if arguments.json else ""
-        print(f"ece408-grade: interrupted{later}", file=sys.stderr)
-        return _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)
+        code = _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        if any(thread.name.startswith(_class.THREADS) for thread in threading.enumerate()):
+            _tools.remove_folders(os.getpid())
+            os._exit(code)  # Python would wait for the threads
+        return code
     for record in records:
         print(_printable(line(record), sys.stdout.encoding))
     if len(records) > 1:
@@ -117,7 +121,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     # Nothing is built where nothing will run.
     kinds = {(one.context == "gpu", one.python or bool(one.kernel)) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
-    _tools.remove_stale()
+    _tools.remove_folders()
     tools = _tools.build(kinds, hidden=_private(arguments, found), unsafe=arguments.unsafe) if kinds else Tools(Path())
     graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]

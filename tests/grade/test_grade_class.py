@@ -150,14 +150,24 @@ def test_one_submission_at_a_time_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
     assert all(record["device_afterwards"] == {"well": True, "free_bytes": 7} for record in records)
 
 
+MAIN = "import sys; from ece408_op.grade.cli import main; sys.exit(main())"
+#: The package's own kernel is a library's call that takes a minute.
+BUSY = f"import time; from ece408_op.core import dispatch; dispatch.select = lambda *_, **__: time.sleep(60); {MAIN}"
+
+
 @needs_sandbox
-@pytest.mark.parametrize(("name", "pause"), [("hangs.h", 0.0), ("openmp.h", 3.0)], ids=["in a call", "in a comparison"])
-def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, pause: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "pause", "code"),
+    [("hangs.h", 0.0, MAIN), ("openmp.h", 3.0, MAIN), ("avx.h", 3.0, BUSY)],
+    ids=["in a call", "in a comparison", "in a library"],
+)
+def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, pause: float, code: str) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    (tmp_path / "spec.toml").write_text("images = [2000]\nnetworks = ['2018fa']\n")
+    net, images = ("2017", 20) if code == BUSY else ("2018fa", 2000)
+    (tmp_path / "spec.toml").write_text(f"images = [{images}]\nnetworks = ['{net}']\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "ece408_op.grade", str(TEXTBOOK.with_name(name)), "--spec", str(tmp_path / "spec.toml")],
+        [sys.executable, "-c", code, str(TEXTBOOK.with_name(name)), "--spec", str(tmp_path / "spec.toml")],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(scratch)},
         stderr=subprocess.PIPE,

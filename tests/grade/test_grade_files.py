@@ -125,7 +125,7 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
     stale = tmp_path / f"ece408-grade-{ended.pid}-case-x"
     stale.mkdir()
     with _tools.new_folder("case") as own:
-        _tools.remove_stale()
+        _tools.remove_folders()
         assert Path(own).exists() and not stale.exists()
 
 
