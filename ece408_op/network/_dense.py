@@ -98,6 +98,8 @@ class GpuArrays:
 class BlasFullyConnected(Computation):
     """FullyConnected in float32 by cuBLAS; bias and activation in one pass after it."""
 
+    repeatable = False  # CuPy refuses cuBLAS's calls while a CUDA graph is captured
+
     def __init__(self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int) -> None:
         columns = operator.num_hidden
         self._device, self._sizes = device, (rows, columns, length)
