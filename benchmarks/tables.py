@@ -213,6 +213,20 @@ def networks(name: str) -> str:
     return markdown(["seconds", *(one["contestant"] for one in cases[0][1])], rows, machine(name))
 
 
+def image_classifiers() -> str:
+    """gpu_network and the fastest of PyTorch's settings on image classifiers."""
+    rows = []
+    for case in read("networks-h200-zoo")["cases"]:
+        rows.append([case["name"]])
+        for call in ("gpu", "forward"):
+            times = {one["contestant"]: one["median"] for one in case["rows"] if one["call"] == call and one["seconds"]}
+            ours = times["gpu_network auto"]
+            peer = min(time for contestant, time in times.items() if contestant.startswith("PyTorch"))
+            rows[-1] += [number(1000 * ours), number(1000 * peer), f"{peer / ours:.2f}"]
+    head = ["network", "on the GPU, ms", "PyTorch", "times as fast", "from memory, ms", "PyTorch", "times as fast"]
+    return markdown(head, rows, machine("networks-h200-zoo"))
+
+
 def errors() -> str:
     """The largest errors of auto and of cuDNN's layouts on the course's layers, mixed signs."""
     rows = []
@@ -314,6 +328,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layers-zen5": partial(cpu_layers, "layers-zen5"),
     "cpu-others": cpu_others,
     **{name: partial(networks, name) for name in ("networks-zen5", "networks-h200")},
+    "networks-h200-zoo": image_classifiers,
     "changes-split-precision": partial(changes, "split precision"),
     "changes-float32": partial(changes, "float32"),
     "changes-cpu": partial(changes, "CPU"),
