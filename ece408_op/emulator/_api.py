@@ -32,8 +32,8 @@ def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folde
     """Compile a submission; a program that the folder already has is not compiled again.
 
     Args:
-        path: a file with the course's ``forward(y, x, w)`` for ``gpu`` in ``mxnet::op``. It may include files beside it
-            by quotes.
+        path: a file with the course's ``forward(y, x, w)`` for ``gpu`` in ``mxnet::op``. It may include files of its
+            folder by quotes.
         defines: macros in front of the source.
         folder: where compiled programs are kept; by default ``~/.cache/ece408-op/emulator``.
 
@@ -54,10 +54,11 @@ def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folde
     return _build.link(text, path.name, folder, checks="counters", course=True, options=(option,))
 
 
-def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0) -> Report:
-    """Run the program's ``forward`` once on x (B, C, H, W) and w (M, C, K, K), float32; y starts as zeros.
+def run(program: Program, x: np.ndarray, w: np.ndarray, *, fill: float = 0.0, seconds: float = 30.0) -> Report:
+    """Run the program's ``forward`` once on x (B, C, H, W) and w (M, C, K, K), float32.
 
     Args:
+        fill: what every element of y holds before the call.
         seconds: after that time the run ends with a finding of kind "time".
 
     Raises:
@@ -66,7 +67,7 @@ def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0
     """
     batch, channels, height, width = x.shape
     problem = ConvProblem(batch, channels, height, width, w.shape[0], w.shape[2])
-    y = np.zeros(problem.y_shape, np.float32)
+    y = np.full(problem.y_shape, fill, np.float32)
     inputs = (_run.Buffer(name, np.asarray(array, np.float32)) for name, array in (("x", x), ("w", w)))
     buffers = [*inputs, _run.Buffer("y", y, output=True)]
     outcome = _run.execute(program, buffers, [*y.shape, *x.shape, *w.shape], seconds)
@@ -74,7 +75,7 @@ def run(program: Program, x: np.ndarray, w: np.ndarray, *, seconds: float = 30.0
 
 
 def _source(path: Path, above: tuple[Path, ...] = ()) -> str:
-    """Return the file's text as C++, with the files beside it that it includes in their places."""
+    """Return the file's text as C++, with the files of its folder that it includes in their places."""
     text = path.read_text(encoding="utf-8-sig", errors="replace").replace("\r\n", "\n")
     text = _rewrite.rewrite(_rewrite.without_missing_headers(text, _build.header_folders() + (path.parent,)))
     for other in _rewrite.local_includes(text, path.parent):

@@ -45,7 +45,7 @@ class Report:
     """What one call of the program did.
 
     Attributes:
-        y: the output, (B, M, OH, OW) float32; NaN where nothing was written, or where the run ended early.
+        y: the output, (B, M, OH, OW) float32; its old content where nothing was written.
         findings: what was wrong, in the order in which it was found.
         lines: the counters per line, by file and line.
         totals: the sum over all lines.

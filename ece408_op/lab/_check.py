@@ -127,8 +127,8 @@ def _emulate(path: Path, problems: Sequence[ConvProblem], result: dict[str, Any]
     program = emulator.compile(path)
     for problem in problems:
         x, w = inputs(problem)
-        report = emulator.run(program, x, w, seconds=_EMULATED_SECONDS)
-        found = explain(x, w, report.y, 0.0, result["source"])
+        report = emulator.run(program, x, w, fill=_FILL, seconds=_EMULATED_SECONDS)
+        found = explain(x, w, report.y, _FILL, result["source"])
         entry = judged(problem, found, map(asdict, report.findings))
         entry.update(counted(report, path.name))
         result["printed"] += report.printed

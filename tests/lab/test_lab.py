@@ -138,6 +138,10 @@ def test_a_cuda_file_is_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     assert re.search(r"^line 2[05].*: out of bounds: ", capsys.readouterr().out, re.M)
 
+    path = changed(tmp_path, "adds.cu", ("  y4d(b, m, h, w) = 0;\n", ""))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 0
+    assert "right only while y is 0 before the call" in " ".join(capsys.readouterr().out.split())
+
     path = changed(tmp_path, "syntax.cu", ("TILE + threadIdx.x", "TILE + threadIdx.q"))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     assert re.search(r"compile error\n  line 17: ", capsys.readouterr().out)
