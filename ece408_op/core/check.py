@@ -141,7 +141,7 @@ def _compare_part(
         expected = reference.convolve(x, w, problem)
         size = reference.magnitude(x, w, problem)
         wide = size if kernel.magnitude_weights is abs else reference.magnitude(x, kernel.magnitude_weights(w), problem)
-        wide = np.where(np.isfinite(wide), wide, size)  # beside an infinite weight
+        wide = np.where(np.isfinite(wide), wide, size)  # an infinite weight makes it infinite or NaN
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.
         share = error / (kernel.error_bound(problem) * wide + problem.products * _SMALLEST + least)

@@ -128,7 +128,7 @@ def _flags(support: Path, checks: str) -> list[str]:
 
 @cache
 def _version() -> str:
-    """The hash of everything that a program is built from besides its own text."""
+    """The hash of everything that a program is built from except its own text."""
     found = compiler_version()
     if found is None:
         raise DeviceError(MISSING)

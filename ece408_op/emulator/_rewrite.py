@@ -103,7 +103,7 @@ def without_missing_headers(text: str, there: tuple[Path, ...]) -> str:
 
 
 def local_includes(text: str, folder: Path) -> list[Path]:
-    """Return the files beside the source that it includes by quotes."""
+    """Return the files of the source's folder that it includes by quotes."""
     masked_names = (found[2] for found in _INCLUDE.finditer(text) if found[2])
     return [folder / name for name in masked_names if (folder / name).is_file()]
 

@@ -62,8 +62,8 @@ class CaseReport:
 class Plans:
     """Cases compiled into one program.
 
-    Without races and counters, the kernels run several times as fast, and only deadlocks and writes beside a buffer are
-    found. With either, every access is checked.
+    Without races and counters, the kernels run several times as fast, and only deadlocks and writes outside a buffer
+    are found. With either, every access is checked.
 
     Raises:
         CompileError: a source does not compile, or has an instruction without a counterpart.

@@ -96,7 +96,7 @@ class Buffers:
         self._w[...] = self.xp.asarray(signs)
 
     def _sparse_image(self, rng: np.random.Generator, real: bool) -> np.ndarray:
-        """An image of zeros, and of odd whole numbers of 11 bits, of which each window has one.
+        """An image of zeros and of odd whole numbers of 11 bits, one in each window.
 
         ``real``: they are divided by powers of two, so that they lie between 1/128 and 1.
         """
@@ -193,7 +193,7 @@ class Buffers:
         return _judge.judge(self.xp, self._parts(kind == _judge.REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
-        """Why the copied output is wrong, which held ``before``: some images, of which ``worst`` is one, explained.
+        """Explain why the copied output, which held ``before``, is wrong: some images, ``worst`` among them.
 
         ``source`` is the submission's text.
         """

@@ -110,7 +110,7 @@ class Device:
         return time.perf_counter() - start
 
     def read(self) -> float:
-        """A reading of the reference workload, in seconds, of which the best is kept."""
+        """Time the reference workload, in seconds, and keep the best time."""
         seconds = self.reference_seconds()
         with self._lock:
             self._best = min(seconds, self._best)

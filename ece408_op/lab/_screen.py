@@ -54,7 +54,7 @@ def speed(result: Mapping[str, Any]) -> list[str]:
 
 
 def fitted(lines: Sequence[str]) -> list[str]:
-    """Return the lines, the last of which says how many are missing if there are too many for a screen."""
+    """Return at most a screen of the lines; if some are left out, the last line says how many."""
     if len(lines) <= MOST_LINES:
         return list(lines)
     return [*lines[: MOST_LINES - 1], f"... {len(lines) - MOST_LINES + 1} more lines: --json and --html have all"]

@@ -62,7 +62,7 @@ def _own_seconds(file: runner.File, problems: list[ConvProblem], result: dict[st
                 problem.with_batch(len(some)), explain(x[some], w, session.output(number)[some], 0.0, file.text)
             )
             if entry["status"] != result["layers"][number]["status"]:
-                text = f"right for {result['images']} images, and wrong for {problem.batch}, of which it shows {some}"
+                text = f"right for {result['images']} images, and wrong for {problem.batch}; images {some} are shown"
                 result["layers"][number] = {**entry, "note": text}
                 result["status"] = entry["status"]
             found.append(statistics.median(session.call(number, x, w) for _ in range(_CALLS)))

@@ -184,7 +184,7 @@ def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _own_file(options: argparse.Namespace, network: shapes.NetworkInfo) -> Iterator[str]:
-    """Compile the user's file and start processes that run it; gives the name by which ``impl`` calls it.
+    """Compile the user's file and start processes that run it; gives its name for ``impl``.
 
     At the end, what the file printed goes to stderr.
     """

@@ -35,7 +35,7 @@ def step_cycles(filters: int, vectors: int, loads_per_vector: float = 1.5) -> fl
 
 
 def tile_sizes(registers: int, spare: int) -> list[Pair]:
-    """Return all (sums per vector, vectors) of which the sums, the vectors and ``spare`` others fit the registers."""
+    """Return all (sums per vector, vectors) that fit the registers, with the vectors and ``spare`` others."""
     numbers = range(1, registers)
     return [(f, v) for f in numbers for v in numbers if f * v + v + spare <= registers]
 

@@ -43,7 +43,8 @@ from ece408_op.runtime.thread_pool import share
 from . import _padded, direct
 from ._direct_plan import PER_CYCLE
 from ._ir import LINE_FLOATS
-from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
+from ._winograd_gemm_code import build, weights_function
+from ._winograd_gemm_plan import FORMS, PANEL, GemmPlan
 from ._winograd_plan import spread
 from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
 

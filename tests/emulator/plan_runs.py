@@ -27,7 +27,7 @@ def launch(
     """Run a plan on its buffers by name, and change the arrays as the kernels do.
 
     x, w and y are at odd multiples of ``aligned`` bytes. Other findings than ``expected`` fail here: deadlocks,
-    barriers that are left half used, writes beside an array.
+    barriers that are left half used, writes outside an array.
     """
     plans = Plans([Case("plan", text, plan, tuple(arrays), batch)], folder, check_races)
     report = plans.run("plan", arrays, dict.fromkeys("xwy", aligned))

@@ -113,7 +113,7 @@ void Place::enter(uint32_t code) {
     std::vector<std::pair<int, int>> now;
     for (size_t i = 0; i < path.size(); i++) {
         int value = path[i];
-        if (i % 2) {  // a loop: its head, of which the lane is in some iteration
+        if (i % 2) {  // a loop: its head; the lane is in one of its iterations
             const auto old = std::find_if(loops.begin(), loops.end(), [&](const auto &each) { return each.first == path[i]; });
             value = old == loops.end() ? 0 : old->second + (i + 2 == path.size() && path[i + 1] == -1);
             now.push_back({path[i], value});

@@ -49,7 +49,7 @@ float truncated_sum(const double (&terms)[N]) {
 }
 
 // Without a swizzle: core matrices of 8 rows or columns x 16 bytes, their distances in the descriptor. With one: rows of
-// 128, 64 or 32 bytes, of which each has its 16 bytes in another order; the address counts from multiples of 1024.
+// 128, 64 or 32 bytes, each with its 16-byte parts in another order; the address counts from multiples of 1024.
 unsigned described(unsigned long long at, int row, int k) {
     const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
     unsigned word;

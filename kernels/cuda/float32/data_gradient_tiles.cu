@@ -59,7 +59,7 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
         weights[e] = q < L && c < C ? __ldg(w + ((m * C + c) * K + K - 1 - p) * L + L - 1 - q) : 0.0f;
         infinite = infinite || weights[e] - weights[e] != 0.0f;  // NaN, too
     }
-    if (__syncthreads_or(infinite)) {  // zeros beside y times such a weight are NaN
+    if (__syncthreads_or(infinite)) {  // zeros around y times such a weight are NaN
         for (int n = blockIdx.x; n < images; n += gridDim.x)
             compute_in_float32<THREADS>(image_of(y, first + n, OUTPUTS), w, image_of(x, first + n, IMAGE));
         return;

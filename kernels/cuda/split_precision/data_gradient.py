@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).parent
 _FEWEST_CHANNELS, _FEWEST_FILTERS, _MOST_CHANNELS = 4, 6, 32
 #: A multiprocessor's cycles: for 16 x 8 x 16 products on tensor cores; to split a word of two values.
 _MMA_CYCLES, _SPLIT_CYCLES, _LATENCY = 1.64, 0.4, 5000
-#: Shared memory that one thread block reserves, besides its own.
+#: Shared memory that the GPU reserves per thread block, and alignment.
 _RESERVED = 1024 + 512
 
 

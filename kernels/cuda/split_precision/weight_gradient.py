@@ -31,7 +31,7 @@ _MULTIPROCESSORS = 132
 _MOST_WARPS, _MOST_SLICES, _MOST_BLOCKS, _MOST_STEP_PRODUCTS = 16, 8, 4, 1 << 13
 #: With fewer channels, each value that is split has too few products.
 _FEWEST_CHANNELS = 4
-#: Shared memory that one thread block reserves, besides its own.
+#: Shared memory that the GPU reserves per thread block, and alignment.
 _RESERVED = 1024 + 512
 #: A multiprocessor's cycles for 16 x 8 x 16 products on tensor cores, instructions per word of x, word of y, copy and
 #: raw value; bytes of memory per cycle; cycles of a step's barriers and first reads.
