@@ -30,23 +30,28 @@ THREADS, _GRACE = "ece408-grade", 1.0
 class Log:
     """The log at ``path``. ``rules`` identifies the grader's file and version: records of other rules are dropped.
 
-    Raises SpecError where another command has it.
+    Raises SpecError where another command has it, or it cannot be written.
     """
 
     def __init__(self, path: Path, rules: str) -> None:
         self.path, self._rules = path, rules
-        self._file = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            self._file = sqlite3.connect(path, timeout=0, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise SpecError(f"{path}: expected a file that can be written, got {error}") from None
         try:
             self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._file.execute("CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, rules TEXT, record TEXT)")
             self._file.execute("DELETE FROM records WHERE rules != ?", (rules,))
             rows = self._file.execute("SELECT key, record FROM records").fetchall()
             self.done: dict[str, Record] = {key: json.loads(record) for key, record in rows}
-        except (sqlite3.DatabaseError, ValueError) as error:
+        except sqlite3.OperationalError as error:  # the file may be a good log: it stays
             self._file.close()
-            if "locked" in str(error):
-                said = f"{path}: expected a log of this command alone, but another one is writing it"
-                raise SpecError(said) from None
+            locked = "locked" in str(error)
+            said = "a log of this command alone, but another one is writing it" if locked else f"a log, got {error}"
+            raise SpecError(f"{path}: expected {said}") from None
+        except (sqlite3.DatabaseError, ValueError):
+            self._file.close()
             path.unlink()  # no log, or one that another program has damaged
             self.__init__(path, rules)  # type: ignore[misc]
 

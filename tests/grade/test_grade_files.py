@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,20 @@ def test_two_commands_do_not_write_one_log(tmp_path: Path) -> None:
         Log(tmp_path / "log", "rules")
     log.close()
     Log(tmp_path / "log", "rules").close()
+
+
+def test_a_database_that_cannot_be_used_as_a_log_stays(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "log")) as other:
+        other.execute("CREATE TABLE records (key TEXT, points INT)")
+        other.execute("INSERT INTO records VALUES ('a', 1)")
+        other.commit()
+    before = (tmp_path / "log").read_bytes()
+    with pytest.raises(SpecError, match="expected a log, got no such column"):
+        Log(tmp_path / "log", "rules")
+    assert (tmp_path / "log").read_bytes() == before
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SpecError, match="expected a file that can be written"):
+        Log(tmp_path / "folder", "rules")
 
 
 def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
