@@ -2,12 +2,11 @@
 
     images, labels, source = load_test(size=72, count=100)
 
-Public modules: atomic, make_sample, resize, sample.
+Public modules: atomic, resize, sample.
 """
 
 from __future__ import annotations
 
-from ._cache import folder as cache_folder
-from ._fashion_mnist import Found, TestSet, TrainingSet, find_test, load_test, load_training
+from ._fashion_mnist import Found, TestSet, TrainingSet, cache_folder, find_test, load_test, load_training
 
 __all__ = ("Found", "TestSet", "TrainingSet", "cache_folder", "find_test", "load_test", "load_training")

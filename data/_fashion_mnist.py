@@ -20,7 +20,7 @@ import numpy as np
 
 from ece408_op.errors import DataError
 
-from . import _cache, _download, _idx, sample
+from . import _download, _idx, sample
 from .resize import resize
 
 #: The environment variable with the name of a folder that has the files.
@@ -42,9 +42,6 @@ ORIGINAL_SIZE = 28
 SAMPLE_NOTICE = (
     "Using the generated sample set: Fashion-MNIST was neither found nor downloaded; set ECE408_DATA to its folder"
 )
-
-#: The most bytes of a resized set that is cached (10,000 images of 163 x 163).
-CACHED_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -114,12 +111,11 @@ class TrainingSet(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The test images in their original size, (10000, 28, 28) and (10000,), uint8; their source and SHA-256."""
+    """The test images in their original size, (10000, 28, 28) and (10000,), uint8, and their source."""
 
     images: np.ndarray
     labels: np.ndarray
     source: str
-    digest: str
 
 
 class _AbsentError(DataError):
@@ -140,8 +136,8 @@ def find_test(folder: str | os.PathLike[str] | None = None) -> Found:
         images, labels = _find(TEST, folder)
     except _AbsentError:
         print(SAMPLE_NOTICE, file=sys.stderr)
-        return Found(*sample.generate(), "sample", sample.SHA256)
-    return Found(images, labels, "fashion-mnist", TEST[0].sha256)
+        return Found(*sample.generate(), "sample")
+    return Found(images, labels, "fashion-mnist")
 
 
 def load_test(
@@ -156,8 +152,8 @@ def load_test(
     """
     size = _whole("size", size, math.inf, "1 or more")
     count = _whole("count", count, TEST[0].shape[0], f"1 to {TEST[0].shape[0]}")
-    images, labels, source, digest = find_test(folder) if found is None else found
-    pixels = _sized(images, size, count, f"{source}-test-{digest[:16]}-{size}.u8")
+    images, labels, source = find_test(folder) if found is None else found
+    pixels = _sized(images[:count], size)
     return TestSet(pixels.astype(np.float32)[:, None], labels[:count].copy(), source)
 
 
@@ -169,8 +165,21 @@ def load_training(size: int = ORIGINAL_SIZE, folder: str | os.PathLike[str] | No
     """
     size = _whole("size", size, math.inf, "1 or more")
     images, labels = _find(TRAINING, folder)
-    pixels = _sized(images, size, len(images), f"fashion-mnist-training-{TRAINING[0].sha256[:16]}-{size}.u8")
-    return TrainingSet(pixels[:, None], labels)
+    return TrainingSet(_sized(images, size)[:, None], labels)
+
+
+def cache_folder() -> Path | None:
+    """Return $XDG_CACHE_HOME/ece408-op, by default ~/.cache/ece408-op; None for a user without a home folder.
+
+    A relative XDG_CACHE_HOME is ignored (XDG Base Directory Specification).
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "ece408-op"
+    try:
+        return Path.home() / ".cache" / "ece408-op"
+    except RuntimeError:
+        return None
 
 
 def _whole(name: str, value: int, most: float, expected: str) -> int:
@@ -183,17 +192,8 @@ def _whole(name: str, value: int, most: float, expected: str) -> int:
     raise DataError(f"{name}: expected an integer of {expected}, got {value!r}")
 
 
-def _sized(images: np.ndarray, size: int, count: int, name: str) -> np.ndarray:
-    """Return the first ``count`` images (N, 28, 28) as (count, size, size), through the cache if all N fit it."""
-    if size == images.shape[1]:
-        return images[:count]
-    if len(images) * size * size > CACHED_BYTES:
-        return resize(images[:count], size)
-    pixels = _cache.load(name, (len(images), size, size))
-    if pixels is None:
-        pixels = resize(images, size)
-        _cache.store(name, pixels)
-    return pixels[:count]
+def _sized(images: np.ndarray, size: int) -> np.ndarray:
+    return images if size == images.shape[1] else resize(images, size)
 
 
 def _find(files: Sequence[PublishedFile], folder: str | os.PathLike[str] | None) -> list[np.ndarray]:
@@ -209,7 +209,7 @@ def _find(files: Sequence[PublishedFile], folder: str | os.PathLike[str] | None)
             return arrays
     if folder is not None:
         raise DataError(f"{folder}: expected a folder with {wanted} (gzipped or not)")
-    cache = _cache.folder()
+    cache = cache_folder()
     try:
         if cache is None:
             raise DataError("this user has no home folder for the download")

@@ -1,9 +1,9 @@
 """The sample set: 10,000 labelled images drawn from a statistical model of Fashion-MNIST's classes.
 
 It replaces the real images where they are not available, so that every script still runs. Each class is a mixture of
-Gaussians in the space of its own principal components (``make_sample.py`` fits it):
+24 Gaussians in the space of the first 48 principal components of its training images:
 
-    g         a cluster of the class, with the probability of its share of the training images
+    g         a cluster of k-means, with the probability of its share of the training images
     z_j       an almost normal number for component j: the sum of 12 random bytes minus 1530, whose variance
               12 * (256**2 - 1) / 12 gives a standard deviation of 256 within 0.001 %
     a_j       centre[g, j] + spread[g, j] * z_j / 256
@@ -24,7 +24,7 @@ import numpy as np
 
 from ece408_op.errors import DataError
 
-#: The fitted model: written by make_sample.py, read by generate().
+#: The fitted model, integers in the form of ``Model``.
 MODEL = Path(__file__).with_name("sample_model.npz")
 
 #: SHA-256 of the generated images, then the labels.
@@ -55,8 +55,7 @@ class Model(NamedTuple):
     spreads: np.ndarray
 
 
-def draw(model: Model) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (10000, 28, 28) and labels (10000,), both uint8, drawn from a model; 1000 per class."""
+def _draw(model: Model) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.RandomState(SEED)
     labels = random.permutation(np.repeat(np.arange(CLASSES, dtype=np.uint8), COUNT // CLASSES))
     images = np.empty((COUNT, SIZE * SIZE), np.uint8)
@@ -75,13 +74,8 @@ def draw(model: Model) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(COUNT, SIZE, SIZE), labels
 
 
-def digest(images: np.ndarray, labels: np.ndarray) -> str:
-    """Return the SHA-256 of the images, then the labels."""
-    return hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-
-
 def generate() -> tuple[np.ndarray, np.ndarray]:
-    """Return the sample set, images (10000, 28, 28) and labels (10000,), both uint8, equal on every machine.
+    """Return the sample set, images (10000, 28, 28) and labels (10000,), both uint8: 1000 per class, equal everywhere.
 
     Raises DataError if the model file cannot be read or gives other images than this version's.
     """
@@ -90,8 +84,8 @@ def generate() -> tuple[np.ndarray, np.ndarray]:
             model = Model(**{name: arrays[name] for name in Model._fields})
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{MODEL}: expected the sample set's model, cannot read it ({error}); reinstall") from error
-    images, labels = draw(model)
-    got = digest(images, labels)
+    images, labels = _draw(model)
+    got = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
     if got != SHA256:
         raise DataError(f"{MODEL}: expected a model whose images have the SHA-256 {SHA256}, got {got}; reinstall")
     return images, labels

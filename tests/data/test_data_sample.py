@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ece408_op.data import load_training, make_sample, sample
+from ece408_op.data import load_training, sample
 from ece408_op.errors import DataError
 
 Arrays = tuple  # images (10000, 28, 28) and labels (10000,)
@@ -73,27 +71,3 @@ def test_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     np.savez(sample.MODEL, **model)
     with pytest.raises(DataError, match=r"model.npz: expected a model whose images have the SHA-256"):
         sample.generate()
-
-
-def test_fit_recovers_a_set(sample_set: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model fitted to two classes of the sample set draws images of the same class means."""
-    monkeypatch.setattr(make_sample, "ITERATIONS", 3)
-    monkeypatch.setattr(sample, "CLASSES", 2)
-    images, labels = sample_set
-    drawn, drawn_labels = sample.draw(make_sample.fit(images, labels))
-    for label in range(2):
-        difference = images[labels == label].mean(axis=0) - drawn[drawn_labels == label].mean(axis=0)
-        assert np.abs(difference).mean() < 3
-
-
-def test_script_says_how_it_is_called_and_what_it_lacks(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ece408_op.data.make_sample", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    wrong = run("one", "more")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "unrecognized arguments: more" in wrong.stderr
-    absent = run(str(tmp_path))
-    assert (absent.returncode, absent.stdout) == (1, "")
-    assert f"{tmp_path}: expected a folder with train-images-idx3-ubyte.gz" in absent.stderr
