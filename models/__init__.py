@@ -6,7 +6,7 @@
 
 Errors are GraphErrors that name the file.
 
-Public modules: accuracy, build, inference (runs a network on a data set), train.
+Public modules: inference (runs a network on a data set), train.
 """
 
 from __future__ import annotations

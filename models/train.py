@@ -26,18 +26,15 @@ from ece408_op.data import TrainingSet, load_training
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import Ece408Error
 from ece408_op.graph import params_io
+from ece408_op.graph.symbol_graph import Graph
 from ece408_op.plugin import bridge, mxnet_import
 
-from .build import NETWORKS, Architecture, graph
-from .files import FOLDER
-from .shapes import load_symbol, with_convolutions
+from .files import FOLDER, find, read_graph
+from .shapes import info, load_symbol, with_convolutions
 
 Weights = dict[str, np.ndarray]
 
 PIXEL_MAX = 255.0
-
-#: Adam's decay rates of the gradients' mean and mean square.
-BETA1, BETA2 = 0.9, 0.999
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,9 @@ def augmented(images: np.ndarray, random: np.random.RandomState) -> np.ndarray:
 
 
 def train(
-    architecture: Architecture, recipe: Recipe, data: TrainingSet, name: str = "network", device: str = "cpu"
+    graph: Graph, recipe: Recipe, data: TrainingSet, name: str = "network", device: str = "cpu"
 ) -> Iterator[Weights]:
-    """Yield the weights, float32 for pixels 0 to 1, before training and after each epoch.
+    """Yield the weights of a network's graph, float32 for pixels 0 to 1, before training and after each epoch.
 
     The device, "cpu" or "gpu", computes the convolutions and their gradients. After each epoch a line on stderr has the
     share of images whose class was right when training saw them.
@@ -99,13 +96,14 @@ def train(
     from ece408_op.graph.api import replace_convolution  # it needs MXNet
 
     images, labels = data.images[: recipe.images, 0], data.labels[: recipe.images]
-    built_in = load_symbol(with_convolutions(graph(architecture), name), Path(name))
+    built_in = load_symbol(with_convolutions(graph, name), Path(name))
     symbol = replace_convolution(built_in, device=device, renames=False, warn=False).symbol
     inputs = {"data": (recipe.batch, 1, *images.shape[1:]), "softmax_label": (recipe.batch,)}
     requests = {argument: "null" if argument in inputs else "write" for argument in symbol.list_arguments()}
     executor = symbol.simple_bind(mx.cpu(), grad_req=requests, **inputs)
     weights = {argument: array for argument, array in executor.arg_dict.items() if argument not in inputs}
-    means, squares = ({argument: array.zeros_like() for argument, array in weights.items()} for _ in range(2))
+    adam = mx.optimizer.Adam(rescale_grad=1.0 / recipe.batch)
+    update = mx.optimizer.get_updater(adam)
     shapes = {argument: array.shape for argument, array in weights.items()}
     for argument, value in first_weights(shapes, np.random.RandomState(recipe.seed)).items():
         weights[argument][:] = value
@@ -123,12 +121,9 @@ def train(
             executor.forward(is_train=True)
             executor.backward()
             done = epoch * steps + step
-            rate = recipe.rate * 0.5 * (1 + math.cos(math.pi * done / (recipe.epochs * steps)))
-            rate *= math.sqrt(1 - BETA2 ** (done + 1)) / (1 - BETA1 ** (done + 1))
-            scale = {"lr": rate, "beta1": BETA1, "beta2": BETA2, "rescale_grad": 1.0 / recipe.batch}
+            adam.set_learning_rate(recipe.rate * 0.5 * (1 + math.cos(math.pi * done / (recipe.epochs * steps))))
             for argument, array in weights.items():
-                gradient = executor.grad_dict[argument]
-                mx.nd.adam_update(array, gradient, means[argument], squares[argument], out=array, **scale)
+                update(argument, executor.grad_dict[argument], array)
             right += int((executor.outputs[0].asnumpy().argmax(axis=1) == labels[chosen]).sum())
         print(f"{name}: epoch {epoch + 1}, {right / (steps * recipe.batch):.4f} right while training", file=sys.stderr)
         yield {argument: array.asnumpy() for argument, array in weights.items()}
@@ -161,7 +156,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in arguments.names or RECIPES:
             recipe = RECIPES[name]
-            *_, weights = train(NETWORKS[name], recipe, load_training(NETWORKS[name].size), name, device)
+            network = find(name)
+            data = load_training(info(network).image[1])
+            *_, weights = train(read_graph(network.symbol), recipe, data, name, device)
             path = arguments.out / f"{name}-{recipe.epochs:04d}.params"
             export(weights, path)
             print(path)

@@ -1,23 +1,138 @@
-"""A network put into a folder is found by name, and its shapes are read from its files."""
+"""The course's networks, and networks put into a folder: found by name, with the shapes of their files."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_networks import variant
 
 from ece408_op import models
+from ece408_op.data import load_test, sample
+from ece408_op.data.resize import resize
 from ece408_op.errors import GraphError
 from ece408_op.graph import params_io
-from ece408_op.models import build
+from ece408_op.graph.symbol_graph import Graph
+from ece408_op.models.files import FOLDER
 from ece408_op.models.shapes import LARGEST
 from ece408_op.problem import COURSE_LAYERS
 
-pytest.importorskip("mxnet")
+mx = pytest.importorskip("mxnet")
+
+TANH = ("Activation", {"act_type": "tanh"})
+POOL = ("Pooling", {"kernel": "(2, 2)", "pool_type": "max", "stride": "(2, 2)"})
+
+
+def layers(*convolutions: tuple[int, int], hidden: int) -> list[tuple]:
+    """The operators and attributes of a network of the course with (filters, kernel) for each convolution."""
+    first, *second = (("New", {"kernel": f"({k}, {k})", "num_filter": str(filters)}) for filters, k in convolutions)
+    dense = [("FullyConnected", {"num_hidden": str(outputs)}) for outputs in (hidden, 10)]
+    return [first, TANH, POOL, *second, ("Flatten", {}), dense[0], TANH, dense[1], ("SoftmaxOutput", {})]
+
+
+OF_2017 = layers((50, 5), hidden=500)
+LAYERS = {
+    "baseline": [("Convolution", {**OF_2017[0][1], "no_bias": "True"}), *OF_2017[1:]],
+    "ece408-high": OF_2017,
+    "ece408-low": OF_2017,
+    "ece408-2018sp": layers((6, 5), (16, 5), hidden=140),
+    "ece408-2018fa": layers((12, 7), (24, 7), hidden=160),
+}
+LEAST = {"baseline": 0.90, "ece408-high": 0.90, "ece408-low": 0.60, "ece408-2018sp": 0.88, "ece408-2018fa": 0.88}
+#: Images that are classified: enough for a wrong weight to show. The column of models/README.md is the fourth.
+COUNT, COLUMN = 2000, 3
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_symbol_files_are_in_the_courses_format(name):
+    nodes = json.loads((FOLDER / f"{name}-symbol.json").read_text())["nodes"]
+    assert [(node["op"], node.get("attr", {})) for node in nodes if node["op"] != "null"] == LAYERS[name]
+    assert all("attrs" not in node and "param" not in node for node in nodes)
+    # A variable carries the attributes of its layer.
+    by_name = {node["name"]: node for node in nodes}
+    first = "convolution0" if name == "baseline" else "new0"
+    assert by_name[f"{first}_weight"]["attr"] == by_name[first]["attr"]
+    assert by_name["fullyconnected1_bias"]["attr"] == {"num_hidden": "10"}
+    if name != "baseline":
+        with pytest.raises(mx.MXNetError, match="Operator New is not registered"):
+            mx.sym.load(str(FOLDER / f"{name}-symbol.json"))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_with_convolutions_changes_new_nodes_alone(name):
+    graph = models.read_graph(FOLDER / f"{name}-symbol.json")
+    plain = models.with_convolutions(graph)
+    assert [node.name for node in plain.nodes] == [node.name for node in graph.nodes]
+    for before, after in zip(graph.nodes, plain.nodes):
+        if before.op == "New":
+            assert after.op == "Convolution"
+            assert after.attrs == {**before.attrs, "no_bias": "True"}
+        else:
+            assert after == before
+
+
+def test_with_convolutions_takes_custom_nodes_and_drops_the_operators_own_attributes():
+    graph = variant("ece408-high")
+    node = next(node for node in graph.nodes if node.op == "New")
+    plain = dict(node.attrs)
+    node.op = "Custom"
+    node.attrs = {**plain, "op_type": "New", "impl": "direct", "precision": "float32", "__lr_mult__": "2"}
+    after = next(n for n in models.with_convolutions(graph).nodes if n.name == node.name)
+    assert (after.op, after.attrs) == ("Convolution", {**plain, "__lr_mult__": "2", "no_bias": "True"})
+    assert node.op == "Custom"
+    Graph.parse(graph.dump(), "a graph that was left as it was")
+
+
+@pytest.fixture(scope="module")
+def readme() -> dict[tuple[str, str], list[float]]:
+    """The accuracies in models/README.md, by network and source of the images."""
+    text = (FOLDER / "README.md").read_text()
+    lines = re.findall(r"^\| ([\w-]+) \| \d+ x \d+ \| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    return {(name, source): [float(share) for share in shares.split("|")] for name, source, shares in lines}
+
+
+def test_each_network_is_as_good_as_promised(readme):
+    assert set(readme) == {(name, source) for name in LAYERS for source in ("real", "sample")}
+    assert all(readme[name, "real"][-1] >= least for name, least in LEAST.items())
+    assert readme["ece408-low", "real"][-1] <= 0.66
+
+
+@pytest.mark.parametrize("source", [pytest.param("real", marks=pytest.mark.exhaustive), "sample"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_accuracy_is_readmes(name, source, readme, monkeypatch):
+    from ece408_op.models import inference
+
+    if source == "real" and "ECE408_DATA" not in os.environ:
+        pytest.skip("needs the real Fashion-MNIST in ECE408_DATA")
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")  # the default's fused operator is several times slower
+    size = models.info(name).image[1]
+    images, labels = sample.generate() if source == "sample" else load_test(size, COUNT)[:2]
+    if source == "sample":
+        images = resize(images[:COUNT], size)[:, None].astype(np.float32)
+    predictions = inference.predict(inference.built_in(models.find(name)), images, mx.cpu())
+    # Another processor's rounding may change the answer for a near tie: two images of the 2000.
+    assert (predictions == labels[:COUNT]).mean() == pytest.approx(readme[name, source][COLUMN], abs=2 / COUNT)
+
+
+def test_weights_are_half_precision_and_small_together():
+    paths = [models.find(name).params for name in LAYERS]
+    assert sum(path.stat().st_size for path in paths) < 32_000_000
+    for path in paths:
+        for name, value in params_io.read(path.read_bytes(), str(path)).items():
+            assert value.dtype == np.float16, name
+            assert np.isfinite(value).all(), name
+
 
 # Unlike any of the five: three channels, a kernel of 3, 41 x 41 images. 41 - 2 = 39, pooled 19, 19 - 2 = 17.
-ANOTHER = build.Architecture(41, ((7, 3), (5, 3)), 11)
+ANOTHER = {
+    "new0": {"kernel": "(3, 3)", "num_filter": "7"},
+    "new1": {"kernel": "(3, 3)", "num_filter": "5"},
+    "fullyconnected0": {"num_hidden": "11"},
+}
 WEIGHTS = {
     "new0_weight": (7, 3, 3, 3),
     "new1_weight": (5, 7, 3, 3),
@@ -29,7 +144,7 @@ WEIGHTS = {
 
 
 def put(folder: Path, name: str, epoch: int = 1, data: dict | None = None, **changed: tuple | None) -> None:
-    graph = build.graph(ANOTHER)
+    graph = variant("ece408-2018sp", **ANOTHER)
     graph.nodes[0].attrs.update(data or {})
     (folder / f"{name}-symbol.json").write_text(graph.dump())
     shapes = {key: shape for key, shape in {**WEIGHTS, **changed}.items() if shape is not None}
@@ -80,7 +195,7 @@ def test_the_courses_networks(name, layers):
 
 
 def test_titles():
-    titles = {name: models.find(name).title for name in build.NETWORKS}
+    titles = {name: models.find(name).title for name in LAYERS}
     assert titles.pop("ece408-2018sp") == titles.pop("ece408-2018fa") == "ece408"
     assert titles == {name: name for name in titles}
 
@@ -111,7 +226,7 @@ def test_an_unknown_name_gets_the_known_ones(tmp_path, name):
         models.find(name, tmp_path)
 
 
-def changed(path: Path, old: str, new: str) -> None:
+def replaced(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
@@ -122,11 +237,11 @@ def changed(path: Path, old: str, new: str) -> None:
     [
         (models.find, lambda file: file.write_bytes(file.read_bytes()[:-20]), "expected a symbol in JSON"),
         (models.find, lambda file: file.write_bytes(b"\xff\xfe"), "expected a symbol file in JSON"),
-        (models.find, lambda file: changed(file, '"data"', '"images"'), "expected a variable 'data'"),
-        (models.info, lambda file: changed(file, '"Flatten"', '"Flattten"'), ".*Op flatten0 of type Flattten"),
+        (models.find, lambda file: replaced(file, '"data"', '"images"'), "expected a variable 'data'"),
+        (models.info, lambda file: replaced(file, '"Flatten"', '"Flattten"'), ".*Op flatten0 of type Flattten"),
         (
             models.info,
-            lambda file: changed(file, '"num_filter": "5"', '"num_filter": "many"'),
+            lambda file: replaced(file, '"num_filter": "5"', '"num_filter": "many"'),
             "node 6 'new1': num_filter: ",
         ),
     ],

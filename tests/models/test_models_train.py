@@ -6,17 +6,19 @@ import math
 
 import numpy as np
 import pytest
+from small_networks import variant
 
 import ece408_op
+from ece408_op import models
 from ece408_op.data import TrainingSet
 from ece408_op.graph import params_io
-from ece408_op.models import build, train
+from ece408_op.models import train
 from ece408_op.problem import ConvProblem, WeightGradient
 
 pytest.importorskip("mxnet")
 
 RECIPE = train.Recipe(seed=5, images=24, epochs=3, batch=8)
-SMALL = build.Architecture(14, ((3, 5),), 6)
+SMALL = variant("ece408-high", new0={"num_filter": "3"}, fullyconnected0={"num_hidden": "6"})
 PIXELS = np.random.RandomState(0).randint(0, 256, (40, 1, 14, 14)).astype(np.uint8)
 DATA = TrainingSet(PIXELS, np.arange(40, dtype=np.uint8) % 10)
 
@@ -85,7 +87,7 @@ def test_first_weights_are_glorots():
 
 
 def test_every_network_has_a_recipe():
-    assert set(train.RECIPES) == set(build.NETWORKS)
+    assert set(train.RECIPES) == set(models.list_names())
     assert all(recipe.images % recipe.batch == 0 for recipe in train.RECIPES.values())
 
 
