@@ -1,4 +1,7 @@
-"""Every CPU kernel of the list against float64: shapes, special values, memory's edges."""
+"""Every CPU kernel of the list, and every gradient that it computes, against float64: layers, values, threads, memory.
+
+``--exhaustive`` runs all layers with each instruction set, not this CPU's best one alone.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import sys
 
 import numpy as np
 import pytest
-from cpu_kernels import each_kernel, fitting, fitting_or_skip
-from hypothesis import assume, given, settings
+from cpu_kernels import CPU_KERNELS, fitting
+from general_problems import problems
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.kernels.cpu import direct
 from ece408_op.problem import ConvProblem
@@ -19,79 +24,155 @@ from ece408_op.runtime.llvm import cpu
 from ece408_op.runtime.memory import aligned
 
 LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level) + 1]
+RESULTS = {
+    "forward": lambda problem: problem,
+    "data": lambda problem: problem.data_gradient,
+    "weight": lambda problem: problem.weight_gradient,
+}
+PLAIN = {size: ConvProblem(1, 1, 19, 19, 1, size) for size in (1, 2, 3, 4, 7)}
+#: Kernels, and the results that they compute.
+CASES = [
+    pytest.param(kernel, name, id=f"{kernel.name}-{name}")
+    for kernel in CPU_KERNELS
+    for name, result in RESULTS.items()
+    if fitting(kernel, result(PLAIN[3]))
+]
+each_case = pytest.mark.parametrize(("kernel", "result"), CASES)
 
-
-@st.composite
-def problems(draw, taking):
-    kernel = draw(
-        st.sampled_from([size for size in range(1, 9) if fitting(taking, ConvProblem(1, 1, 24, 24, 1, size))])
-    )
-    height, width = draw(st.integers(kernel, kernel + 20)), draw(st.integers(kernel, kernel + 40))
-    return ConvProblem(
-        draw(st.integers(1, 5)), draw(st.integers(1, 5)), height, width, draw(st.integers(1, 40)), kernel
-    )
+#: Layers of networks in small, each with an attribute.
+LAYERS = [
+    ConvProblem(3, 1, 28, 28, 50, 5),
+    ConvProblem(2, 12, 33, 33, 24, 7),
+    ConvProblem(2, 16, 14, 14, 32, 3, pad=(1, 1)),
+    ConvProblem(1, 20, 5, 110, 40, 3, pad=(1, 1)),  # wide rows
+    ConvProblem(1, 17, 120, 9, 3, 3, pad=(21, 1)),  # bands of rows
+    ConvProblem(1, 3, 5, 6, 4, 3, pad=(4, 3)),  # more padding than filter
+    ConvProblem(2, 3, 31, 29, 8, 7, stride=(2, 2), pad=(3, 3)),
+    ConvProblem(2, 4, 11, 12, 5, 1, stride=(3, 2)),  # beyond the filter
+    ConvProblem(3, 20, 7, 9, 33, 1),
+    ConvProblem(2, 6, 17, 17, 8, 1, 7, pad=(0, 3)),
+    ConvProblem(2, 6, 17, 17, 8, 7, 1, pad=(3, 0)),
+    ConvProblem(2, 32, 20, 37, 32, 3, pad=(1, 1), groups=32),
+    ConvProblem(2, 24, 15, 35, 24, 3, stride=(2, 2), pad=(1, 1), groups=24),
+    ConvProblem(2, 8, 9, 20, 24, 5, pad=(2, 2), groups=8),
+    ConvProblem(2, 12, 10, 11, 18, 3, pad=(1, 1), groups=3),
+    ConvProblem(2, 5, 19, 21, 7, 3, pad=(2, 2), dilate=(2, 2)),
+    ConvProblem(2, 2, 3, 4, 3, 5, 6, pad=(1, 1)),  # a filter as large as the padded image
+    ConvProblem(1, 2, 1, 1, 3, 3, pad=(1, 1)),
+]
+#: Plain layers, for the kernels that compute the convolution.
+FORWARD = [
+    ConvProblem(3, 6, 30, 30, 16, 5),
+    ConvProblem(1, 1, 1, 1, 1, 1),
+    ConvProblem(2, 3, 9, 9, 5, 9),
+    ConvProblem(2, 2, 40, 3, 3, 3),
+    ConvProblem(2, 2, 3, 70, 3, 3),
+    ConvProblem(3, 5, 6, 7, 65, 1),
+    ConvProblem(1, 2, 24, 31, 3, 20),
+    ConvProblem(2, 64, 40, 60, 9, 5),  # many channels, in passes
+    ConvProblem(2, 25, 56, 46, 22, 3),  # in passes of two sizes
+    ConvProblem(1, 2, 150, 200, 3, 7),  # rows in bands
+    ConvProblem(2, 300, 12, 13, 5, 9),  # passes and a few vectors
+    ConvProblem(1, 2, 5, 700, 3, 3),
+    ConvProblem(3, 16, 40, 61, 32, 8),  # filters in lanes
+    ConvProblem(2, 33, 41, 43, 112, 3),  # blocks of filters in lanes
+]
+#: Those that every instruction set computes by default.
+SHORT = [LAYERS[0], LAYERS[2], FORWARD[12]]
 
 
 def arrays(problem, seed=0):
     random = np.random.RandomState(seed)
-    return random.randn(*problem.x_shape).astype(np.float32), random.randn(*problem.w_shape).astype(np.float32)
+    return [random.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
 
 
-def run(kernel, problem, x, w, threads=2):
-    out = np.full(problem.y_shape, np.nan, np.float32)
-    kernel.run(problem, x, w, out, min(threads, problem.batch))
+def run(kernel, problem, a, b, threads=2):
+    out = np.full(problem.shapes[2], np.nan, np.float32)
+    kernel.run(problem, a, b, out, threads)
     return out
 
 
-@each_kernel
-@settings(max_examples=15, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 99))
-def test_random_shapes(kernel, data, seed):
-    problem = fitting(kernel, data.draw(problems(kernel)))
-    assume(problem is not None)
-    x, w = arrays(problem, seed)
-    found = compare(run(kernel, problem, x, w), x, w, kernel)
+def check(kernel, problem, a, b):
+    found = compare(run(kernel, problem, a, b), a, b, kernel, problem=problem)
     assert found.passed, f"{problem}: {found}"
 
 
-SHAPES = {
-    "2017": (3, 1, 28, 28, 50, 5),
-    "2018sp-2": (3, 6, 30, 30, 16, 5),
-    "2018fa-2": (2, 12, 33, 33, 24, 7),
-    "one pixel": (1, 1, 1, 1, 1, 1),
-    "kernel is the image": (2, 3, 9, 9, 5, 9),
-    "one column": (2, 2, 40, 3, 3, 3),
-    "one row": (2, 2, 3, 70, 3, 3),
-    "kernel 1": (3, 5, 6, 7, 65, 1),
-    "large kernel": (1, 2, 24, 31, 3, 20),
-    "many channels, in passes": (2, 64, 40, 60, 9, 5),
-    "channels in passes of two sizes": (2, 25, 56, 46, 22, 3),
-    "rows in bands": (1, 2, 150, 200, 3, 7),
-    "passes and a few vectors": (2, 300, 12, 13, 5, 9),
-    "wide": (1, 2, 5, 700, 3, 3),
-    "filters in lanes": (3, 16, 40, 61, 32, 8),
-    "blocks of filters in lanes": (2, 33, 41, 43, 112, 3),
-}
+def taken(kernel, result, layers):
+    """The results that the kernel takes, with more images if it wants them."""
+    return [problem for layer in layers for problem in [fitting(kernel, RESULTS[result](layer))] if problem]
 
 
-#: Shapes that every instruction set is tested with by default; this CPU's best one is tested with all.
-SHORT = ("2017", "2018sp-2", "one pixel", "one column", "large kernel", "passes and a few vectors", "filters in lanes")
-EACH_LEVEL = [
-    pytest.param(shape, level, id=f"{name}-{level}", marks=() if short else pytest.mark.exhaustive)
-    for name, shape in SHAPES.items()
-    for level in LEVELS
-    for short in [level == LEVELS[-1] or name in SHORT]
+@each_case
+def test_random_problems(kernel, result):
+    ran = []
+    sizes = [size for size, plain in PLAIN.items() if fitting(kernel, RESULTS[result](plain))]
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+    @given(problem=problems(kernel.features, largest_extra=20, most_channels=5, sizes=sizes), seed=st.integers(0, 99))
+    def each(problem, seed):
+        problem = fitting(kernel, RESULTS[result](problem))
+        assume(problem is not None)
+        check(kernel, problem, *arrays(problem, seed))
+        ran.append(problem)
+
+    each()
+    assert len(ran) >= 15
+
+
+@each_case
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("layers", ["short", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_layers_with_each_instruction_set(kernel, result, level, layers, monkeypatch):
+    monkeypatch.setenv("ECE408_SIMD", level)
+    every = [*LAYERS, *(FORWARD if result == "forward" else [])]
+    chosen = taken(kernel, result, every if layers == "all" or level == LEVELS[-1] else SHORT)
+    for problem in chosen:
+        check(kernel, problem, *arrays(problem))
+    assert len(chosen) >= 1
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_what_auto_chooses_is_right(result):
+    for problem in map(RESULTS[result], LAYERS):
+        check(dispatch.select(problem), problem, *arrays(problem, 4))
+
+
+@each_case
+def test_special_values_are_those_of_the_sums_in_float64(kernel, result):
+    """Padding counts as zeros, whose product with an infinite weight is NaN, as in MXNet with a few channels."""
+    ran = 0
+    for problem in taken(kernel, result, LAYERS):
+        for special in (np.nan, np.inf, -np.inf):
+            for operand in (0, 1):
+                both = arrays(problem, 2)
+                other, place = both[1 - operand].reshape(-1), both[operand].reshape(-1)
+                other[:: 1 + len(other) // 5] = 0
+                place[len(place) * 2 // 3] = place[0] = special
+                check(kernel, problem, *both)
+                ran += 1
+    assert ran >= 6
+
+
+#: Many images, and fewer than threads, whose output channels the threads share.
+SHARED = [
+    ConvProblem(29, 4, 12, 20, 6, 3),
+    ConvProblem(1, 40, 9, 20, 48, 3, pad=(1, 1)),
+    ConvProblem(2, 66, 8, 11, 64, 3),
+    ConvProblem(1, 64, 9, 20, 128, 3, pad=(1, 1), groups=4),
+    ConvProblem(1, 60, 9, 20, 60, 3, stride=(2, 1), pad=(1, 1), groups=60),
 ]
 
 
-@each_kernel
-@pytest.mark.parametrize(("shape", "level"), EACH_LEVEL)
-def test_chosen_shapes_with_each_instruction_set(kernel, shape, level, monkeypatch):
-    monkeypatch.setenv("ECE408_SIMD", level)
-    problem = fitting_or_skip(kernel, ConvProblem(*shape))
-    x, w = arrays(problem)
-    found = compare(run(kernel, problem, x, w), x, w, kernel)
-    assert found.passed, f"{problem}: {found}"
+@each_case
+def test_the_number_of_threads_changes_no_bit(kernel, result):
+    problems = taken(kernel, result, SHARED)
+    assert problems
+    for problem in problems:
+        a, b = arrays(problem, 3)
+        one = run(kernel, problem, a, b, 1)
+        assert compare(one, a, b, kernel, problem=problem).passed
+        for threads in (2, 3, 8):
+            np.testing.assert_array_equal(run(kernel, problem, a, b, threads), one, err_msg=str(problem))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -114,51 +195,19 @@ def test_large_outputs_are_right_past_the_caches(shape, level, monkeypatch):
     assert (out.reshape(times, *few.y_shape) == out[:3]).all()
 
 
-@each_kernel
-@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["x", "w"])
-def test_not_finite_values_reach_their_outputs_and_no_others(kernel, special, where):
-    problem = fitting_or_skip(kernel, ConvProblem(2, 2, 19, 23, 7, 3))
-    x, w = arrays(problem)
-    if where == "x":
-        x[1, 0, 18, 22] = x[0, 1, 9, 0] = special
-    else:
-        w[3, 1, 2, 0] = special
-    found = compare(run(kernel, problem, x, w), x, w, kernel)
-    assert found.passed, str(found)
-
-
-@each_kernel
-def test_infinity_times_zero_is_not_a_number(kernel):
-    problem = fitting_or_skip(kernel, ConvProblem(1, 1, 6, 20, 2, 3))
-    x, w = arrays(problem)
-    x[0, 0, 2, 5], w[1] = np.inf, 0
-    out = run(kernel, problem, x, w)
-    assert np.isnan(out[0, 1]).sum() == 9
-    assert not np.isnan(out[0, 0]).any()
-
-
-@each_kernel
-@pytest.mark.parametrize("threads", [1, 3, 8])
-def test_threads_change_no_bit(kernel, threads):
-    problem = fitting_or_skip(kernel, ConvProblem(29, 2, 12, 20, 6, 3))
-    x, w = arrays(problem)
-    np.testing.assert_array_equal(run(kernel, problem, x, w, threads), run(kernel, problem, x, w, 1))
-
-
-@each_kernel
-def test_nothing_is_written_around_an_output_at_any_alignment(kernel):
-    problem = fitting_or_skip(kernel, ConvProblem(3, 2, 9, 19, 5, 3))
-    x, w = arrays(problem)
-    size = int(np.prod(problem.y_shape))
+@each_case
+def test_nothing_is_written_around_an_output_at_any_alignment(kernel, result):
+    problem = fitting(kernel, RESULTS[result](ConvProblem(3, 2, 9, 19, 5, 3)))
+    a, b = arrays(problem)
+    size = int(np.prod(problem.shapes[2]))
     for start in range(1, 17):
         around = np.full(size + 64, 7.0, np.float32)
-        out = around[start : start + size].reshape(problem.y_shape)
+        out = around[start : start + size].reshape(problem.shapes[2])
         out[...] = np.nan
-        shifted = np.empty(x.size + start, np.float32)[start:].reshape(x.shape)
-        shifted[...] = x
-        kernel.run(problem, shifted, w, out, 2)
-        assert compare(out, x, w, kernel).passed
+        shifted = np.empty(a.size + start, np.float32)[start:].reshape(a.shape)
+        shifted[...] = a
+        kernel.run(problem, shifted, b, out, 2)
+        assert compare(out, a, b, kernel, problem=problem).passed
         assert (around[:start] == 7).all()
         assert (around[start + size :] == 7).all()
 
@@ -213,7 +262,9 @@ print("done")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.exhaustive) for level in LEVELS[:-1]] + LEVELS[-1:]
+)
 def test_no_byte_outside_the_arrays_is_touched(level):
     done = subprocess.run(
         [sys.executable, "-c", GUARDED],

@@ -1,11 +1,9 @@
-"""Threads: the helpers themselves, calls from several threads at once, fork and exit."""
+"""CPU kernels in several threads at once, in a forked child and at exit."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -16,46 +14,6 @@ from cpu_kernels import CPU_KERNELS, fitting
 from ece408_op.core.check import compare
 from ece408_op.core.dispatch import thread_count
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.thread_pool import share
-
-
-def test_every_part_is_done_once():
-    done: list[int] = []
-    share(done.append, 100, 4)
-    assert sorted(done) == list(range(100))
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_no_more_threads_than_asked_for_work_at_once(threads):
-    lock, working, most = threading.Lock(), 0, 0
-
-    def work(part):
-        nonlocal working, most
-        with lock:
-            working += 1
-            most = max(most, working)
-        time.sleep(0.01)
-        with lock:
-            working -= 1
-
-    share(work, 12, threads)
-    assert most == threads
-
-
-def test_an_error_in_a_part_is_raised_and_the_next_call_works():
-    def work(part):
-        if part == 3:
-            raise ValueError("part 3")
-
-    with pytest.raises(ValueError, match="part 3"):
-        share(work, 8, 2)
-    test_every_part_is_done_once()
-
-
-def test_a_call_within_a_part_ends():
-    done: list[int] = []
-    share(lambda part: share(done.append, 5, 2), 4, 2)
-    assert sorted(done) == sorted(4 * list(range(5)))
 
 
 @pytest.mark.parametrize("kernel", CPU_KERNELS, ids=lambda kernel: kernel.name)
@@ -118,7 +76,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("words", [[], ["before"], ["before", "fork"], ["daemon"]], ids=" ".join)
+@pytest.mark.parametrize("words", [[], ["before", "fork"], ["daemon"]], ids=" ".join)
 def test_calls_at_exit_and_in_a_forked_child_end(words):
     done = subprocess.run(
         [sys.executable, "-c", AT_EXIT, *words], capture_output=True, text=True, timeout=60, check=False

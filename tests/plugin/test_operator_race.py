@@ -17,7 +17,7 @@ import ece408_op
 
 mx = pytest.importorskip("mxnet")
 
-REPEATS = 50
+REPEATS = 20
 STREAM = np.random.RandomState(0)
 X = STREAM.uniform(-1, 1, (200, 16, 22, 22)).astype(np.float32)
 W_BEFORE = STREAM.normal(size=(16, 16, 3, 3)).astype(np.float32)

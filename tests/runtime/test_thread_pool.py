@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
-from ece408_op.runtime import thread_pool
+import pytest
+
+from ece408_op.runtime.thread_pool import share
 
 
 def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
@@ -18,9 +21,48 @@ def test_calls_at_the_same_time_do_not_wait_for_each_others_helpers():
         except threading.BrokenBarrierError:
             broken.append(part)
 
-    callers = [threading.Thread(target=thread_pool.share, args=(work, parts, parts)) for _ in range(2)]
+    callers = [threading.Thread(target=share, args=(work, parts, parts)) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
     assert not broken
+
+
+def test_every_part_is_done_once():
+    done: list[int] = []
+    share(done.append, 100, 4)
+    assert sorted(done) == list(range(100))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_more_threads_than_asked_for_work_at_once(threads):
+    lock, working, most = threading.Lock(), 0, 0
+
+    def work(part):
+        nonlocal working, most
+        with lock:
+            working += 1
+            most = max(most, working)
+        time.sleep(0.01)
+        with lock:
+            working -= 1
+
+    share(work, 12, threads)
+    assert most == threads
+
+
+def test_an_error_in_a_part_is_raised_and_the_next_call_works():
+    def work(part):
+        if part == 3:
+            raise ValueError("part 3")
+
+    with pytest.raises(ValueError, match="part 3"):
+        share(work, 8, 2)
+    test_every_part_is_done_once()
+
+
+def test_a_call_within_a_part_ends():
+    done: list[int] = []
+    share(lambda part: share(done.append, 5, 2), 4, 2)
+    assert sorted(done) == sorted(4 * list(range(5)))
