@@ -63,7 +63,6 @@ def run(program: Program, x: np.ndarray, w: np.ndarray, *, fill: float = 0.0, se
 
     Raises:
         ProblemError: the shapes are of no convolution.
-        DeviceError: the program ends without a report.
     """
     batch, channels, height, width = x.shape
     problem = ConvProblem(batch, channels, height, width, w.shape[0], w.shape[2])

@@ -18,7 +18,7 @@ from pathlib import Path
 from ece408_op.errors import DeviceError
 
 from . import _rewrite
-from ._errors import CompileError
+from ._errors import CompileError, UnsupportedCodeError
 
 _HERE = Path(__file__).parent
 #: The course's interface, as the grader gives it to submissions.
@@ -45,6 +45,13 @@ _CHECKS = {
         *("-fsanitize=thread", "-fsanitize-coverage=trace-pc"),
     ),
 }
+#: A variable that is zero at first, in assembly; bytes between variables, more than a block's static shared memory; and
+#: the gaps behind the last variable of shared and of constant memory.
+_VARIABLE = re.compile(r"^\t\.size\t(\S+), \d+\n(?=\1:\n\t\.zero\t)", re.MULTILINE)
+_GAP = 64 * 1024
+_LAST_GAPS = "".join(
+    f"\t.section\t{name}\n\t.zero\t{_GAP}\n" for name in ('.tbss.last,"awT",@nobits', 'ece408_constant,"aw"')
+)
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"
 
 
@@ -94,21 +101,21 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
             unit, built = Path(scratch) / "unit.cpp", Path(scratch) / "program"
             unit.write_text(text, encoding="utf-8")
             header = _header(support, checks, course)
-            command = [
-                "g++",
-                *_flags(support, checks),
-                *options,
-                "-include",
-                str(header),
-                "-c",
-                str(unit),
-                "-o",
-                f"{built}.o",
-            ]
-            _run(command, source)
-            _run(["g++", "-no-pie", f"{built}.o", *map(str, support.glob("*.o")), "-o", str(built)], source)
+            flags = [*_flags(support, checks), *options, "-include", str(header)]
+            assembly = _assembly(unit, flags, source)
+            _run(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
     return Program(program, source)
+
+
+def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None) -> Path:
+    """Compile to assembly with a gap in front of each variable, so that an index beyond one of them hits no other."""
+    assembly = (folder or unit.parent) / f"{unit.stem}.s"
+    _run(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source)
+    text = assembly.read_text(encoding="utf-8")
+    last = _LAST_GAPS if folder else ""  # the runtime is linked last
+    assembly.write_text(_VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text) + last, encoding="utf-8")
+    return assembly
 
 
 def header_folders() -> tuple[Path, ...]:
@@ -157,7 +164,8 @@ def _support(folder: Path) -> Path:
         unit = scratch / "runtime.cpp"
         unit.write_text("".join(f'#include "{path}"\n' for path in parts), encoding="utf-8")
         for path in (unit, native / "api.cpp"):
-            _run(["g++", *_COMMON, "-O2", "-c", str(path), "-o", str(scratch / f"{path.stem}.o")], path.name)
+            assembly = _assembly(path, [*_COMMON, "-O2"], path.name, scratch)
+            _run(["g++", "-c", str(assembly), "-o", str(scratch / f"{path.stem}.o")], path.name)
         scratch.rename(support)
     return support
 
@@ -193,7 +201,11 @@ def _run(command: list[str], source: str) -> None:
     except subprocess.TimeoutExpired:
         raise CompileError(((None, f"g++ took longer than {_SECONDS} s"),)) from None
     if done.returncode:
-        raise CompileError(_messages(done.stderr, source))
+        found = _messages(done.stderr, source)
+        unknown = re.match("‘(_*(?:cuda|cu|__)[A-Za-z]\\w*)’ (was not|has not been) declared", found[0][1])
+        if unknown and found[0][0]:
+            raise UnsupportedCodeError(found[0][0], f"the emulator does not know {unknown[1]}")
+        raise CompileError(found)
 
 
 def _messages(text: str, source: str) -> tuple[tuple[int | None, str], ...]:

@@ -164,8 +164,14 @@ def _launch(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, str
     callee, config = text[begin : found.start()].strip(), text[at:close]
     space, arguments = text[close + 3 : opening], text[opening + 1 : end]
     comma = ", " if masked[opening + 1 : end].strip() else ""
-    kernel = f"[&](auto... ece408_p) __attribute__((noinline)) {{ {callee}(ece408_p...); }}"
-    return begin, end + 1, f"::emulator::launch({config}){space}({kernel}{comma}{arguments})"
+    return begin, end + 1, f"::emulator::launch({config}){space}({as_kernel(callee)}{comma}{arguments})"
+
+
+def as_kernel(callee: str) -> str:
+    """Return the first arguments of ``::emulator::launch(...)``: the kernel's name, and a call of it."""
+    name = re.match(r"(?:\s*::)?(?:\s*\w+\s*::)*\s*(\w*)", callee)
+    assert name is not None
+    return f'"{name[1]}", [=](auto... ece408_p) ECE408_PLAIN __attribute__((noinline)) {{ {callee}(ece408_p...); }}'
 
 
 def _callee(masked: str, end: int) -> int:

@@ -84,7 +84,7 @@ class Plans:
         """Run a case on arrays, by the names of its buffers; they stay as they are.
 
         The buffers are at odd multiples of 64 bytes, those of ``aligned`` at odd multiples of that, or at multiples of
-        256. Raises DeviceError where the program ends without a report.
+        256.
         """
         case = self.cases[name]
         given = [(key, np.ascontiguousarray(arrays[key])) for key in case.buffers]
@@ -130,7 +130,7 @@ def _run_function(case: Case) -> str:
             continue
         assert isinstance(step, Launch)
         grid, block = (", ".join(map(str, size)) for size in (step.grid, step.block))
-        kernel = f"[&](auto... p) __attribute__((noinline)) {{ {step.entry}(p...); }}"
+        kernel = _rewrite.as_kernel(step.entry)
         arguments = [_argument(case, argument, first, images) for argument in step.args]
         lines.append(f"::emulator::launch({{{grid}}}, {{{block}}}, {step.shared})({', '.join([kernel, *arguments])});")
     body = "\n    ".join(lines)

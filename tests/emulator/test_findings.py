@@ -15,7 +15,7 @@ W = np.random.default_rng(1).standard_normal((2, 1, 5, 5)).astype(np.float32)
 #: Lines 1 to 4 are in front of the kernel's body, whose first line is 5.
 SOURCE = """#include <mxnet/base.h>
 namespace mxnet {{ namespace op {{
-__constant__ float filters[2 * 25];
+__constant__ float filters[2 * 25]; __constant__ int sizes[50]; __device__ float table[64], other[64];
 __global__ void run(float *y, const float *x, const float *w) {{ const int i = threadIdx.x, b = blockIdx.x;
 {body}
 }}
@@ -57,6 +57,22 @@ WRONG = {
         {("barrier", 9, 6)},
     ),
     "dynamic shared memory": ("extern __shared__ float d[];\nd[i + 200] = 1;\ny[i] = 0;", {("out of bounds", 6, 0)}),
+    "another array in shared memory": (
+        "__shared__ float s[64], t[64];\ns[i] = t[i] = 1;\n__syncthreads();\ny[i] = s[i + 4 * b] +\nt[i - 70 * b + 6];",
+        {("out of bounds", 9, 0), ("out of bounds", 8, 0)},
+    ),
+    "in front of dynamic shared memory": (
+        "extern __shared__ float d[];\nd[i - 1] = 1;\ny[i] = 0;",
+        {("out of bounds", 6, 0)},
+    ),
+    "another array of the program": (
+        "y[i] = filters[i + 40];\ntable[i + b] = 1;",
+        {("out of bounds", 5, 0), ("out of bounds", 6, 0)},
+    ),
+    "too much shared memory": (
+        "__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];",
+        {("call", 13, 0)},
+    ),
     "a pointer of the host": ("y[i] = filters[i];", set()),
 }
 
@@ -70,6 +86,17 @@ def test_it_is_found_with_its_lines(name: str, programs: Path) -> None:
     report = run(body, programs, host)
     assert {(one.kind, one.line, one.other_line) for one in report.findings} == expected
     assert all(one.file == "wrong.cuh" for one in report.findings)
+
+
+def test_the_array_is_named(programs: Path) -> None:
+    body = "__shared__ float s[64], t[64];\ns[i] = t[i] = 1;\n__syncthreads();\ny[i] = s[i + 1] + t[i];"
+    assert [one.message for one in run(body, programs).findings] == ["reads 4 bytes just behind the end of s"]
+
+
+def test_an_exit_is_a_finding_with_a_line(programs: Path) -> None:
+    for call, line in (("exit(0)", 5), ("_exit(0)", 0)):
+        report = run("y[i] = 0;", programs, f"run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); {call};")
+        assert [(one.kind, one.line) for one in report.findings] == [("crash", line)]
 
 
 def test_an_endless_loop_ends_with_its_line(programs: Path) -> None:

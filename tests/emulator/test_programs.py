@@ -30,6 +30,8 @@ RIGHT = {
     "unified_memory": 1e-5,
     "shared": 1e-5,
     "names_of_its_own": 1e-5,
+    "many_parts": 1e-5,
+    "old_intrinsics": 1e-5,
 }
 
 
@@ -49,6 +51,12 @@ def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, me
     with pytest.raises(emulator.UnsupportedCodeError, match=message) as caught:
         emulator.compile(SUBMISSIONS / f"{name}.cuh", folder=programs)
     assert caught.value.lines[0][0] == line
+
+
+def test_an_unknown_name_of_cuda_is_named_with_its_line(programs: Path) -> None:
+    source = (SUBMISSIONS / "naive.cuh").read_text().replace("sum +=", "__activemask();\nsum +=", 1)
+    with pytest.raises(emulator.UnsupportedCodeError, match="the emulator does not know __activemask"):
+        report(source, programs)
 
 
 def test_a_launch_from_a_kernel_is_named_with_its_line(programs: Path) -> None:

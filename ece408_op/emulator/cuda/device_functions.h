@@ -83,6 +83,7 @@ inline unsigned __brev(unsigned a) {
 inline unsigned __vmaxu2(unsigned a, unsigned b) { return max(a >> 16, b >> 16) << 16 | max(a & 0xffff, b & 0xffff); }
 inline unsigned __vminu2(unsigned a, unsigned b) { return min(a >> 16, b >> 16) << 16 | min(a & 0xffff, b & 0xffff); }
 inline void __prof_trigger(int) {}
+inline void __trap() { std::abort(); }
 inline long long clock64() { return (long long)(1e6 * emulator::milliseconds()); }
 inline void __nanosleep(unsigned) { emulator::yield_thread(); }
 

@@ -24,6 +24,7 @@ enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
 enum cudaMemoryAdvise { cudaMemAdviseSetReadMostly = 1, cudaMemAdviseSetPreferredLocation = 3 };
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 enum cudaLimit { cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHeapSize };
 enum { cudaCpuDeviceId = -1 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
@@ -39,6 +40,14 @@ struct cudaDeviceProp {
     size_t totalGlobalMem, sharedMemPerBlock, totalConstMem;
     int major, minor, multiProcessorCount, maxThreadsPerBlock, warpSize, regsPerBlock, maxThreadsPerMultiProcessor;
     int maxThreadsDim[3], maxGridSize[3], clockRate, concurrentKernels, computeMode, memoryClockRate, memoryBusWidth;
+    int l2CacheSize, asyncEngineCount, deviceOverlap, canMapHostMemory, unifiedAddressing, managedMemory, ECCEnabled;
+    int integrated, kernelExecTimeoutEnabled, maxTexture1DLinear, singleToDoublePrecisionPerfRatio, pciBusID, pciDeviceID;
+    size_t sharedMemPerMultiprocessor, sharedMemPerBlockOptin, memPitch, textureAlignment;
+};
+struct cudaPointerAttributes {
+    cudaMemoryType type, memoryType;
+    int device, isManaged;
+    void *devicePointer, *hostPointer;
 };
 
 namespace emulator {
@@ -50,12 +59,13 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
                         cudaMemcpyKind kind, bool to_symbol, const void *code);
 bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code);
 
-// kernel<<<grid, block, shared, stream>>>(arguments) is written as launch(grid, block, shared, stream)(kernel, arguments).
+// kernel<<<grid, block, shared, stream>>>(arguments) is written as
+// launch(grid, block, shared, stream)("kernel", kernel, arguments).
 struct Launch {
     dim3 grid, block;
     size_t shared_bytes;
     template <typename Kernel, typename... Arguments>
-    ECE408_PLAIN __attribute__((noinline)) void operator()(Kernel kernel, Arguments... arguments) const {
+    ECE408_PLAIN __attribute__((noinline)) void operator()(const char *name, Kernel kernel, Arguments... arguments) const {
         const void *const code = __builtin_return_address(0);
         if (!allowed(grid, block, shared_bytes, code)) return;
         auto call = [&]() ECE408_PLAIN { kernel(arguments...); };
@@ -63,7 +73,7 @@ struct Launch {
         struct Entry {
             ECE408_PLAIN static void enter(void *call) { (*static_cast<Call *>(call))(); }
         };
-        run_grid({{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, Entry::enter, &call, code});
+        run_grid({{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, Entry::enter, &call, name, code});
     }
 };
 inline Launch launch(dim3 grid, dim3 block, size_t shared_bytes = 0, cudaStream_t = nullptr) {
@@ -83,10 +93,20 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr);
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind);
+inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *to, const void *address);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device);
 
 template <typename T>
 inline cudaError_t cudaMalloc(T **to, size_t bytes) { return ece408_malloc((void **)to, bytes, false); }
+template <typename T>
+inline cudaError_t cudaMallocPitch(T **to, size_t *pitch, size_t width, size_t height) {
+    *pitch = (width + 511) / 512 * 512;
+    return ece408_malloc((void **)to, *pitch * height, false);
+}
 template <typename T>
 inline cudaError_t cudaMallocAsync(T **to, size_t bytes, cudaStream_t) { return ece408_malloc((void **)to, bytes, false); }
 template <typename T>

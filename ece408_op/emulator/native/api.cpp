@@ -146,6 +146,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *to, int device) {
     if (device) return failed(cudaErrorInvalidDevice, "there is one device, number 0", __builtin_return_address(0));
     *to = cudaDeviceProp{"emulated on the CPU", size_t(4) << 30, 48 * 1024, 64 * 1024, 8, 0, 108, 1024, 32, 65536, 2048,
                          {1024, 1024, 64}, {0x7fffffff, 65535, 65535}, 1410000, 1, 0, 1215000, 5120};
+    to->l2CacheSize = 40 << 20, to->asyncEngineCount = 3, to->sharedMemPerMultiprocessor = 164 * 1024;
+    to->deviceOverlap = to->canMapHostMemory = to->unifiedAddressing = to->managedMemory = to->ECCEnabled = 1;
+    to->maxTexture1DLinear = 1 << 28, to->singleToDoublePrecisionPerfRatio = 2, to->sharedMemPerBlockOptin = 163 * 1024;
+    return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *to, const void *address) {
+    const Allocation *const found = allocation_near(uintptr_t(address));
+    const bool managed = found && found->host_may_use, device = found && !managed;
+    void *const p = const_cast<void *>(address);
+    *to = {managed ? cudaMemoryTypeManaged : device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered,
+           found ? cudaMemoryTypeDevice : cudaMemoryTypeHost, 0, managed, found ? p : nullptr, device ? nullptr : p};
     return cudaSuccess;
 }
 void ece408_allow_shared(size_t bytes) {

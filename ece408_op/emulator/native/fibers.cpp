@@ -245,9 +245,11 @@ void run_grid(const Grid &grid) {
     running = grid;
     gridDim = grid.grid, blockDim = grid.block;
     thread_count = grid.block.x * grid.block.y * grid.block.z;
+    begin_launch();
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
+    end_launch(grid);
 }
 
 // A turn ends early when its events fill the buffer, so that the other lanes of the warp can catch up.

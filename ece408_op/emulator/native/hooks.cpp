@@ -33,6 +33,8 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
         if (racing) watch_shared(address, bytes, current, operation, code);
     } else if (space == Space::GLOBAL) {
         check_global(address, bytes, operation, code);
+    } else if (space == Space::PROGRAM || space == Space::CONSTANT) {
+        check_program(address, bytes, operation, code);
     } else if (space == Space::HOST) {
         stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, or an index far beyond", code);
     }

@@ -7,6 +7,7 @@
 namespace emulator {
 
 constexpr size_t STACK_BYTES = 256 * 1024, DYNAMIC_SHARED_BYTES = 256 * 1024;
+constexpr size_t MOST_STATIC_SHARED = 48 * 1024;
 constexpr int MOST_THREADS = 1024, MOST_DEPTH = 64, EVENTS_PER_TURN = 8192;
 
 // An access or, as BLOCK, the entry into a basic block of the program.
@@ -54,7 +55,10 @@ struct Allocation {
 void name_allocation(void *address, const char *name);
 const Allocation *allocation_near(uintptr_t address);
 void check_global(uintptr_t address, int bytes, Operation operation, const void *code);
+void check_program(uintptr_t address, int bytes, Operation operation, const void *code);
 uintptr_t shared_offset(uintptr_t address);  // from 0: static shared memory, then dynamic shared memory
+void begin_launch();
+size_t used_shared();  // bytes of static shared memory that the launch has used
 void clear_shared(size_t dynamic_bytes);
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code);
 size_t shared_size();
@@ -72,9 +76,8 @@ void merge(int warp);
 void end_of_block();
 void write_counters(struct _IO_FILE *to);
 
-// report.cpp
-void write_report();
-extern const char *report_path;
+// main.cpp
+void end_launch(const Grid &grid);
 extern bool counting, racing;
 
 }  // namespace emulator

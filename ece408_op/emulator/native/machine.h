@@ -15,6 +15,7 @@ struct Grid {
     size_t shared_bytes;
     void (*call)(void *kernel);
     void *kernel;
+    const char *name;
     const void *code;
 };
 void run_grid(const Grid &grid);

@@ -1,4 +1,5 @@
 // Memory: where an address lies, allocations with space around them, and what a GPU would refuse.
+#include <cxxabi.h>
 #include <fcntl.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -6,7 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -50,13 +53,25 @@ void begin_arena() {
     setrlimit(RLIMIT_AS, &most);
 }
 
-// Read the names and places of the arrays in shared memory from the program's own symbol table.
-struct Variable { std::string name; size_t begin, bytes; };
+// The program's variables, from its own symbol table, by address. _build.py put a gap in front of each, so an index beyond
+// one of them hits none. Those in shared memory lie one behind the other from `offset` on, as on a GPU.
+struct Variable {
+    std::string name;
+    uintptr_t begin, end;
+    size_t offset;
+    bool guard, used;  // `guard`: the compiler's own, whether a variable is initialised; `used` by this launch
+};
 std::vector<Variable> variables;
-std::vector<short> variable_at;  // by byte of static shared memory; -1 where there is none, -2 for the compiler's own
+size_t all_static;  // bytes of shared memory that the variables take
+
+std::string readable(const char *name) {
+    char *const demangled = abi::__cxa_demangle(name, nullptr, nullptr, nullptr);
+    std::string all = demangled ? demangled : name;
+    std::free(demangled);
+    return all.substr(all.rfind(':') + 1);
+}
 
 void read_symbols() {
-    variable_at.assign(static_bytes, -1);
     const int file = open("/proc/self/exe", O_RDONLY);
     struct stat status;
     if (file < 0 || fstat(file, &status)) return;
@@ -69,16 +84,28 @@ void read_symbols() {
         const char *const names = image + sections[sections[i].sh_link].sh_offset;
         for (size_t j = 0; j < sections[i].sh_size / sizeof *symbols; j++) {
             const Elf64_Sym &symbol = symbols[j];
-            if (ELF64_ST_TYPE(symbol.st_info) != STT_TLS || symbol.st_value + symbol.st_size > static_bytes) continue;
-            const std::string name = names + symbol.st_name;
-            const bool guard = name.compare(0, 4, "_ZGV") == 0;
-            for (size_t at = 0; at < symbol.st_size; at++)
-                variable_at[symbol.st_value + at] = guard ? -2 : short(variables.size());
-            if (!guard) variables.push_back({name, symbol.st_value, symbol.st_size});
+            const int type = ELF64_ST_TYPE(symbol.st_info);
+            const char *const name = names + symbol.st_name;
+            const uintptr_t begin = symbol.st_value + (type == STT_TLS ? static_shared : 0);
+            if ((type == STT_TLS || type == STT_OBJECT) && symbol.st_size)
+                variables.push_back({readable(name), begin, begin + symbol.st_size, 0, !std::strncmp(name, "_ZGV", 4), false});
         }
     }
     munmap(const_cast<char *>(image), status.st_size);
     close(file);
+    std::sort(variables.begin(), variables.end(), [](const Variable &a, const Variable &b) { return a.begin < b.begin; });
+    for (Variable &each : variables)
+        if (each.begin - static_shared < static_bytes && !each.guard)
+            each.offset = all_static, all_static += (each.end - each.begin + 127) / 128 * 128;
+}
+
+// The last variable that begins at or before an address; null where there is none.
+Variable *variable_before(uintptr_t address) {
+    static Variable *last;
+    if (last && address - last->begin < last->end - last->begin) return last;
+    const auto behind = std::upper_bound(variables.begin(), variables.end(), address,
+                                         [](uintptr_t at, const Variable &each) { return at < each.begin; });
+    return behind == variables.begin() ? nullptr : last = &*behind - 1;
 }
 
 std::string bytes_text(long long n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }
@@ -153,6 +180,29 @@ Space space_of(uintptr_t address) {
     return Space::HOST;
 }
 
+// "reads 4 bytes 8 bytes behind the end of window"
+static std::string outside(const char *what, uintptr_t begin, uintptr_t end, uintptr_t address, int bytes, Operation operation) {
+    const std::string place = address < begin ? bytes_text(begin - address) + " in front of " :
+                              address < end ? "across the end of " :
+                              address == end ? "just behind the end of " : bytes_text(address - end) + " behind the end of ";
+    return (operation == READ ? "reads " : "writes ") + bytes_text(bytes) + " " + place + what;
+}
+
+// Report an access of the program's own memory outside of the variable that is nearest.
+static bool check_variable(uintptr_t address, int bytes, Operation operation, const void *code) {
+    Variable *found = variable_before(address);
+    if (found && address + bytes <= found->end) return found->used = true;
+    Variable *const next = found ? found + 1 : variables.data();
+    if (next < variables.data() + variables.size() && (!found || next->begin - address < address - found->end)) found = next;
+    const std::string what = found->begin == uintptr_t(dynamic_shared) ? "the block's dynamic shared memory" : found->name;
+    report("out of bounds", outside(what.c_str(), found->begin, found->end, address, bytes, operation).c_str(), code);
+    return false;
+}
+
+void check_program(uintptr_t address, int bytes, Operation operation, const void *code) {
+    if (address >= uintptr_t(__data_start)) check_variable(address, bytes, operation, code);
+}
+
 void check_global(uintptr_t address, int bytes, Operation operation, const void *code) {
     const Allocation *const found = allocation_near(address);
     const std::string verb = operation == READ ? "reads " : "writes ";
@@ -167,10 +217,7 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
                     code);
     const std::string name = found->name[0] ? found->name : "an allocation of " + bytes_text(found->end - found->begin);
     if (found->freed) return report("out of bounds", (verb + name + " after cudaFree").c_str(), code);
-    const long long behind = static_cast<long long>(address) - static_cast<long long>(found->end);
-    const std::string place = address < found->begin ? bytes_text(found->begin - address) + " in front of "
-                                                     : bytes_text(behind) + " behind the end of ";
-    report("out of bounds", (verb + bytes_text(bytes) + " " + place + name).c_str(), code);
+    report("out of bounds", outside(name.c_str(), found->begin, found->end, address, bytes, operation).c_str(), code);
 }
 
 unsigned shared_address(const void *p) {
@@ -183,31 +230,48 @@ void *shared_pointer(unsigned address) {
     return dynamic_shared + address;
 }
 
-size_t shared_size() { return static_bytes + dynamic_bytes; }
+size_t shared_size() { return all_static + dynamic_bytes; }
 
 uintptr_t shared_offset(uintptr_t address) {
-    if (address - static_shared < static_bytes) return address - static_shared;
-    return static_bytes + (address - uintptr_t(dynamic_shared));
+    if (address - static_shared >= static_bytes) return all_static + (address - uintptr_t(dynamic_shared));
+    const Variable *const found = variable_before(address);
+    return found->offset + (address - found->begin);
+}
+
+size_t used_shared() {
+    size_t bytes = 0;
+    for (const Variable &each : variables)
+        if (each.used && each.begin - static_shared < static_bytes) bytes += each.end - each.begin;
+    return bytes;
+}
+
+void begin_launch() {
+    if (variables.empty()) dl_iterate_phdr(find_shared, nullptr), read_symbols();
+    for (Variable &each : variables) each.used = false;
 }
 
 void clear_shared(size_t bytes) {
-    static bool known;
-    if (!known) known = true, dl_iterate_phdr(find_shared, nullptr), read_symbols();
     dynamic_bytes = bytes;
-    if (static_bytes) std::memset(reinterpret_cast<void *>(static_shared), 0xff, static_bytes);
+    for (const Variable &each : variables)
+        if (each.begin - static_shared < static_bytes && !each.guard)
+            std::memset(reinterpret_cast<void *>(each.begin), 0xff, each.end - each.begin);
     std::memset(dynamic_shared, 0xff, bytes);
     written.assign(shared_size(), 0);
 }
 
 // Returns false where the access is none of the block's shared memory.
 bool check_shared(uintptr_t address, int bytes, Operation operation, const void *code) {
-    const uintptr_t at = shared_offset(address);
-    if (at < static_bytes && variable_at[at] == -2) return false;  // whether a variable is initialised: no GPU asks
-    if (at + bytes > shared_size() || (at < static_bytes && variable_at[at] < 0)) {
-        report("out of bounds", at < static_bytes ? "an index beyond an array in shared memory"
-                                                  : "an index beyond the block's dynamic shared memory", code);
+    if (address - static_shared < static_bytes) {
+        const Variable *const found = variable_before(address);
+        if (found && found->guard && address < found->end) return false;  // no GPU has it
+        if (!check_variable(address, bytes, operation, code)) return false;
+    } else if (address + bytes > uintptr_t(dynamic_shared) + dynamic_bytes) {
+        const uintptr_t begin = uintptr_t(dynamic_shared);
+        const char *const what = "the block's dynamic shared memory";
+        report("out of bounds", outside(what, begin, begin + dynamic_bytes, address, bytes, operation).c_str(), code);
         return false;
     }
+    const uintptr_t at = shared_offset(address);
     if (address % bytes) report("misaligned", "an address of shared memory that is no multiple of its size", code);
     if (operation != WRITE)
         for (int i = 0; i < bytes; i++)
