@@ -94,7 +94,7 @@ def test_the_array_is_named(programs: Path) -> None:
 
 
 def test_an_exit_is_a_finding_with_a_line(programs: Path) -> None:
-    for call, line in (("exit(0)", 5), ("_exit(0)", 0)):
+    for call, line in (("exit(0)", 9), ("_exit(0)", 0)):
         report = run("y[i] = 0;", programs, f"run<<<2, 64>>>(y.dptr_, x.dptr_, w.dptr_); {call};")
         assert [(one.kind, one.line) for one in report.findings] == [("crash", line)]
 
