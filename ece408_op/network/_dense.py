@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -18,21 +19,47 @@ from ._schedule import Call, Computation, in_order
 #: cuBLAS's numbers: the type float32, the compute type float32, the default algorithm, and the operand's form.
 _FLOAT, _COMPUTE_FLOAT, _DEFAULT, _PLAIN, _TRANSPOSED = 0, 68, -1, 0, 1
 
+#: The bytes that cuBLAS's manual recommends for a workspace on Hopper, the most for any GPU (cublasSetWorkspace).
+_WORKSPACE_BYTES = 32 << 20
+
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
+_ARGUMENTS: dict[str, list[Any]] = {
+    "cublasSetStream_v2": [_POINTER, _POINTER],
+    "cublasSetWorkspace_v2": [_POINTER, _POINTER, ctypes.c_size_t],
+    "cublasGemmStridedBatchedEx": [
+        *(_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER),
+        *(_POINTER, _INT, _INT, _LONG, _POINTER, _INT, _INT, _LONG, _POINTER),
+        *(_POINTER, _INT, _INT, _LONG, _INT, _INT, _INT),
+    ],
+}
+
 
 class Blas:
-    """cuBLAS on one GPU, with a handle of its own: CuPy has one per thread, and MXNet's threads come and go."""
+    """cuBLAS on the current GPU, with a handle of its own: CuPy has one per thread, and MXNet's threads come and go.
+
+    CuPy refuses its calls while a CUDA graph is captured. cuBLAS itself allows them with a workspace of the caller's.
+    """
 
     def __init__(self) -> None:
         try:
             from cupy_backends.cuda.libs import cublas
 
             self._handle = cublas.create()
-        except ImportError as error:
+            library = ctypes.CDLL(f"libcublas.so.{cublas.getVersion(self._handle) // 10_000}")  # which CuPy has loaded
+        except (ImportError, OSError) as error:
             raise DeviceError(
                 f"the GPU: expected cuBLAS, which networks need, got {error}; install nvidia-cublas for your CUDA"
             ) from error
-        self._cublas = cublas
+        self._functions = {name: getattr(library, name) for name in _ARGUMENTS}
+        for name, types in _ARGUMENTS.items():
+            self._functions[name].argtypes = types
+        self._workspace = cuda.cupy().cuda.alloc(_WORKSPACE_BYTES)
         self._one, self._zero = np.ones((), np.float32), np.zeros((), np.float32)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = self._functions[name](self._handle, *arguments)
+        if status:
+            raise DeviceError(f"{name}: expected status 0 of cuBLAS, got {status}")
 
     def multiply(
         self,
@@ -51,10 +78,13 @@ class Blas:
         the next in a, b and out.
         """
         rows, columns, length = sizes
+        self._call("cublasSetStream_v2", cuda.cupy().cuda.get_current_stream().ptr)
+        # Setting the stream takes the workspace away.
+        self._call("cublasSetWorkspace_v2", self._workspace.ptr, _WORKSPACE_BYTES)
         # cuBLAS stores matrices by columns: it computes the transposed product.
         second = (_TRANSPOSED, length) if transposed else (_PLAIN, columns)
-        self._cublas.gemmStridedBatchedEx(
-            self._handle, second[0], _PLAIN, columns, rows, length, self._one.ctypes.data,
+        self._call(
+            "cublasGemmStridedBatchedEx", second[0], _PLAIN, columns, rows, length, self._one.ctypes.data,
             b, _FLOAT, second[1], strides[1], a, _FLOAT, length, strides[0], self._zero.ctypes.data,
             out, _FLOAT, columns, strides[2], count, _COMPUTE_FLOAT, _DEFAULT,
         )  # fmt: skip
@@ -97,8 +127,6 @@ class GpuArrays:
 
 class BlasFullyConnected(Computation):
     """FullyConnected in float32 by cuBLAS; bias and activation in one pass after it."""
-
-    repeatable = False  # CuPy refuses cuBLAS's calls while a CUDA graph is captured
 
     def __init__(self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int) -> None:
         columns = operator.num_hidden

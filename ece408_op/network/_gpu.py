@@ -132,8 +132,7 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
     if kernel is None or (operator.impl == dispatch.AUTO and kernel.arithmetic == "fp32"):
         if operator.kernel == (1, 1) and not problem.needs:
             bind = _pointwise(chooser.device, x, output)
-            # CuPy refuses cuBLAS's calls while a CUDA graph is captured.
-            return ConvolutionComputation(chooser, node, output, bind, "cublas", repeatable=False)
+            return ConvolutionComputation(chooser, node, output, bind, "cublas")
         if problem.needs == {PAD}:
             # A plain kernel, on data with a copied border: there are more of those.
             rows, columns = operator.pad

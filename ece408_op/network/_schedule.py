@@ -88,13 +88,15 @@ class Schedule:
         self.computations = {
             number: choose(node, [shapes[value] for value in self._reads[number]], shapes[number], self._values(number))
             for number, node in self.network.operators
+            if not node.operator.view
         }
         scratch = {number: one.scratch for number, one in self.computations.items()}
         sizes = {value: split_bytes(shapes[value]) for value in self._split}
         self.plan = plan(self.network, shapes, scratch, sizes)
         self._scales_at = round_up(self.plan.bytes, ALIGNMENT)
-        #: Whether all of it is launches, which a CUDA graph can repeat.
-        self.repeatable = all(one.repeatable for one in self.computations.values())
+        #: Whether there are launches, and nothing else, which a CUDA graph can repeat.
+        kinds = {one.repeatable for one in self.computations.values()}
+        self.repeatable = kinds == {True}
 
     def _values(self, number: int) -> Values:
         read, computed = any(value in self._split for value in self._reads[number]), number in self._split
@@ -138,10 +140,8 @@ class Schedule:
         if self._split:
             all_scales = view(self._scales_at, ((scales_at - self._scales_at) // ITEM_BYTES,))
             calls.append(lambda: cuda.fill_with_zeros(all_scales, None))
-        for number, node in self.network.operators:
-            if node.operator.view:
-                continue
-            one, offset = self.computations[number], self.plan.scratch.get(number)
+        for number, one in self.computations.items():
+            offset = self.plan.scratch.get(number)
             scratch = None if offset is None else view(offset, (ceil_div(one.scratch, ITEM_BYTES),))
             calls.append(one.bind([array(value) for value in self._reads[number]], array(number), scratch))
         return in_order(*calls), [array(value) for value in self.network.outputs]

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from ece408_op.network import engine
+from ece408_op.network import _dense, engine
 from ece408_op.network._formats import SplitArray
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
@@ -103,6 +103,7 @@ def fake_cupy():
     namespace = SimpleNamespace(
         alloc=_alloc,
         Event=lambda: SimpleNamespace(record=lambda: None),
+        get_current_stream=Stream,
         get_elapsed_time=lambda start, end: 1.0,
         runtime=runtime,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
@@ -157,12 +158,14 @@ class NumpyArrays:
 
 
 class Cublas:
-    """The one function of cuBLAS that networks use, on host memory."""
+    """The functions of cuBLAS that networks use, on host memory, and CuPy's module for it."""
 
     create = staticmethod(lambda: 1)
+    getVersion = staticmethod(lambda handle: 130_000)  # noqa: N815
+    cublasSetStream_v2 = cublasSetWorkspace_v2 = staticmethod(lambda *arguments: 0)  # noqa: N815
 
     @staticmethod
-    def gemmStridedBatchedEx(*arguments):  # noqa: N802
+    def cublasGemmStridedBatchedEx(*arguments):  # noqa: N802
         _, transa, transb, m, n, k, _, a, a_type, lda, stride_a, b, b_type, ldb, stride_b, _, c, c_type = arguments[:18]
         ldc, stride_c, count, compute_type, algorithm = arguments[18:]
         assert (transb, a_type, b_type, c_type, compute_type, algorithm) == (0, 0, 0, 0, 68, -1)
@@ -176,6 +179,7 @@ class Cublas:
             first = a + 4 * number * stride_a
             factor = rows(first, m, k, lda).T if transa else rows(first, k, m, lda)
             rows(c + 4 * number * stride_c, n, m, ldc)[...] = rows(b + 4 * number * stride_b, n, k, ldb) @ factor
+        return 0
 
 
 def checked(program, batch, arrays, given=None):
@@ -266,5 +270,7 @@ def installed():
         stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpu))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
         stack.enter_context(mock.patch.dict(sys.modules, modules))
+        libraries = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: Cublas})
+        stack.enter_context(mock.patch.object(_dense, "ctypes", libraries))
         yield gpu
     engine.clear()
