@@ -11,6 +11,7 @@ from ece408_op.errors import GraphError, ProblemError
 from ece408_op.graph.api import graph_of
 from ece408_op.graph.node_conversion import check_arrays
 from ece408_op.graph.symbol_graph import VARIABLE, Graph
+from ece408_op.plugin import bridge, default_layout
 from ece408_op.plugin.attributes import PRECISIONS, is_mxnets_own
 
 from ._definition import SHAPE
@@ -53,8 +54,8 @@ def gpu_network(
     Raises:
         GraphError: the graph has unsupported nodes; the message has the name, operator and attribute of each. A
             ``New`` for the CPU, by its device or its impl, is one.
-        ProblemError: an option is unknown; or, raised by the first call, several GPUs are to share the images of a
-            network that does not compute each image by itself.
+        ProblemError: an option is unknown, or an array is sparse; or, raised by the first call, several GPUs are to
+            share the images of a network that does not compute each image by itself.
         DeviceError: there is no such GPU; raised when the network is bound.
         UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
@@ -93,7 +94,13 @@ def gpu_network(
     if isinstance(symbol, mx.sym.np._Symbol):
         node = node.as_np_ndarray()
     arguments = {key: value for key, value in arg_params.items() if key in used}
-    return node, arguments, {key: value for key, value in states.items() if key in used}
+    states = {key: value for key, value in states.items() if key in used}
+    for key, array in (*arguments.items(), *states.items()):
+        if isinstance(array, mx.nd.NDArray) and not bridge.on_gpu(array):
+            # Convolutions on the CPU leave their filters in a blocked layout, which each forward would convert again.
+            bridge.check_dense(array.stype, key)
+            default_layout.reorder(array)
+    return node, arguments, states
 
 
 def _text(graph: Graph, parameters: Mapping[str, Any]) -> str:

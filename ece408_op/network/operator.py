@@ -126,6 +126,10 @@ class NetworkOp(mx.operator.CustomOp):
     def __init__(self, network: Network, found: Engine | SeveralGpus) -> None:
         super().__init__()
         self._network, self._engine = network, found
+        places = {name: place for place, name in enumerate((*network.arguments, *network.state_names))}
+        self._data = [places[name] for name in network.names(network.data)]
+        shapes = map(network.shape, network.parameters)
+        self._parameters = [(places[name], shape) for name, shape in zip(network.names(network.parameters), shapes)]
 
     @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
@@ -135,9 +139,9 @@ class NetworkOp(mx.operator.CustomOp):
             raise DeviceError("gpu_network: expected inference, got is_train=True; pass is_train=False")
         if all(request == "null" for request in req):
             return
-        arrays = {**dict(zip(network.arguments, in_data)), **dict(zip(network.state_names, aux))}
-        data = [bridge.cpu_view(arrays[name]) for name in network.names(network.data)]
-        parameters = [bridge.cpu_view(arrays[name]) for name in network.names(network.parameters)]
+        arrays = (*in_data, *aux)
+        data = [bridge.cpu_view(arrays[place]) for place in self._data]
+        parameters = [bridge.cpu_view(arrays[place], shape) for place, shape in self._parameters]
         outputs = [bridge.cpu_view(array) for array in out_data]
         if any(not array.size for array in data):
             return

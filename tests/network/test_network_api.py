@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest import mock
 
 import network_fake
 import numpy as np
@@ -117,6 +118,21 @@ def test_images_from_a_layer_of_mxnets_own():
         x = before(mx.nd.random.uniform(shape=(200, 16, 20, 20)))
         expected = np.einsum("oc,bchw->bohw", weight[:, :, 0, 0], x.asnumpy())
         assert np.abs(block(x).asnumpy() - expected).max() < 1e-4
+
+
+def test_filters_that_a_layer_of_mxnets_own_has_used():
+    """oneDNN leaves them in a blocked layout; the network reads them where they are, without a conversion per call."""
+    layer = mx.gluon.nn.Conv2D(64, 3, in_channels=64, use_bias=False)
+    layer.initialize()
+    layer(mx.nd.ones((8, 64, 9, 9))).wait_to_read()
+    (weight,) = (parameter.data() for parameter in layer.collect_params().values())
+    node, params, _ = ece408_op.gpu_network(layer(data), {layer.weight.name: weight})
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((8, 64, 9, 9)), **params})
+    read = []
+    run = engine.Engine.run
+    with mock.patch.object(engine.Engine, "run", lambda self, *arrays: (read.append(arrays[1]), run(self, *arrays))):
+        executor.forward(is_train=False)[0].wait_to_read()
+    assert [array.ctypes.data for array in read[0]] == [bridge.cpu_view(weight).ctypes.data]
 
 
 @pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])

@@ -202,9 +202,11 @@ def test_parameters_that_are_no_dense_arrays(capfd):
         ece408_op.gpu_network(S.tanh(data), {"data": mx.nd.ones((2, 2))})
     weight = mx.nd.ones((3, 4)).tostype("row_sparse")
     layer = mx.sym.FullyConnected(data, num_hidden=3, no_bias=True, name="layer")
-    node, params, _ = ece408_op.gpu_network(layer, {"layer_weight": weight})
+    with pytest.raises(ProblemError, match="layer_weight: expected a dense array, got a row_sparse one"):
+        ece408_op.gpu_network(layer, {"layer_weight": weight})
+    node, *_ = ece408_op.gpu_network(layer, {"layer_weight": mx.nd.ones((3, 4))})
     with pytest.raises(mx.MXNetError, match="layer_weight: expected a dense array, got a row_sparse one"):
-        node.bind(mx.cpu(), {"data": mx.nd.ones((2, 4)), **params})
+        node.bind(mx.cpu(), {"data": mx.nd.ones((2, 4)), "layer_weight": weight})
     assert capfd.readouterr().out == ""
 
 
