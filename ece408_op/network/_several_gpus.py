@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import numpy as np
 
 from ece408_op.errors import DeviceError, ProblemError
+from ece408_op.runtime.thread_pool import share
 
 from ._memory_plan import splits
 from .engine import Engine
@@ -37,21 +37,19 @@ class SeveralGpus:
         comparing = self._engines[first]
         known = comparing.sent
 
-        def run(engines: Iterable[int]) -> None:
+        def run(engines: Sequence[int]) -> None:
             """Have some of the GPUs compute; the first one alone compares the parameters, for all."""
-            with ThreadPoolExecutor(len(self._engines)) as pool:
-                started = {}
-                for number in engines:
-                    share, one = shares[number], self._engines[number]
-                    arrays = [x[share] for x in data], parameters, [y[share] for y in outputs]
-                    checked = comparing if one is not comparing and parameters else None
-                    started[self._numbers[number]] = pool.submit(one.run, *arrays, checked)
-            # All have ended; the first failure is reported.
-            for number, result in started.items():
+
+            def work(part: int) -> None:
+                number = engines[part]
+                mine, one = shares[number], self._engines[number]
+                checked = comparing if one is not comparing and parameters else None
                 try:
-                    result.result()
+                    one.run([x[mine] for x in data], parameters, [y[mine] for y in outputs], checked)
                 except DeviceError as error:
-                    raise DeviceError(f"GPU {number}: {error}") from error
+                    raise DeviceError(f"GPU {self._numbers[number]}: {error}") from error
+
+            share(work, len(engines), len(engines))
 
         run([first, *others] if known or not parameters else [first])
         if comparing.sent is not known:

@@ -25,6 +25,7 @@ from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
 from ece408_op.runtime.launch import ceil_div
+from ece408_op.runtime.memory import address
 
 from ._batch import STAGES, Batch
 from ._definition import Shape
@@ -42,6 +43,8 @@ MEMORY_SHARE = 0.8
 #: to the thread that launches, at each CUDA call. Other settings took up to a fifth longer on the course's networks.
 _THREADS, _THREAD_BYTES = 8, 8 << 20
 _LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
+#: The bytes from which a comparison releases the interpreter's lock.
+_WORTH_RELEASING = 64 << 10
 _KEPT_BATCHES, _KEPT_ENGINES = 3, 4
 
 
@@ -175,9 +178,8 @@ class Engine:
         """Compute all chunks; return whether some of the parameters compared differ from those that were sent."""
         differ = threading.Event()
         checks = [
-            lambda part=part: None if _same(*part) else differ.set()  # type: ignore[misc]
-            for pair in zip(compared, self.sent)
-            for part in _parts(*pair)
+            lambda parts=parts: None if all(_same(*part) for part in parts) else differ.set()  # type: ignore[misc]
+            for parts in _comparisons(compared, self.sent)
         ]
         copied = sum(array.nbytes for array in (*data, *outputs, *compared))
         threads = max(1, min(self.gpu.threads, _THREADS, copied // _THREAD_BYTES))
@@ -219,23 +221,29 @@ def _copied(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 @cache
-def _memcmp() -> Any:
-    function = ctypes.CDLL(None).memcmp
+def _memcmp(library: type[ctypes.CDLL]) -> Any:
+    function = library(None).memcmp
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     return function
 
 
-def _parts(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return addresses in both arrays, and the bytes from there on."""
-    return [
-        (a.ctypes.data + first, b.ctypes.data + first, min(_COMPARED_BYTES, a.nbytes - first))
-        for first in range(0, a.nbytes, _COMPARED_BYTES)
-    ]
+def _comparisons(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[list[tuple[int, int, int]]]:
+    """Return lists of what to compare: addresses in both arrays, and bytes, of which a list has about as many."""
+    found, left = list[list[tuple[int, int, int]]](), 0
+    for a, b in zip(some, others):
+        first, second = address(a), address(b)
+        for start in range(0, a.nbytes, _COMPARED_BYTES):
+            if left <= 0:
+                found.append([])
+                left = _COMPARED_BYTES
+            found[-1].append((first + start, second + start, min(_COMPARED_BYTES, a.nbytes - start)))
+            left -= found[-1][-1][2]
+    return found
 
 
 def _same(a: int, b: int, count: int) -> bool:
-    # Bits, so that a NaN is equal to itself; ctypes releases the interpreter's lock meanwhile.
-    return not _memcmp()(a, b, count)
+    # Bits, so that a NaN is equal to itself. Other threads may run meanwhile, where that is worth passing the lock.
+    return not _memcmp(ctypes.PyDLL if count < _WORTH_RELEASING else ctypes.CDLL)(a, b, count)
 
 
 _engines: OrderedDict[tuple[str, str, str, int], Engine] = OrderedDict()
