@@ -24,7 +24,7 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess([script], code, printed.getvalue(), errors.getvalue())
 
 
-def started(script: str, *arguments: object, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a script of a checkout in a process of its own, started from another folder."""
-    command = [sys.executable, str(root / script), *map(str, arguments)]
+def started(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, started from another folder."""
+    command = [sys.executable, str(ROOT / script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd="/")

@@ -1,7 +1,7 @@
 """Every CUDA kernel compiles, without a GPU, for every architecture that it declares, and spills nothing.
 
-By default each kernel but fp16x1 is compiled for sm_90 and for its oldest architecture, there with tanh and pooling where it has
-them. ``--exhaustive`` adds the other architectures and more layers.
+By default each kernel but fp16x1 is compiled for sm_90 and for its oldest architecture, there with tanh and pooling
+where it has them. ``--exhaustive`` adds the other architectures and more layers.
 """
 
 from __future__ import annotations

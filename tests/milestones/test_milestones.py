@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from milestone_run import run, started
 
+from ece408_op.core import dispatch
+from ece408_op.models import files
+
 mx = pytest.importorskip("mxnet")
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAD = "New Inference\nLoading fashion-mnist data... done\nLoading model... done\n"
 
 
@@ -54,15 +51,10 @@ def test_fused_layers_give_the_same_predictions():
     assert "Agreeing predictions: 60 of 60" in done.stdout
 
 
-def test_one_number_alone_is_the_size():
-    done = started("m2.py", 7, "--impl", "loops")
+def test_one_number_alone_is_the_size_and_times_go_to_stderr():
+    done = started("m2.py", 7, "--impl", "loops", "--time")
     assert done.returncode == 0, done.stderr
     assert "Model: ece408-high" in done.stdout
-
-
-def test_time_goes_to_stderr():
-    done = started("m2.py", 5, "--time")
-    assert done.returncode == 0
     assert re.search(r"^real \d+\.\d\d\nuser \d+\.\d\d\nsys \d+\.\d\d\nmaxresident \d+ KiB$", done.stderr, re.M)
     assert re.search(r"^new0: whole call \d+\.\d{6}$", done.stderr, re.M)
     assert "real" not in done.stdout
@@ -106,136 +98,95 @@ def test_a_folder_without_the_data_is_an_error(tmp_path):
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    """A copy of this checkout without its weights."""
-    for folder in ("ece408_op", "kernels", "models", "data"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.params", "__pycache__"))
-    for script in ("m1.py", "m2.py"):
-        shutil.copy(ROOT / script, tmp_path)
+def folder(tmp_path, monkeypatch):
+    """An empty folder in place of models/."""
+    monkeypatch.setattr(files, "FOLDER", tmp_path)
     return tmp_path
 
 
-def random_weights(symbol, side):
-    """By the names in a file of parameters, for images of 1 x side x side."""
-    sizes, _, _ = symbol.infer_shape(data=(1, 1, side, side))
-    shapes = zip(symbol.list_arguments(), sizes)
-    inputs = ("data", "softmax_label")
-    return {f"arg:{name}": mx.nd.random.normal(scale=0.01, shape=size) for name, size in shapes if name not in inputs}
-
-
-def test_a_network_of_another_year_runs_by_its_name(checkout):
-    """Another image size, three layers, another kernel, an attribute spelling of another year; no line of code."""
-    x = mx.sym.Variable("data")
-    for layer, (filters, kernel) in enumerate([(4, 3), (5, 4), (6, 2)]):
-        x = mx.sym.Convolution(x, kernel=(kernel, kernel), num_filter=filters, no_bias=True, name=f"new{layer}")
-        x = mx.sym.Activation(x, act_type="relu")
-    x = mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=10, name="fc")
-    x = mx.sym.SoftmaxOutput(x, name="softmax")
-    values = random_weights(x, 20)
-    graph = json.loads(x.tojson())
-    for node in graph["nodes"]:
-        if node["op"] == "Convolution":
-            node["op"] = "New"
-            node["attrs"] = {key: node["attrs"][key] for key in ("kernel", "num_filter")}
-    (checkout / "models" / "mich-2024-symbol.json").write_text(json.dumps(graph))
-    mx.nd.save(str(checkout / "models" / "mich-2024-0003.params"), {key: value * 0 for key, value in values.items()})
-    mx.nd.save(str(checkout / "models" / "mich-2024-0012.params"), values)
-    first = started("m1.py", "mich-2024", 40, root=checkout)
-    assert first.returncode == 0, first.stderr
-    accuracy = re.search(r"'accuracy': (\S+)\}", first.stdout)[1]
-    second = started("m2.py", "mich-2024", 40, "--verify", root=checkout)
-    assert second.returncode == 0, second.stderr
-    assert f"Correctness: {accuracy} Model: mich-2024\n" in second.stdout
-    assert second.stdout.count("Op Time: ") == 3
-
-
 def saved(folder, name, symbol, side):
-    """A network with random weights, in models/ of a checkout."""
-    symbol.save(str(folder / "models" / f"{name}-symbol.json"))
-    mx.nd.save(str(folder / "models" / f"{name}-0001.params"), random_weights(symbol, side))
+    """Write a network with random weights, for images of 1 x side x side."""
+    symbol.save(str(folder / f"{name}-symbol.json"))
+    sizes, _, _ = symbol.infer_shape(data=(1, 1, side, side))
+    shapes = {f"arg:{n}": size for n, size in zip(symbol.list_arguments(), sizes) if n not in ("data", "softmax_label")}
+    values = {key: mx.nd.random.normal(scale=0.01, shape=size) for key, size in shapes.items()}
+    mx.nd.save(str(folder / f"{name}-0012.params"), values)
+    mx.nd.save(str(folder / f"{name}-0003.params"), {key: value * 0 for key, value in values.items()})
 
 
 def classifier(x):
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=10, name="fc"), name="softmax")
 
 
-def test_convolutions_that_new_cannot_replace_are_named(checkout, tmp_path):
+def test_a_network_of_another_year_runs_by_its_name(folder):
+    """Another image size, three layers, another kernel, an attribute spelling of another year; no line of code."""
+    x = mx.sym.Variable("data")
+    for layer, (filters, kernel) in enumerate([(4, 3), (5, 4), (6, 2)]):
+        x = mx.sym.Convolution(x, kernel=(kernel, kernel), num_filter=filters, no_bias=True, name=f"new{layer}")
+        x = mx.sym.Activation(x, act_type="relu")
+    saved(folder, "mich-2024", classifier(x), 20)
+    path = folder / "mich-2024-symbol.json"
+    graph = json.loads(path.read_text())
+    for node in graph["nodes"]:
+        if node["op"] == "Convolution":
+            node["op"] = "New"
+            node["attrs"] = {key: node["attrs"][key] for key in ("kernel", "num_filter")}
+    path.write_text(json.dumps(graph))
+    first = run("m1.py", "mich-2024", 40)
+    assert first.returncode == 0, first.stderr
+    accuracy = re.search(r"'accuracy': (\S+)\}", first.stdout)[1]
+    second = run("m2.py", "mich-2024", 40, "--verify")
+    assert second.returncode == 0, second.stderr
+    assert f"Correctness: {accuracy} Model: mich-2024\n" in second.stdout
+    assert second.stdout.count("Op Time: ") == 3
+
+
+def test_convolutions_that_new_cannot_replace_are_named(folder):
     data = mx.sym.Variable("data")
     # New takes 2-D convolutions only, and gives the reason for others.
     row = mx.sym.Convolution(mx.sym.reshape(data, (0, 1, -1)), kernel=(3,), num_filter=4, name="row")
-    row = mx.sym.reshape(row, (0, 4, 1, -1))
-    saved(checkout, "none", classifier(row), 20)
-    done = started("m2.py", "none", 20, "--verify", "--json", tmp_path / "none.json", root=checkout)
+    saved(folder, "none", classifier(mx.sym.reshape(row, (0, 4, 1, -1))), 20)
+    done = run("m2.py", "none", 20, "--verify")
     assert done.returncode == 1
     assert "Correctness" not in done.stdout
-    assert "Traceback" not in done.stderr
     assert "row stays MXNet's Convolution: " in done.stderr
     assert "New takes 2-D convolutions only" in done.stderr
     assert "none: expected a convolution that New can take the place of" in done.stderr
 
     biased = mx.sym.Convolution(data, kernel=(3, 2), pad=(1, 0), stride=(1, 2), num_filter=5, name="with_a_bias")
     row = mx.sym.Convolution(mx.sym.reshape(biased, (0, 5, -1)), kernel=(3,), num_filter=4, name="row")
-    some = mx.sym.reshape(row, (0, 4, 1, -1))
-    saved(checkout, "some", classifier(some), 20)
-    done = started("m2.py", "some", 20, "--verify", "--json", tmp_path / "some.json", root=checkout)
+    saved(folder, "some", classifier(mx.sym.reshape(row, (0, 4, 1, -1))), 20)
+    done = run("m2.py", "some", 20, "--verify", "--json", folder / "some.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Op Time: ") == 1
     assert "row stays MXNet's Convolution" in done.stderr
-    assert json.loads((tmp_path / "some.json").read_text())["verification"]["right"]
+    assert json.loads((folder / "some.json").read_text())["verification"]["right"]
 
 
-def weights_of(name, checkout):
-    for path in (ROOT / "models").glob(f"{name}-*.params"):
-        shutil.copy(path, checkout / "models")
+def wrong(problem, x, w, out, threads):
+    dispatch.find("im2col").run(problem, x, 2 * w, out, threads)
 
 
-def planted(checkout, line):
-    """Put a line at the beginning of what the im2col kernel runs; returns its number."""
-    path = checkout / "kernels" / "cpu" / "im2col.py"
-    lines = path.read_text().splitlines()
-    start = next(number for number, text in enumerate(lines) if text.startswith("def run("))
-    first = next(number for number in range(start, len(lines)) if lines[number].endswith('"""')) + 1
-    path.write_text("\n".join([*lines[:first], f"    {line}", *lines[first:]]) + "\n")
-    return first + 1
+def failing(problem, x, w, out, threads):
+    raise TypeError("planted")
+
+
+LINE = failing.__code__.co_firstlineno + 1
 
 
 @pytest.mark.parametrize(
-    ("line", "options", "words"),
+    ("kernel", "words"),
     [
+        (wrong, r"^layer new0: WRONG: worst element \[\d+, \d+, \d+, \d+\]: got \S+, expected \S+,"),
         (
-            "w = 2 * w",
-            ["--verify"],
-            r"^layer new0: WRONG: worst element \[\d+, \d+, \d+, \d+\]: got \S+, expected \S+,",
+            failing,
+            rf"TypeError: planted \({re.escape(__file__)}, line {failing.__code__.co_firstlineno + 1}, in failing\)",
         ),
-        ("raise TypeError('planted')", [], r"TypeError: planted \({path}, line {number}, in run\)"),
     ],
     ids=["a wrong result", "an exception"],
 )
-def test_what_is_wrong_in_a_kernel_is_named(line, options, words, checkout):
-    weights_of("ece408-low", checkout)
-    number = planted(checkout, line)
-    done = started("m2.py", "ece408-low", 20, "--impl", "im2col", *options, root=checkout)
+def test_what_is_wrong_in_a_kernel_is_named(kernel, words, monkeypatch):
+    monkeypatch.setitem(vars(dispatch.find("direct")), "run", kernel)  # its fields are frozen
+    done = run("m2.py", "ece408-low", 20, "--impl", "direct", "--verify")
     assert done.returncode == 1
-    path = re.escape(str(checkout / "kernels" / "cpu" / "im2col.py"))
-    assert re.search(words.replace("{path}", path).replace("{number}", str(number)), done.stderr, re.M)
-
-
-def test_without_the_real_data_the_sample_set_serves(checkout, tmp_path):
-    """No files anywhere and no network: one line on stderr, and the usual lines on stdout."""
-    weights_of("ece408-low", checkout)
-    environment = {key: value for key, value in os.environ.items() if key != "ECE408_DATA"}
-    environment.update(
-        XDG_CACHE_HOME=str(tmp_path / "cache"), https_proxy="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9"
-    )
-    done = subprocess.run(
-        [sys.executable, str(checkout / "m2.py"), "ece408-low", "50"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(HEAD + "Op Time: ")
-    (notice,) = [line for line in done.stderr.splitlines() if "sample set" in line]
-    assert len(notice) <= 120
+    assert re.search(words, done.stderr, re.M)
