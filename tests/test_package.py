@@ -99,11 +99,12 @@ def test_only_the_package_is_installed(site: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["ece408-bench", "ece408-grade", "ece408-lab", "ece408-report"])
-def test_every_command_says_how_it_is_used(site: Path, tmp_path: Path, command: str) -> None:
-    code = f"import runpy, sys; sys.argv = ['{command}', '--help']; runpy.run_path(r'{site / 'bin' / command}')"
-    code = code.replace("runpy.run_path(", "runpy.run_path(run_name='__main__', path_name=")
-    assert f"usage: {command}" in run(code, site, tmp_path)
+def test_an_installed_command_runs(site: Path, tmp_path: Path) -> None:
+    script = site / "bin" / "ece408-bench"
+    code = (
+        f"import runpy, sys; sys.argv = ['{script.name}', '--help']; runpy.run_path({str(script)!r}, None, '__main__')"
+    )
+    assert f"usage: {script.name}" in run(code, site, tmp_path)
 
 
 def test_the_metadata_has_version_licence_and_extras(wheel: Path) -> None:

@@ -21,11 +21,15 @@ KERNELS = tuple(
 )
 
 
-@pytest.mark.parametrize(
-    ("kernel", "problem"),
-    [(k, p) for k in KERNELS for p in PROBLEMS if not k.not_supported_reasons(p)],
-    ids=lambda value: getattr(value, "name", None) or str(value),
-)
+#: Half of each kernel's problems by default.
+CASES = [
+    pytest.param(kernel, problem, marks=pytest.mark.exhaustive if number % 2 else ())
+    for kernel in KERNELS
+    for number, problem in enumerate(p for p in PROBLEMS if not kernel.not_supported_reasons(p))
+]
+
+
+@pytest.mark.parametrize(("kernel", "problem"), CASES, ids=lambda value: getattr(value, "name", None) or str(value))
 def test_it_is_right(kernel, problem: ConvProblem, programs: Path) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,14 @@ def test_shapes_count_launches_of_one_shape() -> None:
 def test_resident_blocks_as_cudas_calculator_has_them(limits, threads, registers, shared, blocks) -> None:
     assert limits.resident_blocks((threads, 1, 1), registers, shared) == blocks
     assert limits.occupancy((threads, 1, 1), registers, shared) == blocks * -(-threads // 32) / 64
+
+
+def test_occupancy_is_what_the_driver_reported() -> None:
+    """Of each kernel's launches on the course's layers, by cuOccupancyMaxActiveBlocksPerMultiprocessor on an H200."""
+    launches = json.loads((Path(__file__).parent / "recorded" / "occupancy-h200.json").read_text())
+    assert len(launches) > 40
+    for block, registers, shared, share in launches:
+        assert HOPPER.occupancy(tuple(block), registers, shared) == pytest.approx(share)
 
 
 def test_text_has_both_lists_and_explains_their_entries() -> None:
