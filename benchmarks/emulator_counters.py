@@ -10,11 +10,7 @@ reach the memory: ncu's instructions executed also count those whose lanes are a
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +19,7 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
+from ece408_op.profile import counters
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
@@ -45,8 +42,6 @@ METRICS = {
     "executed": ("smsp__inst_executed_op_global_ld.sum", "smsp__inst_executed_op_global_st.sum"),
 }
 COMPARED = ("sectors", "wavefronts", "instructions")
-#: The kernel that profile.counters launches in front of each, to name it.
-_MARK = "next_is_"
 
 
 def ladder() -> list[CudaKernel]:
@@ -57,25 +52,12 @@ def ladder() -> list[CudaKernel]:
 
 def measure(layer: str) -> dict[str, dict[str, float]]:
     """Return ncu's counters by kernel, summed over its launches."""
-    with tempfile.TemporaryDirectory() as scratch:
-        log = Path(scratch) / "log.csv"
-        command = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-        command += ["--log-file", str(log), "--metrics", ",".join(name for names in METRICS.values() for name in names)]
-        command += [sys.executable, "-m", "ece408_op.profile.counters", layer, "--images", str(IMAGES), "--impl"]
-        done = subprocess.run([*command, *(k.name for k in ladder()), "--launch"], check=False)
-        lines = log.read_text().splitlines() if log.is_file() else []
-        if done.returncode:
-            raise SystemExit(f"ncu failed: {lines[-5:]}")
-    found: dict[str, dict[str, float]] = {}
-    sums: dict[str, float] = {}
-    for row in csv.DictReader(line for line in lines if line.startswith('"')):
-        name = row["Kernel Name"].split("(")[0]
-        if name.startswith(_MARK):
-            sums = found.setdefault(name[len(_MARK) :], dict.fromkeys(METRICS, 0.0))
-        elif row["ID"]:
-            for counter, metrics in METRICS.items():
-                sums[counter] += sum(float(row[metric].replace(",", "")) for metric in metrics)
-    return found
+    arguments = [layer, "--images", str(IMAGES), "--impl", *(kernel.name for kernel in ladder())]
+    found = counters.measured(arguments, [name for names in METRICS.values() for name in names])
+    return {
+        kernel: {key: sum(one[metric] for one in launches for metric in metrics) for key, metrics in METRICS.items()}
+        for kernel, launches in found.items()
+    }
 
 
 def emulate(kernel: CudaKernel, layer: str, folder: Path | None = None) -> dict[str, float]:

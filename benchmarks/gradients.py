@@ -21,33 +21,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1" if "--cpu-time" in sys.argv else st
 import numpy as np
 
 import ece408_op  # noqa: F401 - before MXNet
+from ece408_op.bench import _layer_names
 from ece408_op.core import dispatch
 from ece408_op.plugin import bridge
-from ece408_op.problem import COURSE_LAYERS, ConvProblem
+from ece408_op.problem import COURSE_LAYERS
 
 #: Layers of ResNet, VGG, Inception and MobileNet.
-NETWORKS = [
-    ConvProblem(1, 3, 224, 224, 64, 7, stride=(2, 2), pad=(3, 3)),
-    ConvProblem(1, 64, 56, 56, 64, 1),
-    ConvProblem(1, 64, 56, 56, 64, 3, pad=(1, 1)),
-    ConvProblem(1, 64, 56, 56, 256, 1),
-    ConvProblem(1, 256, 56, 56, 64, 1),
-    ConvProblem(1, 256, 56, 56, 128, 1, stride=(2, 2)),
-    ConvProblem(1, 128, 28, 28, 128, 3, pad=(1, 1)),
-    ConvProblem(1, 128, 56, 56, 128, 3, stride=(2, 2), pad=(1, 1)),
-    ConvProblem(1, 128, 28, 28, 512, 1),
-    ConvProblem(1, 256, 14, 14, 256, 3, pad=(1, 1)),
-    ConvProblem(1, 512, 7, 7, 512, 3, pad=(1, 1)),
-    ConvProblem(1, 1024, 14, 14, 256, 1),
-    ConvProblem(1, 64, 224, 224, 64, 3, pad=(1, 1)),
-    ConvProblem(1, 256, 56, 56, 256, 3, pad=(1, 1)),
-    ConvProblem(1, 512, 28, 28, 512, 3, pad=(1, 1)),
-    ConvProblem(1, 192, 17, 17, 192, 1, 7, pad=(0, 3)),
-    ConvProblem(1, 96, 35, 35, 96, 3, pad=(1, 1)),
-    ConvProblem(1, 32, 112, 112, 32, 3, pad=(1, 1), groups=32),
-    ConvProblem(1, 384, 14, 14, 384, 3, pad=(1, 1), groups=384),
-    ConvProblem(1, 32, 112, 112, 64, 1),
-]
+NETWORKS = [_layer_names.parse(name, 1) for name in _layer_names.SETS["resnet"]]
 
 
 def main() -> int:

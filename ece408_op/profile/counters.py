@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.core import dispatch
@@ -43,21 +42,39 @@ _MOST_REPEATS = 16
 _BYTE = 0x3C
 
 
-def parse(lines: Iterable[str]) -> dict[str, dict[str, float]]:
-    """ncu's counters by kernel, summed over its launches; raises DataError where it could not read them.
+def measured(arguments: Sequence[str], metrics: Iterable[str]) -> dict[str, list[dict[str, float]]]:
+    """Launch kernels under ncu, which leaves the clocks alone; the metrics of each launch, by the kernel's name.
 
-    occupancy is a share from 0 to 1, the mean of all launches, short and long.
+    arguments: those of this command. Raises DataError where ncu fails, or may not read its counters.
     """
-    found: dict[str, list[list[float]]] = {}
-    rows: list[list[float]] = []
-    for line in csv.DictReader(line for line in lines if line.startswith('"')):
+    wanted = list(metrics)
+    with tempfile.TemporaryDirectory(prefix="ece408-counters-") as scratch:
+        log = Path(scratch) / "log.csv"
+        command = [PROFILER, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
+        command += ["--log-file", str(log), "--metrics", ",".join(wanted)]
+        command += [sys.executable, "-m", "ece408_op.profile.counters", *arguments, "--launch"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = log.read_text(encoding="utf-8") if log.is_file() else ""
+    if done.returncode:
+        raise DataError(f"{PROFILER}: {(done.stderr or done.stdout or lines).strip()[-500:]}")
+    found: dict[str, list[dict[str, float]]] = {}
+    launches: list[dict[str, float]] = []
+    for line in csv.DictReader(line for line in lines.splitlines() if line.startswith('"')):
         name = line["Kernel Name"].split("(")[0]
         if name.startswith(_MARK):
-            rows = found.setdefault(name[len(_MARK) :], [])
+            launches = found.setdefault(name[len(_MARK) :], [])
         elif line["ID"]:  # the line after the head has the units, and no ID
-            rows.append([_number(line[metric]) for metric in METRICS.values()])
-    sums = {name: dict(zip(METRICS, map(sum, zip(*rows)))) for name, rows in found.items() if rows}
-    return {name: {**row, "occupancy": row["occupancy"] / len(found[name]) / 100} for name, row in sums.items()}
+            launches.append({metric: _number(line[metric]) for metric in wanted})
+    return {name: launches for name, launches in found.items() if launches}
+
+
+def counters(arguments: Sequence[str]) -> dict[str, dict[str, float]]:
+    """METRICS by kernel, summed over its launches; occupancy is a share from 0 to 1, the mean of the launches."""
+    found = {}
+    for name, launches in measured(arguments, METRICS.values()).items():
+        sums = {key: sum(one[metric] for one in launches) for key, metric in METRICS.items()}
+        found[name] = {**sums, "occupancy": sums["occupancy"] / len(launches) / 100}
+    return found
 
 
 def _number(word: str) -> float:
@@ -105,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OK
         if shutil.which(PROFILER) is None:
             raise DeviceError(MISSING)
-        found = _profiled([options.layer, "--images", str(options.images), "--impl", *options.impl, "--launch"])
+        found = counters([options.layer, "--images", str(options.images), "--impl", *options.impl])
     except DeviceError as error:
         print(error, file=sys.stderr)
         return CANNOT
@@ -119,20 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with replacing(options.json) as file:
             file.write(f"{text}\n".encode())
     return OK
-
-
-def _profiled(arguments: list[str]) -> dict[str, Any]:
-    """Run this module with the arguments under ncu, which leaves the clocks alone."""
-    with tempfile.TemporaryDirectory(prefix="ece408-counters-") as scratch:
-        log = Path(scratch) / "log.csv"
-        command = [PROFILER, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-        command += ["--log-file", str(log), "--metrics", ",".join(METRICS.values())]
-        command += [sys.executable, "-m", "ece408_op.profile.counters", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = log.read_text(encoding="utf-8") if log.is_file() else ""
-        if done.returncode:
-            raise DataError(f"{PROFILER}: {(done.stderr or done.stdout or lines).strip()[-500:]}")
-        return parse(lines.splitlines())
 
 
 if __name__ == "__main__":
