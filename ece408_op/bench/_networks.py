@@ -180,7 +180,8 @@ def _executed(network: Any, pixels: np.ndarray) -> Callable[[], Any]:
     """A forward of an executor whose data array has the images: a Module would copy them into another one."""
     mx = _mxnet()
     sizes, _, _ = network.symbol.infer_shape(data=pixels.shape)
-    arrays = {"data": mx.nd.array(pixels), **network.arg_params}
+    parameters = {name: array.astype("float32") for name, array in network.arg_params.items()}
+    arrays = {"data": mx.nd.array(pixels), **parameters}
     for name, shape in zip(network.symbol.list_arguments(), sizes):
         arrays.setdefault(name, mx.nd.zeros(shape))
     executor = network.symbol.bind(mx.cpu(), arrays, grad_req="null", aux_states=network.aux_params)
