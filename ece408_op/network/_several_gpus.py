@@ -19,7 +19,7 @@ class SeveralGpus:
     def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
         self._engines, self._numbers = engines, numbers
 
-    def run(self, data: Sequence[np.ndarray], parameters: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def run(self, data: Sequence[np.ndarray], parameters: Sequence[int], outputs: Sequence[np.ndarray]) -> None:
         """Fill the outputs as ``Engine.run``; the results are in the order of the images.
 
         Raises ProblemError if the network does not compute each image by itself, and DeviceError, with the GPU's

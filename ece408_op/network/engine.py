@@ -12,7 +12,7 @@ import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from ece408_op.errors import DeviceError
 from ece408_op.plugin import host_context, op_times
+from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
@@ -58,34 +59,38 @@ class Engine:
             self.chooser = Chooser(impl, precision, number, cuda.chip(number))
         #: What was made for each of the last shapes of data, the newest last.
         self.batches: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
+        self._shapes = [self.network.shape(value) for value in self.network.parameters]
+        self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
         #: Copies of the parameters that the GPU has.
         self.sent: Sequence[np.ndarray] = []
+        self._sent_at: list[int] = []
         self._parameters: dict[int, Any] = {}
 
     def run(
         self,
         data: Sequence[np.ndarray],
-        parameters: Sequence[np.ndarray],
+        parameters: Sequence[int],
         outputs: Sequence[np.ndarray],
         checked: Engine | None = None,
     ) -> None:
         """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
 
-        Outputs share no memory with the others. Returns when they are filled. Raises DeviceError if the GPU fails or
-        has no memory for one image. checked: an engine of the same network that has run with these parameters.
+        Parameters are addresses: to make views of hundreds of arrays would take a millisecond. Outputs share no memory
+        with the others. Returns when they are filled. Raises DeviceError if the GPU fails or has no memory for one
+        image. checked: an engine of the same network that has run with these parameters.
         """
         with self.gpu.lock, self.gpu.device, cuda.reported("network"):
             if checked is not None and self.sent is not checked.sent:
                 self._send(checked.sent)
             known = bool(self._parameters) or not parameters
             if not known:
-                self._send(_copied(parameters))
+                self._send(self._copied(parameters))
             try:
                 batch = self._batch([array.shape for array in data])
                 compared = parameters if known and checked is None else ()
                 if self._computed(batch, data, outputs, compared):
                     batch.op_times(len(data[0]))
-                    self._send(_copied(parameters))
+                    self._send(self._copied(parameters))
                     self._computed(batch, data, outputs, ())
             except BaseException:
                 self.gpu.wait()
@@ -104,10 +109,13 @@ class Engine:
     def _given(self, data: Sequence[Any]) -> dict[int, Any]:
         return {**self._parameters, **dict(zip(self.network.data, data))}
 
+    def _copied(self, parameters: Sequence[int]) -> list[np.ndarray]:
+        return [view_at(at, shape).copy() for at, shape in zip(parameters, self._shapes)]
+
     def _send(self, parameters: Sequence[np.ndarray]) -> None:
         """Send all parameters, arrays that nobody changes."""
         with self.gpu.stream:
-            self.sent = parameters
+            self.sent, self._sent_at = parameters, [address(array) for array in parameters]
             self._parameters = dict(zip(self.network.parameters, map(cuda.cupy().asarray, parameters)))
             for batch in self.batches.values():
                 batch.prepare(self._parameters)
@@ -173,25 +181,26 @@ class Engine:
         batch: Batch,
         data: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
-        compared: Sequence[np.ndarray],
+        compared: Sequence[int],
     ) -> bool:
         """Compute all chunks; return whether some of the parameters compared differ from those that were sent."""
         differ = threading.Event()
-        checks = [
-            lambda parts=parts: None if all(_same(*part) for part in parts) else differ.set()  # type: ignore[misc]
-            for parts in _comparisons(compared, self.sent)
-        ]
-        copied = sum(array.nbytes for array in (*data, *outputs, *compared))
+
+        def compare(parts: Sequence[tuple[int, int, int]]) -> None:
+            if not all(_same(compared[n] + first, self._sent_at[n] + first, count) for n, first, count in parts):
+                differ.set()
+
+        checks = [partial(compare, parts) for parts in self._comparisons] if compared else []
+        copied = sum(array.nbytes for array in (*data, *outputs, *(self.sent if compared else ())))
         threads = max(1, min(self.gpu.threads, _THREADS, copied // _THREAD_BYTES))
         if batch.images < len(data[0]):
             chunks = chunks_of(len(data[0]), batch.images, STAGES)
         else:
             chunks = [Chunk(0, 1)]
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # Each thread copies a part of each chunk; several of the only one, which nothing else overlaps with.
-        share = chunks[0].images * sum(array[0].nbytes for array in data) // threads
-        share = _LEAST_TRANSFER if len(chunks) == 1 else share
-        most = min(STAGING_BYTES, max(_LEAST_TRANSFER, share)) // ITEM_BYTES
+        # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow.
+        share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), threads)
+        most = max(_LEAST_TRANSFER, ceil_div(share, ceil_div(share, STAGING_BYTES))) // ITEM_BYTES
         Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
 
@@ -216,10 +225,6 @@ class _Device:
             return gpu.stream.record()
 
 
-def _copied(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [array.copy() for array in arrays]
-
-
 @cache
 def _memcmp(library: type[ctypes.CDLL]) -> Any:
     function = library(None).memcmp
@@ -227,16 +232,15 @@ def _memcmp(library: type[ctypes.CDLL]) -> Any:
     return function
 
 
-def _comparisons(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[list[tuple[int, int, int]]]:
-    """Return lists of what to compare: addresses in both arrays, and bytes, of which a list has about as many."""
+def _comparisons(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """Return lists of about equally many bytes to compare: arrays by number, first bytes, and counts of bytes."""
     found, left = list[list[tuple[int, int, int]]](), 0
-    for a, b in zip(some, others):
-        first, second = address(a), address(b)
-        for start in range(0, a.nbytes, _COMPARED_BYTES):
+    for number, size in enumerate(sizes):
+        for first in range(0, size, _COMPARED_BYTES):
             if left <= 0:
                 found.append([])
                 left = _COMPARED_BYTES
-            found[-1].append((first + start, second + start, min(_COMPARED_BYTES, a.nbytes - start)))
+            found[-1].append((number, first, min(_COMPARED_BYTES, size - first)))
             left -= found[-1][-1][2]
     return found
 

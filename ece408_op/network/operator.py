@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import mxnet as mx
@@ -11,6 +12,8 @@ import numpy as np
 from ece408_op.core import dispatch
 from ece408_op.errors import DeviceError, GraphError, ProblemError
 from ece408_op.plugin import bridge, default_layout, mxnet_errors
+from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime import memory
 
 from ._gpu import CUDNN
 from ._network import Network, parse
@@ -128,8 +131,8 @@ class NetworkOp(mx.operator.CustomOp):
         self._network, self._engine = network, found
         places = {name: place for place, name in enumerate((*network.arguments, *network.state_names))}
         self._data = [places[name] for name in network.names(network.data)]
-        shapes = map(network.shape, network.parameters)
-        self._parameters = [(places[name], shape) for name, shape in zip(network.names(network.parameters), shapes)]
+        self._parameters = [places[name] for name in network.names(network.parameters)]
+        self._sizes = [ITEM_BYTES * prod(network.shape(number)) for number in network.parameters]
 
     @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
@@ -141,15 +144,13 @@ class NetworkOp(mx.operator.CustomOp):
             return
         arrays = (*in_data, *aux)
         data = [bridge.cpu_view(arrays[place]) for place in self._data]
-        parameters = [bridge.cpu_view(arrays[place], shape) for place, shape in self._parameters]
+        parameters = bridge.addresses(arrays[place] for place in self._parameters)
         outputs = [bridge.cpu_view(array) for array in out_data]
         if any(not array.size for array in data):
             return
         # An output that is added, or that shares memory with data, is computed into a temporary array.
         targets = [
-            np.empty_like(output)
-            if request in ("null", "add") or any(np.may_share_memory(output, array) for array in (*data, *parameters))
-            else output
+            np.empty_like(output) if request in ("null", "add") or self._overlaps(output, data, parameters) else output
             for output, request in zip(outputs, req)
         ]
         self._engine.run(data, parameters, targets)
@@ -158,6 +159,13 @@ class NetworkOp(mx.operator.CustomOp):
                 np.add(output, target, out=output)
             elif request != "null" and target is not output:
                 output[...] = target
+
+    def _overlaps(self, output: np.ndarray, data: Sequence[np.ndarray], parameters: Sequence[int]) -> bool:
+        first = memory.address(output)
+        last = first + output.nbytes
+        return any(np.may_share_memory(output, array) for array in data) or any(
+            address < last and first < address + size for address, size in zip(parameters, self._sizes)
+        )
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -36,10 +36,25 @@ def cpu_view(array: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
         shape = array.shape
     if 0 in shape:
         return np.empty(shape, np.float32)
-    address = _data_pointer(array).value
-    assert address is not None, "an array that is not empty has memory"
+    (address,) = addresses([array])
+    return view_at(address, shape)
+
+
+def view_at(address: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a writable float32 view of C-contiguous memory, which must outlive it; not for an empty array."""
     memory: Any = (ctypes.c_float * math.prod(shape)).from_address(address)
     return np.ndarray(shape, np.float32, memory)
+
+
+def addresses(arrays: Iterable[Any]) -> list[int]:
+    """Return the addresses of the memory of CPU NDArrays that are not empty; see ``cpu_view``."""
+    lib, check_call = _mxnet()
+    pointer, found = ctypes.c_void_p(), []
+    for array in arrays:
+        check_call(lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+        assert pointer.value is not None, "an array that is not empty has memory"
+        found.append(pointer.value)
+    return found
 
 
 def gpu_address(array: Any) -> int:
@@ -48,8 +63,7 @@ def gpu_address(array: Any) -> int:
     The array must be dense float32. Its memory is C-contiguous, also that of a slice of another array. A kernel needs
     no more: a view by DLPack takes about fifty microseconds, as long as a small kernel.
     """
-    address = _data_pointer(array).value
-    assert address is not None, "an array that is not empty has memory"
+    (address,) = addresses([array])
     return address
 
 
@@ -117,13 +131,6 @@ def check_dense(stype: str, name: str) -> None:
     """Raise ProblemError for a storage type of MXNet's sparse arrays."""
     if stype != "default":
         raise ProblemError(f"{name}: expected a dense array, got a {stype} one; convert it with tostype('default')")
-
-
-def _data_pointer(array: Any) -> ctypes.c_void_p:
-    lib, check_call = _mxnet()
-    pointer = ctypes.c_void_p()
-    check_call(lib.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer
 
 
 @cache
