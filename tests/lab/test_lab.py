@@ -223,7 +223,12 @@ def test_watch_checks_again_at_each_save(tmp_path: Path) -> None:
     path = changed(tmp_path, "own.h", ("[p][q]", "[q][p]"))
     command = [sys.executable, "-m", "ece408_op", "lab", str(path), *SMALL, "--images", "1", "--watch"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # A process started in the background may inherit that SIGINT is ignored, and the lab ignores it then too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     ) as run:
         assert run.stdout is not None
         assert run.stdout.readline().endswith(": wrong\n")
