@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +13,6 @@ from ece408_op.core import dispatch, reference, tuning
 from ece408_op.errors import ProblemError
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import ConvProblem
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("problem", COURSE, ids=str)
@@ -94,13 +89,3 @@ def test_a_symbol_keeps_it():
     assert attributes["precision"] == "tf32"
     with pytest.raises(ProblemError, match="precision: expected one of float32, tf32, fp16; got 'bf16'"):
         ece408_op.replace_convolution(symbol, precision="bf16")
-
-
-@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
-def test_the_scripts_have_the_option(script):
-    pytest.importorskip("mxnet")
-    done = subprocess.run(
-        [sys.executable, ROOT / script, "--precision", "int4"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "tf32" in done.stderr

@@ -70,6 +70,7 @@ def test_one_number_alone_is_the_size_and_times_go_to_stderr():
         ("m2.py", ["ece408-low", "many"], "got 'many'"),
         ("m2.py", ["ece408-low", "1", "2"], "at most MODEL and SIZE"),
         ("m2.py", ["--impl", "fastest"], "fastest.*direct"),
+        ("m4.py", ["--precision", "int4"], "float32.*tf32.*fp16"),
         ("m2.py", ["--json", "/nowhere/m2.json"], "--json: expected a file in a folder that is there"),
         ("m2.py", ["--json", "/"], "--json: expected a file, got the folder /"),
         ("m2.py", ["--json", ""], "--json: expected a file, got the folder"),
