@@ -10,6 +10,7 @@ import pytest
 from cuda_layers import PROBLEMS, chip_of
 from plan_runs import races, run_plan
 
+from ece408_op.core import reference
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
 from ece408_op.kernels.cuda.split_precision import data_gradient, weight_gradient
@@ -58,6 +59,26 @@ def test_gradients_of_special_values_are_right(kernel, operand, value, programs:
     report = run_plan(kernel.text(plan), plan, problem, *operands, programs)
     found = compare(report.buffers[problem.operands[2]], *operands, kernel, problem=problem)
     assert found.passed, found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["convolution", "data_gradient", "weight_gradient"])
+@pytest.mark.parametrize("kernel", [depthwise.KERNEL, blocked_gemm.KERNEL], ids=["depthwise", "blocked_gemm"])
+def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs: Path) -> None:
+    """In a data gradient, an infinite weight may make finite pixels of its channel NaN."""
+    plain = ConvProblem(2, 3, 6, 7, 3, 3, stride=(1, 2), pad=(1, 1), groups=3 if kernel is depthwise.KERNEL else 1)
+    problem, rng = getattr(plain, kind), np.random.default_rng(0)
+    plan = kernel.plan(problem, chip_of(90), 16)
+    for operand in (0, 1):
+        operands = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
+        operands[operand][1, 0, 0, 2] = np.inf
+        report = run_plan(kernel.text(plan), plan, problem, *operands, programs)
+        got, exact = report.buffers[problem.operands[2]], reference.convolve(*operands, problem)
+        if (kind, operand) == ("data_gradient", 1):
+            channel = 1 if kernel is depthwise.KERNEL else 0
+            got[:, channel] = np.where(np.isnan(got), exact, got)[:, channel]
+        found = compare(got, *operands, kernel, problem=problem)
+        assert found.passed, found
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])

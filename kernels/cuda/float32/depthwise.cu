@@ -12,7 +12,8 @@
 // Arithmetic intensity: 2 K L FLOP per output, 8 bytes: memory limits it. (ROWS - 1) STRIDE_H + K rows and L columns are
 // loaded per ROWS outputs, mostly from the L1 cache.
 // Source: P. Micikevicius, 3D finite difference computation on GPUs using CUDA, 2009 (a thread per column, along rows).
-// Restrictions: as many groups as channels; filters small enough for registers.
+// Restrictions: as many groups as channels; filters small enough for registers. Where a weight is infinite, a pixel that
+// does not use it may have the gradient NaN: the kernel multiplies outputs that do not exist as zeros.
 
 constexpr int ROWS = Config::rows, THREADS = Config::threads, FILTERS = M / C;  // FILTERS of each channel
 constexpr bool DATA = Config::data_gradient;
