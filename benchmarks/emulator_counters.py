@@ -47,7 +47,8 @@ COMPARED = ("sectors", "wavefronts", "instructions")
 def ladder() -> list[CudaKernel]:
     """Return the kernels whose sources are in kernels/cuda/ladder."""
     found = (dispatch.find(name) for name in dispatch.names("gpu"))
-    return [k for k in found if isinstance(k, CudaKernel) and k.sources[-1].parent.name == "ladder"]
+    kernels = (k for k in found if isinstance(k, CudaKernel) and k.sources)
+    return [k for k in kernels if k.sources[-1].parent.name == "ladder"]
 
 
 def measure(layer: str) -> dict[str, dict[str, float]]:

@@ -30,6 +30,8 @@ REAL = {
         ConvProblem(128, 128, 56, 56, 128, 3, stride=(2, 2), pad=(1, 1)),
         ConvProblem(128, 512, 7, 7, 512, 3, pad=(1, 1)),
         ConvProblem(128, 128, 28, 28, 512, 1),
+        ConvProblem(128, 3, 224, 224, 64, 11, stride=(4, 4), pad=(2, 2)),
+        ConvProblem(128, 64, 27, 27, 192, 5, pad=(2, 2)),
         ConvProblem(128, 32, 112, 112, 32, 3, pad=(1, 1), groups=32),
         ConvProblem(128, 384, 14, 14, 384, 3, pad=(1, 1), groups=384),
         ConvProblem(128, 96, 112, 112, 96, 3, stride=(2, 2), pad=(1, 1), groups=96),

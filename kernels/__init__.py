@@ -18,6 +18,7 @@ from .cpu import (
     winograd,
     winograd_gemm,
 )
+from .cuda import cudnn
 from .cuda.float32 import (
     blocked_gemm,
     data_gradient_tiles,
@@ -57,6 +58,7 @@ KERNELS: tuple[Kernel, ...] = (
     depthwise.KERNEL,
     *wide.FP16X3,
     *split_precision.FP16X3,
+    cudnn.KERNEL,
     blocked_gemm.KERNEL,
     naive.NAIVE,
     naive.BLOCK1024,

@@ -18,6 +18,8 @@ _WARP = 32
 def launches(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> list[dict[str, Any]]:
     """Each distinct launch of a call: its count, its function's registers and bytes, its occupancy (0 to 1)."""
     plan = kernel.plan(problem, cuda.chip(), cuda.alignment(x.data.ptr, w.data.ptr, out.data.ptr))
+    if not kernel.sources:
+        return []  # a library's launches are not known
     binary = cuda.compiled(cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan), 0)
     driver, runtime = cuda.cupy().cuda.driver, cuda.cupy().cuda.runtime
     warps = runtime.deviceGetAttribute(_THREADS_PER_MULTIPROCESSOR, 0) // _WARP

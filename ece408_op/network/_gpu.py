@@ -13,10 +13,10 @@ from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.graph.symbol_graph import Node
+from ece408_op.kernels.cuda import cudnn
 from ece408_op.problem import ITEM_BYTES, PAD, ConvProblem
 from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
-from . import _cudnn as cudnn
 from . import _passes, _split_layers
 from ._definition import Shape
 from ._dense import BlasFullyConnected, GpuArrays, blas
@@ -29,7 +29,7 @@ from ._shaping import Softmax, SoftmaxOutput
 from ._split_precision import SplitFullyConnected, is_profitable
 from ._timing import Timed, Timer
 
-CUDNN = "cudnn"
+CUDNN = cudnn.KERNEL.name
 
 #: The largest pooling window whose unrolled loops are compiled.
 _LARGEST_WINDOW = 16
@@ -69,16 +69,14 @@ class Chooser:
         return found or ArrayComputation(self.arrays, node)
 
     def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel | None:
-        """Return our kernel for a convolution node, if there is one and cuDNN is not asked for."""
+        """Return the kernel for a convolution node, if there is one."""
         operator = node.operator
-        named = operator.impl != dispatch.AUTO
-        if self.impl == CUDNN and not named:
-            return None
+        impl = operator.impl if operator.impl != dispatch.AUTO else self.impl
         precision = self.precision if operator.precision == "float32" else operator.precision
         try:
-            kernel = dispatch.select(problem, "gpu", operator.impl, precision, self.chip)
+            kernel = dispatch.select(problem, "gpu", impl, precision, self.chip)
         except UnsupportedError as error:
-            if named:
+            if impl != dispatch.AUTO:
                 raise UnsupportedError(f"{described(node)}: impl: {error}") from error
             return None
         return kernel if isinstance(kernel, CudaKernel) else None
@@ -123,13 +121,11 @@ class ConvolutionComputation(Timed):
 
 
 def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation | None:
-    """Return our kernel on tensor cores, else cuBLAS for 1 x 1 filters, else what is there of ours and of cuDNN."""
+    """Return a kernel on tensor cores or the named one, else cuBLAS for 1 x 1 filters, else another kernel."""
     operator, x = node.operator, inputs[0]
     problem = operator.problem(x)
     kernel = chooser.kernel(node, problem)
-    if kernel is None and chooser.impl == CUDNN:
-        return _cudnn(chooser, node, inputs, output)
-    if kernel is None or (operator.impl == dispatch.AUTO and kernel.arithmetic == "fp32"):
+    if kernel is None or (operator.impl == chooser.impl == dispatch.AUTO and kernel.arithmetic == "fp32"):
         if operator.kernel == (1, 1) and not problem.needs:
             bind = _pointwise(chooser.device, x, output)
             return ConvolutionComputation(chooser, node, output, bind, "cublas")
@@ -139,13 +135,11 @@ def _convolution(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: 
             plain = replace(problem, height=x[2] + 2 * rows, width=x[3] + 2 * columns, pad=(0, 0))
             bordered = chooser.kernel(node, plain)
             if bordered is not None:
-                return _ours(chooser, node, output, bordered, plain, _passes.border(operator.pad, x))
-    if kernel is not None:
-        return _ours(chooser, node, output, kernel, problem)
-    return _cudnn(chooser, node, inputs, output) if cudnn.is_there() else None
+                return _by_kernel(chooser, node, output, bordered, plain, _passes.border(operator.pad, x))
+    return _by_kernel(chooser, node, output, kernel, problem) if kernel is not None else None
 
 
-def _ours(
+def _by_kernel(
     chooser: Chooser,
     node: Node,
     output: Shape,
@@ -153,24 +147,19 @@ def _ours(
     problem: ConvProblem,
     border: _passes.Pass | None = None,
 ) -> ConvolutionComputation:
-    """Return the convolution by one of our kernels, on images that are copied with a border where there is one."""
+    """Return the convolution by a kernel, on images that are copied with a border where there is one."""
     plan = kernel.plan(problem, chooser.chip, SCRATCH_ALIGNMENT)
     copied = round_up(ITEM_BYTES * prod(problem.x_shape), SCRATCH_ALIGNMENT) if border else 0
 
     def bind(x: Any, w: Any, out: Any, scratch: Any) -> Call:
-        rest = scratch[copied // ITEM_BYTES :] if plan.scratch else None
+        rest = scratch[copied // ITEM_BYTES :] if plan.scratch and plan.repeatable else None
         if border is None:
             return kernel.prepare_launch(problem, x, w, out, rest)
         padded = scratch[: prod(problem.x_shape)].reshape(problem.x_shape)
         return in_order(border.bind(x=x, y=padded), kernel.prepare_launch(problem, padded, w, out, rest))
 
-    scratch = copied + plan.scratch_bytes
+    scratch = copied + (plan.scratch_bytes if plan.repeatable else 0)
     return ConvolutionComputation(chooser, node, output, bind, kernel.name, scratch, plan.repeatable)
-
-
-def _cudnn(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
-    planned = cudnn.CudnnConvolution(node.operator, inputs[0], inputs[1], output, chooser.device)
-    return ConvolutionComputation(chooser, node, output, planned.bind, CUDNN, planned.scratch, repeatable=False)
 
 
 def _pointwise(device: int, x: Shape, y: Shape) -> Bind:

@@ -194,8 +194,11 @@ def _has_new_inside(node: dict[str, Any]) -> bool:
 
 
 def view(output: Any) -> Any:
-    """Return a view of a recorded call's output whose gradient arrives in the default layout."""
-    return output.reshape(output.shape) if output.size else output
+    """Return a view of a recorded call's output whose gradient arrives in the default layout.
+
+    An array on a GPU has it already, and MXNet would copy its gradient.
+    """
+    return output.reshape(output.shape) if output.size and not bridge.on_gpu(output) else output
 
 
 def _with_slices(graph: Mapping[str, Any], of_numpy: bool, behind: bool) -> Any:

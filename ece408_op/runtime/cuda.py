@@ -21,7 +21,18 @@ import numpy as np
 from ece408_op.errors import DeviceError
 
 from .install_hint import command
-from .launch import SCRATCH_ALIGNMENT, SHARED_BYTES, Chip, CopyToConstant, Plan, Step, TensorMap, round_up
+from .launch import (
+    SCRATCH_ALIGNMENT,
+    SHARED_BYTES,
+    Chip,
+    CopyToConstant,
+    Launch,
+    LibraryCall,
+    Plan,
+    Step,
+    TensorMap,
+    round_up,
+)
 from .prepared_launch import Addresses, PreparedLaunch
 from .recent import Recent
 from .shared_libraries import load_libraries
@@ -189,7 +200,7 @@ class _PreparedPlan:
     def __init__(self, program: Program, batch: int, device: int) -> None:
         plan = program.plan
         self.plan = plan
-        self.module = compiled(program, device)
+        self.module = compiled(program, device) if program.source else Module(None)
         ranges = plan.launch_ranges(batch)
         steps_by_images = {images: plan.steps(images) for images in {images for _, images in ranges}}
         steps = [
@@ -205,8 +216,8 @@ class _PreparedPlan:
         self.ranges = [tuple(map(self._prepared, some)) for some in steps]
         self.constants = any(isinstance(step, CopyToConstant) for step in plan.setup)
 
-    def _prepared(self, step: Step) -> PreparedLaunch | CopyToConstant:
-        if isinstance(step, CopyToConstant):
+    def _prepared(self, step: Step) -> PreparedLaunch | CopyToConstant | LibraryCall:
+        if not isinstance(step, Launch):
             return step
         return PreparedLaunch(self.module.function(step.entry, step.shared), step, self.addresses)
 
@@ -220,17 +231,19 @@ class _PreparedPlan:
             for each in streams:
                 stream.wait_event(each.record())
 
-    def _enqueue(self, steps: tuple[PreparedLaunch | CopyToConstant, ...], stream: Any) -> None:
+    def _enqueue(self, steps: tuple[PreparedLaunch | CopyToConstant | LibraryCall, ...], stream: Any) -> None:
         for step in steps:
             if isinstance(step, PreparedLaunch):
                 step.enqueue(stream)
+            elif isinstance(step, LibraryCall):
+                step.call({name: self.addresses[name] for name in step.buffers}, stream)
             else:
                 target, source = self.module.symbol(step.symbol), self.addresses[step.source]
                 cupy().cuda.runtime.memcpyAsync(target, source, step.bytes, _DEVICE_TO_DEVICE, stream.ptr)
 
 
 def _numbered(step: Step, numbers: Mapping[str, Any]) -> Step:
-    if isinstance(step, CopyToConstant):
+    if not isinstance(step, Launch):
         return step
     return replace(step, args=tuple(numbers.get(a, a) if isinstance(a, str) else a for a in step.args))
 
@@ -239,6 +252,8 @@ def _named(step: Step) -> tuple[str, ...]:
     """Return the names of the buffers that a step uses."""
     if isinstance(step, CopyToConstant):
         return (step.source,)
+    if isinstance(step, LibraryCall):
+        return step.buffers
     return tuple(a.buffer if isinstance(a, TensorMap) else a for a in step.args if isinstance(a, (str, TensorMap)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Callable, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -117,7 +117,20 @@ class CopyToConstant:
     bytes: int
 
 
-Step = Union[Launch, CopyToConstant]
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of a library, for one caller at a time.
+
+    Attributes:
+        buffers: the names of the buffers that it uses.
+        call: ``call(addresses, stream)`` queues its work, with the address of each buffer by name.
+    """
+
+    buffers: tuple[str, ...]
+    call: Callable[[Mapping[str, int], Any], None]
+
+
+Step = Union[Launch, CopyToConstant, LibraryCall]
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ class Plan:
     Attributes:
         defines: names and values of the ``#define``s in front of the source; they do not depend on the batch.
         images_per_launch: images of each range except the last.
-        steps: ``steps(n)`` returns the launches and copies for a range of n images; range r runs on stream
+        steps: ``steps(n)`` returns the launches, copies and calls for a range of n images; range r runs on stream
             r mod ``streams``.
         setup: steps that run once, before all ranges.
         streams: the number of CUDA streams.
@@ -152,7 +165,8 @@ class Plan:
     @property
     def repeatable(self) -> bool:
         """Whether calls share nothing, so that prepared launches and CUDA graphs can repeat one."""
-        return self.streams == 1 and not any(isinstance(step, CopyToConstant) for step in self.setup)
+        steps = (*self.setup, *self.steps(1))
+        return self.streams == 1 and not any(isinstance(step, (CopyToConstant, LibraryCall)) for step in steps)
 
     def launch_ranges(self, batch: int) -> list[tuple[int, int]]:
         """Return the first image and the number of images of each range."""

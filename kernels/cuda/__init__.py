@@ -3,6 +3,7 @@
 ladder           the course's optimisations, one file each
 float32          direct convolutions on the float32 units
 split_precision  three fp16 tensor-core products per float32 product
+cudnn            NVIDIA's library
 
 layer.cuh        the layer's sizes and types
 denormals.cuh    multiplications that keep denormal numbers

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = {
     kernel.name: kernel
     for kernel in map(dispatch.find, dispatch.names("gpu"))
-    if kernel.sources[-1].parent.name == "ladder"
+    if kernel.sources and kernel.sources[-1].parent.name == "ladder"
 }
 #: Several tiles and filter groups; sizes that divide nothing.
 PROBLEMS = (ConvProblem(3, 2, 11, 13, 5, 3), ConvProblem(2, 1, 19, 18, 17, 5))

@@ -9,7 +9,8 @@ from ece408_op.kernels import KERNELS
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime.launch import Chip
 
-CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel)]
+#: The kernels that this package compiles.
+CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel) and kernel.sources]
 
 #: Every architecture that some kernel supports.
 ARCHITECTURES = (50, 60, 70, 80, 90, 100, 120)

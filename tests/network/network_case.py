@@ -26,15 +26,7 @@ def require(way):
     if way != "numpy":
         require_gpu()
     if way == "cudnn":
-        require_cudnn()
-
-
-def require_cudnn():
-    """Skip the test without cuDNN."""
-    try:
-        import cudnn  # noqa: F401
-    except ImportError as error:
-        pytest.skip(str(error))
+        pytest.importorskip("cudnn")
 
 
 def text_of(symbol):

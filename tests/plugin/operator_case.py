@@ -78,6 +78,13 @@ class OperatorCases:
         """A NumPy array as an NDArray there."""
         return self.mx.nd.array(source, ctx=self.context(number))
 
+    def variable(self, source, request="write", gradient=0):
+        """A NumPy array as an NDArray there with a gradient, filled by a copy: MXNet's kernels don't know all GPUs."""
+        array = self.array(source)
+        filled = self.array(np.full(array.shape, gradient, np.float32))
+        self.mx.autograd.mark_variables([array], [filled], [request])
+        return array
+
     def call(self, x, w, **options):
         """Call the operator through nd.Custom."""
         return self.mx.nd.Custom(
@@ -184,12 +191,11 @@ class OperatorCases:
             y.wait_to_read()
 
     def test_the_gradient_of_a_fused_operator_raises_and_leaves_nan(self):
-        x, w = (self.array(a) for a in values((2, 1, 6, 6), 2, 3))
-        x.attach_grad()
+        x, w = (self.variable(a) for a in values((2, 1, 6, 6), 2, 3))
         with self.mx.autograd.record():
             y = self.call(x, w, fuse="tanh_pool")
         with pytest.raises(self.mx.MXNetError, match="fuse='tanh_pool' has no gradient"):
-            y.backward()
+            y.backward(self.array(np.ones(y.shape, np.float32)))
             x.grad.wait_to_read()
         assert np.isnan(x.grad.asnumpy()).all()
 
@@ -206,11 +212,7 @@ class OperatorCases:
         inputs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
         x, w, _ = inputs
         head = random.standard_normal(problem.y_shape).astype(np.float32)
-        arrays = [self.array(each) for each in inputs]
-        for array, request in zip(arrays, requests):
-            array.attach_grad(request)
-            if request == "add":
-                array.grad[:] = 1
+        arrays = [self.variable(each, request, float(request == "add")) for each, request in zip(inputs, requests)]
         ece408_op.clear_op_times()
         with self.mx.autograd.record():
             y = self.convolved(problem, arrays, **options)
@@ -269,13 +271,11 @@ class OperatorCases:
     def test_an_empty_batch_has_gradients_of_zero(self):
         with self.mx.util.np_shape(True):
             x = self.mx.nd.empty((0, 2, 9, 8), ctx=self.context())
-            w, b = self.array(np.ones((3, 2, 3, 3))), self.array(np.ones(3))
-            for array, request in zip((x, w, b), ("write", "write", "add")):
-                array.attach_grad(request)
-            b.grad[:] = 7
+            w, b = self.variable(np.ones((3, 2, 3, 3))), self.variable(np.ones(3), "add", 7)
+            self.mx.autograd.mark_variables([x], [self.mx.nd.empty(x.shape, ctx=self.context())])
             with self.mx.autograd.record():
                 y = self.convolved(ConvProblem(0, 2, 9, 8, 3, 3), (x, w, b))
-            y.backward()
+            y.backward(self.mx.nd.empty(y.shape, ctx=self.context()))
             assert (w.grad.asnumpy() == 0).all()
             assert (b.grad.asnumpy() == 7).all()
 
@@ -320,11 +320,11 @@ class OperatorCases:
             f"at = dict(ctx={self.words})\n"
             "w = mx.nd.array(np.ones((4, 4, 3, 3), np.float32), **at)\n"
             "y = mx.nd.array(np.ones((3000, 4, 28, 28), np.float32), **at)\n"
-            "w.attach_grad()\n"
+            "mx.autograd.mark_variables([w], [mx.nd.array(np.zeros((4, 4, 3, 3), np.float32), **at)])\n"
             f"with mx.autograd.record() if {trains} else mx.autograd.pause():\n"
             "    for _ in range(4):\n"
             f"        y = mx.nd.Custom(y, w, op_type='New', kernel=(3, 3), num_filter=4, **{self.device})\n"
-            f"if {trains}: y.backward()\n"
+            f"if {trains}: y.backward(mx.nd.array(np.ones((3000, 4, 20, 20), np.float32), **at))\n"
             "print('leaving')\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}

@@ -49,8 +49,7 @@ class TestHostContext(GpuOperatorCases):
         monkeypatch.setattr(host_context, "CHUNK_BYTES", 8 * 4 * (64 + 36))
         x, w = np.zeros(problem.x_shape, np.float32), np.ones(problem.w_shape, np.float32)
         x[5] = np.inf
-        weight = self.array(w)
-        weight.attach_grad()
+        weight = self.variable(w)
         with self.mx.autograd.record():
             y = self.convolved(problem, (self.array(x), weight))
         y.backward()
