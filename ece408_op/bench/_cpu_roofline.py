@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
 from functools import partial
 from typing import Any
-
-from llvmlite import ir
 
 from ece408_op.core import timer
 from ece408_op.core.roofline import Ceilings
@@ -24,32 +21,25 @@ _REPEATS = 5
 @llvm.compiled_once
 def _multiply_adds(target: llvm.Cpu) -> Any:
     """Compile a function (out): _STEPS times _SUMS multiply-adds of whole vectors; the sums are loaded and stored."""
-    module = ir.Module("peak")
-    vector = ir.VectorType(llvm.F32, target.lanes).as_pointer()
-    b, (out,) = llvm.new_function(module, "peak", {"out": llvm.F32_PTR})
-    pointers = [b.bitcast(llvm.element(b, out, n * target.lanes), vector) for n in range(_SUMS)]
-    values = [b.load(pointer) for pointer in pointers]
-    with llvm.for_range(b, _STEPS, values) as loop:
-        loop.values = [llvm.fma(b, target, value, values[0], values[0]) for value in loop.values]
-    for value, pointer in zip(loop.values, pointers):
-        b.store(value, pointer)
-    b.ret_void()
-    return llvm.compile_function(module, "peak", [c_void_p], target)
+    with llvm.Function(llvm.Module("peak", target), "peak", "out", exported=True) as f:
+        (out,) = f.arguments
+        values = [out[n * target.lanes].load(target.lanes) for n in range(_SUMS)]
+        with f.loop(_STEPS, values) as loop:
+            loop.values = [value.fma(values[0], values[0]) for value in loop.values]
+        for n, value in enumerate(loop.values):
+            out[n * target.lanes].store(value)
+    return f.compiled()
 
 
 @llvm.compiled_once
 def _fill(target: llvm.Cpu) -> Any:
     """Compile a function (out, vectors) that stores vectors of ones past the caches."""
-    module = ir.Module("fill")
-    vector = ir.VectorType(llvm.F32, target.lanes)
-    b, (out, vectors) = llvm.new_function(module, "fill", {"out": llvm.F32_PTR, "vectors": llvm.I64})
-    ones = ir.Constant(vector, [1.0] * target.lanes)
-    with llvm.for_range(b, vectors) as loop:
-        pointer = llvm.element(b, out, b.mul(loop.index, llvm.const(target.lanes)))
-        llvm.store_nontemporal(b, ones, b.bitcast(pointer, vector.as_pointer()), 4 * target.lanes)
-    llvm.nontemporal_fence(b)
-    b.ret_void()
-    return llvm.compile_function(module, "fill", [c_void_p, c_int64], target)
+    with llvm.Function(llvm.Module("fill", target), "fill", "out", "vectors", exported=True) as f:
+        out, vectors = f.arguments
+        with f.range(vectors) as n:
+            out[n * target.lanes].store_nontemporal(f.vector(1.0))
+        f.nontemporal_fence()
+    return f.compiled()
 
 
 def measure(threads: int) -> Ceilings:

@@ -151,17 +151,13 @@ def _deleter() -> Any:
         return None
     advise = ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
     with llvm.LOCK:
-        target, module = llvm.cpu(), ir.Module()
-        b, (managed,) = llvm.new_function(module, "free_block", {"managed": llvm.I64})
-
-        def field(address: Any, offset: int) -> Any:
-            return b.inttoptr(b.add(address, llvm.const(offset)), llvm.I64_PTR)
-
-        control = b.load(field(managed, ManagedTensor.context.offset))
-        start, size = (b.load(field(control, each.offset)) for each in (_Control.start, _Control.bytes))
-        kind = ir.FunctionType(llvm.I32, [llvm.I64, llvm.I64, llvm.I32])
-        free = ir.Constant(llvm.I32, mmap.MADV_FREE)
-        b.call(b.inttoptr(llvm.const(advise), kind.as_pointer()), [start, size, free])
-        b.store_atomic(llvm.const(0), field(control, _Control.in_use.offset), "release", 8)
-        b.ret_void()
-        return _kept(llvm.compile_function(module, "free_block", [ctypes.c_int64], target))
+        with llvm.Function(llvm.Module("pool", llvm.cpu()), "free_block", "", "managed", exported=True) as f:
+            (managed,) = f.arguments
+            control = managed.pointer_at(ManagedTensor.context.offset).load()
+            start, size = (control.pointer_at(each.offset).load() for each in (_Control.start, _Control.bytes))
+            kind = ir.FunctionType(llvm.I32, [llvm.I64, llvm.I64, llvm.I32])
+            free = ir.Constant(llvm.I32, mmap.MADV_FREE)
+            f.b.call(f.b.inttoptr(f.const(advise).ir, kind.as_pointer()), [start.ir, size.ir, free])
+            in_use = control.pointer_at(_Control.in_use.offset)
+            f.b.store_atomic(f.const(0).ir, in_use.ir, "release", 8)
+        return _kept(f.compiled())

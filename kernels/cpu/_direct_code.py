@@ -1,173 +1,263 @@
 """The machine code of ``direct`` for one plan, as LLVM IR; ``direct`` describes the algorithm.
 
-The work on an image is divided into units: a pass over some channels, for a band of rows. While a unit computes, it
-shifts the next unit's rows, those of the next image's first unit included.
+The work on an image is divided into units: a pass over some channels, for a band of rows. While a unit computes, each
+of its tiles shifts some rows of the next unit, those of the next image's first unit included.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import Cpu, const, element, for_range, nontemporal_fence, offset
+from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value
 
 from . import _tanh_pool
 from ._direct_plan import DirectPlan
-from ._direct_tile import shift_rows, tile
-from ._ir import ConvFunction, claimed_images, each_piece, function, minimum
+from ._ir import LINE_FLOATS, add_products, claimed_images, copy_rows, each_piece, store_first
 from ._tanh_pool import Pooling
+
+#: Columns of a filter that are unrolled; the columns of a larger filter are a loop.
+UNROLL = 16
+
+#: The arguments of the function ``conv``: see ``build``.
+CONV = "x w y scratch counter:i64", "images most parts"
 
 
 class Outputs:
     """Where an image's convolution goes: to y, or with ``pooling`` to scratch from float ``start`` on, then to y."""
 
-    def __init__(self, module: ir.Module, layer: ConvProblem, target: Cpu, pooling: Pooling | None, start: int) -> None:
+    def __init__(self, module: Module, layer: ConvProblem, pooling: Pooling | None, start: int) -> None:
         self._size = pooling.size if pooling else math.prod(layer.y_shape[1:])
-        self._pool = _tanh_pool.build(module, pooling, target) if pooling else None
+        self._pool = _tanh_pool.build(module, pooling) if pooling else None
         self._start = start
 
-    def of(self, conv: ConvFunction, image: Any) -> Any:
+    def of(self, y: Value, scratch: Value, image: Value) -> Value:
         """Return the pointer for the convolution of an image: filters x rows x columns."""
-        return element(conv.b, conv.scratch, self._start) if self._pool else self._y(conv, image)
+        return scratch[self._start] if self._pool else y[image * self._size]
 
-    def done(self, conv: ConvFunction, image: Any) -> None:
+    def done(self, y: Value, scratch: Value, image: Value) -> None:
         """Emit the pooling, if any, of an image whose convolution is complete."""
         if self._pool:
-            conv.b.call(self._pool, [self.of(conv, image), self._y(conv, image)])
-
-    def _y(self, conv: ConvFunction, image: Any) -> Any:
-        return element(conv.b, conv.y, offset(conv.b, (image, self._size)))
+            self._pool(scratch[self._start], y[image * self._size])
 
 
-def _shift(module: ir.Module, plan: DirectPlan) -> ir.Function:
+def _tile(module: Module, plan: DirectPlan, size: tuple[int, int], nontemporal: bool) -> Function:
+    """Build the function that computes one tile, of (filters, vectors), in one pass.
+
+    x, y         the tile's first pixel in the shifted copies, and in y
+    x_last, y_last
+                 its last vector there, which may overlap the one before
+    y_next       the next tile's first pixel in y, whose lines are prefetched
+    w            the pass's packed weights of the block
+    channels     in this pass; ``done`` channels came before it, and their sums are in y
+    source, to   the next unit's rows, in the image and in its shifted copies. Of each of the first ``ahead`` channels,
+                 plan.rows_ahead rows are shifted; each row of the channel's filters has its share of the shifts
+    later        the same rows of the unit after that, which are prefetched
+    """
+    layer, lanes, (filters, vectors) = plan.layer, plan.lanes, size
+    kernel, width, plane = layer.kernel, layer.kernel_width, layer.output_height * layer.output_width
+    pointers, integers = "x x_last w y y_last y_next source later to", "channels done ahead"
+    with Function(module, f"tile_{filters}_{vectors}", pointers, integers) as f:
+        x, x_last, w, y, y_last, y_next, source, later, to, channels, done, ahead = f.arguments
+
+        def tap(sums: list[Value], here: Value, last: Value, weights: Value, shift: int) -> list[Value]:
+            starts = [here[v * lanes + shift] for v in range(vectors - 1)] + [last[shift]]
+            return add_products(sums, [start.load(lanes) for start in starts], weights, filters)
+
+        outputs = [
+            y_last[m * plane] if v == vectors - 1 else y[v * lanes + m * plane]
+            for m in range(filters)
+            for v in range(vectors)
+        ]
+        sums = [f.vector(0.0)] * len(outputs)
+        if not plan.single:
+            sums = _sums_so_far(f, done, sums, outputs)
+        with f.loop(layer.channels if plan.single else channels, sums) as c:
+            with f.loop(kernel, c.values) as p:
+                with f.when(c.index < ahead):
+                    _shift_ahead(plan, (source, later, to), c.index, p.index)
+                tap_row = c.index * kernel + p.index
+                if not nontemporal:
+                    _prefetch_outputs(plan, size, y_next, tap_row)
+                start = c.index * plan.channel_stride + p.index * layer.output_width
+                here, last, weights = x[start], x_last[start], w[tap_row * (width * filters)]
+                if width <= UNROLL:
+                    for q in range(width):
+                        p.values = tap(p.values, here, last, weights[q * filters], q * plan.shift_stride)
+                else:
+                    with f.loop(width, p.values) as each:
+                        shift, step = each.index * plan.shift_stride, weights[each.index * filters]
+                        each.values = tap(each.values, here[shift], last[shift], step, 0)
+                    p.values = each.values
+            c.values = p.values
+        for value, output in zip(c.values, outputs):
+            if plan.pixels < lanes:
+                store_first(value, output, plan.pixels)
+            elif nontemporal:
+                output.store_nontemporal(value)
+            else:
+                output.store(value)
+    return f
+
+
+def _sums_so_far(f: Function, done: Value, zeros: list[Value], outputs: list[Value]) -> list[Value]:
+    """Return zeros in the first pass, and the sums that earlier passes left in y in the later ones."""
+    b, before = f.b, f.b.block
+    with f.when(~done.equals(0)):
+        found = [output.load(f.module.target.lanes) for output in outputs]
+        loaded = b.block
+    sums: list[ir.PhiInstr] = [b.phi(zero.ir.type) for zero in zeros]
+    for total, zero, value in zip(sums, zeros, found):
+        total.add_incoming(zero.ir, before)
+        total.add_incoming(value.ir, loaded)
+    return [Value(f, total) for total in sums]
+
+
+def _prefetch_outputs(plan: DirectPlan, size: tuple[int, int], y_next: Value, tap_row: Value) -> None:
+    """Prefetch a share of the lines of y where the next tile ends: the tap rows of this tile prefetch all of them."""
+    filters, vectors = size
+    plane = plan.layer.output_height * plan.layer.output_width
+    lines = -(-vectors * plan.lanes // LINE_FLOATS) + 1
+    count = -(-filters * lines // (plan.passes[-1][0] * plan.layer.kernel))
+    for number in range(count):
+        line = tap_row * count + number
+        y_next[(line // lines).min(filters - 1) * plane + line % lines * LINE_FLOATS].prefetch(write=True)
+
+
+def _shift_ahead(plan: DirectPlan, pointers: tuple[Value, Value, Value], c: Value, p: Value) -> None:
+    """Shift plan.rows_ahead rows of channel c: the p-th of K shares of the L shifts.
+
+    Also prefetch a share of the rows of the unit after that; without copies, of the next unit.
+    """
+    layer, (source, later, to) = plan.layer, pointers
+    channel = c * (layer.height * layer.width)
+    count = -(-(-(-plan.rows_ahead * layer.width // LINE_FLOATS) + 1) // layer.kernel)
+    for number in range(count):
+        (source if plan.in_place else later)[channel][p * (count * LINE_FLOATS) + number * LINE_FLOATS].prefetch()
+    if plan.in_place:
+        return
+    shifts = -(-layer.kernel_width // layer.kernel)
+    for number in range(shifts):
+        q = (p * shifts + number).min(layer.kernel_width - 1)
+        shifted = to[c * plan.channel_stride + q * plan.shift_stride]
+        _shift_rows(plan, source[channel][q], shifted, plan.rows_ahead)
+
+
+def _shift_rows(plan: DirectPlan, source: Value, to: Value, rows: Operand) -> None:
+    """Emit a copy of ``rows`` rows of one channel, output_width columns each, from the image to a shifted copy."""
+    columns = plan.layer.output_width
+    copy_rows(plan.lanes, columns, (source, plan.layer.width), (to, columns), rows)
+
+
+def _shift(module: Module, plan: DirectPlan) -> Function:
     """Build (x, shifted, first, last), which fills channels first to last - 1 of a unit's shifted copies.
 
     x is the unit's first row in its first channel. Nothing is done if last is not above first.
     """
     layer = plan.layer
-    b, (x, shifted, first, last) = function(module, "shift", "x shifted", "first last")
-    count = b.sub(last, first)
-    with (
-        b.if_then(b.icmp_signed(">", count, const(0))),
-        for_range(b, count) as loop,
-        for_range(b, layer.kernel_width) as q,
-    ):
-        c = b.add(first, loop.index)
-        source = element(b, x, offset(b, (c, layer.height * layer.width), (q.index, 1)))
-        to = element(b, shifted, offset(b, (c, plan.channel_stride), (q.index, plan.shift_stride)))
-        shift_rows(b, plan, source, to, plan.shifted_rows)
-    b.ret_void()
-    return b.function
+    with Function(module, "shift", "x shifted", "first last") as f:
+        x, shifted, first, last = f.arguments
+        count = last - first
+        with f.when(count > 0), f.range(count) as number, f.range(layer.kernel_width) as q:
+            c = first + number
+            to = shifted[c * plan.channel_stride + q * plan.shift_stride]
+            _shift_rows(plan, x[c * (layer.height * layer.width) + q], to, plan.shifted_rows)
+    return f
 
 
 class _Unit(NamedTuple):
     """A unit's first row in its first channel of x, its first row in y, its channels, and the channels before them."""
 
-    x: Any
-    y: Any
-    channels: Any
-    done: Any
+    x: Value
+    y: Value
+    channels: Value
+    done: Value
 
 
-def _unit(b: ir.IRBuilder, plan: DirectPlan, x: Any, y: Any, number: Any) -> _Unit:
+def _unit(plan: DirectPlan, x: Value, y: Value, number: Value) -> _Unit:
     """Emit the addresses and sizes of unit ``number`` of the image at x and y."""
-    layer = plan.layer
-    (size, many), passes = plan.passes[0], plan.pass_count
-    band, number_in_band = b.udiv(number, const(passes)), b.urem(number, const(passes))
-    row = minimum(b, offset(b, (band, plan.rows)), layer.output_height - plan.rows)
-    smaller = b.icmp_signed(">=", number_in_band, const(many))  # by one channel each
-    channels = b.select(smaller, const(plan.passes[-1][0]), const(size))
-    larger_done = offset(b, (number_in_band, size))
-    done = b.sub(larger_done, b.select(smaller, b.sub(number_in_band, const(many)), const(0)))
-    pixels = offset(b, (done, layer.height * layer.width), (row, layer.width))
-    return _Unit(element(b, x, pixels), element(b, y, offset(b, (row, layer.output_width))), channels, done)
+    layer, (size, many) = plan.layer, plan.passes[0]
+    band, number_in_band = number // plan.pass_count, number % plan.pass_count
+    row = (band * plan.rows).min(layer.output_height - plan.rows)
+    smaller = number_in_band >= many  # by one channel each
+    channels = smaller.select(plan.passes[-1][0], size)
+    done = number_in_band * size - smaller.select(number_in_band - many, 0)
+    pixels = done * (layer.height * layer.width) + row * layer.width
+    return _Unit(x[pixels], y[row * layer.output_width], channels, done)
 
 
-def _compute(module: ir.Module, plan: DirectPlan, target: Cpu, nontemporal: bool) -> ir.Function:
+def _compute(module: Module, plan: DirectPlan, nontemporal: bool) -> Function:
     """Build the function that computes one unit, whose shifted rows are complete; its arguments are those of tiles.
 
     The next unit has ``ahead`` channels, whose rows go from ``source`` to ``to``; the one after begins at ``later``.
     """
     layer, lanes, plane = plan.layer, plan.lanes, plan.layer.output_height * plan.layer.output_width
-    tiles = {
-        (filters, vectors): tile(module, plan, (filters, vectors), target, nontemporal)
-        for filters, _ in plan.blocks
-        for vectors, _ in plan.tiles
-    }
-    b, arguments = function(module, "compute", "w y shifted source later to", "channels done ahead")
-    w, y, shifted, source, later, to, channels, done, ahead = arguments
-    for filters, number, block in each_piece(b, plan.blocks):
-        weights = element(b, w, offset(b, (number, layer.products), (done, layer.products // layer.channels * filters)))
-        outputs = element(b, y, offset(b, (number, plane)))
-        for vectors, covered, count in each_piece(b, plan.tiles):
-            pixel = offset(b, (covered, lanes))
-            last = minimum(b, b.add(pixel, const((vectors - 1) * lanes)), max(plan.pixels - lanes, 0))
-            following = b.add(pixel, const(vectors * lanes))
-            inside = b.icmp_signed("<", following, const(plan.pixels))
-            following = b.select(inside, following, const(filters * plane))
-            row = offset(b, (block, plan.tile_count * plan.rows_ahead), (count, plan.rows_ahead))
-            any_left = b.icmp_signed("<", row, const(plan.shifted_rows))
-            row = minimum(b, row, plan.shifted_rows - plan.rows_ahead)
-            pointers = [
-                *(element(b, shifted, start) for start in (pixel, last)),
-                weights,
-                *(element(b, outputs, start) for start in (pixel, last, following)),
-                *(element(b, array, offset(b, (row, layer.width))) for array in (source, later)),
-                element(b, to, offset(b, (row, layer.output_width))),
-            ]
-            b.call(tiles[filters, vectors], [*pointers, channels, done, b.select(any_left, ahead, const(0))])
-    b.ret_void()
-    return b.function
+    sizes = [(filters, vectors) for filters, _ in plan.blocks for vectors, _ in plan.tiles]
+    tiles = {size: _tile(module, plan, size, nontemporal) for size in sizes}
+    with Function(module, "compute", "w y shifted source later to", "channels done ahead") as f:
+        w, y, shifted, source, later, to, channels, done, ahead = f.arguments
+        for filters, above, block in each_piece(f, plan.blocks):
+            weights = w[above * layer.products + done * (layer.products // layer.channels * filters)]
+            outputs = y[above * plane]
+            for vectors, covered, count in each_piece(f, plan.tiles):
+                pixel = covered * lanes
+                last = (pixel + (vectors - 1) * lanes).min(max(plan.pixels - lanes, 0))
+                following = pixel + vectors * lanes
+                following = (following < plan.pixels).select(following, filters * plane)
+                row = block * (plan.tile_count * plan.rows_ahead) + count * plan.rows_ahead
+                ahead_here = (row < plan.shifted_rows).select(ahead, 0)
+                row = row.min(plan.shifted_rows - plan.rows_ahead)
+                pointers = [shifted[pixel], shifted[last], weights, outputs[pixel], outputs[last], outputs[following]]
+                pointers += [source[row * layer.width], later[row * layer.width], to[row * layer.output_width]]
+                tiles[filters, vectors](*pointers, channels, done, ahead_here)
+    return f
 
 
-def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> ir.Module:
-    """Build the module of one layer, with its function ``conv`` (see ``_ir.ConvFunction``).
+def build(plan: DirectPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> Function:
+    """Build the function ``conv``(x, w, y, scratch, counter, images, most, parts) of one layer.
 
     ``nontemporal`` stores y past the caches: y must begin at a cache line, and plan.nontemporal must hold. With
-    ``pooling``, y gets the tanh of the maxima; an image's convolution stays in scratch behind the plan's own.
+    ``pooling``, y gets the tanh of the maxima; an image's convolution stays in scratch behind the plan's own. The last
+    arguments are those of ``_ir.claimed_images``.
     """
-    module = ir.Module("direct")
+    module = Module("direct", target)
     shift = _shift(module, plan)
-    compute = _compute(module, plan, target, nontemporal)
-    outputs = Outputs(module, plan.layer, target, pooling, plan.scratch)
-    conv = ConvFunction.begin(module)
-    b = conv.b
+    compute = _compute(module, plan, nontemporal)
+    outputs = Outputs(module, plan.layer, pooling, plan.scratch)
     x_size = math.prod(plan.layer.x_shape[1:])
+    with Function(module, "conv", *CONV, exported=True) as f:
+        x, w, y, scratch, counter, images, most, parts = f.arguments
 
-    def unit_of(image: Any, number: Any, y: Any = None) -> _Unit:
-        x = element(b, conv.x, offset(b, (image, x_size)))
-        return _unit(b, plan, x, conv.y if y is None else y, number)
+        def unit_of(image: Value, number: Value, to: Value) -> _Unit:
+            return _unit(plan, x[image * x_size], to, number)
 
-    def before(first: Any) -> list[Any]:
-        if plan.in_place:
-            return []
-        unit = unit_of(first, const(0))
-        b.call(shift, [unit.x, conv.scratch, const(0), unit.channels])
-        return [conv.scratch, element(b, conv.scratch, plan.copies)]
+        def before(first: Value) -> list[Value]:
+            if plan.in_place:
+                return []
+            unit = unit_of(first, f.const(0), y)
+            shift(unit.x, scratch, 0, unit.channels)
+            return [scratch, scratch[plan.copies]]
 
-    with claimed_images(conv, before) as each:
-        y = outputs.of(conv, each.image)
-        with for_range(b, plan.units, each.values) as loop:
-            unit = unit_of(each.image, loop.index, y)
-            number = b.add(loop.index, const(1))
-            last = b.icmp_signed("==", number, const(plan.units))
-            after = unit_of(b.select(last, each.following, each.image), b.select(last, const(0), number))
-            # If the thread's next image is not the following one, the prefetch is useless, and harmless.
-            later = b.add(loop.index, const(2))
-            later_image = b.add(each.image, b.udiv(later, const(plan.units)))
-            later = unit_of(later_image, b.urem(later, const(plan.units)))
-            shifted, to = (unit.x, unit.x) if plan.in_place else loop.values
-            ahead = b.select(b.or_(b.not_(last), each.has_next), after.channels, const(0))
-            b.call(compute, [conv.w, unit.y, shifted, after.x, later.x, to, unit.channels, unit.done, ahead])
-            if not plan.in_place:
-                b.call(shift, [after.x, to, unit.channels, ahead])  # of a channel more than this unit has
-                loop.values = [to, shifted]
-        each.values = loop.values
-        outputs.done(conv, each.image)
-    if nontemporal:
-        nontemporal_fence(b)
-    b.ret_void()
-    return module
+        with claimed_images(counter, images, most, parts, before) as each:
+            to_y = outputs.of(y, scratch, each.image)
+            with f.loop(plan.units, each.values) as loop:
+                unit, number = unit_of(each.image, loop.index, to_y), loop.index + 1
+                last = number.equals(plan.units)
+                after = unit_of(last.select(each.following, each.image), last.select(0, number), y)
+                # If the thread's next image is not the following one, the prefetch is useless, and harmless.
+                two_on = loop.index + 2
+                later = unit_of(each.image + two_on // plan.units, two_on % plan.units, y)
+                shifted, to = (unit.x, unit.x) if plan.in_place else loop.values
+                ahead = (~last | each.has_next).select(after.channels, 0)
+                compute(w, unit.y, shifted, after.x, later.x, to, unit.channels, unit.done, ahead)
+                if not plan.in_place:
+                    shift(after.x, to, unit.channels, ahead)  # of a channel more than this unit has
+                    loop.values = [to, shifted]
+            each.values = loop.values
+            outputs.done(y, scratch, each.image)
+        if nontemporal:
+            f.nontemporal_fence()
+    return f

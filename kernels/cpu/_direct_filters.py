@@ -16,47 +16,16 @@ No layer of the course takes this way. Most 3 x 3 layers of image classifiers do
 
 from __future__ import annotations
 
-import ctypes
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I64,
-    Cpu,
-    compile_function,
-    compiled_once,
-    const,
-    element,
-    fma,
-    for_range,
-    new_function,
-    offset,
-    prefetch,
-)
+from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once
 
-from ._direct_code import Outputs
+from ._direct_code import CONV, Outputs
 from ._direct_plan import SPARE, cheapest_cut, step_cycles, tile_sizes
-from ._ir import (
-    LINE_FLOATS,
-    ConvFunction,
-    Pieces,
-    broadcast,
-    claimed_images,
-    each_piece,
-    function,
-    load,
-    minimum,
-    store,
-    transposed,
-    whole_lines,
-)
+from ._ir import LINE_FLOATS, Pieces, add_products, claimed_images, each_piece, transposed, whole_lines
 from ._tanh_pool import Pooling
 
 #: Bytes of sums that are stored [pixel][filter], so that they stay in L1 or near it.
@@ -67,31 +36,22 @@ STAGE_BYTES = 64 * 1024
 PRODUCTS, MANY_PRODUCTS = 128, 1000
 
 
-@dataclass(frozen=True)
 class FilterPlan:
-    """The cut of one layer: filters per block, pixels per tile, and the rows whose sums are stored at a time."""
+    """The cut of one layer, compared by identity.
 
-    layer: ConvProblem
-    lanes: int
-    blocks: Pieces
-    tiles: Pieces
-    rows: int
+    blocks       filters per block
+    tiles        pixels per tile
+    rows         the rows whose sums are stored at a time; ``pixels`` are their output pixels
+    scratch      floats of scratch per thread: those sums of one block; whole cache lines
+    lines_ahead  cache lines of the next image that each tile prefetches
+    """
 
-    @property
-    def pixels(self) -> int:
-        """Output pixels of the rows whose sums are stored at a time."""
-        return self.rows * self.layer.output_width
-
-    @property
-    def scratch(self) -> int:
-        """Floats of scratch per thread: those sums of one block; whole cache lines."""
-        return whole_lines(self.pixels * self.blocks[0][0])
-
-    @property
-    def lines_ahead(self) -> int:
-        """Cache lines of the next image that each tile prefetches."""
-        tiles = self.layer.output_height * sum(n for _, n in self.tiles) * sum(n for _, n in self.blocks)
-        return -(-math.prod(self.layer.x_shape[1:]) // (LINE_FLOATS * tiles))
+    def __init__(self, layer: ConvProblem, lanes: int, blocks: Pieces, tiles: Pieces, rows: int) -> None:
+        self.layer, self.lanes, self.blocks, self.tiles, self.rows = layer, lanes, blocks, tiles, rows
+        self.pixels = rows * layer.output_width
+        self.scratch = whole_lines(self.pixels * blocks[0][0])
+        tile_count = layer.output_height * sum(n for _, n in tiles) * sum(n for _, n in blocks)
+        self.lines_ahead = -(-math.prod(layer.x_shape[1:]) // (LINE_FLOATS * tile_count))
 
 
 @cache
@@ -117,68 +77,54 @@ def _tap_cycles(vectors: int, pixels: int) -> float:
     return step_cycles(pixels, vectors, 1) + vectors / 4  # weights come from L2
 
 
-def _tile(module: ir.Module, plan: FilterPlan, size: tuple[int, int], target: Cpu) -> ir.Function:
+def _tile(module: Module, plan: FilterPlan, size: tuple[int, int]) -> Function:
     """Build (x, w, sums, y, later), which computes one tile of (filters, pixels).
 
     x is the tile's first pixel, w the block's packed weights, sums where the tile's sums go, and y where they go after
     the transposition, which is prefetched; so is ``later``, a share of the next image.
     """
-    layer, lanes = plan.layer, plan.lanes
-    filters, pixels = size
-    vectors = filters // lanes
-    b, (x, w, sums, y, later) = function(module, f"tile_{filters}_{pixels}", "x w sums y later")
-    tap_rows = layer.channels * layer.kernel
-    totals = [ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)] * (vectors * pixels)
-
-    def tap(totals: list[Any], weights: Any, row: Any) -> list[Any]:
-        starts = [b.bitcast(element(b, weights, v * lanes), totals[0].type.as_pointer()) for v in range(vectors)]
-        factors = [b.load(start, align=4) for start in starts]
-        result = []
-        for t in range(pixels):
-            pixel = broadcast(b, b.load(element(b, row, t), align=4), lanes)
-            result += [fma(b, target, factors[v], pixel, totals[t * vectors + v]) for v in range(vectors)]
-        return result
-
-    with for_range(b, layer.channels, totals) as c:
-        with for_range(b, layer.kernel, c.values) as p:
-            tap_row = b.add(offset(b, (c.index, layer.kernel)), p.index)
-            planes = -(-filters // tap_rows)
-            for number in range(planes):
-                f = minimum(b, b.add(offset(b, (tap_row, planes)), const(number)), filters - 1)
-                prefetch(b, element(b, y, offset(b, (f, layer.output_height * layer.output_width))), write=True)
-            lines = -(-plan.lines_ahead // tap_rows)
-            for number in range(lines):
-                start = b.add(offset(b, (tap_row, lines * LINE_FLOATS)), const(number * LINE_FLOATS))
-                prefetch(b, element(b, later, start), write=False)
-            row = element(b, x, offset(b, (c.index, layer.height * layer.width), (p.index, layer.width)))
-            weights = element(b, w, offset(b, (tap_row, layer.kernel_width * filters)))
-            # A loop, not unrolled: a tap's pixels are nearly those of the previous one; all would be kept, and spilled.
-            with for_range(b, layer.kernel_width, p.values) as q:
-                here = element(b, weights, offset(b, (q.index, filters)))
-                q.values = tap(q.values, here, element(b, row, q.index))
-            p.values = q.values
-        c.values = p.values
-    for number, value in enumerate(c.values):
-        t, v = divmod(number, vectors)
-        store(b, value, element(b, sums, t * filters + v * lanes), 4 * lanes)
-    b.ret_void()
-    return b.function
+    layer, lanes, (filters, pixels) = plan.layer, plan.lanes, size
+    vectors, tap_rows = filters // lanes, layer.channels * layer.kernel
+    with Function(module, f"tile_{filters}_{pixels}", "x w sums y later") as f:
+        x, w, sums, y, later = f.arguments
+        with f.loop(layer.channels, [f.vector(0.0)] * (vectors * pixels)) as c:
+            with f.loop(layer.kernel, c.values) as p:
+                tap_row = c.index * layer.kernel + p.index
+                planes = -(-filters // tap_rows)
+                for number in range(planes):
+                    m = (tap_row * planes + number).min(filters - 1)
+                    y[m * (layer.output_height * layer.output_width)].prefetch(write=True)
+                lines = -(-plan.lines_ahead // tap_rows)
+                for number in range(lines):
+                    later[tap_row * (lines * LINE_FLOATS) + number * LINE_FLOATS].prefetch()
+                row = x[c.index * (layer.height * layer.width) + p.index * layer.width]
+                weights = w[tap_row * (layer.kernel_width * filters)]
+                # A loop, not unrolled: a tap's pixels are nearly those of the previous one; all would be kept, and
+                # spilled.
+                with f.loop(layer.kernel_width, p.values) as q:
+                    here = weights[q.index * filters]
+                    factors = [here[v * lanes].load(lanes) for v in range(vectors)]
+                    q.values = add_products(q.values, factors, row[q.index], pixels)
+                p.values = q.values
+            c.values = p.values
+        for number, value in enumerate(c.values):
+            t, v = divmod(number, vectors)
+            sums[t * filters + v * lanes].store(value, aligned=True)
+    return f
 
 
-def _transpose(module: ir.Module, plan: FilterPlan, filters: int) -> ir.Function:
+def _transpose(module: Module, plan: FilterPlan, filters: int) -> Function:
     """Build (sums, y), which transposes a block's sums [pixel][filter] into rows of the planes of y."""
     lanes, plane = plan.lanes, plan.layer.output_height * plan.layer.output_width
-    b, (sums, y) = function(module, f"transpose_{filters}", "sums y")
-    with for_range(b, -(-plan.pixels // lanes)) as many, for_range(b, filters // lanes) as group:
-        first = minimum(b, offset(b, (many.index, lanes)), plan.pixels - lanes)
-        m = offset(b, (group.index, lanes))
-        source = element(b, sums, b.add(offset(b, (first, filters)), m))
-        to = element(b, y, b.add(offset(b, (m, plane)), first))
-        rows = [load(b, element(b, source, i * filters), lanes, 4 * lanes) for i in range(lanes)]
-        for i, row in enumerate(transposed(b, rows)):
-            store(b, row, element(b, to, i * plane))
-    b.ret_void()
-    return b.function
+    with Function(module, f"transpose_{filters}", "sums y") as f:
+        sums, y = f.arguments
+        with f.range(-(-plan.pixels // lanes)) as many, f.range(filters // lanes) as group:
+            first, m = (many * lanes).min(plan.pixels - lanes), group * lanes
+            source, to = sums[first * filters + m], y[m * plane + first]
+            rows = [source[i * filters].load(lanes, aligned=True) for i in range(lanes)]
+            for i, row in enumerate(transposed(rows)):
+                to[i * plane].store(row)
+    return f
 
 
 @compiled_once
@@ -188,66 +134,50 @@ def transpose_function(products: int, target: Cpu) -> Any:
     There are at least as many products as lanes, and the filters fill vectors.
     """
     lanes = target.lanes
-    module = ir.Module("pack")
-    b, (w, packed, filters) = new_function(module, "pack", {"w": F32_PTR, "packed": F32_PTR, "filters": I64})
-    with for_range(b, b.udiv(filters, const(lanes))) as group, for_range(b, -(-products // lanes)) as many:
-        first = minimum(b, offset(b, (many.index, lanes)), products - lanes)
-        source = element(b, w, b.add(offset(b, (group.index, lanes * products)), first))
-        to = element(b, packed, b.add(b.mul(first, filters), offset(b, (group.index, lanes))))
-        rows = [load(b, element(b, source, i * products), lanes) for i in range(lanes)]
-        for i, column in enumerate(transposed(b, rows)):
-            store(b, column, element(b, to, b.mul(filters, const(i))))
-    b.ret_void()
-    return compile_function(module, "pack", [ctypes.c_void_p] * 2 + [ctypes.c_int64], target)
+    with Function(Module("pack", target), "pack", "w packed", "filters", exported=True) as f:
+        w, packed, filters = f.arguments
+        with f.range(filters // lanes) as group, f.range(-(-products // lanes)) as many:
+            first = (many * lanes).min(products - lanes)
+            source, to = w[group * (lanes * products) + first], packed[first * filters + group * lanes]
+            for i, column in enumerate(transposed([source[i * products].load(lanes) for i in range(lanes)])):
+                to[filters * i].store(column)
+    return f.compiled()
 
 
-def _rows(module: ir.Module, plan: FilterPlan, target: Cpu) -> ir.Function:
+def _rows(module: Module, plan: FilterPlan) -> Function:
     """Build (x, w, y, sums, later, band), which computes plan.rows rows of an image, the first of them at x and y."""
     layer, plane = plan.layer, plan.layer.output_height * plan.layer.output_width
-    tiles = {(f, t): _tile(module, plan, (f, t), target) for f, _ in plan.blocks for t, _ in plan.tiles}
-    transposes = {f: _transpose(module, plan, f) for f, _ in plan.blocks}
+    tiles = {(m, t): _tile(module, plan, (m, t)) for m, _ in plan.blocks for t, _ in plan.tiles}
+    transposes = {m: _transpose(module, plan, m) for m, _ in plan.blocks}
     tile_count, block_count = (sum(n for _, n in pieces) for pieces in (plan.tiles, plan.blocks))
-    b, (x, w, y, sums, later, band) = function(module, "rows", "x w y sums later", "band")
-    for filters, above, block in each_piece(b, plan.blocks):
-        weights = element(b, w, offset(b, (above, layer.products)))
-        outputs = element(b, y, offset(b, (above, plane)))
-        with for_range(b, plan.rows) as row:
-            for pixels, column, number in each_piece(b, plan.tiles):
-                pixel = b.add(offset(b, (row.index, layer.output_width)), column)
-                tile_in_image = b.add(
-                    offset(b, (b.add(offset(b, (band, block_count)), block), plan.rows * tile_count)),
-                    b.add(offset(b, (row.index, tile_count)), number),
-                )
-                pointers = [
-                    element(b, x, b.add(offset(b, (row.index, layer.width)), column)),
-                    weights,
-                    element(b, sums, offset(b, (pixel, filters))),
-                    element(b, outputs, pixel),
-                    element(b, later, offset(b, (tile_in_image, plan.lines_ahead * LINE_FLOATS))),
-                ]
-                b.call(tiles[filters, pixels], pointers)
-        b.call(transposes[filters], [sums, outputs])
-    b.ret_void()
-    return b.function
+    with Function(module, "rows", "x w y sums later", "band") as f:
+        x, w, y, sums, later, band = f.arguments
+        for filters, above, block in each_piece(f, plan.blocks):
+            weights, outputs = w[above * layer.products], y[above * plane]
+            with f.range(plan.rows) as row:
+                for pixels, column, number in each_piece(f, plan.tiles):
+                    pixel = row * layer.output_width + column
+                    tile_in_image = (band * block_count + block) * (plan.rows * tile_count) + row * tile_count + number
+                    ahead = later[tile_in_image * (plan.lines_ahead * LINE_FLOATS)]
+                    here = x[row * layer.width + column]
+                    tiles[filters, pixels](here, weights, sums[pixel * filters], outputs[pixel], ahead)
+            transposes[filters](sums, outputs)
+    return f
 
 
-def build(plan: FilterPlan, target: Cpu, pooling: Pooling | None = None) -> ir.Module:
-    """Build the module of one layer, with its function ``conv``; ``pooling`` as in ``_direct_code.build``."""
-    layer = plan.layer
-    module = ir.Module("direct")
-    rows = _rows(module, plan, target)
-    outputs = Outputs(module, layer, target, pooling, plan.scratch)
-    conv = ConvFunction.begin(module)
-    b = conv.b
+def build(plan: FilterPlan, target: Cpu, pooling: Pooling | None = None) -> Function:
+    """Build the function ``conv`` of one layer; its arguments and ``pooling`` as in ``_direct_code.build``."""
+    layer, module = plan.layer, Module("direct", target)
+    rows = _rows(module, plan)
+    outputs = Outputs(module, layer, pooling, plan.scratch)
     x_size = math.prod(layer.x_shape[1:])
-    with claimed_images(conv, lambda first: []) as each:
-        x, later = (element(b, conv.x, offset(b, (image, x_size))) for image in (each.image, each.following))
-        y = outputs.of(conv, each.image)
-        with for_range(b, -(-layer.output_height // plan.rows)) as band:
-            row = minimum(b, offset(b, (band.index, plan.rows)), layer.output_height - plan.rows)
-            x_row = element(b, x, offset(b, (row, layer.width)))
-            y_row = element(b, y, offset(b, (row, layer.output_width)))
-            b.call(rows, [x_row, conv.w, y_row, conv.scratch, later, band.index])
-        outputs.done(conv, each.image)
-    b.ret_void()
-    return module
+    with Function(module, "conv", *CONV, exported=True) as f:
+        x, w, y, scratch, counter, images, most, parts = f.arguments
+        with claimed_images(counter, images, most, parts) as each:
+            to = outputs.of(y, scratch, each.image)
+            with f.range(-(-layer.output_height // plan.rows)) as band:
+                row = (band * plan.rows).min(layer.output_height - plan.rows)
+                here = x[each.image * x_size][row * layer.width]
+                rows(here, w, to[row * layer.output_width], scratch, x[each.following * x_size], band)
+            outputs.done(y, scratch, each.image)
+    return f

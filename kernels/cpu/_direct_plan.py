@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 from ece408_op.problem import ConvProblem, Pair
@@ -48,91 +47,45 @@ def cheapest_cut(
     return min(cuts, key=lambda cut: sum(m * n * cycles(a, b) for a, m in cut[0] for b, n in cut[1]))
 
 
-@dataclass(frozen=True)
 class DirectPlan:
-    """The cut of one layer.
+    """The cut of one layer, compared by identity: ``make_plan`` returns one plan per layer.
 
-    blocks  filters per block
-    tiles   vectors of output pixels per tile
-    passes  channels per pass; a later pass adds to the sums that the earlier ones left in y
-    rows    output rows per band; the last of ``bands`` bands may overlap the one before
+    blocks        filters per block
+    tiles         vectors of output pixels per tile
+    passes        channels per pass; a later pass adds to the sums that the earlier ones left in y
+    rows, bands   output rows per band; the last of the bands may overlap the one before
+    pixels        output pixels in a band of a plane
+    shifted_rows  rows of the image that a band needs
+    in_place      whether the image is its own shifted copy: filters of one column, no vector beyond the last pixel
+    single        whether one pass takes all channels
+    units         passes over all bands of an image
+    tile_count    tiles in a band of a plane
+    rows_ahead    rows of the next unit that each tile shifts, while there are any left
+    nontemporal   whether y may be stored past the caches: each of its lines is whole vectors, stored once
+
+    In floats: ``channel_stride`` and ``shift_stride``, from a channel of the shifted image, and from a shifted copy, to
+    the next; ``copies``, a unit's shifted copies, with one vector that may be read beyond them, in whole cache lines;
+    ``scratch``, per thread: the copies of the unit in progress and of the next one.
     """
 
-    layer: ConvProblem
-    lanes: int
-    blocks: Pieces
-    tiles: Pieces
-    passes: Pieces
-    rows: int
-    bands: int
-
-    @property
-    def pixels(self) -> int:
-        """Output pixels in a band of a plane."""
-        return self.rows * self.layer.output_width
-
-    @property
-    def shifted_rows(self) -> int:
-        """Rows of the image that a band needs."""
-        return self.rows + self.layer.kernel - 1
-
-    @property
-    def channel_stride(self) -> int:
-        """Floats from one channel of the shifted image to the next."""
-        if self.in_place:
-            return self.layer.height * self.layer.width
-        return self.shifted_rows * self.layer.output_width
-
-    @property
-    def shift_stride(self) -> int:
-        """Floats from one shifted copy to the next."""
-        return self.passes[0][0] * self.channel_stride
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the image is its own shifted copy: filters of one column, and no vector beyond the last pixel."""
-        return self.layer.kernel_width == 1 and self.pixels >= self.lanes
-
-    @property
-    def single(self) -> bool:
-        """Whether one pass takes all channels."""
-        return self.passes == ((self.layer.channels, 1),)
-
-    @property
-    def pass_count(self) -> int:
-        """Passes over a band."""
-        return sum(count for _, count in self.passes)
-
-    @property
-    def units(self) -> int:
-        """Passes over all bands of an image."""
-        return self.bands * self.pass_count
-
-    @property
-    def tile_count(self) -> int:
-        """Tiles in a band of a plane."""
-        return sum(count for _, count in self.tiles)
-
-    @property
-    def rows_ahead(self) -> int:
-        """Rows of the next unit that each tile shifts, while there are any left."""
-        return -(-self.shifted_rows // (self.tile_count * sum(count for _, count in self.blocks)))
-
-    @property
-    def copies(self) -> int:
-        """Floats of a unit's shifted copies, with one vector that may be read beyond them; whole cache lines."""
-        return whole_lines(self.layer.kernel_width * self.shift_stride + self.lanes)
-
-    @property
-    def scratch(self) -> int:
-        """Floats of scratch per thread: the copies of the unit in progress, and those of the next one."""
-        return 0 if self.in_place else 2 * self.copies
-
-    @property
-    def nontemporal(self) -> bool:
-        """Whether y may be stored past the caches: each cache line of y is a whole number of vectors, stored once."""
-        plane = self.layer.output_height * self.layer.output_width
-        return self.single and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
+    def __init__(
+        self, layer: ConvProblem, lanes: int, blocks: Pieces, tiles: Pieces, passes: Pieces, rows: int, bands: int
+    ) -> None:
+        self.layer, self.lanes, self.rows, self.bands = layer, lanes, rows, bands
+        self.blocks, self.tiles, self.passes = blocks, tiles, passes
+        self.pixels, plane = rows * layer.output_width, layer.output_height * layer.output_width
+        self.shifted_rows = rows + layer.kernel - 1
+        self.in_place = layer.kernel_width == 1 and self.pixels >= lanes
+        self.channel_stride = layer.height * layer.width if self.in_place else self.shifted_rows * layer.output_width
+        self.shift_stride = passes[0][0] * self.channel_stride
+        self.single = passes == ((layer.channels, 1),)
+        self.pass_count = sum(count for _, count in passes)
+        self.units = bands * self.pass_count
+        self.tile_count = sum(count for _, count in tiles)
+        self.rows_ahead = -(-self.shifted_rows // (self.tile_count * sum(count for _, count in blocks)))
+        self.copies = whole_lines(layer.kernel_width * self.shift_stride + lanes)
+        self.scratch = 0 if self.in_place else 2 * self.copies
+        self.nontemporal = self.single and whole_lines(plane) == plane and whole_lines(self.pixels) == self.pixels
 
 
 def _last_two_together(tiles: Pieces) -> Pieces:

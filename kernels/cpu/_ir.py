@@ -1,21 +1,25 @@
-"""Pieces of LLVM IR that the CPU kernels share: functions, vectors, loops over a cut, and the loop over images."""
+"""What the CPU kernels build their code from: tiles of sums, transposition, loops over a cut, the loop over images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Callable
 
+import numpy as np
 from llvmlite import ir
 
-from ece408_op.runtime.llvm import F32, F32_PTR, I32, I64, I64_PTR, const, for_range, new_function, offset
+from ece408_op.runtime.llvm import F64, I32, I64, VOID, Function, Operand, Value
 
 #: Floats in a cache line.
 LINE_FLOATS = 16
 
 #: How something is cut: (size, count) pairs, larger sizes first.
 Pieces = tuple[tuple[int, int], ...]
+
+#: Vectors of a row, or of several, that are copied without a loop.
+UNROLLED_COPIES = 8
 
 
 def whole_lines(floats: int) -> int:
@@ -30,155 +34,167 @@ def share_out(total: int, largest: int) -> Pieces:
     return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)
 
 
-def function(module: ir.Module, name: str, pointers: str, integers: str = "") -> tuple[ir.IRBuilder, list[Any]]:
-    """Begin an internal function of pointers to floats and of 64-bit integers; return a builder and the arguments."""
-    arguments = {**dict.fromkeys(pointers.split(), F32_PTR), **dict.fromkeys(integers.split(), I64)}
-    return new_function(module, name, arguments, internal=True)
+def packed(blocks: Pieces, w: np.ndarray) -> np.ndarray:
+    """Return filters, shape (..., filters, products), as (...) x [block][product][filter of the block]."""
+    parts, first = [], 0
+    for filters, count in blocks:
+        some = w[..., first : first + filters * count, :].reshape(*w.shape[:-2], count, filters, w.shape[-1])
+        parts.append(np.moveaxis(some, -1, -2).reshape(*w.shape[:-2], -1))
+        first += filters * count
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
-def load(b: ir.IRBuilder, pointer: Any, lanes: int, align: int = 4) -> Any:
-    """Load a vector; ``align`` in bytes."""
-    return b.load(b.bitcast(pointer, ir.VectorType(F32, lanes).as_pointer()), align=align)
+def add_products(sums: list[Value], vectors: list[Value], factors: Value, count: int, stride: int = 1) -> list[Value]:
+    """Return the sums of a tile plus the outer product of ``count`` numbers, ``stride`` apart, and some vectors."""
+    found, lanes = [], vectors[0].ir.type.count
+    for n in range(count):
+        factor = factors[n * stride].load().broadcast(lanes)
+        found += [vector.fma(factor, sums[n * len(vectors) + v]) for v, vector in enumerate(vectors)]
+    return found
 
 
-def store(b: ir.IRBuilder, value: Any, pointer: Any, align: int = 4) -> None:
-    """Store a vector; ``align`` in bytes."""
-    b.store(value, b.bitcast(pointer, value.type.as_pointer()), align=align)
+def add_in_float64(to: Value, value: Value) -> None:
+    """Add a vector of float32 to as many float64 in memory."""
+    lanes = value.ir.type.count
+    wide = Value(value.f, value.f.b.fpext(value.ir, ir.VectorType(F64, lanes)))
+    to.store(to.load(lanes) + wide)
 
 
-def store_masked(b: ir.IRBuilder, value: Any, pointer: Any, lanes: Any) -> None:
-    """Store the first ``lanes`` (a 32-bit value, at least 0 or not) lanes of a vector of floats."""
-    count = value.type.count
-    numbers = ir.Constant(ir.VectorType(I32, count), list(range(count)))
-    scalar = ir.Constant(numbers.type, ir.Undefined)
-    limit = b.insert_element(scalar, lanes, ir.Constant(I32, 0))
-    limit = b.shuffle_vector(limit, scalar, ir.Constant(numbers.type, [0] * count))
-    mask = b.icmp_signed("<", numbers, limit)
-    to = b.bitcast(pointer, value.type.as_pointer())
-    name = f"llvm.masked.store.v{count}f32.p0v{count}f32"  # later versions of LLVM rename it when they read it
-    arguments = [value.type, to.type, I32, mask.type]
-    known = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(ir.VoidType(), arguments), name)
-    b.call(known, [value, to, ir.Constant(I32, 4), mask])
+def store_first(value: Value, to: Value, count: int) -> None:
+    """Store the first ``count`` lanes."""
+    if count == value.ir.type.count:
+        to.store(value)
+        return
+    for lane in range(count):
+        to[lane].store(Value(value.f, value.f.b.extract_element(value.ir, ir.Constant(I32, lane))))
 
 
-def broadcast(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
-    """Return a vector with one number in all lanes."""
-    vector = ir.VectorType(F32, lanes)
-    one = b.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
-    mask = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-    return b.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
+def store_masked(value: Value, to: Value, count: Value) -> None:
+    """Store the first ``count`` lanes of a vector, none if that is below 1."""
+    f, kind = value.f, value.ir.type
+    numbers = Value(f, ir.Constant(ir.VectorType(I32, kind.count), list(range(kind.count))))
+    mask = numbers < Value(f, f.b.trunc(count.ir, I32)).broadcast(kind.count)
+    pointer = f.b.bitcast(to.ir, kind.as_pointer())
+    name = f"llvm.masked.store.v{kind.count}f32.p0v{kind.count}f32"  # later versions of LLVM rename it
+    declared = f.module.declared(name, VOID, [kind, pointer.type, I32, mask.ir.type])
+    f.b.call(declared, [value.ir, pointer, ir.Constant(I32, 4), mask.ir])
 
 
-def transposed(b: ir.IRBuilder, rows: list[Any]) -> list[Any]:
+def copy_rows(lanes: int, columns: int, source: tuple[Value, int], to: tuple[Value, int], rows: Operand) -> None:
+    """Emit a copy of ``rows`` rows of ``columns`` floats; ``source`` and ``to`` are pointers and strides of rows."""
+    # A row is copied in vectors of the largest power of two that fits; the last one overlaps, so that none reads
+    # beyond the row.
+    f, lanes = source[0].f, 1 << (min(lanes, columns).bit_length() - 1)
+    whole = columns // lanes
+
+    def copy(r: Operand, start: Operand) -> None:
+        to[0][r * to[1] + start].store(source[0][r * source[1] + start].load(lanes))
+
+    def copy_row(r: Operand, unrolled: bool) -> None:
+        if unrolled:
+            for part in range(whole):
+                copy(r, part * lanes)
+        else:
+            with f.range(whole) as part_number:
+                copy(r, part_number * lanes)
+        if columns % lanes:
+            copy(r, columns - lanes)
+
+    if isinstance(rows, int) and rows * whole <= UNROLLED_COPIES:
+        for number in range(rows):
+            copy_row(number, True)
+    else:
+        with f.range(rows) as row:
+            copy_row(row, whole <= UNROLLED_COPIES)
+
+
+def transposed(rows: list[Value]) -> list[Value]:
     """Return the columns of a square of vectors: exchange halves, then quarters, and so on."""
     lanes = len(rows)
     rows = list(rows)
-
-    def pick(one: Any, other: Any, lanes_of_both: list[int]) -> Any:
-        return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, lanes), lanes_of_both))
-
     distance = lanes // 2
     while distance:
         for i in range(lanes):
             if not i & distance:
                 one, other = rows[i], rows[i + distance]
-                rows[i] = pick(one, other, [lanes + j - distance if j & distance else j for j in range(lanes)])
-                rows[i + distance] = pick(
-                    one, other, [lanes + j if j & distance else j + distance for j in range(lanes)]
+                rows[i] = one.shuffle(other, [lanes + j - distance if j & distance else j for j in range(lanes)])
+                rows[i + distance] = one.shuffle(
+                    other, [lanes + j if j & distance else j + distance for j in range(lanes)]
                 )
         distance //= 2
     return rows
 
 
-def lane_sums(b: ir.IRBuilder, rows: list[Any]) -> Any:
+def lane_sums(rows: list[Value]) -> Value:
     """Return a vector with the sum of all lanes of each of as many vectors as there are lanes."""
     distance = lanes = len(rows)
 
-    def pick(one: Any, other: Any, exchange: int) -> Any:
-        chosen = [(lane ^ exchange) + (lanes if lane & distance else 0) for lane in range(lanes)]
-        return b.shuffle_vector(one, other, ir.Constant(ir.VectorType(I32, lanes), chosen))
+    def pick(one: Value, other: Value, exchange: int) -> Value:
+        return one.shuffle(other, [(lane ^ exchange) + (lanes if lane & distance else 0) for lane in range(lanes)])
 
     while len(rows) > 1:
         distance = len(rows) // 2
         pairs = zip(rows[:distance], rows[distance:])
-        rows = [b.fadd(pick(one, other, 0), pick(one, other, distance)) for one, other in pairs]
+        rows = [pick(one, other, 0) + pick(one, other, distance) for one, other in pairs]
     return rows[0]
 
 
-def minimum(b: ir.IRBuilder, value: Any, limit: Any) -> Any:
-    """Return the smaller of a value and a limit (an int or a value)."""
-    limit = const(limit) if isinstance(limit, int) else limit
-    return b.select(b.icmp_signed("<", value, limit), value, limit)
+def every_second(one: Value, other: Value, first: int) -> Value:
+    """Return a vector of every second float of two vectors, from number ``first`` on."""
+    return one.shuffle(other, range(first, 2 * one.ir.type.count, 2))
 
 
-def each_piece(b: ir.IRBuilder, pieces: Pieces) -> Iterator[tuple[int, Any, Any]]:
+def each_piece(f: Function, pieces: Pieces) -> Iterator[tuple[int, Value, Value]]:
     """Emit a loop per (size, count) pair around the code that is built for each item.
 
     An item is a piece's size, the sum of the sizes of the pieces before it, and their number.
     """
     covered = number = 0
     for size, count in pieces:
-        with for_range(b, count) as loop:
-            yield size, b.add(const(covered), offset(b, (loop.index, size))), b.add(const(number), loop.index)
+        with f.range(count) as index:
+            yield size, index * size + covered, index + number
         covered += size * count
         number += count
-
-
-@dataclass
-class ConvFunction:
-    """The function ``conv``(x, w, y, scratch, counter, images, most, parts) under construction: builder, arguments."""
-
-    b: ir.IRBuilder
-    x: Any
-    w: Any
-    y: Any
-    scratch: Any
-    counter: Any
-    images: Any
-    most: Any
-    parts: Any
-
-    @classmethod
-    def begin(cls, module: ir.Module) -> ConvFunction:
-        """Add an empty ``conv`` to the module."""
-        pointers, numbers = ("x", "w", "y", "scratch"), ("images", "most", "parts")
-        arguments = {**dict.fromkeys(pointers, F32_PTR), "counter": I64_PTR, **dict.fromkeys(numbers, I64)}
-        b, values = new_function(module, "conv", arguments)
-        return cls(b, *values)
 
 
 @dataclass
 class ClaimedImage:
     """One iteration: the image's number, that of the thread's next image, whether there is one, and carried values."""
 
-    image: Any
-    following: Any
-    has_next: Any
-    values: Sequence[Any]
+    image: Value
+    following: Value
+    has_next: Value
+    values: Sequence[Value]
 
 
 @contextmanager
-def claimed_images(conv: ConvFunction, before: Callable[[Any], Sequence[Any]]) -> Iterator[ClaimedImage]:
+def claimed_images(
+    counter: Value,
+    images: Value,
+    most: Operand,
+    parts: Operand,
+    before: Callable[[Value], Sequence[Value]] = lambda first: [],
+) -> Iterator[ClaimedImage]:
     """Emit a loop over the images that this thread claims from the shared counter.
 
     A thread claims a ``parts``-th of the images that are left, at most ``most`` and at least one (guided
     self-scheduling). ``before`` emits what precedes the first image, whose number it gets, and returns the values that
     iterations carry in ``values``. On exit the builder is positioned after the loop.
     """
-    b = conv.b
+    f, b = counter.f, counter.f.b
     begin, each, claim, ready, finish = (
         b.append_basic_block(word) for word in ("begin", "each", "claim", "ready", "finish")
     )
 
-    def claim_some() -> tuple[Any, Any]:
-        left = b.sub(conv.images, b.load_atomic(conv.counter, "monotonic", align=8))
-        some = minimum(b, b.sdiv(left, conv.parts), conv.most)
-        some = b.select(b.icmp_signed("<", some, const(1)), const(1), some)
-        first = b.atomic_rmw("add", conv.counter, some, "monotonic")
-        return first, minimum(b, b.add(first, some), conv.images)
+    def claim_some() -> tuple[Value, Value]:
+        left = images - Value(f, b.load_atomic(counter.ir, "monotonic", align=8))
+        some = Value(f, b.sdiv(left.ir, left._operand(parts))).min(most)
+        some = (some < 1).select(1, some)
+        first = Value(f, b.atomic_rmw("add", counter.ir, some.ir, "monotonic"))
+        return first, (first + some).min(images)
 
     first, first_end = claim_some()
-    b.cbranch(b.icmp_signed("<", first, conv.images), begin, finish)
+    b.cbranch((first < images).ir, begin, finish)
 
     b.position_at_end(begin)
     start = [first, first_end, *before(first)]
@@ -186,12 +202,12 @@ def claimed_images(conv: ConvFunction, before: Callable[[Any], Sequence[Any]]) -
     b.branch(each)
 
     b.position_at_end(each)
-    phis = [b.phi(value.type) for value in start]
+    phis = [b.phi(value.ir.type) for value in start]
     for phi, value in zip(phis, start):
-        phi.add_incoming(value, started)
-    image, end = phis[:2]
-    following = b.add(image, const(1))
-    b.cbranch(b.icmp_signed("<", following, end), ready, claim)
+        phi.add_incoming(value.ir, started)
+    image, end, *carried = (Value(f, phi) for phi in phis)
+    following = image + 1
+    b.cbranch((following < end).ir, ready, claim)
 
     b.position_at_end(claim)
     claimed, claimed_end = claim_some()
@@ -201,11 +217,10 @@ def claimed_images(conv: ConvFunction, before: Callable[[Any], Sequence[Any]]) -
     next_image, next_end = b.phi(I64), b.phi(I64)
     for phi, values in ((next_image, (following, claimed)), (next_end, (end, claimed_end))):
         for value, block in zip(values, (each, claim)):
-            phi.add_incoming(value, block)
-    has_next = b.icmp_signed("<", next_image, conv.images)
-    loop = ClaimedImage(image, next_image, has_next, phis[2:])
+            phi.add_incoming(value.ir, block)
+    loop = ClaimedImage(image, Value(f, next_image), Value(f, next_image) < images, carried)
     yield loop
-    for phi, value in zip(phis, (next_image, next_end, *loop.values)):
+    for phi, value in zip(phis, (next_image, next_end, *(value.ir for value in loop.values))):
         phi.add_incoming(value, b.block)
-    b.cbranch(has_next, each, finish)
+    b.cbranch(loop.has_next.ir, each, finish)
     b.position_at_end(finish)

@@ -14,14 +14,11 @@ Source of the reduction: J.-M. Muller, Elementary Functions, 2016, on Cody and W
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from llvmlite import ir
 
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import I32, Cpu, const, element, fma, for_range, offset
+from ece408_op.runtime.llvm import Function, Module, Value
 
-from ._ir import function, load, minimum, store
+from ._ir import every_second
 
 #: The error bound of tanh, in units in the last place of the result.
 TANH_ULPS = 3
@@ -70,80 +67,59 @@ class Pooling:
         return -(-size // lanes) * lanes + 4 * lanes
 
 
-def tanh(b: ir.IRBuilder, target: Cpu, x: Any) -> Any:
+def tanh(x: Value) -> Value:
     """Emit the tanh of a number or of a vector; NaN stays NaN."""
-    count = x.type.count if isinstance(x.type, ir.VectorType) else 0
-    whole = ir.VectorType(I32, count) if count else I32
 
-    def number(value: float) -> Any:
-        return ir.Constant(x.type, [value] * count if count else value)
+    def multiply_add(a: Value, factor: Value | float, total: Value | float) -> Value:
+        return a.fma(x.like(factor), x.like(total))
 
-    def integer(value: int) -> Any:
-        return ir.Constant(whole, [value] * count if count else value)
-
-    bits = b.bitcast(x, whole)
-    size = b.bitcast(b.and_(bits, integer(0x7FFFFFFF)), x.type)
-    z = b.fadd(size, size)
-    z = b.select(b.fcmp_ordered(">", z, number(_LARGEST)), number(_LARGEST), z)
-    shifted = fma(b, target, z, number(_LOG2_E), number(_ROUNDING))
-    n = b.fsub(shifted, number(_ROUNDING))
-    r = fma(b, target, n, number(-_LN2_HIGH), z)
-    r = fma(b, target, n, number(-_LN2_LOW), r)
-    q = number(_Q[-1])
+    size = (x.bits() & 0x7FFFFFFF).bits()
+    z = size + size
+    z = (z > _LARGEST).select(_LARGEST, z)
+    shifted = multiply_add(z, _LOG2_E, _ROUNDING)
+    n = shifted - _ROUNDING
+    r = multiply_add(n, -_LN2_HIGH, z)
+    r = multiply_add(n, -_LN2_LOW, r)
+    q = x.like(_Q[-1])
     for coefficient in _Q[-2::-1]:
-        q = fma(b, target, q, r, number(coefficient))
-    less_one = fma(b, target, b.fmul(r, r), q, r)
-    power = b.add(b.bitcast(shifted, whole), integer(127 - _ROUNDING_BITS & 0xFFFFFFFF))
-    scale = b.bitcast(b.shl(power, integer(23)), x.type)
-    t = fma(b, target, scale, less_one, b.fsub(scale, number(1.0)))
-    result = b.bitcast(b.fdiv(t, b.fadd(t, number(2.0))), whole)
-    return b.bitcast(b.or_(result, b.and_(bits, integer(-0x80000000))), x.type)
+        q = multiply_add(q, r, coefficient)
+    less_one = multiply_add(r * r, q, r)
+    scale = (shifted.bits() + (127 - _ROUNDING_BITS & 0xFFFFFFFF)).shifted_left(23).bits()
+    t = multiply_add(scale, less_one, scale - 1.0)
+    return ((t / (t + 2.0)).bits() | x.bits() & -0x80000000).bits()
 
 
-def _larger(b: ir.IRBuilder, one: Any, other: Any) -> Any:
+def _larger(one: Value, other: Value) -> Value:
     """Return the larger of two numbers; if one of them is NaN, the other one, as max-pooling does."""
-    larger = b.select(b.fcmp_ordered(">", one, other), one, other)
-    return b.select(b.fcmp_unordered("uno", other, other), one, larger)
+    return other.equals(other).select((one > other).select(one, other), one)
 
 
-def build(module: ir.Module, pooling: Pooling, target: Cpu) -> ir.Function:
+def build(module: Module, pooling: Pooling) -> Function:
     """Build (stage, y), which computes tanh of the maxima of the convolution of one image.
 
     ``stage`` has pooling.scratch floats and begins with the convolution; y gets filters x rows x columns.
     """
-    layer, lanes = pooling.layer, target.lanes
+    layer, lanes = pooling.layer, module.target.lanes
     plane, columns = layer.output_height * layer.output_width, layer.output_width
-    b, (stage, y) = function(module, "tanh_pool", "stage y")
-    maxima = element(b, stage, pooling.stage(lanes))
-
-    def every_second(one: Any, other: Any, first: int) -> Any:
-        lanes_of_both = ir.Constant(ir.VectorType(I32, lanes), list(range(first, 2 * lanes, 2)))
-        return b.shuffle_vector(one, other, lanes_of_both)
-
-    with for_range(b, layer.filters) as m, for_range(b, pooling.rows) as row:
-        top = element(b, stage, offset(b, (m.index, plane), (row.index, 2 * columns)))
-        below = minimum(b, b.add(offset(b, (row.index, 2)), const(1)), layer.output_height - 1)
-        bottom = element(b, stage, offset(b, (m.index, plane), (below, columns)))
-        to = element(b, maxima, offset(b, (m.index, pooling.rows * pooling.columns), (row.index, pooling.columns)))
-        # The next row overwrites what a row's last vector holds beyond the row.
-        with for_range(b, -(-pooling.columns // lanes)) as part:
-            pair = [element(b, pointer, offset(b, (part.index, 2 * lanes))) for pointer in (top, bottom)]
-            left, right = (
-                _larger(b, *(load(b, element(b, pointer, start), lanes) for pointer in pair)) for start in (0, lanes)
-            )
-            largest = _larger(b, every_second(left, right, 0), every_second(left, right, 1))
-            store(b, largest, element(b, to, offset(b, (part.index, lanes))))
-        if 2 * pooling.columns > columns:  # the last column has no neighbour
-            alone = [b.load(element(b, pointer, columns - 1), align=4) for pointer in (top, bottom)]
-            b.store(_larger(b, *alone), element(b, to, pooling.columns - 1), align=4)
-    if pooling.size < lanes:
-        with for_range(b, pooling.size) as each:
-            value = tanh(b, target, b.load(element(b, maxima, each.index), align=4))
-            b.store(value, element(b, y, each.index), align=4)
-    else:
-        with for_range(b, -(-pooling.size // lanes)) as many:
-            start = minimum(b, offset(b, (many.index, lanes)), pooling.size - lanes)
-            value = tanh(b, target, load(b, element(b, element(b, maxima, start), 0), lanes))
-            store(b, value, element(b, y, start))
-    b.ret_void()
-    return b.function
+    with Function(module, "tanh_pool", "stage y") as f:
+        stage, y = f.arguments
+        maxima = stage[pooling.stage(lanes)]
+        with f.range(layer.filters) as m, f.range(pooling.rows) as row:
+            top = stage[m * plane + row * (2 * columns)]
+            bottom = stage[m * plane + (row * 2 + 1).min(layer.output_height - 1) * columns]
+            to = maxima[m * (pooling.rows * pooling.columns) + row * pooling.columns]
+            # The next row overwrites what a row's last vector holds beyond the row.
+            with f.range(-(-pooling.columns // lanes)) as part:
+                above, below = top[part * (2 * lanes)], bottom[part * (2 * lanes)]
+                left, right = (_larger(above[n].load(lanes), below[n].load(lanes)) for n in (0, lanes))
+                to[part * lanes].store(_larger(every_second(left, right, 0), every_second(left, right, 1)))
+            if 2 * pooling.columns > columns:  # the last column has no neighbour
+                to[pooling.columns - 1].store(_larger(*(each[columns - 1].load() for each in (top, bottom))))
+        if pooling.size < lanes:
+            with f.range(pooling.size) as n:
+                y[n].store(tanh(maxima[n].load()))
+        else:
+            with f.range(-(-pooling.size // lanes)) as many:
+                start = (many * lanes).min(pooling.size - lanes)
+                y[start].store(tanh(maxima[start].load(lanes)))
+    return f

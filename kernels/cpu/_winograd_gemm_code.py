@@ -1,59 +1,93 @@
-"""The machine code of ``winograd_gemm`` for one plan, as LLVM IR; ``winograd_gemm`` describes the algorithm."""
+"""The cut of a layer for ``winograd_gemm``, which describes the algorithm, and its machine code as LLVM IR."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llvmlite import ir
 
-from ece408_op.problem import ITEM_BYTES, Pair
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I32,
-    I64,
-    I64_PTR,
-    Cpu,
-    const,
-    element,
-    fma,
-    for_range,
-    new_function,
-    offset,
-)
+from ece408_op.problem import ConvProblem, Pair
+from ece408_op.runtime.llvm import I32, I64, Cpu, Function, Module, Value
 
-from ._direct_tile import copy_rows
 from ._ir import (
-    ConvFunction,
-    broadcast,
+    LINE_FLOATS,
+    add_products,
     claimed_images,
-    function,
-    load,
-    minimum,
-    store,
+    copy_rows,
+    every_second,
     store_masked,
     transposed,
+    whole_lines,
 )
-from ._winograd_gemm_plan import FORMS, PANEL, GemmPlan
+
+#: Forms of a tile's 4 x 4 inputs.
+FORMS = 16
+
+#: Vectors of tiles per panel at most, and filters whose products are transformed back together.
+PANEL, CHUNK = 3, 16
 
 #: Channels that are unrolled in the products.
 UNROLL = 4
 
 
-def _forms(b: ir.IRBuilder, x: list[Any]) -> list[Any]:
+class GemmPlan:
+    """The cut of one layer, a batch of one, for vectors of ``lanes`` tiles and blocks of ``block`` filters.
+
+    A tile is 2 x 2 outputs. Tiles are numbered over rows, columns and images; a panel has up to PANEL vectors of them.
+
+        inputs    [form][channel][tile of the panel]
+        weights   [chunk][form][block][channel][filter of the block]
+        products  [form][filter of the chunk][tile of the panel]
+
+    tile_columns   tiles in a row of tiles
+    tiles          tiles of an image
+    blocks         blocks of filters per chunk: a divisor of all. The last one may have filters beyond the layer's
+    chunks         chunks of filters
+    chunk_weights  floats of the transformed weights of a chunk
+    stride         floats from the inputs of a channel, or the products of a filter, to the next: a panel, and a vector
+                   that may be written beyond it
+    form_strides   floats from one form to the next, of inputs and of products; an odd number of lines spares L1's sets
+    row_stride     floats of one of the four rows of the padded image that a row of tiles reads
+    scratch        floats of scratch per thread, all zero at first: four rows, a row of zeros, inputs, products
+    """
+
+    def __init__(self, layer: ConvProblem, lanes: int, block: int) -> None:
+        self.layer, self.lanes, self.block = layer, lanes, block
+        self.tile_columns = -(-layer.output_width // 2)
+        self.tiles = -(-layer.output_height // 2) * self.tile_columns
+        total = -(-layer.filters // block)
+        self.blocks = max(n for n in range(1, min(total, CHUNK // block) + 1) if total % n == 0)
+        self.chunks = -(-layer.filters // (self.blocks * block))
+        self.chunk_weights = FORMS * self.blocks * layer.channels * block
+        self.stride = (PANEL + 1) * lanes
+        self.form_strides: Pair = (
+            layer.channels * self.stride + LINE_FLOATS,
+            self.blocks * block * self.stride + LINE_FLOATS,
+        )
+        self.row_stride = whole_lines(layer.width + 2 * layer.pad[1] + 4 * lanes + 4)
+        self.scratch = 5 * self.row_stride + FORMS * sum(self.form_strides)
+
+
+def _forms(x: list[Value]) -> list[Value]:
     """Return the four sums of inputs whose products give two outputs: see ``_winograd_plan``."""
-    return [b.fsub(x[0], x[2]), b.fadd(x[1], x[2]), b.fsub(x[2], x[1]), b.fsub(x[3], x[1])]
+    return [x[0] - x[2], x[1] + x[2], x[2] - x[1], x[3] - x[1]]
 
 
-def _outputs(b: ir.IRBuilder, products: list[Any]) -> list[Any]:
+def _outputs(products: list[Value]) -> list[Value]:
     """Return the two outputs of four products."""
     first, both, opposite, second = products
-    return [b.fadd(first, b.fadd(both, opposite)), b.fadd(second, b.fsub(both, opposite))]
+    return [first + (both + opposite), second + (both - opposite)]
 
 
-def weights_function(module: ir.Module, plan: GemmPlan, strides: Pair, turned: bool) -> None:
+def _weight_forms(taps: list[Value]) -> list[Value]:
+    """Return the four sums of three taps."""
+    outer, middle = (taps[0] + taps[2]) * 0.5, taps[1] * 0.5
+    return [taps[0], outer + middle, outer - middle, taps[2]]
+
+
+def weights_function(plan: GemmPlan, strides: Pair, turned: bool, target: Cpu) -> Function:
     """Build (w, to, found, first, last), which transforms the weights of these chunks of filters.
 
     The 9 weights of a filter and a channel are contiguous; ``strides`` are the floats of w from one filter and from one
@@ -61,273 +95,222 @@ def weights_function(module: ir.Module, plan: GemmPlan, strides: Pair, turned: b
     that is not zero, less one, if those are less.
     """
     channels, lanes = plan.layer.channels, plan.block
-    arguments = {"w": F32_PTR, "to": F32_PTR, "found": F32_PTR, "first": I64, "last": I64}
-    b, (w, to, found, first, last) = new_function(module, "weights", arguments)
-    vector, whole = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
-    half, one = ir.Constant(vector, [0.5] * lanes), ir.Constant(whole, [1] * lanes)
-    no_sign = ir.Constant(whole, [0x7FFFFFFF] * lanes)
-
-    def transform(taps: list[Any]) -> list[Any]:
-        outer, middle = b.fmul(b.fadd(taps[0], taps[2]), half), b.fmul(taps[1], half)
-        return [taps[0], b.fadd(outer, middle), b.fsub(outer, middle), taps[2]]
-
-    found = b.bitcast(found, whole.as_pointer())
-    chunk_size, form_size = plan.chunk_weights, plan.chunk_weights // FORMS
-    with for_range(b, b.sub(last, first), [b.load(found, align=4)]) as chunk:
-        number = b.add(first, chunk.index)
-        with for_range(b, plan.blocks, chunk.values) as block:
-            above = offset(b, (number, plan.blocks * lanes), (block.index, lanes))
-            filters = [minimum(b, b.add(above, const(lane)), plan.layer.filters - 1) for lane in range(lanes)]
-            starts = [offset(b, (each, strides[0])) for each in filters]
-            start = offset(b, (number, chunk_size), (block.index, channels * lanes))
-            with for_range(b, channels, block.values) as c:
-                source = element(b, w, offset(b, (c.index, strides[1])))
-                rows = [element(b, source, each) for each in starts]
-                taps: list[Any] = []
-                for tap in range(0, 8, lanes):
-                    taps += transposed(b, [load(b, element(b, row, tap), lanes) for row in rows])
-                ninth: Any = ir.Constant(vector, ir.Undefined)
-                for lane, row in enumerate(rows):
-                    ninth = b.insert_element(ninth, b.load(element(b, row, 8), align=4), ir.Constant(I32, lane))
-                taps.append(ninth)
-                for value in taps:
-                    bits = b.sub(b.and_(b.bitcast(value, whole), no_sign), one)
-                    c.values = [b.select(b.icmp_unsigned("<", bits, c.values[0]), bits, c.values[0])]
-                taps = taps[::-1] if turned else taps
-                columns = [transform(taps[column::3]) for column in range(3)]
-                here = element(b, to, b.add(start, offset(b, (c.index, lanes))))
-                for down in range(4):
-                    for across, value in enumerate(transform([column[down] for column in columns])):
-                        store(b, value, element(b, here, (4 * down + across) * form_size))
-            block.values = c.values
-        chunk.values = block.values
-    b.store(chunk.values[0], found, align=4)
-    b.ret_void()
+    form_size = plan.chunk_weights // FORMS
+    with Function(Module("weights", target), "weights", "w to found", "first last", exported=True) as f:
+        w, to, found, first, last = f.arguments
+        with f.loop(last - first, [found.load(lanes).bits()]) as chunk:
+            number = first + chunk.index
+            with f.loop(plan.blocks, chunk.values) as block:
+                above = number * (plan.blocks * lanes) + block.index * lanes
+                filters = [(above + lane).min(plan.layer.filters - 1) for lane in range(lanes)]
+                starts = [each * strides[0] for each in filters]
+                start = number * plan.chunk_weights + block.index * (channels * lanes)
+                with f.loop(channels, block.values) as c:
+                    rows = [w[c.index * strides[1]][each] for each in starts]
+                    taps: list[Value] = []
+                    for tap in range(0, 8, lanes):
+                        taps += transposed([row[tap].load(lanes) for row in rows])
+                    ninth = ir.Constant(taps[0].ir.type, ir.Undefined)
+                    for lane, row in enumerate(rows):
+                        ninth = f.b.insert_element(ninth, row[8].load().ir, ir.Constant(I32, lane))
+                    taps.append(Value(f, ninth))
+                    for value in taps:
+                        bits = (value.bits() & 0x7FFFFFFF) - 1
+                        c.values = [bits.below(c.values[0]).select(bits, c.values[0])]
+                    taps = taps[::-1] if turned else taps
+                    columns = [_weight_forms(taps[column::3]) for column in range(3)]
+                    here = to[start + c.index * lanes]
+                    for down in range(4):
+                        for across, value in enumerate(_weight_forms([column[down] for column in columns])):
+                            here[(4 * down + across) * form_size].store(value)
+                block.values = c.values
+            chunk.values = block.values
+        found.store(chunk.values[0].bits())
+    return f
 
 
 class _Segment(NamedTuple):
     """Tiles of a panel that are neighbours in a row of tiles of an image, from number ``start`` of the panel on."""
 
-    start: Any
-    image: Any
-    row: Any
-    column: Any
-    tiles: Any
+    start: Value
+    image: Value
+    row: Value
+    column: Value
+    tiles: Value
 
 
 @contextmanager
-def _segments(b: ir.IRBuilder, plan: GemmPlan, first: Any, count: Any) -> Iterator[_Segment]:
+def _segments(f: Function, plan: GemmPlan, first: Value, count: Value) -> Iterator[_Segment]:
     """Emit a loop over the segments of the panel of ``count`` tiles from tile ``first`` on, the first tiles first."""
+    b = f.b
     before, body, after = b.block, b.append_basic_block("segment"), b.append_basic_block("after")
     b.branch(body)
     b.position_at_end(body)
-    start = b.phi(I64)
-    start.add_incoming(const(0), before)
-    number = b.add(first, start)
-    in_image = b.urem(number, const(plan.tiles))
-    column = b.urem(in_image, const(plan.tile_columns))
-    tiles = minimum(b, b.sub(const(plan.tile_columns), column), b.sub(count, start))
-    yield _Segment(start, b.udiv(number, const(plan.tiles)), b.udiv(in_image, const(plan.tile_columns)), column, tiles)
-    following = b.add(start, tiles)
-    start.add_incoming(following, b.block)
-    b.cbranch(b.icmp_signed("<", following, count), body, after)
+    phi = b.phi(I64)
+    phi.add_incoming(ir.Constant(I64, 0), before)
+    start = Value(f, phi)
+    number = first + start
+    in_image = number % plan.tiles
+    column = in_image % plan.tile_columns
+    tiles = (plan.tile_columns - column).min(count - start)
+    yield _Segment(start, number // plan.tiles, in_image // plan.tile_columns, column, tiles)
+    following = start + tiles
+    phi.add_incoming(following.ir, b.block)
+    b.cbranch((following < count).ir, body, after)
     b.position_at_end(after)
 
 
-def _vectors(b: ir.IRBuilder, floats: Any, lanes: int) -> Any:
+def _vectors(floats: Value, lanes: int) -> Value:
     """Return the number of vectors that cover ``floats``, at least one."""
-    count = b.sdiv(b.add(floats, const(lanes - 1)), const(lanes))
-    return b.select(b.icmp_signed("<", count, const(1)), const(1), count)
+    count = Value(floats.f, floats.f.b.sdiv((floats + (lanes - 1)).ir, ir.Constant(I64, lanes)))
+    return (count < 1).select(1, count)
 
 
-def _clamp(b: ir.IRBuilder, value: Any, most: int) -> Any:
-    return b.select(b.icmp_signed("<", value, const(0)), const(0), minimum(b, value, most))
+def _clamp(value: Value, most: int) -> Value:
+    return (value < 0).select(0, value.min(most))
 
 
-def _inputs(module: ir.Module, plan: GemmPlan) -> ir.Function:
+def _inputs(module: Module, plan: GemmPlan) -> Function:
     """Build (x, scratch, inputs, first, count), which fills the inputs of a panel of tiles."""
     layer, lanes = plan.layer, plan.lanes
     (top, left), height, width = layer.pad, layer.height, layer.width
-    b, (x, scratch, inputs, first, count) = function(module, "inputs", "x scratch inputs", "first count")
-    zeros = element(b, scratch, 4 * plan.row_stride)
-
-    def every_second(one: Any, other: Any, start: int) -> Any:
-        chosen = ir.Constant(ir.VectorType(I32, lanes), list(range(start, 2 * lanes, 2)))
-        return b.shuffle_vector(one, other, chosen)
-
-    with _segments(b, plan, first, count) as segment:
-        image = element(b, x, offset(b, (segment.image, layer.channels * height * width)))
-        above = b.sub(offset(b, (segment.row, 2)), const(top))
-        lines = [b.add(above, const(r)) for r in range(4)]
-        starts = [offset(b, (_clamp(b, line, height - 1), width)) for line in lines]
-        inside = [b.icmp_unsigned("<", line, const(height)) for line in lines]
-        copies = [element(b, scratch, r * plan.row_stride) for r in range(4)]
-        rows = [b.select(each, copy, zeros) for each, copy in zip(inside, copies)]
-        begin = b.sub(offset(b, (segment.column, 2)), const(left))
-        end = minimum(b, b.add(begin, b.add(offset(b, (segment.tiles, 2)), const(2))), width)
-        begin = _clamp(b, begin, max(width - lanes, 0))
-        parts = _vectors(b, b.sub(end, begin), lanes)
-        vectors = _vectors(b, segment.tiles, lanes)
-        with for_range(b, layer.channels) as c:
-            channel = element(b, image, offset(b, (c.index, height * width)))
-            sources, targets = (
-                [element(b, channel, each) for each in starts],
-                [element(b, each, left) for each in copies],
-            )
-            if width < lanes:
-                for source, to in zip(sources, targets):
-                    copy_rows(b, lanes, width, (source, width), (to, width), 1)
-            else:
-                with for_range(b, parts) as part:
-                    column = minimum(b, b.add(begin, offset(b, (part.index, lanes))), width - lanes)
+    with Function(module, "inputs", "x scratch inputs", "first count") as f:
+        x, scratch, inputs, first, count = f.arguments
+        zeros = scratch[4 * plan.row_stride]
+        with _segments(f, plan, first, count) as segment:
+            image = x[segment.image * (layer.channels * height * width)]
+            lines = [segment.row * 2 - top + r for r in range(4)]
+            starts = [_clamp(line, height - 1) * width for line in lines]
+            copies = [scratch[r * plan.row_stride] for r in range(4)]
+            rows = [line.below(height).select(copy, zeros) for line, copy in zip(lines, copies)]
+            begin = segment.column * 2 - left
+            end = (begin + (segment.tiles * 2 + 2)).min(width)
+            begin = _clamp(begin, max(width - lanes, 0))
+            parts, vectors = _vectors(end - begin, lanes), _vectors(segment.tiles, lanes)
+            with f.range(layer.channels) as c:
+                channel = image[c * (height * width)]
+                sources, targets = [channel[each] for each in starts], [each[left] for each in copies]
+                if width < lanes:
                     for source, to in zip(sources, targets):
-                        store(b, load(b, element(b, source, column), lanes), element(b, to, column))
-            to = element(b, inputs, b.add(offset(b, (c.index, plan.input_stride)), segment.start))
-            with for_range(b, vectors) as part:
-                tile = offset(b, (part.index, lanes))
-                column = offset(b, (b.add(segment.column, tile), 2))
-                across = []
-                for row in rows:
-                    pairs = [
-                        [load(b, element(b, row, b.add(column, const(start + more))), lanes) for more in (0, lanes)]
-                        for start in (0, 2)
-                    ]
-                    across.append(
-                        _forms(b, [every_second(pair[0], pair[1], start) for pair in pairs for start in (0, 1)])
-                    )
-                for number, column_forms in enumerate(zip(*across)):
-                    for down, value in enumerate(_forms(b, list(column_forms))):
-                        form = (4 * down + number) * plan.form_strides[0]
-                        store(b, value, element(b, to, b.add(tile, const(form))))
-    b.ret_void()
-    return b.function
+                        copy_rows(lanes, width, (source, width), (to, width), 1)
+                else:
+                    with f.range(parts) as part:
+                        column = (begin + part * lanes).min(width - lanes)
+                        for source, to in zip(sources, targets):
+                            to[column].store(source[column].load(lanes))
+                to = inputs[c * plan.stride + segment.start]
+                with f.range(vectors) as part:
+                    tile = part * lanes
+                    column = (segment.column + tile) * 2
+                    across = []
+                    for row in rows:
+                        pairs = [[row[column + (n + more)].load(lanes) for more in (0, lanes)] for n in (0, 2)]
+                        across.append(
+                            _forms([every_second(pair[0], pair[1], start) for pair in pairs for start in (0, 1)])
+                        )
+                    for number, column_forms in enumerate(zip(*across)):
+                        for down, value in enumerate(_forms(list(column_forms))):
+                            to[tile + (4 * down + number) * plan.form_strides[0]].store(value)
+    return f
 
 
-def _products(module: ir.Module, plan: GemmPlan, vectors: int, target: Cpu) -> ir.Function:
+def _products(module: Module, plan: GemmPlan, vectors: int) -> Function:
     """Build (inputs, weights, products), which multiplies one form of a panel's tiles by a block of filters."""
-    lanes, filters, channels = plan.lanes, plan.block, plan.layer.channels
-    b, (inputs, weights, products) = function(module, f"products_{vectors}", "inputs weights products")
-    unroll = max(u for u in range(1, UNROLL + 1) if channels % u == 0)
-    zero = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
-    with for_range(b, channels // unroll, [zero] * (filters * vectors)) as some:
-        for u in range(unroll):
-            here = element(
-                b, inputs, b.add(offset(b, (some.index, unroll * plan.input_stride)), const(u * plan.input_stride))
-            )
-            values = [load(b, element(b, here, v * lanes), lanes, ITEM_BYTES * lanes) for v in range(vectors)]
-            factors = element(b, weights, b.add(offset(b, (some.index, unroll * filters)), const(u * filters)))
-            sums = []
-            for f in range(filters):
-                factor = broadcast(b, b.load(element(b, factors, f), align=4), lanes)
-                sums += [fma(b, target, value, factor, some.values[f * vectors + v]) for v, value in enumerate(values)]
-            some.values = sums
-    for number, value in enumerate(some.values):
-        f, v = divmod(number, vectors)
-        store(b, value, element(b, products, f * plan.product_stride + v * lanes), ITEM_BYTES * lanes)
-    b.ret_void()
-    return b.function
+    lanes, filters, channels, stride = plan.lanes, plan.block, plan.layer.channels, plan.stride
+    with Function(module, f"products_{vectors}", "inputs weights products") as f:
+        inputs, weights, products = f.arguments
+        unroll = max(u for u in range(1, UNROLL + 1) if channels % u == 0)
+        with f.loop(channels // unroll, [f.vector(0.0)] * (filters * vectors)) as some:
+            for u in range(unroll):
+                here = inputs[some.index * (unroll * stride) + u * stride]
+                values = [here[v * lanes].load(lanes, aligned=True) for v in range(vectors)]
+                factors = weights[some.index * (unroll * filters) + u * filters]
+                some.values = add_products(some.values, values, factors, filters)
+        for number, value in enumerate(some.values):
+            m, v = divmod(number, vectors)
+            products[m * stride + v * lanes].store(value, aligned=True)
+    return f
 
 
-def _outputs_of(module: ir.Module, plan: GemmPlan, target: Cpu) -> ir.Function:
+def _store_outputs(to: Value, pair: list[Value], floats: Value) -> None:
+    """Store the first ``floats`` of two vectors, interleaved."""
+    f, lanes = to.f, pair[0].ir.type.count
+    numbers = [[start + lane // 2 + lanes * (lane % 2) for lane in range(lanes)] for start in (0, lanes // 2)]
+    mixed = [pair[0].shuffle(pair[1], chosen) for chosen in numbers]
+    with f.b.if_else((floats >= 2 * lanes).ir) as (whole, part):
+        with whole:
+            for number, value in enumerate(mixed):
+                to[number * lanes].store(value)
+        with part:
+            for number, value in enumerate(mixed):
+                store_masked(value, to[number * lanes], floats - number * lanes)
+
+
+def _outputs_of(module: Module, plan: GemmPlan) -> Function:
     """Build (products, y, found, first, count, filters), which transforms a chunk's products to outputs.
 
     y is the plane of the chunk's first filter in the first image. ``found`` becomes NaN if an output is not finite.
     """
     layer, lanes = plan.layer, plan.lanes
     rows, columns = layer.output_height, layer.output_width
-    b, values = function(module, "outputs", "products y found", "first count filters")
-    products, y, found, first, count, filters = values
-    vector = ir.VectorType(F32, lanes)
-    zero = ir.Constant(vector, [0.0] * lanes)
-
-    def put(to: Any, pair: list[Any], floats: Any) -> None:
-        """Store the first ``floats`` of the interleaved vectors."""
-        mixed = []
-        for start in (0, lanes // 2):
-            chosen = [start + lane // 2 + lanes * (lane % 2) for lane in range(lanes)]
-            mixed.append(b.shuffle_vector(*pair, ir.Constant(ir.VectorType(I32, lanes), chosen)))
-        with b.if_else(b.icmp_signed(">=", floats, const(2 * lanes))) as (whole, part):
-            with whole:
-                for number, value in enumerate(mixed):
-                    store(b, value, element(b, to, number * lanes))
-            with part:
-                for number, value in enumerate(mixed):
-                    left = b.trunc(b.sub(floats, const(number * lanes)), I32)
-                    store_masked(b, value, element(b, to, number * lanes), left)
-
-    with _segments(b, plan, first, count) as segment:
-        image = element(b, y, offset(b, (segment.image, layer.filters * rows * columns), (segment.row, 2 * columns)))
-        both = b.icmp_signed("<", offset(b, (segment.row, 2)), const(rows - 1))
-        with for_range(b, filters, [zero]) as f:
-            plane = element(b, image, offset(b, (f.index, rows * columns)))
-            source = element(b, products, b.add(offset(b, (f.index, plan.product_stride)), segment.start))
-            with for_range(b, _vectors(b, segment.tiles, lanes), f.values) as part:
-                tile = offset(b, (part.index, lanes))
-                here = element(b, source, tile)
-                sums = [load(b, element(b, here, form * plan.form_strides[1]), lanes) for form in range(FORMS)]
-                across = [_outputs(b, sums[4 * down : 4 * down + 4]) for down in range(4)]
-                lines = list(zip(*(_outputs(b, list(column)) for column in zip(*across))))
-                for value in (value for line in lines for value in line):
-                    part.values = [fma(b, target, value, zero, part.values[0])]
-                column = offset(b, (b.add(segment.column, tile), 2))
-                floats = minimum(b, b.sub(const(columns), column), offset(b, (b.sub(segment.tiles, tile), 2)))
-                to = element(b, plane, column)
-                put(to, list(lines[0]), floats)
-                with b.if_then(both):
-                    put(element(b, to, columns), list(lines[1]), floats)
-            f.values = part.values
-        store(b, b.fadd(load(b, found, lanes), f.values[0]), found)
-    b.ret_void()
-    return b.function
+    with Function(module, "outputs", "products y found", "first count filters") as f:
+        products, y, found, first, count, filters = f.arguments
+        zero = f.vector(0.0)
+        with _segments(f, plan, first, count) as segment:
+            image = y[segment.image * (layer.filters * rows * columns) + segment.row * (2 * columns)]
+            both = segment.row * 2 < rows - 1
+            with f.loop(filters, [zero]) as m:
+                plane, source = image[m.index * (rows * columns)], products[m.index * plan.stride + segment.start]
+                with f.loop(_vectors(segment.tiles, lanes), m.values) as part:
+                    tile = part.index * lanes
+                    sums = [source[tile][form * plan.form_strides[1]].load(lanes) for form in range(FORMS)]
+                    across = [_outputs(sums[4 * down : 4 * down + 4]) for down in range(4)]
+                    lines = list(zip(*(_outputs(list(column)) for column in zip(*across))))
+                    for value in (value for line in lines for value in line):
+                        part.values = [value.fma(zero, part.values[0])]
+                    column = (segment.column + tile) * 2
+                    floats = (columns - column).min((segment.tiles - tile) * 2)
+                    _store_outputs(plane[column], list(lines[0]), floats)
+                    with f.when(both):
+                        _store_outputs(plane[column][columns], list(lines[1]), floats)
+                m.values = part.values
+            found.store(found.load(lanes) + m.values[0])
+    return f
 
 
-def build(plan: GemmPlan, target: Cpu) -> ir.Module:
-    """Build the module of one layer, with a function ``conv``.
+def build(plan: GemmPlan, target: Cpu) -> Function:
+    """Build the function ``conv``(x, w, y, scratch, counter, found, tiles, vectors, panels) of one layer.
 
-    Its arguments are (x, w, y, scratch, counter, found, tiles, vectors, panels). Threads claim panels of the batch's
-    ``tiles``, cut as evenly as possible from the ``vectors``. found[panel] gets a vector whose sum is finite if all
-    outputs of the panel are.
+    Threads claim panels of the batch's ``tiles``, cut as evenly as possible from the ``vectors``. found[panel] gets a
+    vector whose sum is finite if all outputs of the panel are.
     """
-    layer, lanes = plan.layer, plan.lanes
-    module = ir.Module("winograd_gemm")
-    fill, finish = _inputs(module, plan), _outputs_of(module, plan, target)
-    multiply = {vectors: _products(module, plan, vectors, target) for vectors in (PANEL - 1, PANEL)}
-    pointers = {**dict.fromkeys(("x", "w", "y", "scratch"), F32_PTR), "counter": I64_PTR, "found": F32_PTR}
-    b, values = new_function(module, "conv", {**pointers, **dict.fromkeys(("tiles", "vectors", "panels"), I64)})
-    x, w, y, scratch, counter, found, tiles, vectors, panels = values
-    inputs = element(b, scratch, 5 * plan.row_stride)
-    products = element(b, inputs, FORMS * plan.form_strides[0])
-    filters = plan.blocks * plan.block
-    with claimed_images(
-        ConvFunction(b, x, w, y, scratch, counter, panels, const(1), const(1)), lambda first: []
-    ) as each:
-        begin = b.udiv(b.mul(vectors, each.image), panels)
-        size = b.sub(b.udiv(b.mul(vectors, b.add(each.image, const(1))), panels), begin)
-        first = offset(b, (begin, lanes))
-        count = minimum(b, offset(b, (size, lanes)), b.sub(tiles, first))
-        flags = element(b, found, offset(b, (each.image, lanes)))
-        store(b, ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes), flags)
-        b.call(fill, [x, scratch, inputs, first, count])
-        with for_range(b, plan.chunks) as chunk:
-            weights = element(b, w, offset(b, (chunk.index, plan.chunk_weights)))
-            with for_range(b, FORMS) as form, for_range(b, plan.blocks) as block:
-                number = b.add(offset(b, (form.index, plan.blocks)), block.index)
-                arguments = [
-                    element(b, inputs, offset(b, (form.index, plan.form_strides[0]))),
-                    element(b, weights, offset(b, (number, layer.channels * plan.block))),
-                    element(
-                        b,
-                        products,
-                        offset(b, (form.index, plan.form_strides[1]), (block.index, plan.block * plan.product_stride)),
-                    ),
-                ]
-                with b.if_else(b.icmp_signed("==", size, const(PANEL))) as (whole, part):
-                    with whole:
-                        b.call(multiply[PANEL], arguments)
-                    with part:
-                        b.call(multiply[PANEL - 1], arguments)
-            to = element(b, y, offset(b, (chunk.index, filters * layer.output_height * layer.output_width)))
-            some = minimum(b, b.sub(const(layer.filters), offset(b, (chunk.index, filters))), filters)
-            b.call(finish, [products, to, flags, first, count, some])
-    b.ret_void()
-    return module
+    layer, lanes, module = plan.layer, plan.lanes, Module("winograd_gemm", target)
+    fill, finish = _inputs(module, plan), _outputs_of(module, plan)
+    multiply = {vectors: _products(module, plan, vectors) for vectors in (PANEL - 1, PANEL)}
+    filters, plane = plan.blocks * plan.block, layer.output_height * layer.output_width
+    with Function(module, "conv", "x w y scratch counter:i64 found", "tiles vectors panels", exported=True) as f:
+        x, w, y, scratch, counter, found, tiles, vectors, panels = f.arguments
+        inputs = scratch[5 * plan.row_stride]
+        products = inputs[FORMS * plan.form_strides[0]]
+        with claimed_images(counter, panels, 1, 1) as each:
+            begin = vectors * each.image // panels
+            size = vectors * (each.image + 1) // panels - begin
+            first, flags = begin * lanes, found[each.image * lanes]
+            count = (size * lanes).min(tiles - first)
+            flags.store(f.vector(0.0))
+            fill(x, scratch, inputs, first, count)
+            with f.range(plan.chunks) as chunk:
+                weights = w[chunk * plan.chunk_weights]
+                with f.range(FORMS) as form, f.range(plan.blocks) as block:
+                    number = form * plan.blocks + block
+                    to = products[form * plan.form_strides[1] + block * (plan.block * plan.stride)]
+                    factors = weights[number * (layer.channels * plan.block)]
+                    arguments = [inputs[form * plan.form_strides[0]], factors, to]
+                    with f.b.if_else(size.equals(PANEL).ir) as (whole, part):
+                        with whole:
+                            multiply[PANEL](*arguments)
+                        with part:
+                            multiply[PANEL - 1](*arguments)
+                some = (layer.filters - chunk * filters).min(filters)
+                finish(products, y[chunk * (filters * plane)], flags, first, count, some)
+    return f

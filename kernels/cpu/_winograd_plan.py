@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ece408_op.core.kernel import EPS32
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
 from ._direct_plan import LATENCY, PER_CYCLE
-from ._ir import LINE_FLOATS, Pieces, share_out, whole_lines
+from ._ir import LINE_FLOATS, Pieces, packed, share_out, whole_lines
 
 #: Rows per channel of the image that stay transposed: as many as forms reach over.
 RAW_ROWS = 4
@@ -154,103 +154,64 @@ def _stride(floats: int) -> int:
     return floats + LINE_FLOATS * (floats % (4 * LINE_FLOATS) == 0)
 
 
-@dataclass(frozen=True)
 class WinogradPlan:
-    """The cut of one layer, for vectors of ``lanes`` images.
+    """The cut of one layer, for vectors of ``lanes`` images, compared by identity.
 
-    blocks  filters per block
-    tiles   neighbouring pairs of columns per tile
+    blocks         filters per block
+    tiles          neighbouring pairs of columns per tile
+    rows, columns  pairs of output rows, whose last may have one row only, and of output columns
+    ring           rows of inputs that a pair of output rows needs
+    wide           pairs of columns of inputs
+    raw_width      columns of the image that forms read: more than it has
+    rows_together  whether the outputs of two rows are contiguous, as they are in y: no column is left out
+    steps          the steps of a pair of output rows, in order
+    product_count  products per channel for two by two outputs
+    values_seen    values of an image that are transposed, some of them twice
+    offsets        the offset of each part of a thread's scratch, in floats, and the size of all under "end"
 
     The inputs are [row of a ring][form down][form across][pair of columns][channel][image], where a row stands for two
-    output rows.
+    output rows: ``pair_stride``, ``form_stride`` (of a form across) and ``row_stride`` are their strides.
+    ``output_row_stride`` and ``output_stride`` are the floats from a row of outputs, and from a filter's outputs of two
+    rows, to the next; ``sum_stride`` those from one filter's sums between two steps to the next's.
     """
 
-    layer: ConvProblem
-    lanes: int
-    cut: Cut
-    blocks: Pieces
-    tiles: Pieces
+    def __init__(self, layer: ConvProblem, lanes: int, cut: Cut, blocks: Pieces, tiles: Pieces) -> None:
+        self.layer, self.lanes, self.cut, self.blocks, self.tiles = layer, lanes, cut, blocks, tiles
+        self.rows, self.columns = -(-layer.output_height // 2), -(-layer.output_width // 2)
+        self.ring, self.wide = cut.shifts + 1, self.columns + cut.shifts
+        self.pair_stride = _stride(layer.channels * lanes)
+        self.form_stride = _stride(self.wide * self.pair_stride)
+        self.row_stride = len(cut.forms) ** 2 * self.form_stride
+        self.raw_width = 2 * self.wide + cut.reach
+        self.rows_together = layer.output_width % 2 == 0
+        self.output_row_stride, self.output_stride = 2 * self.columns * lanes, (4 * self.columns + 1) * lanes
+        self.sum_stride = (tiles[0][0] | 1) * lanes
+        self.steps = make_steps(bool(cut.family(OPPOSITE)))
+        self.product_count = len(cut.slots) ** 2
+        rows_seen = 2 * (self.rows + self.ring - 2) + cut.reach + 1
+        self.values_seen = layer.channels * rows_seen * -(-layer.width // lanes) * lanes
+        self.offsets = self._offsets()
 
-    @property
-    def rows(self) -> int:
-        """Pairs of output rows; the last may have one row only."""
-        return -(-self.layer.output_height // 2)
-
-    @property
-    def columns(self) -> int:
-        """Pairs of output columns."""
-        return -(-self.layer.output_width // 2)
-
-    @property
-    def ring(self) -> int:
-        """Rows of inputs that a pair of output rows needs."""
-        return self.cut.shifts + 1
-
-    @property
-    def wide(self) -> int:
-        """Pairs of columns of inputs."""
-        return self.columns + self.cut.shifts
-
-    @property
-    def pair_stride(self) -> int:
-        """Floats from the inputs of a pair of columns, of all channels, to those of the next."""
-        return _stride(self.layer.channels * self.lanes)
-
-    @property
-    def form_stride(self) -> int:
-        """Floats from one form across to the next."""
-        return _stride(self.wide * self.pair_stride)
-
-    @property
-    def row_stride(self) -> int:
-        """Floats of a row of the ring."""
-        return len(self.cut.forms) ** 2 * self.form_stride
-
-    @property
-    def raw_width(self) -> int:
-        """Columns of the image that forms read: more than it has."""
-        return 2 * self.wide + self.cut.reach
-
-    @property
-    def rows_together(self) -> bool:
-        """Whether the outputs of two rows are contiguous, as they are in y: no column is left out."""
-        return self.layer.output_width % 2 == 0
-
-    @property
-    def output_row_stride(self) -> int:
-        """Floats from the outputs of a row to those of the next."""
-        return 2 * self.columns * self.lanes
-
-    @property
-    def output_stride(self) -> int:
-        """Floats from one filter's outputs of two rows to the next's."""
-        return (4 * self.columns + 1) * self.lanes
-
-    @property
-    def sum_stride(self) -> int:
-        """Floats from one filter's sums between two steps to the next's."""
-        return (self.tiles[0][0] | 1) * self.lanes
-
-    @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps of a pair of output rows, in order."""
-        return make_steps(bool(self.cut.family(OPPOSITE)))
+    def _offsets(self) -> dict[str, int]:
+        filters, lanes = self.layer.filters, self.lanes
+        sums = sorted({name for step in self.steps for name in (step.to, step.less) if name and name[0] != "y"})
+        sizes = {
+            "table": 2 * self.product_count,
+            "raw": RAW_ROWS * self.layer.channels * self.raw_width * lanes,
+            "y": filters * self.output_stride,
+            **dict.fromkeys(sums, filters * self.sum_stride),
+            "ring": self.ring * self.row_stride,
+        }
+        found, end = {}, 0
+        for name, size in sizes.items():
+            found[name] = end
+            end += whole_lines(size)
+        return {**found, "end": end}
 
     def products(self, step: Step) -> list[tuple[Slot, Slot]]:
         """Return the slots down and across of a step's products, in order."""
         down, across = (self.cut.family(name) for name in (step.down, step.across))
         return [(self.cut.slots[i], self.cut.slots[j]) for i in down for j in across]
-
-    @property
-    def product_count(self) -> int:
-        """Products per channel for two by two outputs."""
-        return len(self.cut.slots) ** 2
-
-    @property
-    def values_seen(self) -> int:
-        """Values of an image that are transposed, some of them twice."""
-        rows = 2 * (self.rows + self.ring - 2) + self.cut.reach + 1
-        return self.layer.channels * rows * -(-self.layer.width // self.lanes) * self.lanes
 
     @property
     def cycles(self) -> float:
@@ -274,24 +235,6 @@ class WinogradPlan:
     def scratch_bytes(self) -> int:
         """Bytes of scratch per thread."""
         return ITEM_BYTES * self.offsets["end"]
-
-    @cached_property
-    def offsets(self) -> dict[str, int]:
-        """The offset of each part of a thread's scratch, in floats, and the size of all under "end"."""
-        filters, lanes = self.layer.filters, self.lanes
-        sums = sorted({name for step in self.steps for name in (step.to, step.less) if name and name[0] != "y"})
-        sizes = {
-            "table": 2 * self.product_count,
-            "raw": RAW_ROWS * self.layer.channels * self.raw_width * lanes,
-            "y": filters * self.output_stride,
-            **dict.fromkeys(sums, filters * self.sum_stride),
-            "ring": self.ring * self.row_stride,
-        }
-        found, end = {}, 0
-        for name, size in sizes.items():
-            found[name] = end
-            end += whole_lines(size)
-        return {**found, "end": end}
 
 
 def _cuts(kernel: int) -> set[tuple[int, ...]]:
@@ -368,12 +311,5 @@ def packed_weights(plan: WinogradPlan, w: np.ndarray) -> np.ndarray:
         combined = np.matmul(factors, down).astype(np.float32)  # (slots down, slots across, C M)
     numbers = {id(slot): number for number, slot in enumerate(plan.cut.slots)}
     pairs = [(numbers[id(one)], numbers[id(other)]) for step in plan.steps for one, other in plan.products(step)]
-    ordered = combined[tuple(zip(*pairs))].reshape(len(pairs), layer.channels, layer.filters)
-    packed, start, first = np.empty(ordered.size, np.float32), 0, 0
-    for filters, count in plan.blocks:
-        last = first + filters * count
-        stop = start + ordered[:, :, first:last].size
-        blocked = ordered[:, :, first:last].reshape(len(pairs), layer.channels, count, filters)
-        packed[start:stop].reshape(count, len(pairs), layer.channels, filters)[...] = blocked.transpose(2, 0, 1, 3)
-        start, first = stop, last
-    return packed
+    ordered = combined[tuple(zip(*pairs))]  # (products, C M)
+    return np.ascontiguousarray(packed(plan.blocks, ordered.reshape(-1, layer.filters).T))

@@ -13,36 +13,20 @@ Source: as im2col.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import DATA_GRADIENT, DILATE, PAD, RECTANGULAR, STRIDE, ConvProblem, DataGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I64,
-    Cpu,
-    compile_function,
-    compiled_once,
-    const,
-    cpu,
-    element,
-    for_range,
-    new_function,
-    offset,
-)
+from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import direct
 from ._few_images import sharing
-from ._ir import load, store
 
 #: Bytes of columns that a thread computes at a time, unless one image has more.
 COLUMNS_BYTES = 256 << 10
@@ -77,39 +61,30 @@ def _add(layer: ConvProblem, target: Cpu) -> Any:
     (top, left), (dh, dw), (sh, sw) = layer.pad, layer.dilate, layer.stride
     height, width, rows, columns = layer.height, layer.width, layer.output_height, layer.output_width
     elements, plane = layer.kernel * layer.kernel_width, rows * columns
-    module = ir.Module("col2im")
-    b, (source, x, images) = new_function(module, "add", {"columns": F32_PTR, "x": F32_PTR, "images": I64})
-
-    def add(read: Any, to: Any, lanes: int) -> None:
-        if lanes == 1:
-            b.store(b.fadd(b.load(to, align=4), b.load(read, align=4)), to, align=4)
-        else:
-            store(b, b.fadd(load(b, to, lanes), load(b, read, lanes)), to)
-
-    with for_range(b, b.mul(images, const(layer.channels))) as c:
-        image = element(b, x, offset(b, (c.index, height * width)))
-        with for_range(b, height * width) as each:
-            b.store(ir.Constant(F32, 0.0), element(b, image, each.index), align=4)
-        for number in range(elements):
-            p, q = divmod(number, layer.kernel_width)
-            first, count = _inside(height, rows, sh, p * dh - top)
-            first_column, column_count = _inside(width, columns, sw, q * dw - left)
-            if not count or not column_count:
-                continue
-            start = number * plane + first * columns + first_column
-            pixel = (first * sh + p * dh - top) * width + first_column * sw + q * dw - left
-            read = element(b, source, b.add(offset(b, (c.index, elements * plane)), const(start)))
-            with for_range(b, count) as i:
-                from_row = element(b, read, offset(b, (i.index, columns)))
-                to_row = element(b, image, b.add(offset(b, (i.index, sh * width)), const(pixel)))
-                if sw > 1:
-                    with for_range(b, column_count) as j:
-                        add(element(b, from_row, j.index), element(b, to_row, offset(b, (j.index, sw))), 1)
-                else:
-                    for begin, lanes in _pieces(column_count, target.lanes):
-                        add(element(b, from_row, begin), element(b, to_row, begin), lanes)
-    b.ret_void()
-    return compile_function(module, "add", [ctypes.c_void_p] * 2 + [ctypes.c_int64], target)
+    with Function(Module("col2im", target), "add", "columns x", "images", exported=True) as f:
+        source, x, images = f.arguments
+        with f.range(images * layer.channels) as c:
+            image = x[c * (height * width)]
+            with f.range(height * width) as pixel:
+                image[pixel].store(f.scalar(0.0))
+            for number in range(elements):
+                p, q = divmod(number, layer.kernel_width)
+                first, count = _inside(height, rows, sh, p * dh - top)
+                first_column, column_count = _inside(width, columns, sw, q * dw - left)
+                if not count or not column_count:
+                    continue
+                read = source[c * (elements * plane) + (number * plane + first * columns + first_column)]
+                start = (first * sh + p * dh - top) * width + first_column * sw + q * dw - left
+                with f.range(count) as i:
+                    from_row, to_row = read[i * columns], image[i * (sh * width) + start]
+                    if sw > 1:
+                        with f.range(column_count) as j:
+                            to = to_row[j * sw]
+                            to.store(to.load() + from_row[j].load())
+                    else:
+                        for begin, lanes in _pieces(column_count, target.lanes):
+                            to_row[begin].store(to_row[begin].load(lanes) + from_row[begin].load(lanes))
+    return f.compiled()
 
 
 def _product(problem: ConvProblem) -> ConvProblem:

@@ -28,7 +28,6 @@ Architectures, 2018.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ import numpy as np
 from ece408_op.core.kernel import CpuKernel, TanhPool
 from ece408_op.problem import DATA_GRADIENT, PAD, RECTANGULAR, ConvProblem, DataGradient, Pair
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, compile_function, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _direct_code, _direct_filters, _padded, im2col
@@ -65,10 +64,8 @@ NONTEMPORAL_BYTES = 32 << 20
 @compiled_once
 def _compiled(plan: DirectPlan | FilterPlan, target: Cpu, nontemporal: bool, pooling: Pooling | None = None) -> Any:
     if isinstance(plan, DirectPlan):
-        module = _direct_code.build(plan, target, nontemporal, pooling)
-    else:
-        module = _direct_filters.build(plan, target, pooling)
-    return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 3, target)
+        return _direct_code.build(plan, target, nontemporal, pooling).compiled()
+    return _direct_filters.build(plan, target, pooling).compiled()
 
 
 def pack(plan: DirectPlan | FilterPlan, w: np.ndarray, threads: int) -> np.ndarray:
@@ -101,7 +98,7 @@ class CompiledLayer(NamedTuple):
 @lru_cache(maxsize=1024)
 def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool, full: bool | None = None) -> CompiledLayer:
     """Compile for the layer, if that has not been done; ``full`` as in Pooling."""
-    layer = _padded.plain(problem).with_batch(1)
+    layer = _padded.plain(problem)
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
     plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
@@ -161,7 +158,7 @@ def _run_shared(
     (plan, conv, scratch), (x, w, out) = layer, arrays
     batch = x.shape[0]
     memory.advise_huge_pages(out)
-    packed = pack(plan, _padded.plain_weights(problem, w), threads)
+    packed = pack(plan, _padded.forward_weights(problem, w), threads)
     margin = _padded.margins(problem)
     if any(margin):
         _run_padded(layer, (x, packed, out), margin, threads)
@@ -198,17 +195,11 @@ def _run_padded(layer: CompiledLayer, arrays: tuple[np.ndarray, ...], margin: Pa
     share(work, threads, threads)
 
 
-def limits(problem: ConvProblem) -> list[str]:
-    """Return why the kernel cannot take a problem: a data gradient with more padding than its filter reaches over."""
-    negative = min(_padded.margins(problem)) < 0
-    return [f"padding of a data gradient: less than the kernel, got {problem.pad}"] if negative else []
-
-
 KERNEL = CpuKernel(
     "direct",
     "tiles of filters x pixels in registers, compiled for the layer",
     *sharing(run, prepare),
-    limits,
+    _padded.limits,
     features=frozenset({RECTANGULAR, PAD, DATA_GRADIENT}),
     tanh_pool=TanhPool(run_tanh_pool, prepare_tanh_pool),
 )

@@ -6,64 +6,44 @@ M*K*K times, nearly always from L1. Each multiply-add waits for the one before, 
 
 from __future__ import annotations
 
-import ctypes
-import math
-from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I64,
-    Cpu,
-    compile_function,
-    compiled_once,
-    cpu,
-    element,
-    fma,
-    for_range,
-    new_function,
-    offset,
-)
+from ece408_op.runtime.llvm import Cpu, Function, Module, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 
 @compiled_once
 def _compiled(layer: ConvProblem, target: Cpu) -> Any:
     """Compile a ctypes function (x, w, y, images) for one layer; its batch does not matter."""
-    module = ir.Module("loops")
-    b, (x, w, y, images) = new_function(module, "conv", {"x": F32_PTR, "w": F32_PTR, "y": F32_PTR, "images": I64})
+    with Function(Module("loops", target), "conv", "x w y", "images", exported=True) as f:
+        x, w, y, images = f.arguments
 
-    def offset_in(shape: tuple[int, ...], *indices: Any) -> Any:
-        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        return offset(b, *zip(indices, strides))
+        def at(array: Value, shape: tuple[int, ...], *indices: Value) -> Value:
+            place = indices[0]
+            for size, index in zip(shape[1:], indices[1:]):
+                place = place * size + index
+            return array[place]
 
-    loop = partial(for_range, b)
-    zero = [ir.Constant(F32, 0.0)]
-    with (
-        loop(images) as image,
-        loop(layer.filters) as m,
-        loop(layer.output_height) as i,
-        loop(layer.output_width) as j,
-    ):
-        with loop(layer.channels, zero) as c:
-            with loop(layer.kernel, c.values) as p:
-                with loop(layer.kernel, p.values) as q:
-                    row, column = b.add(i.index, p.index), b.add(j.index, q.index)
-                    pixel = element(b, x, offset_in(layer.x_shape, image.index, c.index, row, column))
-                    weight = element(b, w, offset_in(layer.w_shape, m.index, c.index, p.index, q.index))
-                    q.values = [fma(b, target, b.load(pixel, align=4), b.load(weight, align=4), q.values[0])]
-                p.values = q.values
-            c.values = p.values
-        output = element(b, y, offset_in(layer.y_shape, image.index, m.index, i.index, j.index))
-        b.store(c.values[0], output, align=4)
-    b.ret_void()
-    return compile_function(module, "conv", [ctypes.c_void_p] * 3 + [ctypes.c_int64], target)
+        with (
+            f.range(images) as image,
+            f.range(layer.filters) as m,
+            f.range(layer.output_height) as i,
+            f.range(layer.output_width) as j,
+        ):
+            with f.loop(layer.channels, [f.scalar(0.0)]) as c:
+                with f.loop(layer.kernel, c.values) as p:
+                    with f.loop(layer.kernel, p.values) as q:
+                        pixel = at(x, layer.x_shape, image, c.index, i + p.index, j + q.index)
+                        weight = at(w, layer.w_shape, m, c.index, p.index, q.index)
+                        q.values = [pixel.load().fma(weight.load(), q.values[0])]
+                    p.values = q.values
+                c.values = p.values
+            at(y, layer.y_shape, image, m, i, j).store(c.values[0])
+    return f.compiled()
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:

@@ -20,51 +20,28 @@ Source: E. Georganas et al., Anatomy of High-Performance Deep Learning Convoluti
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import DILATE, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I64,
-    Cpu,
-    compile_function,
-    compiled_once,
-    const,
-    cpu,
-    element,
-    fma,
-    for_range,
-    new_function,
-    offset,
-)
+from ece408_op.runtime.llvm import F32, Cpu, Function, Module, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
-from ._direct_tile import copy_rows
 from ._ir import (
     LINE_FLOATS,
     Pieces,
-    broadcast,
+    add_in_float64,
+    add_products,
+    copy_rows,
     each_piece,
-    function,
-    load,
-    minimum,
     share_out,
-    store,
     transposed,
     whole_lines,
 )
-
-F64 = ir.DoubleType()
-F64_PTR = F64.as_pointer()
 
 #: Vectors of channels per block, and filters per tile at most, by the number of registers.
 VECTORS, MOST_FILTERS = 2, {16: 6, 32: 12}
@@ -80,69 +57,39 @@ ITEM_PRODUCTS = 640
 LEAST_FILLED, FEW_PIXELS = 0.85, 256
 
 
-@dataclass(frozen=True)
 class Plan:
-    """The cut of one layer: filters of a work item, those of its blocks, rows of a chunk, and images of a chunk."""
+    """The cut of one layer, a batch of one, compared by identity.
 
-    layer: ConvProblem
-    lanes: int
-    filters: int
-    blocks: Pieces
-    rows: int
-    images: int
+    filters          filters of a work item
+    blocks           filters of its blocks
+    rows, images     rows of a chunk, and images of a chunk
+    channels         channels of a block
+    taps             elements of a filter's channel
+    columns          columns of the padded image
+    input_rows       rows of the padded image that a chunk reads
+    bands            chunks of rows of an image
+    margin           floats before and after a chunk's transposed rows of an image, which transposing whole vectors may
+                     write; ``image``: those of the rows with both margins
+    gradient_stride  floats from the gradients of a filter to the next; an odd number of cache lines
+    sums             sums of a work item
+    scratch          floats of scratch per thread: the sums in float64, the gradients of a block, the transposed rows
+    """
 
-    @property
-    def channels(self) -> int:
-        """Channels of a block."""
-        return VECTORS * self.lanes
-
-    @property
-    def taps(self) -> int:
-        """Elements of a filter's channel."""
-        return self.layer.kernel * self.layer.kernel_width
-
-    @property
-    def columns(self) -> int:
-        """Columns of the padded image."""
-        return self.layer.width + 2 * self.layer.pad[1]
-
-    @property
-    def input_rows(self) -> int:
-        """Rows of the padded image that a chunk reads."""
-        return (self.rows - 1) * self.layer.stride[0] + (self.layer.kernel - 1) * self.layer.dilate[0] + 1
-
-    @property
-    def bands(self) -> int:
-        """Chunks of rows of an image."""
-        return -(-self.layer.output_height // self.rows)
-
-    @property
-    def margin(self) -> int:
-        """Floats before and after a chunk's transposed rows of an image, which transposing whole vectors may write."""
-        return (2 + self.lanes // self.layer.width) * self.columns * self.channels
-
-    @property
-    def image(self) -> int:
-        """Floats of a chunk's transposed rows of an image, with both margins."""
-        return self.input_rows * self.columns * self.channels + 2 * self.margin
-
-    @property
-    def gradient_stride(self) -> int:
-        """Floats from the gradients of a filter to the next; an odd number of cache lines."""
-        lines = whole_lines(self.images * self.rows * self.layer.output_width) // LINE_FLOATS
-        return (lines | 1) * LINE_FLOATS
-
-    @property
-    def sums(self) -> int:
-        """Sums of a work item."""
-        return self.filters * self.taps * self.channels
-
-    @property
-    def scratch(self) -> int:
-        """Floats of scratch per thread: the sums in float64, the gradients of a block, the transposed rows."""
-        return 2 * self.sums + self.blocks[0][0] * self.gradient_stride + self.images * self.image
+    def __init__(self, layer: ConvProblem, lanes: int, filters: int, blocks: Pieces, rows: int, images: int) -> None:
+        self.layer, self.lanes, self.filters, self.blocks = layer, lanes, filters, blocks
+        self.rows, self.images, self.channels = rows, images, VECTORS * lanes
+        self.taps, self.columns = layer.kernel * layer.kernel_width, layer.width + 2 * layer.pad[1]
+        self.input_rows = (rows - 1) * layer.stride[0] + (layer.kernel - 1) * layer.dilate[0] + 1
+        self.bands = -(-layer.output_height // rows)
+        self.margin = (2 + lanes // layer.width) * self.columns * self.channels
+        self.image = self.input_rows * self.columns * self.channels + 2 * self.margin
+        lines = whole_lines(images * rows * layer.output_width) // LINE_FLOATS
+        self.gradient_stride = (lines | 1) * LINE_FLOATS
+        self.sums = filters * self.taps * self.channels
+        self.scratch = 2 * self.sums + blocks[0][0] * self.gradient_stride + images * self.image
 
 
+@cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     """Return the cut for vectors of ``lanes`` floats and that many registers."""
     most = max(32, ITEM_PRODUCTS // (layer.kernel * layer.kernel_width))
@@ -155,128 +102,95 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     return Plan(layer, lanes, filters, share_out(filters, MOST_FILTERS[registers]), rows, images)
 
 
-def _tile(module: ir.Module, plan: Plan, filters: int, target: Cpu) -> ir.Function:
+def _tile(module: Module, plan: Plan, filters: int) -> Function:
     """Build (pixels, y, sums, images, rows), which adds a tap's products of a block of filters to the sums."""
-    layer, lanes = plan.layer, plan.lanes
-    (sh, sw), width = layer.stride, layer.output_width
-    arguments = {"pixels": F32_PTR, "y": F32_PTR, "sums": F64_PTR, "images": I64, "rows": I64}
-    b, (pixels, y, sums, images, rows) = new_function(module, f"tile_{filters}", arguments, internal=True)
-    zero = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
-    with for_range(b, images, [zero] * (filters * VECTORS)) as image:
-        with for_range(b, rows, image.values) as row:
-            start = offset(b, (image.index, plan.image), (row.index, sh * plan.columns * plan.channels))
-            read = element(b, pixels, start)
-            number = b.add(b.mul(image.index, b.mul(rows, const(width))), offset(b, (row.index, width)))
-            gradients = element(b, y, number)
-            with for_range(b, width, row.values) as column:
-                here = element(b, read, offset(b, (column.index, sw * plan.channels)))
-                vectors = [load(b, element(b, here, v * lanes), lanes, 4 * lanes) for v in range(VECTORS)]
-                totals = []
-                for f in range(filters):
-                    gradient = element(b, gradients, b.add(column.index, const(f * plan.gradient_stride)))
-                    factor = broadcast(b, b.load(gradient, align=4), lanes)
-                    totals += [
-                        fma(b, target, vector, factor, column.values[f * VECTORS + v])
-                        for v, vector in enumerate(vectors)
-                    ]
-                column.values = totals
-            row.values = column.values
-        image.values = row.values
-    wide = ir.VectorType(F64, lanes)
-    for number, value in enumerate(image.values):
-        to = b.bitcast(element(b, sums, number * lanes), wide.as_pointer())
-        b.store(b.fadd(b.load(to, align=8), b.fpext(value, wide)), to, align=8)
-    b.ret_void()
-    return b.function
+    (layer, lanes), (sh, sw) = (plan.layer, plan.lanes), plan.layer.stride
+    with Function(module, f"tile_{filters}", "pixels y sums:f64", "images rows") as f:
+        pixels, y, sums, images, rows = f.arguments
+        with f.loop(images, [f.vector(0.0)] * (filters * VECTORS)) as image:
+            with f.loop(rows, image.values) as row:
+                read = pixels[image.index * plan.image + row.index * (sh * plan.columns * plan.channels)]
+                gradients = y[image.index * (rows * layer.output_width) + row.index * layer.output_width]
+                with f.loop(layer.output_width, row.values) as column:
+                    here = read[column.index * (sw * plan.channels)]
+                    vectors = [here[v * lanes].load(lanes, aligned=True) for v in range(VECTORS)]
+                    factors = gradients[column.index]
+                    column.values = add_products(column.values, vectors, factors, filters, plan.gradient_stride)
+                row.values = column.values
+            image.values = row.values
+        for number, value in enumerate(image.values):
+            add_in_float64(sums[number * lanes], value)
+    return f
 
 
-def _transpose(module: ir.Module, plan: Plan) -> ir.Function:
+def _transpose(module: Module, plan: Plan) -> Function:
     """Build (x, to, first, rows, left), which fills a chunk's rows of an image; rows outside become zeros.
 
     x is the block's first channel, ``left`` the number of channels from there on. ``first`` is the first row.
     """
-    layer, lanes = plan.layer, plan.lanes
+    layer, lanes, channels = plan.layer, plan.lanes, plan.channels
     width, plane = layer.width, layer.height * layer.width
-    b, (x, to, first, rows, left) = function(module, "transpose", "x to", "first rows left")
-    zero, last = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes), b.sub(left, const(1))
-    with for_range(b, rows) as row:
-        outside = b.icmp_unsigned(">=", b.add(first, row.index), const(layer.height))
-        with b.if_then(outside), for_range(b, plan.columns * VECTORS) as part:
-            start = offset(b, (row.index, plan.columns * plan.channels), (part.index, lanes))
-            store(b, zero, element(b, to, start), 4 * lanes)
-    top = b.select(b.icmp_signed("<", first, const(0)), const(0), first)
-    count = b.sub(minimum(b, b.add(first, rows), layer.height), top)
-    with b.if_then(b.icmp_signed(">", count, const(0))):
-        vectors = b.udiv(b.add(offset(b, (count, width)), const(lanes - 1)), const(lanes))
-        with for_range(b, vectors) as part:
-            pixel = minimum(b, offset(b, (top, width), (part.index, lanes)), plane - lanes)
+    with Function(module, "transpose", "x to", "first rows left") as f:
+        x, to, first, rows, left = f.arguments
+        with f.range(rows) as row, f.when(~(first + row).below(layer.height)), f.range(plan.columns * VECTORS) as part:
+            to[row * (plan.columns * channels) + part * lanes].store(f.vector(0.0), aligned=True)
+        top = (first < 0).select(0, first)
+        count = (first + rows).min(layer.height) - top
+        with f.when(count > 0), f.range((count * width + (lanes - 1)) // lanes) as part:
+            pixel = (top * width + part * lanes).min(plane - lanes)
             places = []
             for lane in range(lanes):
-                number = b.add(pixel, const(lane))
-                row_number = b.sub(b.udiv(number, const(width)), first)
-                column = b.add(b.urem(number, const(width)), const(layer.pad[1]))
-                place = b.add(offset(b, (row_number, plan.columns)), column)
-                places.append(element(b, to, offset(b, (place, plan.channels))))
+                number = pixel + lane
+                row_number, column = number // width - first, number % width + layer.pad[1]
+                places.append(to[(row_number * plan.columns + column) * channels])
             for v in range(VECTORS):
-                channels = [minimum(b, const(v * lanes + lane), last) for lane in range(lanes)]
-                read = [load(b, element(b, x, b.add(offset(b, (c, plane)), pixel)), lanes) for c in channels]
-                for place, value in zip(places, transposed(b, read)):
-                    store(b, value, element(b, place, v * lanes), 4 * lanes)
-    b.ret_void()
-    return b.function
+                sources = [f.const(v * lanes + lane).min(left - 1) * plane for lane in range(lanes)]
+                read = [x[source + pixel].load(lanes) for source in sources]
+                for place, value in zip(places, transposed(read)):
+                    place[v * lanes].store(value, aligned=True)
+    return f
 
 
 @compiled_once
 def _compiled(plan: Plan, target: Cpu) -> Any:
     """Compile (x, y, w, scratch, batch, channels): a work item, for its first channel and filter; ``channels`` left."""
-    layer, lanes = plan.layer, plan.lanes
-    module = ir.Module("outer_products")
+    layer, lanes, module = plan.layer, plan.lanes, Module("outer_products", target)
     transpose = _transpose(module, plan)
-    tiles = {filters: _tile(module, plan, filters, target) for filters, _ in plan.blocks}
-    arguments = {**dict.fromkeys(("x", "y", "w", "scratch"), F32_PTR), "batch": I64, "channels": I64}
-    b, (x, y, w, scratch, batch, channels) = new_function(module, "reduce", arguments)
-    plane, pixels = layer.height * layer.width, layer.output_height * layer.output_width
-    sums = b.bitcast(scratch, F64_PTR)
-    gradients = element(b, scratch, 2 * plan.sums)
-    rows_of_images = element(b, gradients, plan.blocks[0][0] * plan.gradient_stride + plan.margin)
-    chunks = b.udiv(b.add(batch, const(plan.images - 1)), const(plan.images))
-    with for_range(b, chunks) as chunk, for_range(b, plan.bands) as band:
-        first = offset(b, (chunk.index, plan.images))
-        images = minimum(b, b.sub(batch, first), plan.images)
-        row, end = (
-            b.udiv(offset(b, (number, layer.output_height)), const(plan.bands))
-            for number in (band.index, b.add(band.index, const(1)))
-        )
-        rows = b.sub(end, row)
-        begin = b.sub(offset(b, (row, layer.stride[0])), const(layer.pad[0]))
-        needed = b.sub(const(plan.input_rows), offset(b, (b.sub(const(plan.rows), rows), layer.stride[0])))
-        with for_range(b, images) as image:
-            source = element(b, x, offset(b, (b.add(first, image.index), layer.channels * plane)))
-            to = element(b, rows_of_images, offset(b, (image.index, plan.image)))
-            b.call(transpose, [source, to, begin, needed, channels])
-        for filters, above, _ in each_piece(b, plan.blocks):
-            floats = offset(b, (rows, layer.output_width))
-            with for_range(b, filters) as f, for_range(b, images) as each:
-                m, number = b.add(above, f.index), b.add(first, each.index)
-                width = layer.output_width
-                source = element(b, y, offset(b, (number, layer.filters * pixels), (m, pixels), (row, width)))
-                start = b.add(offset(b, (f.index, plan.gradient_stride)), b.mul(each.index, floats))
-                copy_rows(b, lanes, width, (source, width), (element(b, gradients, start), width), rows)
-            for tap in range(plan.taps):
-                p, q = divmod(tap, layer.kernel_width)
-                first_read = (p * layer.dilate[0] * plan.columns + q * layer.dilate[1]) * plan.channels
-                total = b.add(offset(b, (above, plan.taps * plan.channels)), const(tap * filters * plan.channels))
-                pointers = [element(b, rows_of_images, first_read), gradients, element(b, sums, total)]
-                b.call(tiles[filters], [*pointers, images, rows])
-    for filters, above, _ in each_piece(b, plan.blocks):
-        with for_range(b, filters) as f, for_range(b, channels) as c, for_range(b, plan.taps) as t:
-            before = offset(b, (above, plan.taps), (t.index, filters), (f.index, 1))
-            value = b.load(element(b, sums, b.add(offset(b, (before, plan.channels)), c.index)), align=8)
-            m = b.add(above, f.index)
-            to = offset(b, (m, layer.channels * plan.taps), (c.index, plan.taps))
-            b.store(b.fptrunc(value, F32), element(b, w, b.add(to, t.index)), align=4)
-    b.ret_void()
-    return compile_function(module, "reduce", [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2, target)
+    tiles = {filters: _tile(module, plan, filters) for filters, _ in plan.blocks}
+    plane, (height, width) = layer.height * layer.width, layer.y_shape[2:]
+    with Function(module, "reduce", "x y w scratch", "batch channels", exported=True) as f:
+        x, y, w, scratch, batch, channels = f.arguments
+        sums, gradients = scratch.to("f64"), scratch[2 * plan.sums]
+        rows_of_images = gradients[plan.blocks[0][0] * plan.gradient_stride + plan.margin]
+        chunks = (batch + (plan.images - 1)) // plan.images
+        with f.range(chunks) as chunk, f.range(plan.bands) as band:
+            first = chunk * plan.images
+            images = (batch - first).min(plan.images)
+            row = band * height // plan.bands
+            rows = (band + 1) * height // plan.bands - row
+            begin = row * layer.stride[0] - layer.pad[0]
+            needed = plan.input_rows - (plan.rows - rows) * layer.stride[0]
+            with f.range(images) as image:
+                source = x[(first + image) * (layer.channels * plane)]
+                transpose(source, rows_of_images[image * plan.image], begin, needed, channels)
+            for filters, above, _ in each_piece(f, plan.blocks):
+                floats = rows * width
+                with f.range(filters) as m, f.range(images) as each:
+                    number = (first + each) * layer.filters + above + m
+                    source = y[number * (height * width) + row * width]
+                    to = gradients[m * plan.gradient_stride + each * floats]
+                    copy_rows(lanes, width, (source, width), (to, width), rows)
+                for tap in range(plan.taps):
+                    p, q = divmod(tap, layer.kernel_width)
+                    first_read = (p * layer.dilate[0] * plan.columns + q * layer.dilate[1]) * plan.channels
+                    total = above * (plan.taps * plan.channels) + tap * filters * plan.channels
+                    tiles[filters](rows_of_images[first_read], gradients, sums[total], images, rows)
+        for filters, above, _ in each_piece(f, plan.blocks):
+            with f.range(filters) as m, f.range(channels) as c, f.range(plan.taps) as t:
+                value = sums[(above * plan.taps + t * filters + m) * plan.channels + c].load()
+                to = w[(above + m) * (layer.channels * plan.taps) + c * plan.taps + t]
+                to.store(Value(f, f.b.fptrunc(value.ir, F32)))
+    return f.compiled()
 
 
 @lru_cache(maxsize=1024)
@@ -330,7 +244,7 @@ def is_profitable(problem: ConvProblem) -> bool:
 def bound(problem: ConvProblem) -> float:
     """Return the error bound: a chunk's sums in float32, all others in float64, and the result's rounding."""
     target = cpu()
-    plan = make_plan(problem.convolution, target.lanes, target.registers)
+    plan = make_plan(problem.convolution.with_batch(1), target.lanes, target.registers)
     return sum_bound(plan.images * plan.rows * plan.layer.output_width) + 2 * EPS32
 
 

@@ -19,9 +19,7 @@ number of threads, unless the sums take more than SUMS_BYTES, so that each threa
 
 from __future__ import annotations
 
-import ctypes
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -31,31 +29,13 @@ from llvmlite import ir
 from ece408_op.core.kernel import EPS32, CpuKernel, sum_bound
 from ece408_op.problem import ATTRIBUTES, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I64,
-    I64_PTR,
-    Cpu,
-    compile_function,
-    compiled_once,
-    const,
-    cpu,
-    element,
-    fma,
-    for_range,
-    new_function,
-    offset,
-)
+from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from ._copies import Copies
 from ._direct_plan import cheapest_cut, step_cycles, tile_sizes
 from ._few_images import sharing
-from ._ir import Pieces, each_piece, lane_sums, load
-
-F64 = ir.DoubleType()
-F64_PTR = F64.as_pointer()
+from ._ir import Pieces, add_in_float64, each_piece, lane_sums
 
 #: Taps of a tile at most.
 MOST_TAPS = 9
@@ -70,50 +50,25 @@ MOST_IMAGES, PARTS = 16, 64
 SUMS_BYTES = 8 << 20
 
 
-@dataclass(frozen=True)
 class Plan:
-    """The cut of one layer: filters per block, taps per tile, both within a group, and images at a time."""
+    """The cut of one layer, a batch of one, compared by identity.
 
-    copies: Copies
-    blocks: Pieces
-    tiles: Pieces
+    blocks        filters per block, in a group
+    tiles         taps per tile, in a group
+    image_copies  floats of an image's copies
+    images        images at a time
+    tile_sums     room for a tile's sums: whole vectors
+    sums          room for the sums of all tiles of all groups
+    """
 
-    @property
-    def layer(self) -> ConvProblem:
-        """The layer, with a batch of one."""
-        return self.copies.layer
-
-    @property
-    def lanes(self) -> int:
-        """Floats in a vector."""
-        return self.copies.lanes
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of an output plane."""
-        return self.copies.pixels
-
-    @property
-    def image_copies(self) -> int:
-        """Floats of an image's copies."""
-        return self.layer.channels * self.copies.channel
-
-    @property
-    def images(self) -> int:
-        """Images at a time."""
-        floats = self.image_copies + self.layer.filters * self.pixels
-        return max(1, min(MOST_IMAGES, CHUNK_BYTES // (4 * floats)))
-
-    @property
-    def tile_sums(self) -> int:
-        """Room for a tile's sums: whole vectors."""
-        return -(-self.blocks[0][0] * self.tiles[0][0] // self.lanes) * self.lanes
-
-    @property
-    def sums(self) -> int:
-        """Room for the sums of all tiles of all groups."""
-        count = sum(many for _, many in self.blocks) * sum(many for _, many in self.tiles)
-        return self.layer.groups * count * self.tile_sums
+    def __init__(self, copies: Copies, blocks: Pieces, tiles: Pieces) -> None:
+        layer, self.copies, self.blocks, self.tiles = copies.layer, copies, blocks, tiles
+        self.layer, self.lanes, self.pixels = layer, copies.lanes, copies.pixels
+        self.image_copies = layer.channels * copies.channel
+        floats = self.image_copies + layer.filters * copies.pixels
+        self.images = max(1, min(MOST_IMAGES, CHUNK_BYTES // (4 * floats)))
+        self.tile_sums = -(-blocks[0][0] * tiles[0][0] // copies.lanes) * copies.lanes
+        self.sums = layer.groups * sum(n for _, n in blocks) * sum(n for _, n in tiles) * self.tile_sums
 
 
 @cache
@@ -139,70 +94,63 @@ def _order(plan: Plan) -> np.ndarray:
     return (groups + order).reshape(-1, taps)
 
 
-def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu) -> ir.Function:
+def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
     """Build (y, copies, offsets, sums, images), which adds the sums of a tile of (filters, taps)."""
-    filters, taps = size
-    arguments = {"y": F32_PTR, "copies": F32_PTR, "offsets": I64_PTR, "sums": F64_PTR, "images": I64}
-    b, values = new_function(module, f"tile_{filters}_{taps}", arguments, internal=True)
-    y, copies, offsets, sums, images = values
-    starts = [element(b, copies, b.load(element(b, offsets, t), align=8)) for t in range(taps)]
-    vector, mask = ir.VectorType(F32, plan.lanes), ir.VectorType(ir.IntType(1), plan.lanes)
-    zero = ir.Constant(vector, [0.0] * plan.lanes)
+    (filters, taps), lanes, layer = size, plan.lanes, plan.layer
+    pointers = "y copies offsets:i64 sums:f64"
+    with Function(module, f"tile_{filters}_{taps}", pointers, "images") as f:
+        y, copies, offsets, sums, images = f.arguments
+        starts = [copies[offsets[t].load()] for t in range(taps)]
 
-    def step(totals: list[Any], image: Any, pixel: Any, counted: int = 0) -> list[Any]:
-        """Emit the products of a vector of pixels, without its first ``counted`` lanes."""
+        def step(totals: list[Value], image: Value, pixel: Operand, counted: int = 0) -> list[Value]:
+            """Emit the products of a vector of pixels, without its first ``counted`` lanes."""
+            mask = ir.Constant(ir.VectorType(ir.IntType(1), lanes), [int(lane >= counted) for lane in range(lanes)])
 
-        def pixels(pointer: Any, stride: int) -> Any:
-            value = load(b, element(b, pointer, b.add(offset(b, (image, stride)), pixel)), plan.lanes)
-            if not counted:
-                return value
-            return b.select(ir.Constant(mask, [int(lane >= counted) for lane in range(plan.lanes)]), value, zero)
+            def pixels(pointer: Value, stride: int) -> Value:
+                value = pointer[image * stride + pixel].load(lanes)
+                return Value(f, mask).select(value, f.vector(0.0)) if counted else value
 
-        gradients = [pixels(element(b, y, f * plan.pixels), plan.layer.filters * plan.pixels) for f in range(filters)]
-        result = list(totals)
-        for t, start in enumerate(starts):
-            x = pixels(start, plan.image_copies)
-            for f in range(filters):
-                result[f * taps + t] = fma(b, target, gradients[f], x, totals[f * taps + t])
-        return result
+            gradients = [pixels(y[m * plan.pixels], layer.filters * plan.pixels) for m in range(filters)]
+            result = list(totals)
+            for t, start in enumerate(starts):
+                x = pixels(start, plan.image_copies)
+                for m in range(filters):
+                    result[m * taps + t] = gradients[m].fma(x, totals[m * taps + t])
+            return result
 
-    with for_range(b, images, [zero] * (filters * taps)) as image:
-        with for_range(b, plan.pixels // plan.lanes, image.values) as many:
-            many.values = step(many.values, image.index, offset(b, (many.index, plan.lanes)))
-        rest = plan.pixels % plan.lanes
-        totals = many.values
-        image.values = step(totals, image.index, const(plan.pixels - plan.lanes), plan.lanes - rest) if rest else totals
-    wide = ir.VectorType(F64, plan.lanes)
-    for first in range(0, filters * taps, plan.lanes):
-        some = image.values[first : first + plan.lanes]
-        total = b.fpext(lane_sums(b, some + [zero] * (plan.lanes - len(some))), wide)
-        to = b.bitcast(element(b, sums, first), wide.as_pointer())
-        b.store(b.fadd(b.load(to, align=8), total), to, align=8)
-    b.ret_void()
-    return b.function
+        with f.loop(images, [f.vector(0.0)] * (filters * taps)) as image:
+            with f.loop(plan.pixels // lanes, image.values) as many:
+                many.values = step(many.values, image.index, many.index * lanes)
+            rest = plan.pixels % lanes
+            image.values = many.values
+            if rest:
+                image.values = step(many.values, image.index, plan.pixels - lanes, lanes - rest)
+        for first in range(0, filters * taps, lanes):
+            some = image.values[first : first + lanes]
+            add_in_float64(sums[first], lane_sums(some + [f.vector(0.0)] * (lanes - len(some))))
+    return f
 
 
 @compiled_once
 def _compiled(plan: Plan, target: Cpu) -> Any:
     """Compile (x, y, copies, offsets, sums, images), which adds the gradients of some images to the sums."""
-    layer, module = plan.layer, ir.Module("pixel_reduction")
+    layer, module = plan.layer, Module("pixel_reduction", target)
     copy = plan.copies.build(module)
-    tiles = {(f, t): _tile(module, plan, (f, t), target) for f, _ in plan.blocks for t, _ in plan.tiles}
+    tiles = {(m, t): _tile(module, plan, (m, t)) for m, _ in plan.blocks for t, _ in plan.tiles}
     block_count, tile_count = (sum(many for _, many in pieces) for pieces in (plan.blocks, plan.tiles))
-    pointers = {"x": F32_PTR, "y": F32_PTR, "copies": F32_PTR, "offsets": I64_PTR, "sums": F64_PTR}
-    b, (x, y, copies, offsets, sums, images) = new_function(module, "reduce", {**pointers, "images": I64})
-    b.call(copy, [x, copies, b.mul(images, const(layer.channels))])
     of_group = layer.filters // layer.groups, layer.channels // layer.groups * plan.copies.channel
-    with for_range(b, layer.groups) as group:
-        for filters, above, block in each_piece(b, plan.blocks):
-            gradients = element(b, y, offset(b, (group.index, of_group[0] * plan.pixels), (above, plan.pixels)))
-            images_of_group = element(b, copies, offset(b, (group.index, of_group[1])))
-            for taps, before, tile in each_piece(b, plan.tiles):
-                number = offset(b, (offset(b, (group.index, block_count), (block, 1)), tile_count), (tile, 1))
-                to = element(b, sums, offset(b, (number, plan.tile_sums)))
-                b.call(tiles[filters, taps], [gradients, images_of_group, element(b, offsets, before), to, images])
-    b.ret_void()
-    return compile_function(module, "reduce", [ctypes.c_void_p] * 5 + [ctypes.c_int64], target)
+    with Function(module, "reduce", "x y copies offsets:i64 sums:f64", "images", exported=True) as f:
+        x, y, copies, offsets, sums, images = f.arguments
+        copy(x, copies, images * layer.channels)
+        with f.range(layer.groups) as group:
+            for filters, above, block in each_piece(f, plan.blocks):
+                gradients = y[group * (of_group[0] * plan.pixels) + above * plan.pixels]
+                images_of_group = copies[group * of_group[1]]
+                for taps, before, tile in each_piece(f, plan.tiles):
+                    number = (group * block_count + block) * tile_count + tile
+                    to = sums[number * plan.tile_sums]
+                    tiles[filters, taps](gradients, images_of_group, offsets[before], to, images)
+    return f.compiled()
 
 
 def _plan(problem: ConvProblem) -> Plan:

@@ -17,59 +17,36 @@ Source: as ``direct``.
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ece408_op.core.kernel import CpuKernel
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem, DataGradient, WeightGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import (
-    F32,
-    F32_PTR,
-    I64,
-    I64_PTR,
-    Cpu,
-    compile_function,
-    compiled_once,
-    const,
-    cpu,
-    element,
-    fma,
-    for_range,
-    new_function,
-    offset,
-)
+from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
-from . import im2col
+from . import _padded, im2col
 from ._copies import Copies
 from ._direct_plan import SPARE, cheapest_cut, step_cycles, tile_sizes
-from ._direct_tile import store_first
 from ._few_images import sharing
-from ._ir import Pieces, broadcast, each_piece, load, minimum
+from ._ir import Pieces, add_products, each_piece, packed, store_first
 
 #: Bytes of output that a thread claims at a time, unless one image has more.
 CHUNK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
 class Plan:
-    """The cut of one layer: filters per block, in a group, and vectors of pixels per tile."""
+    """The cut of one layer, compared by identity: filters per block, in a group, and vectors of pixels per tile.
 
-    copies: Copies
-    blocks: Pieces
-    tiles: Pieces
+    ``scratch`` are the floats of scratch per thread: the copies of a group, and a vector that may be read beyond them.
+    """
 
-    @property
-    def scratch(self) -> int:
-        """Floats of scratch per thread: the copies of a group, and a vector that may be read beyond them."""
-        layer = self.copies.layer
-        return layer.channels // layer.groups * self.copies.channel + self.copies.lanes
+    def __init__(self, copies: Copies, blocks: Pieces, tiles: Pieces) -> None:
+        self.copies, self.blocks, self.tiles = copies, blocks, tiles
+        self.scratch = copies.layer.channels // copies.layer.groups * copies.channel + copies.lanes
 
 
 @cache
@@ -80,102 +57,66 @@ def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
     return Plan(copies, *cheapest_cut(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
 
 
-def _tile(module: ir.Module, plan: Plan, size: tuple[int, int], target: Cpu) -> ir.Function:
+def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
     """Build (x, x_last, w, y, y_last, offsets), which computes a tile of (filters, vectors).
 
     x is the tile's first pixel in the copies for the tap of offset 0; x_last its last vector there; y and y_last are
     the same in the output.
     """
-    filters, vectors = size
-    lanes, pixels = plan.copies.lanes, plan.copies.pixels
-    arguments = {**dict.fromkeys(("x", "x_last", "w", "y", "y_last"), F32_PTR), "offsets": I64_PTR}
-    b, (x, x_last, w, y, y_last, offsets) = new_function(module, f"tile_{filters}_{vectors}", arguments, internal=True)
-    zero = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
-    with for_range(b, plan.copies.layer.products, [zero] * (filters * vectors)) as tap:
-        start = b.load(element(b, offsets, tap.index), align=8)
-        here, last = element(b, x, start), element(b, x_last, start)
-        values = [load(b, element(b, here, v * lanes) if v < vectors - 1 else last, lanes) for v in range(vectors)]
-        sums = []
-        for f in range(filters):
-            weight = b.load(element(b, w, b.add(offset(b, (tap.index, filters)), const(f))), align=4)
-            factor = broadcast(b, weight, lanes)
-            sums += [fma(b, target, value, factor, tap.values[f * vectors + v]) for v, value in enumerate(values)]
-        tap.values = sums
-    for number, value in enumerate(tap.values):
-        f, v = divmod(number, vectors)
-        to = element(b, y, f * pixels + v * lanes) if v < vectors - 1 else element(b, y_last, f * pixels)
-        store_first(b, value, to, min(pixels, lanes))
-    b.ret_void()
-    return b.function
+    (filters, vectors), lanes, pixels = size, plan.copies.lanes, plan.copies.pixels
+    with Function(module, f"tile_{filters}_{vectors}", "x x_last w y y_last offsets:i64") as f:
+        x, x_last, w, y, y_last, offsets = f.arguments
+        with f.loop(plan.copies.layer.products, [f.vector(0.0)] * (filters * vectors)) as tap:
+            start = offsets[tap.index].load()
+            here, last = x[start], x_last[start]
+            values = [(here[v * lanes] if v < vectors - 1 else last).load(lanes) for v in range(vectors)]
+            tap.values = add_products(tap.values, values, w[tap.index * filters], filters)
+        for number, value in enumerate(tap.values):
+            m, v = divmod(number, vectors)
+            to = y[m * pixels + v * lanes] if v < vectors - 1 else y_last[m * pixels]
+            store_first(value, to, min(pixels, lanes))
+    return f
 
 
 @compiled_once
 def _compiled(plan: Plan, target: Cpu) -> Any:
     """Compile (x, w, y, copies, offsets, images) for packed weights and copies whose padding is zeros."""
     layer, lanes, pixels = plan.copies.layer, plan.copies.lanes, plan.copies.pixels
-    module = ir.Module("tap_copies")
+    module = Module("tap_copies", target)
     copy = plan.copies.build(module)
-    tiles = {(f, p): _tile(module, plan, (f, p), target) for f, _ in plan.blocks for p, _ in plan.tiles}
-    arguments = {**dict.fromkeys(("x", "w", "y", "copies"), F32_PTR), "offsets": I64_PTR, "images": I64}
-    b, (x, w, y, copies, offsets, images) = new_function(module, "conv", arguments)
+    tiles = {(m, p): _tile(module, plan, (m, p)) for m, _ in plan.blocks for p, _ in plan.tiles}
     channels, filters_of_group = layer.channels // layer.groups, layer.filters // layer.groups
-    with for_range(b, images) as image, for_range(b, layer.groups) as group:
-        number = b.add(offset(b, (image.index, layer.groups)), group.index)
-        source = element(b, x, offset(b, (number, channels * layer.height * layer.width)))
-        b.call(copy, [source, copies, const(channels)])
-        outputs = element(b, y, offset(b, (number, filters_of_group * pixels)))
-        weights = element(b, w, offset(b, (group.index, filters_of_group * layer.products)))
-        for filters, above, _ in each_piece(b, plan.blocks):
-            block = element(b, outputs, offset(b, (above, pixels)))
-            packed = element(b, weights, offset(b, (above, layer.products)))
-            for vectors, covered, _ in each_piece(b, plan.tiles):
-                first = offset(b, (covered, lanes))
-                last = minimum(b, b.add(first, const((vectors - 1) * lanes)), max(pixels - lanes, 0))
-                pointers = [element(b, copies, first), element(b, copies, last), packed]
-                pointers += [element(b, block, first), element(b, block, last), offsets]
-                b.call(tiles[filters, vectors], pointers)
-    b.ret_void()
-    return compile_function(module, "conv", [ctypes.c_void_p] * 5 + [ctypes.c_int64], target)
-
-
-def forward(problem: ConvProblem) -> ConvProblem:
-    """Return the convolution, with a batch of one, that computes the problem; its padding may be negative."""
-    if not isinstance(problem, DataGradient):
-        return problem.with_batch(1)
-    sizes = (problem.kernel, problem.kernel_width)
-    top, left = (d * (size - 1) - p for d, size, p in zip(problem.dilate, sizes, problem.pad))
-    _, channels, height, width = problem.y_shape
-    pad, groups = (top, left), problem.groups
-    return ConvProblem(
-        1, channels, height, width, problem.channels, *sizes, pad=pad, dilate=problem.dilate, groups=groups
-    )
+    with Function(module, "conv", "x w y copies offsets:i64", "images", exported=True) as f:
+        x, w, y, copies, offsets, images = f.arguments
+        with f.range(images) as image, f.range(layer.groups) as group:
+            number = image * layer.groups + group
+            copy(x[number * (channels * layer.height * layer.width)], copies, channels)
+            outputs, weights = y[number * (filters_of_group * pixels)], w[group * (filters_of_group * layer.products)]
+            for filters, above, _ in each_piece(f, plan.blocks):
+                block, factors = outputs[above * pixels], weights[above * layer.products]
+                for vectors, covered, _ in each_piece(f, plan.tiles):
+                    first = covered * lanes
+                    last = (first + (vectors - 1) * lanes).min(max(pixels - lanes, 0))
+                    pointers = copies[first], copies[last], factors, block[first], block[last], offsets
+                    tiles[filters, vectors](*pointers)
+    return f.compiled()
 
 
 def _pack(plan: Plan, problem: ConvProblem, w: np.ndarray) -> np.ndarray:
     """Return the weights as [group][block][tap][filter], flat."""
-    layer, groups = plan.copies.layer, problem.groups
-    if isinstance(problem, DataGradient):
-        grouped = w.reshape(groups, -1, *w.shape[1:])[..., ::-1, ::-1]
-        w = np.ascontiguousarray(grouped.transpose(0, 2, 1, 3, 4))
-    rows = w.reshape(groups, layer.filters // groups, layer.products)
-    if plan.blocks[0][0] == 1:
-        return np.ascontiguousarray(rows).reshape(-1)
-    blocks, first = [], 0
-    for filters, count in plan.blocks:
-        some = rows[:, first : first + filters * count].reshape(groups, count, filters, layer.products)
-        blocks.append(some.transpose(0, 1, 3, 2).reshape(groups, -1))
-        first += filters * count
-    return np.ascontiguousarray(np.concatenate(blocks, axis=1)).reshape(-1)
+    rows = _padded.forward_weights(problem, w).reshape(problem.groups, -1, plan.copies.layer.products)
+    return np.ascontiguousarray(packed(plan.blocks, rows))
 
 
-def _plan(problem: ConvProblem) -> Plan:
-    target = cpu()
-    return make_plan(forward(problem), target.lanes, target.registers)
+@lru_cache(maxsize=1024)
+def _layer(problem: ConvProblem, target: Cpu) -> tuple[Plan, Any]:
+    plan = make_plan(_padded.forward(problem), target.lanes, target.registers)
+    return plan, _compiled(plan, target)
 
 
 def prepare(problem: ConvProblem, out: np.ndarray) -> None:
     """Compile for the layer, if that has not been done."""
-    _compiled(_plan(problem), cpu())
+    _layer(problem, cpu())
 
 
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
@@ -183,8 +124,8 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
         im2col.run(problem, x, w, out, threads)  # zeros around y must not meet infinity
         return
-    plan = _plan(problem)
-    conv, offsets, packed = _compiled(plan, cpu()), plan.copies.offsets(), _pack(plan, problem, w)
+    plan, conv = _layer(problem, cpu())
+    offsets, weights = plan.copies.offsets(), _pack(plan, problem, w)
     memory.advise_huge_pages(out)
     count = max(1, min(CHUNK_BYTES * problem.batch // out.nbytes, -(-problem.batch // threads)))
     firsts = iter(range(0, problem.batch, count))
@@ -194,7 +135,7 @@ def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, thr
         copies.fill(0)
         last = [memory.address(array) for array in (copies, offsets)]
         for first in firsts:  # next() is atomic
-            pointers = [memory.address(array) for array in (x[first:], packed, out[first:])]
+            pointers = [memory.address(array) for array in (x[first:], weights, out[first:])]
             conv(*pointers, *last, min(count, problem.batch - first))
 
     share(work, threads, threads)
@@ -204,13 +145,8 @@ def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel cannot take a problem."""
     if isinstance(problem, WeightGradient):
         return ["it does not compute weight gradients"]
-    if not isinstance(problem, DataGradient):
-        return []
-    found = [] if problem.stride == (1, 1) else ["it computes data gradients of stride 1 only"]
-    reach = [d * (size - 1) for d, size in zip(problem.dilate, problem.w_shape[2:])]
-    if any(p > most for p, most in zip(problem.pad, reach)):
-        found.append(f"padding of a data gradient: less than the kernel, got {problem.pad}")
-    return found
+    strided = isinstance(problem, DataGradient) and problem.stride != (1, 1)
+    return ["it computes data gradients of stride 1 only"] * strided + _padded.limits(problem)
 
 
 KERNEL = CpuKernel(

@@ -34,7 +34,6 @@ Method for Convolution Acceleration, AAAI 2020.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from functools import lru_cache
 from typing import Any
@@ -45,7 +44,7 @@ from ece408_op.core.kernel import CpuKernel
 from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, compile_function, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _winograd_code, direct
@@ -83,8 +82,7 @@ GAIN, SCRATCH_BYTES = {"avx2": 1.1, "avx512": 1.4}, 4 << 20
 
 @compiled_once
 def _compiled(plan: WinogradPlan, target: Cpu) -> Any:
-    arguments = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 4
-    return compile_function(_winograd_code.build(plan, target), "conv", arguments, target)
+    return _winograd_code.build(plan, target).compiled()
 
 
 @lru_cache(maxsize=1024)

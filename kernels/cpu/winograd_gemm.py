@@ -27,24 +27,21 @@ Sources: as in ``winograd``; the panels follow the blocking that ``direct`` name
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from ece408_op.core.kernel import CpuKernel, sum_bound
 from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem, DataGradient
 from ece408_op.runtime import memory
-from ece408_op.runtime.llvm import Cpu, compile_function, compiled_once, cpu
+from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
 
 from . import _padded, direct
 from ._direct_plan import PER_CYCLE
 from ._ir import LINE_FLOATS
-from ._winograd_gemm_code import build, weights_function
-from ._winograd_gemm_plan import FORMS, PANEL, GemmPlan
+from ._winograd_gemm_code import FORMS, PANEL, GemmPlan, build, weights_function
 from ._winograd_plan import spread
 from .winograd import LEAST_SPARSE, PRODUCTS, SMALLEST_WEIGHT, ZEROS, recompute
 
@@ -62,27 +59,25 @@ INPUT_CYCLES, OUTPUT_CYCLES, WEIGHT_CYCLES = 100, 60, 18
 
 @compiled_once
 def _compiled(plan: GemmPlan, target: Cpu) -> Any:
-    return compile_function(build(plan, target), "conv", [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 3, target)
+    return build(plan, target).compiled()
 
 
 @compiled_once
 def _weights(plan: GemmPlan, gradient: bool, target: Cpu) -> Any:
-    module = ir.Module("weights")
     strides = (9, 9 * plan.layer.filters) if gradient else (9 * plan.layer.channels, 9)
-    weights_function(module, plan, strides, gradient)
-    return compile_function(module, "weights", [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2, target)
+    return weights_function(plan, strides, gradient, target).compiled()
 
 
-def _plan(problem: ConvProblem, target: Cpu) -> GemmPlan:
-    _, channels, height, width = problem.shapes[0]
-    layer = ConvProblem(1, channels, height, width, problem.shapes[2][1], 3, pad=_padded.margins(problem))
-    return GemmPlan(layer, target.lanes, BLOCKS[target.lanes])
+@cache
+def make_plan(layer: ConvProblem, lanes: int) -> GemmPlan:
+    """Return the cut for vectors of ``lanes`` tiles; the layer has a batch of one."""
+    return GemmPlan(layer, lanes, BLOCKS[lanes])
 
 
 @lru_cache(maxsize=1024)
 def _layer(problem: ConvProblem, target: Cpu) -> tuple[GemmPlan, Any, Any]:
     """Return the plan and the functions that convolve and that transform weights; the batch is one."""
-    plan = _plan(problem, target)
+    plan = make_plan(_padded.forward(problem), target.lanes)
     return plan, _compiled(plan, target), _weights(plan, isinstance(problem, DataGradient), target)
 
 
@@ -90,14 +85,14 @@ def limits(problem: ConvProblem) -> list[str]:
     """Return why the kernel cannot take the problem."""
     if problem.w_shape[2:] != (3, 3):
         return [f"kernel: 3 x 3, got {problem.kernel} x {problem.kernel_width}"]
-    return direct.limits(problem)
+    return _padded.limits(problem)
 
 
 def is_profitable(problem: ConvProblem) -> bool:
     """Return whether it is expected to be faster than ``direct``, and whether its errors are as small."""
     if problem.products < PRODUCTS or limits(problem):
         return False
-    plan = _plan(problem, cpu())
+    plan = make_plan(_padded.forward(problem), cpu().lanes)
     channels, filters, lanes = plan.layer.channels, plan.layer.filters, plan.lanes
     vectors = max(PANEL - 1, -(-problem.batch * plan.tiles // lanes))
     parts = problem.batch * plan.tiles // plan.tile_columns * -(-plan.tile_columns // lanes)  # of vectors, in rows

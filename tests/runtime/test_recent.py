@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import weakref
 
 import numpy as np
-from llvmlite import ir
 
 from ece408_op.runtime import llvm
 from ece408_op.runtime.recent import Recent
@@ -68,11 +66,9 @@ def test_threads_compile_once():
 def test_a_function_works_as_long_as_somebody_has_it():
     @llvm.compiled_once
     def fill(number):
-        module = ir.Module()
-        b, (out,) = llvm.new_function(module, "fill", {"out": llvm.F32_PTR})
-        b.store(ir.Constant(llvm.F32, float(number)), out)
-        b.ret_void()
-        return llvm.compile_function(module, "fill", [ctypes.c_void_p], llvm.cpu())
+        with llvm.Function(llvm.Module("fill", llvm.cpu()), "fill", "out", exported=True) as f:
+            f.arguments[0].store(f.scalar(number))
+        return f.compiled()
 
     first, out = fill(0), np.full(1, np.nan, np.float32)
     for number in range(1, llvm.CAPACITY + 2):
