@@ -90,17 +90,15 @@ def test_whole_file_takes_its_place(server: str, path: str, tmp_path: Path, caps
         ("stalled", "no answer within 0.3 seconds|timed out"),
     ],
 )
-@pytest.mark.parametrize("before", [None, b"old"], ids=["absent before", "there before"])
-def test_fault_is_named_and_the_place_untouched(
-    server: str, path: str, message: str, before: bytes | None, tmp_path: Path
-) -> None:
-    target = tmp_path / "file.gz"
-    if before is not None:
-        target.write_bytes(before)
-    with pytest.raises(DataError, match=message) as caught:
-        _download.fetch(server + path, target, SIZE, SHA256, timeout=0.3)
-    assert str(caught.value).startswith(f"{server}{path}: ")
-    assert [child.read_bytes() for child in tmp_path.iterdir()] == ([] if before is None else [before])
+def test_fault_is_named_and_the_place_untouched(server: str, path: str, message: str, tmp_path: Path) -> None:
+    for before in (None, b"old"):
+        target = tmp_path / "file.gz"
+        if before is not None:
+            target.write_bytes(before)
+        with pytest.raises(DataError, match=message) as caught:
+            _download.fetch(server + path, target, SIZE, SHA256, timeout=0.3)
+        assert str(caught.value).startswith(f"{server}{path}: ")
+        assert [child.read_bytes() for child in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
 def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

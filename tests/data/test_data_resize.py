@@ -56,12 +56,6 @@ def test_equals_scikit_image(size: int, height: int, width: int, low: int, seed:
     np.testing.assert_array_equal(resize(images, size), by_scikit_image(images, size))
 
 
-@pytest.mark.parametrize("size", [1, 7, 14, 20, 27, 28, 29, 32, 56, 64, 65, 72, 100, 224])
-def test_clothes_equal_scikit_image(clothes: np.ndarray, size: int) -> None:
-    images = clothes[:50]
-    np.testing.assert_array_equal(resize(images, size), by_scikit_image(images, size))
-
-
 @pytest.mark.parametrize("size", sorted(SAMPLE))
 def test_whole_sample_set(clothes: np.ndarray, size: int) -> None:
     assert hashlib.sha256(resize(clothes, size)).hexdigest() == SAMPLE[size]
