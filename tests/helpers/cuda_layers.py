@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 
 from ece408_op.core.kernel import CudaKernel
@@ -14,6 +15,10 @@ CUDA_KERNELS = [kernel for kernel in KERNELS if isinstance(kernel, CudaKernel) a
 
 #: Every architecture that some kernel supports.
 ARCHITECTURES = (50, 60, 70, 80, 90, 100, 120)
+#: Some of them by default.
+each_architecture = pytest.mark.parametrize(
+    "architecture", [pytest.param(a, marks=() if a in (50, 90) else pytest.mark.exhaustive) for a in ARCHITECTURES]
+)
 
 #: The layers of the course's networks: 2017, 2018 spring, 2018 fall.
 COURSE = list(COURSE_LAYERS.values())

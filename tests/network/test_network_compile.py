@@ -7,7 +7,7 @@ from functools import cache
 
 import nvrtc
 import pytest
-from cuda_layers import ARCHITECTURES
+from cuda_layers import each_architecture
 
 from ece408_op.network import _passes
 from ece408_op.network._layers import FullyConnected
@@ -40,7 +40,7 @@ def hopper():
     return [program for layer in layers for program in layer.programs]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each_architecture
 def test_passes_compile_and_spill_nothing(architecture):
     for one in PASSES:
         (report,) = nvrtc.compile_text(one.program.source, architecture).values()

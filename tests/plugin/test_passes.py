@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import nvrtc
 import pytest
-from cuda_layers import ARCHITECTURES
+from cuda_layers import each_architecture
 from plan_runs import run_plan
 
 from ece408_op.core.kernel import EPS32
@@ -14,7 +14,7 @@ from ece408_op.problem import ConvProblem
 
 
 @pytest.mark.skipif(bool(nvrtc.missing()), reason="NVRTC is not installed: pip install ece408-op[test]")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@each_architecture
 def test_they_compile_and_spill_nothing(architecture):
     reports = nvrtc.compile_text(_passes.bias_gradient_program(ConvProblem(1, 1, 1, 1, 1, 1)).source, architecture)
     assert set(reports) == {"add", "add_bias", "accumulate", "round_sums", "sum_pixels", "sum_parts"}

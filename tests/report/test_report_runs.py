@@ -202,6 +202,7 @@ def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsy
     assert not (tmp_path / "index.html").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_small_report(tmp_path) -> None:
     pytest.importorskip("mxnet")
     pytest.importorskip("jinja2")
