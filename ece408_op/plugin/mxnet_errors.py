@@ -84,7 +84,7 @@ def _fail(target: Any, reason: Exception) -> None:
     number = next(_numbers)
     _failures[number] = reason
     try:
-        failing = mx.nd.Crop(mx.nd.zeros((1, 1, 1, 1)), offset=(number, 0), h_w=(1, 1), num_args=1)
+        failing = mx.nd.Crop(mx.nd.zeros((1, 1, 1, 1), mx.cpu()), offset=(number, 0), h_w=(1, 1), num_args=1)
         failing.reshape((1,)).copyto(target.reshape((-1,))[0:1])
     except mx.MXNetError:  # the NaiveEngine computes it in this thread, which is the caller's
         _here.reason = reason

@@ -7,6 +7,7 @@ import pytest
 
 import ece408_op
 from ece408_op.errors import ProblemError
+from ece408_op.plugin import mxnet_errors
 from ece408_op.runtime import thread_pool
 
 mx = pytest.importorskip("mxnet")
@@ -263,3 +264,17 @@ def test_a_gradient_and_a_result_that_fail_at_once_each_report_their_own_reason(
             data.grad.wait_to_read()
         with pytest.raises(mx.MXNetError, match="filters of 20 x 20"):
             other.wait_to_read()
+
+
+def test_a_failure_on_a_gpu_that_mxnet_has_no_kernels_for_keeps_its_reason():
+    """MXNet calls an operator inside the context of its arrays; a build without GPUs fails there alike."""
+
+    @mxnet_errors.reported_with_outputs
+    def forward(req, out_data):
+        raise ProblemError("the reason")
+
+    y = mx.nd.empty((2, 3))
+    with mx.gpu():
+        forward(req=["write"], out_data=[y])
+    with pytest.raises(mx.MXNetError, match="the reason"):
+        y.wait_to_read()
