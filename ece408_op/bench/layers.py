@@ -22,7 +22,7 @@ from ece408_op.errors import DeviceError, UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
-from ._launches import launches
+from .launches import launches
 from .results import FAILED, FRESH, KERNEL, PASSED, REUSED, SKIPPED, Case, Row
 
 #: The peers' names on the CPU; cuDNN's begin with "cuDNN".

@@ -9,7 +9,7 @@ _LOOP = re.compile(
     r"\bfor\s*\(\s*(?:const\s+)?(?:unsigned\s+|size_t\s+|int\s+|auto\s+)*(\w+)\s*=[^;]*;[^;]*?<=?\s*([^;]+);"
 )
 #: Names of the bounds of loops over a filter, and the names of rows and columns without such loops.
-_KERNEL = re.compile(r"\b(K|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[3\]|[3-9])( *- *1)?", re.IGNORECASE)
+_KERNEL = re.compile(r"\b(K[SWHXY]?|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[3\]|[3-9])( *- *1)?", re.IGNORECASE)
 
 
 def find(name: str, source: str) -> int | None:
@@ -34,9 +34,10 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
     """Return the regular expressions to try, the best first."""
     product = re.search(r"(\w[\w.\[\]() ,+*-]*?)\s*\+=", code)
     total = re.escape(re.split(r"[\[(]", product[1])[0].strip()) if product else "sum"
+    tiles = [r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *(TILE\w*|BLOCK\w*|T[A-Z]?)\b", r"= *\w+ *- *K\w* *[,;)]"]
     written = r"\by\w*[\[(][^;=\n]*[+-]?="
     return {
-        "filter_pq": [rf"\[ *{q} *\] *\[ *{p} *\]", rf", *{q} *, *{p} *\)", rf"\b{q} *\* *\w+ *\+ *{p}\b"],
+        "filter_pq": [rf"\[ *{q} *\] *\[ *{p} *\]", rf", *{q} *, *{p} *\)", rf"\b{q} *\)? *\* *\w+ *\+ *{p}\b"],
         "flipped": [rf"- *(1 *- *)?{index}\b" for index in (p, q)],
         "x_rows_columns": [rf"\w *\+ *{q}\b[^;\n]*\w *\+ *{p}\b", rf"{q} *\+ *\w[^;\n]*{p} *\+ *\w"],
         "centred": [r"- *\(? *\w*(K|MASK|RADIUS)\w* */ *2", r"- *\w*RADIUS\w*"],
@@ -44,6 +45,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "y_filter": [written],
         "y_strides": [r"\by\w*[\[(][^;=\n]*\b[HW]\b[^;=\n]*=", r"#define +y\w*\([^\n]*"],
         "loops_to_w": [r"[<>]=? *(W|width|WIDTH)\b", r"[<>]=? *(H|height|HEIGHT)\b"],
+        "w_channels": [r"\bc\w* *\* *M\w* *\+ *m\w*\b", r"\bc\w* *\* *C\w* *\+ *m\w*\b", r"\[ *c\w* *\] *\[ *m\w* *\]"],
         "channel_loop": [r"\bc *= *1\b", r"\bc *< *\w+ *- *1\b"],
         "row_loop": [rf"\b{p} *= *1\b", rf"\b{p} *< *\w+ *- *1\b"],
         "column_loop": [rf"\b{q} *= *1\b", rf"\b{q} *< *\w+ *- *1\b"],
@@ -52,9 +54,6 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "accumulated": [r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
         "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],
         "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
-        "unwritten": [
-            *(r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *\w*(TILE|BLOCK)\w*"),
-            r"= *\w+ *- *K\w* *[,;)]",
-            *(r"\b\w+ *< *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;"),
-        ],
+        "unwritten": [r"\b\w+ *(<|>=) *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;", *tiles],
+        "unwritten_tile": tiles,
     }.get(name, [])

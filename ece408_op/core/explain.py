@@ -158,9 +158,9 @@ def _best(case: Case, wrong: np.ndarray, allowed: np.ndarray, size: np.ndarray) 
     unwritten = wrong & ((case.y == case.before) | (np.isnan(case.y) & np.isnan(case.before)))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
-        where = _region(unwritten)
+        name, where = _region(unwritten)
         if where:
-            return "unwritten", f"Your code does not write {where}", left
+            return name, f"Your code does not write {where}", left
     if (np.abs(case.y - case.exact) > 2 * EPS32 * size).mean() > _ROUNDED:
         for name, most in _hypotheses.roundings(case, size):
             if (np.abs(case.y - case.exact) <= most + allowed).all():
@@ -199,10 +199,10 @@ def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
     return np.asarray(float32_bound(problem) * size + problem.products * _SMALLEST)
 
 
-def _region(unwritten: np.ndarray) -> str:
-    """Return the images, filters, rows and columns that are not written, in words; empty if they are none of those."""
+def _region(unwritten: np.ndarray) -> tuple[str, str]:
+    """Return the mistake's name, and the images, filters, rows and columns that are not written, in words; or ""."""
     if unwritten.mean() > _MOST:
-        return "any element of y"
+        return "nothing_written", "any element of y"
     rest, parts, hint = unwritten.copy(), [], ""
     for axis, name in enumerate(("image", "filter", "row", "column")):
         others = tuple(a for a in range(4) if a != axis)
@@ -212,7 +212,7 @@ def _region(unwritten: np.ndarray) -> str:
             rest[(slice(None),) * axis + (which,)] = False
             parts.append(_numbered(name, which, count))
             hint = hint or _tile_hint(name, which, count)
-    return "" if rest.any() else f"{' and '.join(parts)}{hint}"
+    return "unwritten_tile" if hint else "unwritten", "" if rest.any() else f"{' and '.join(parts)}{hint}"
 
 
 def _numbered(name: str, which: np.ndarray, count: int) -> str:

@@ -272,19 +272,10 @@ def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: in
 
 def source_text(sources: tuple[Path, ...], plan: Plan) -> str:
     """Return what the compiler gets: the plan's ``#define``s, its constants in struct Config, and the files' texts."""
-    return _text(sources, tuple(plan.defines.items()), tuple(plan.config.items()))
-
-
-@lru_cache(maxsize=256)
-def _text(
-    sources: tuple[Path, ...],
-    defines: tuple[tuple[str, int | str], ...],
-    config: tuple[tuple[str, bool | int | float], ...],
-) -> str:
     # The texts are joined rather than #included: CuPy's cache is keyed by the text.
-    parts = [f"#define {name} {value}\n" for name, value in defines]
-    if config:
-        parts += ["struct Config {\n", *(_constant(name, value) for name, value in config), "};\n"]
+    parts = [f"#define {name} {value}\n" for name, value in plan.defines.items()]
+    if plan.config:
+        parts += ["struct Config {\n", *(_constant(*each) for each in plan.config.items()), "};\n"]
     parts += [f'#line 1 "{path.name}"\n{path.read_text(encoding="utf-8")}' for path in sources]
     return "".join(parts)
 

@@ -4,7 +4,7 @@ A block's threads are fibers. g++ -fsanitize=thread calls a function before each
 emulator's: it checks bounds and races, and joins the accesses of a warp's lanes into a GPU's requests. Values, indices
 and barriers are a GPU's; times are not.
 
-compile, run     a course submission; the Report has y, findings, counters per line and hints
+compile, run     a course submission; the Report has y, findings, counters per line, launches and hints
 plans            kernels of the package, by their plans
 can_emulate      whether there is a g++ that can compile for the emulator
 """

@@ -69,8 +69,7 @@ def run(program: Program, x: np.ndarray, w: np.ndarray, *, fill: float = 0.0, se
     y = np.full(problem.y_shape, fill, np.float32)
     inputs = (_run.Buffer(name, np.asarray(array, np.float32)) for name, array in (("x", x), ("w", w)))
     buffers = [*inputs, _run.Buffer("y", y, output=True)]
-    outcome = _run.execute(program, buffers, [*y.shape, *x.shape, *w.shape], seconds)
-    return _report.make(program, outcome, problem.flops)
+    return _report.make(program, _run.execute(program, buffers, [*y.shape, *x.shape, *w.shape], seconds))
 
 
 def _source(path: Path, above: tuple[Path, ...] = ()) -> str:

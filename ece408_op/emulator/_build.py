@@ -30,7 +30,7 @@ _COMMON = (
     "-fpermissive",
     "-fno-gnu-unique",
     "-fno-pie",
-    "-g1",
+    *("-g1", "-gdwarf-4"),  # addr2line of 2022 mistakes the files of version 5
     "-D__CUDACC__=1",
     "-fmax-errors=12",
     "-fcf-protection=none",

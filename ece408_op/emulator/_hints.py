@@ -73,15 +73,11 @@ def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
 
 def _reuse(lines: Sequence[LineCounters], totals: LineCounters) -> list[tuple[float, Hint]]:
     """A kernel that loads from global memory far more often than it stores could keep values."""
-    loads = [line for line in lines if line.global_loads]
-    if (
-        not loads
-        or totals.global_loads < 20 * max(1, totals.global_stores)
-        or totals.shared_requests > totals.global_loads
-    ):
+    loads, stores = [line for line in lines if line.global_loads], max(1, totals.global_stores + totals.atomics)
+    if not loads or totals.global_loads < 20 * stores or totals.shared_requests > totals.global_loads:
         return []
     most = max(loads, key=lambda line: line.global_loads)
-    factor = totals.global_loads / max(1, totals.global_stores)
-    text = f"this line loads from global memory {most.global_loads} times per {totals.global_stores} stores: "
+    factor = totals.global_loads / stores
+    text = f"this line loads from global memory {most.global_loads} times per {stores} stores: "
     text += "load a tile into shared memory or registers once, and use it for many outputs"
     return [(float(most.global_loads), Hint(most.line, text, factor, REUSE))]

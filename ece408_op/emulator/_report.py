@@ -1,11 +1,15 @@
-"""The report of a run: findings, counters per line, and hints."""
+"""The report of a run: findings, counters per line, launches, and hints."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+from ece408_op.runtime.launch import Triple
+from ece408_op.runtime.occupancy import LaunchShape
 
 from . import _hints
 from ._build import Program
@@ -35,38 +39,46 @@ class Finding:
     other_line: int
     message: str
     times: int = 1
-    block: tuple[int, int, int] = (0, 0, 0)
-    thread: tuple[int, int, int] = (0, 0, 0)
+    block: Triple = (0, 0, 0)
+    thread: Triple = (0, 0, 0)
     file: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one call of the program did.
+    """What one run of a program did.
 
     Attributes:
-        y: the output, (B, M, OH, OW) float32; its old content where nothing was written.
+        buffers: the outputs after the run by name; a submission's y (B, M, OH, OW) float32.
         findings: what was wrong, in the order in which it was found.
-        lines: the counters per line, by file and line.
-        totals: the sum over all lines.
-        bytes_per_output: bytes of global memory that the sectors move, per element of y.
-        intensity: floating-point operations of the convolution per byte of global memory.
-        hints: up to three, the costliest first.
+        lines: the counters per line, by file and line; none without counters.
+        launches: the kernels' first launches with each size of a block.
         printed: what the program printed.
     """
 
-    y: np.ndarray
-    findings: tuple[Finding, ...]
-    lines: tuple[LineCounters, ...]
-    totals: LineCounters
-    bytes_per_output: float
-    intensity: float
-    hints: tuple[Hint, ...]
+    buffers: dict[str, np.ndarray]
+    findings: tuple[Finding, ...] = ()
+    lines: tuple[LineCounters, ...] = ()
+    launches: tuple[LaunchShape, ...] = ()
     printed: str = ""
 
+    @property
+    def y(self) -> np.ndarray:
+        """The buffer y; its old content where nothing was written."""
+        return self.buffers["y"]
 
-def make(program: Program, outcome: Outcome, flops: int) -> Report:
-    """Return the report of a run whose first output is y."""
+    @property
+    def totals(self) -> LineCounters:
+        """The sum over all lines."""
+        return add(self.lines)
+
+    def hints(self, source: str) -> tuple[Hint, ...]:
+        """Return up to three hints on the source file of that name, the costliest first."""
+        return _hints.find([line for line in self.lines if line.file == source], self.totals)
+
+
+def make(program: Program, outcome: Outcome) -> Report:
+    """Return the report of a run."""
     tables = outcome.tables
     codes = [row["code"] for table in ("accesses", "blocks", "findings") for row in tables[table]]
     codes += [row["other"] for row in tables["findings"]]
@@ -80,13 +92,12 @@ def make(program: Program, outcome: Outcome, flops: int) -> Report:
         place = where.get(row["code"], ("", 0))
         rows.setdefault(place, []).append(LineCounters(branches=row["entries"], divergent=row["divergent"]))
     lines = tuple(add(rows[place], place[1], place[0]) for place in sorted(rows))
+    shapes: Iterator[dict[str, Any]] = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        for row in tables["launches"]
+    )
     findings = _findings(tables["findings"], where)
-    totals, y = add(lines), outcome.outputs[0]
-    hints = _hints.find([line for line in lines if line.file == program.source], totals)
-    moved = max(1, totals.bytes)
-    return Report(
-        y, findings, lines, totals, totals.bytes / max(1, y.size), flops / moved, hints, outcome.printed
-    )  # fmt: skip
+    return Report(outcome.outputs, findings, lines, tuple(LaunchShape(**shape) for shape in shapes), outcome.printed)
 
 
 def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> tuple[Finding, ...]:

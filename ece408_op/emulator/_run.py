@@ -32,9 +32,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: the outputs in order, the report's tables, and what the program printed."""
+    """What a run left: the outputs by name, the report's tables, and what the program printed."""
 
-    outputs: tuple[np.ndarray, ...]
+    outputs: dict[str, np.ndarray]
     tables: dict[str, Any]
     printed: str
 
@@ -62,17 +62,17 @@ def execute(program: Program, buffers: Sequence[Buffer], parameters: Sequence[in
             end, printed = f"it ran longer than {seconds:g} s", (late.stdout or b"") + (late.stderr or b"")
         report, text = folder / "report", printed.decode(errors="replace")
         if not report.is_file():
-            outputs = [each.array for each in buffers if each.output]
-            return Outcome(tuple(outputs), _ended(f"the program ended without a report ({end})"), text)
+            outputs = {each.name: each.array for each in buffers if each.output}
+            return Outcome(outputs, _ended(f"the program ended without a report ({end})"), text)
         content = (folder / "output").read_bytes()
-        outputs, at = [], 0
+        outputs, at = {}, 0
         for each in buffers:
             if each.output:
                 flat = np.frombuffer(content, each.array.dtype, each.array.size, at)
-                outputs.append(flat.reshape(each.array.shape).copy())
+                outputs[each.name] = flat.reshape(each.array.shape).copy()
                 at += each.array.nbytes
         tables = json.loads(report.read_text(encoding="utf-8", errors="replace"))
-    return Outcome(tuple(outputs), tables, text)
+    return Outcome(outputs, tables, text)
 
 
 def _ended(message: str) -> dict[str, Any]:

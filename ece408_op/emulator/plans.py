@@ -15,12 +15,10 @@ import numpy as np
 from ece408_op.runtime.launch import Argument, CopyToConstant, Launch, Plan, TensorMap
 
 from . import _build, _report, _rewrite, _run
-from ._counters import LineCounters
-from ._report import Finding
+from ._report import Report
 
 #: Sources made of instructions, and the namespace with their functions.
 _COUNTERPARTS = {"instructions.cuh": "instructions", "tma.cuh": "tma"}
-_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -42,28 +40,11 @@ class Case:
     batch: int = 1
 
 
-@dataclass(frozen=True)
-class CaseReport:
-    """What a run of a case did.
-
-    Attributes:
-        buffers: all buffers after the run, by name.
-        findings: what was wrong.
-        totals: the counters, if the program has them.
-        lines: the counters per line of the kernel's sources.
-    """
-
-    buffers: dict[str, np.ndarray]
-    findings: tuple[Finding, ...]
-    totals: LineCounters
-    lines: tuple[LineCounters, ...]
-
-
 class Plans:
     """Cases compiled into one program.
 
     Without races and counters, the kernels run several times as fast, and only deadlocks and writes outside a buffer
-    are found. With either, every access is checked.
+    are found. With either, every access is checked. ``source`` is the name of the file whose lines messages name first.
 
     Raises:
         CompileError: a source does not compile, or has an instruction without a counterpart.
@@ -71,16 +52,27 @@ class Plans:
     """
 
     def __init__(
-        self, cases: Iterable[Case], folder: Path | None = None, races: bool = False, counters: bool = False
+        self,
+        cases: Iterable[Case],
+        folder: Path | None = None,
+        races: bool = False,
+        counters: bool = False,
+        source: str = "plans",
     ) -> None:
         self.cases = {case.name: case for case in cases}
         checks = "counters" if counters else "races" if races else "plain"
         texts = [_namespace(number, case, counters) for number, case in enumerate(self.cases.values())]
         text = "".join(texts) + _entry(len(self.cases), races, counters)
         folder = folder or _build.default_folder()
-        self._program = _build.link(text, "plans", folder, checks=checks, course=False)
+        self._program = _build.link(text, source, folder, checks=checks, course=False)
 
-    def run(self, name: str, arrays: Mapping[str, np.ndarray], aligned: Mapping[str, int] | None = None) -> CaseReport:
+    def run(
+        self,
+        name: str,
+        arrays: Mapping[str, np.ndarray],
+        aligned: Mapping[str, int] | None = None,
+        seconds: float = 300.0,
+    ) -> Report:
         """Run a case on arrays, by the names of its buffers; they stay as they are.
 
         The buffers are at odd multiples of 64 bytes, those of ``aligned`` at odd multiples of that, or at multiples of
@@ -89,10 +81,9 @@ class Plans:
         case = self.cases[name]
         given = [(key, np.ascontiguousarray(arrays[key])) for key in case.buffers]
         buffers = [_run.Buffer(key, array, (aligned or {}).get(key, 64), True) for key, array in given]
-        outcome = _run.execute(self._program, buffers, [list(self.cases).index(name)], _SECONDS)
-        report = _report.make(self._program, outcome, 0)
-        after = dict(zip(case.buffers, outcome.outputs))
-        return CaseReport(after, report.findings, report.totals, report.lines)
+        return _report.make(
+            self._program, _run.execute(self._program, buffers, [list(self.cases).index(name)], seconds)
+        )
 
 
 def translate(text: str, unroll: bool = False) -> str:

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ece408_op.runtime.occupancy import KernelNotes
+
 from . import _hints, _sandbox, _sources
 from ._errors import EndedError
 from ._sandbox import Tools
@@ -92,7 +94,7 @@ class Built:
     """A library, and what ptxas reports on its kernels."""
 
     library: Path
-    notes: tuple[_hints.KernelNotes, ...] = ()
+    notes: tuple[KernelNotes, ...] = ()
 
 
 def build(

@@ -16,11 +16,11 @@ from typing import Any
 
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
+from ece408_op.runtime.occupancy import KernelNotes
 
 from . import _build, _python_side, _sources
 from ._device import Device, Turns
 from ._errors import EndedError
-from ._hints import KernelNotes
 from ._networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
 
 #: A multiprocessor's registers, and the threads that it holds at most, on every NVIDIA GPU since 2014 but a few.
 _REGISTERS, _THREADS = 65536, 2048
@@ -15,19 +17,6 @@ _MOST = 20
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?(?:.*?(\d+) bytes cmem\[3\])?")
-
-
-@dataclass(frozen=True)
-class KernelNotes:
-    """One kernel as ptxas reports it: registers per thread, bytes that spill, static shared and constant bytes."""
-
-    name: str
-    stack_bytes: int = 0
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    registers: int = 0
-    shared_bytes: int = 0
-    constant_bytes: int = 0
 
 
 def kernels(text: str) -> list[KernelNotes]:
@@ -56,13 +45,15 @@ def _readable(mangled: str) -> str:
     return name
 
 
-def lines(notes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For people: each kernel's figures, and what limits it."""
+def lines(
+    notes: Sequence[Mapping[str, Any]], launches: Sequence[LaunchShape] = (), limits: DeviceLimits | None = None
+) -> list[str]:
+    """For people: each kernel's figures, and what limits it: occupancy, where its launches and the GPU are known."""
     told = []
     for one in notes:
         threads = min(_THREADS, _REGISTERS // max(1, one["registers"]) // 32 * 32)
         shared = f"{one['shared_bytes']} bytes of static shared memory"
-        told.append(f"{one['name']}: {one['registers']} registers a thread, {shared}")
+        told.append(f"{one['name']}: {one['registers']} registers per thread, {shared}")
         if one["spill_store_bytes"] or one["spill_load_bytes"]:
             told.append(
                 f"  {one['spill_store_bytes']} bytes are spilled to memory and {one['spill_load_bytes']} read back: "
@@ -73,6 +64,23 @@ def lines(notes: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"  {one['stack_bytes']} bytes of a thread lie in memory: an array indexed by what is known only when "
                 "it runs cannot be in registers"
             )
-        if threads < _THREADS:
+        mine = [launch for launch in launches if launch.name == one["name"]]
+        if limits and mine:
+            told += [f"  {_occupancy(one, launch, limits)}" for launch in mine]
+        elif threads < _THREADS:
             told.append(f"  its registers limit a multiprocessor to {threads} of {_THREADS} threads")
     return told
+
+
+def _occupancy(one: Mapping[str, Any], launch: LaunchShape, limits: DeviceLimits) -> str:
+    resources = launch.block, one["registers"], one["shared_bytes"] + launch.dynamic_shared
+    share = limits.occupancy(*resources)
+    block = " x ".join(str(size) for size in launch.block if size > 1) or "1"
+    dynamic = f" and {launch.dynamic_shared} bytes of dynamic shared memory" if launch.dynamic_shared else ""
+    told = f"blocks of {block} threads{dynamic}: occupancy {100 * share:.0f} %"
+    if share == 1:
+        return told
+    limit, blocks = next(iter(limits.resident_blocks(*resources).items()))
+    what = {"warps": "its warps limit", "registers": "its registers limit", "shared memory": "its shared memory limits"}
+    number = f"{blocks} block{'' if blocks == 1 else 's'}"
+    return f"{told}: {what.get(limit, 'their most number limits')} a multiprocessor to {number}"

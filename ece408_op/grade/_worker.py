@@ -83,7 +83,8 @@ class Program:
         worker = str(tools.worker(gpu, self.python))
         if not self.python:
             return [worker, self.what]
-        python = [sys.executable, "-I", "-B", str(Path(__file__).with_name("python_worker.py"))]
+        quiet = ("-W", "ignore:MXNet is not installed:UserWarning")
+        python = [sys.executable, "-I", "-B", *quiet, str(Path(__file__).with_name("python_worker.py"))]
         return [*python, worker, os.pathsep.join(self.paths), self.what]
 
 

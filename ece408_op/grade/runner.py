@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.core.kernel import CpuKernel, float32_bound, reduced_precision_bound
+from ece408_op.core.kernel import CpuKernel, CudaKernel, float32_bound, reduced_precision_bound
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
 
-from . import _build, _cache, _hints, _python_side, _sources, _tools
+from . import _build, _cache, _hints, _python_side, _sources, _tools, python_worker
 from ._buffers import Buffers
 from ._device import Device
 from ._errors import EndedError
-from ._hints import KernelNotes
 from ._judge import EPS16
 from ._networks import NETS, TERMS, batches_in, pointed_to
 from ._sandbox import Limits, Tools
@@ -54,7 +55,12 @@ class FileError(Ece408Error):
     def of(cls, path: Path, ended: EndedError) -> FileError:
         """Return the error of that file."""
         reason = re.sub(rf"\S*/src/(?={re.escape(path.name)})", "", ended.reason)  # where it was compiled
-        return cls(f"{path.name}: {ended.status}: {reason}", ended.status, reason)
+        return cls.of_status(path, ended.status, reason)
+
+    @classmethod
+    def of_status(cls, path: Path, status: str, reason: str) -> FileError:
+        """Return the error of that file, with a status of the grader."""
+        return cls(f"{path.name}: {status}: {reason}", status, reason)
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,43 @@ class File:
     tools: Tools
     notes: tuple[KernelNotes, ...] = ()
 
-    @property
-    def compiler_lines(self) -> list[str]:
-        """What ptxas reports on the kernels, for people: registers, spills, shared memory, and what they limit."""
-        return _hints.lines([asdict(note) for note in self.notes])
+
+def compiler_lines(
+    notes: Sequence[KernelNotes], launches: Sequence[LaunchShape] = (), limits: DeviceLimits | None = None
+) -> list[str]:
+    """Return what ptxas reports on kernels, for people: registers, spills, shared memory, occupancy and its limit."""
+    return _hints.lines([asdict(note) for note in notes], launches, limits)
+
+
+def python_kernel(path: Path) -> CudaKernel:
+    """Load the CudaKernel of a .py file in this process; raises FileError."""
+    folder, modules, state = str(path.resolve().parent), set(sys.modules), sys.dont_write_bytecode
+    with python_errors(path):
+        # Its neighbours may change until the next call; two versions of one second may look like one compiled file.
+        sys.path.insert(0, folder)
+        sys.dont_write_bytecode = True
+        try:
+            kernel = python_worker.load_kernel(str(path.resolve()))
+        finally:
+            sys.path.remove(folder)
+            sys.dont_write_bytecode = state
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                    del sys.modules[name]
+        if not isinstance(kernel, CudaKernel):
+            raise TypeError(f"expected a CudaKernel, got {kernel.name} for the {kernel.device}")
+    return kernel
+
+
+@contextmanager
+def python_errors(path: Path) -> Iterator[None]:
+    """Raise FileError, with the line of the .py file, in place of an exception of its code."""
+    try:
+        yield
+    except Ece408Error:
+        raise
+    except (Exception, SystemExit) as error:
+        raise FileError.of_status(path, "crashed", python_worker.described(error, str(path.resolve()))) from None
 
 
 def layers_of(text: str) -> tuple[str, list[ConvProblem]]:
@@ -129,6 +168,8 @@ class Session:
     def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
         self._file, self.problems, self._stack = file, list(problems), ExitStack()
         self._device = 0 if file.device == "gpu" else None
+        #: The name of the CUDA error that the last call left unread; empty without one.
+        self.cuda_error = ""
 
     def __enter__(self) -> Session:
         with ExitStack() as stack, self._named():
@@ -161,7 +202,9 @@ class Session:
         buffers.clear(fill)
         with self._named():
             seconds = _LEAST_SECONDS + problem.flops / _LEAST_FLOPS_PER_SECOND
-            return self._worker.call(layer, seconds).worker_seconds
+            call = self._worker.call(layer, seconds)
+        self.cuda_error = call.note
+        return call.worker_seconds
 
     def output(self, layer: int) -> Any:
         """Return the layer's output, (B, M, OH, OW) float32 in the host's memory; the next call changes it."""

@@ -15,17 +15,16 @@ import numpy as np
 
 from ece408_op import emulator
 from ece408_op.core.explain import ACCUMULATED, LOOPS, ROUNDED, Explanation, explain, line_of
-from ece408_op.errors import DeviceError
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
+from ._emulated import FILL, Run, compiled
+
 RIGHT, WRONG = "right", "wrong"
 #: Images of the first check, and of one in the emulator, which takes seconds per image of a layer.
 IMAGES, EMULATED_IMAGES = 4, 1
-#: What y holds before a call: no sum of these inputs.
-_FILL = 4096.5
-_EMULATED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result as data, and the compiled file where one ran outside of the emulator."""
+    """The result as data; the compiled file, or the emulated one; and the CudaKernel of a .py file."""
 
     result: dict[str, Any]
     file: runner.File | None = None
+    emulated: Run | None = None
+    kernel: CudaKernel | None = None
 
     @property
     def right(self) -> bool:
@@ -55,31 +56,34 @@ def check(asked: Asked) -> Checked:
     """Compile the file and compare its outputs for a few images; raises DeviceError where this machine cannot."""
     device, text = runner.device_of(asked.path), asked.path.read_text(encoding="utf-8", errors="replace")
     emulated = device == "gpu" and (asked.emulate or cuda.driver_version() is None)
-    if emulated and asked.path.suffix.lower() == ".py":
-        raise DeviceError(f"{asked.path}: expected a GPU for a kernel in Python; the emulator takes .cu and .cuh files")
     term, layers = ("", list(asked.layers)) if asked.layers else runner.layers_of(text)
     images = asked.images or (EMULATED_IMAGES if emulated else IMAGES)
     result: dict[str, Any] = {"version": 1, "path": str(asked.path), "file": asked.path.name, "source": text}
     result.update(device="emulator" if emulated else device, term=term, images=images, status=RIGHT, reason="")
-    result.update(layers=[], compiler=[], printed="", hint="")
+    result.update(layers=[], compiler=[], printed="", hint="", lines_of=asked.path.name)
     problems = [layer.with_batch(images) for layer in layers]
-    file = None
+    file = kernel = run = None
     try:
+        if device == "gpu" and asked.path.suffix.lower() == ".py":
+            kernel = runner.python_kernel(asked.path)
+            source = kernel.sources[-1]
+            result.update(source=source.read_text(encoding="utf-8"), lines_of=source.name)
         if emulated:
-            _emulate(asked.path, problems, result)
+            run = compiled(asked.path, kernel)
+            for problem in problems:
+                _add(result, emulate(run, problem, result))
         else:
             file = runner.compile_file(asked.path)
-            result["compiler"] = file.compiler_lines
             _run(file, problems, result)
     except runner.FileError as error:
-        line = line_of(LOOPS, text) if error.status == "out_of_bounds" else None
+        line = line_of(LOOPS, result["source"]) if error.status == "out_of_bounds" else None
         result.update(status=error.status, reason=f"{error.reason}; see line {line}" if line else error.reason)
     except emulator.CompileError as error:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))
-    if result["status"] in (WRONG, "crashed", "out_of_bounds"):
+    if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_told, result["layers"])):
         result["hint"] = runner.batch_hint(text, images)
-    return Checked(result, file)
+    return Checked(result, file, run, kernel)
 
 
 def inputs(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +93,9 @@ def inputs(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.standard_normal(problem.w_shape, np.float32)
 
 
-def judged(problem: ConvProblem, found: Explanation, findings: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+def judged(
+    problem: ConvProblem, found: Explanation, findings: Iterable[dict[str, Any]] = (), cuda_error: str = ""
+) -> dict[str, Any]:
     """Return a layer's entry of the result."""
     p, findings = problem, list(findings)
     entry: dict[str, Any] = {"layer": [p.channels, p.height, p.width, p.filters, p.kernel], "images": p.batch}
@@ -103,6 +109,8 @@ def judged(problem: ConvProblem, found: Explanation, findings: Iterable[dict[str
             ROUNDED: "right, less precisely",
         }
         entry["note"] = f"{forgiven[found.mistake]}. {found.summary}"
+    elif not right and cuda_error:
+        entry["note"] = f"CUDA reported {cuda_error}, which the file did not look at"
     return entry
 
 
@@ -112,9 +120,9 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
         try:
             for number, problem in enumerate(problems):
                 x, w = inputs(problem)
-                session.call(number, x, w, _FILL)
-                found = explain(x, w, session.output(number), _FILL, file.text)
-                _add(result, judged(problem, found))
+                session.call(number, x, w, FILL)
+                found = explain(x, w, session.output(number), FILL, result["source"])
+                _add(result, judged(problem, found, cuda_error=session.cuda_error))
                 if session.wrote_outside(number):
                     text = "it wrote outside its arrays, next to a first or last element"
                     result.update(status="out_of_bounds", reason=f"{text} ({problem})")
@@ -122,29 +130,33 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
             result["printed"] = session.printed
 
 
-def _emulate(path: Path, problems: Sequence[ConvProblem], result: dict[str, Any]) -> None:
-    """Add the layers with findings, counters per line and hints; raises CompileError."""
-    program = emulator.compile(path)
-    for problem in problems:
-        x, w = inputs(problem)
-        report = emulator.run(program, x, w, fill=_FILL, seconds=_EMULATED_SECONDS)
-        found = explain(x, w, report.y, _FILL, result["source"])
-        entry = judged(problem, found, map(asdict, report.findings))
-        entry.update(counted(report, path.name))
-        result["printed"] += report.printed
-        _add(result, entry)
+def emulate(run: Run, problem: ConvProblem, result: dict[str, Any]) -> dict[str, Any]:
+    """Return a layer's entry with findings, counters per line and hints; raises CompileError."""
+    x, w = inputs(problem)
+    report = run(problem, x, w)
+    entry = judged(problem, explain(x, w, report.y, FILL, result["source"]), map(asdict, report.findings))
+    entry.update(counted(report, result["lines_of"], problem))
+    result["printed"] += report.printed
+    return entry
 
 
-def counted(report: emulator.Report, name: str) -> dict[str, Any]:
+def counted(report: emulator.Report, name: str, problem: ConvProblem) -> dict[str, Any]:
     """Return the counters of a report, in all and per line of the file of that name, and the hints, as data."""
-    totals = {"bytes_per_output": report.bytes_per_output, "intensity": report.intensity, **_counters(report.totals)}
+    moved = report.totals.bytes
+    totals = {"bytes_per_output": moved / report.y.size, "intensity": problem.flops / max(1, moved)}
+    totals.update(_counters(report.totals))
     lines = [_counters(one) for one in report.lines if one.file == name and one.line]
-    return {"counters": totals, "lines": lines, "hints": [asdict(hint) for hint in report.hints]}
+    return {"counters": totals, "lines": lines, "hints": [asdict(hint) for hint in report.hints(name)]}
 
 
 def _counters(one: emulator.LineCounters) -> dict[str, Any]:
     sums = {name: getattr(one, name) for name in ("global_requests", "sectors", "shared_requests", "wavefronts")}
     return {**asdict(one), **sums}
+
+
+def _told(entry: dict[str, Any]) -> bool:
+    """Return whether the entry says why the layer is wrong."""
+    return bool(entry["findings"] or (entry["explanation"] and entry["explanation"]["sentence"]))
 
 
 def _add(result: dict[str, Any], entry: dict[str, Any]) -> None:

@@ -19,7 +19,10 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     where = {"cpu": "on the CPU", "gpu": "on the GPU", "emulator": "emulated on the CPU"}[result["device"]]
     images = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
     term = f"{result['term']}, " if result["term"] else ""
-    lines = [f"{result['file']}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
+    name = (
+        result["file"] if result["file"] == result["lines_of"] else f"{result['file']} (lines of {result['lines_of']})"
+    )
+    lines = [f"{name}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
     lines += _wrapped(result["reason"], _MOST["reason"]) + _wrapped(result["hint"], 2)
     for entry in result["layers"]:
         lines.append(f"  {layer_name(entry)}: {'right' if entry['status'] == RIGHT else 'WRONG'}")
@@ -49,6 +52,7 @@ def speed(result: Mapping[str, Any]) -> list[str]:
     if counted:
         entry = max(counted, key=lambda one: int(one["counters"]["sectors"]))
         lines += ["", *_counters(entry, result["source"])]
+        lines += [_finding(one) for one in entry["findings"][: _MOST["findings"]]]
         lines += [text for hint in entry["hints"][: _MOST["hints"]] for text in _hint(hint)]
     return lines
 
@@ -115,9 +119,9 @@ def _hint(hint: Mapping[str, Any]) -> list[str]:
 
 
 def _finding(one: Mapping[str, Any]) -> str:
-    lines = f"lines {one['line']} and {one['other_line']}" if one["other_line"] else f"line {one['line']}"
+    lines = f"lines {one['line']} and {one['other_line']}: " if one["other_line"] else f"line {one['line']}: "
     times = f" ({one['times']} times)" if one["times"] > 1 else ""
-    return f"{lines}: {one['kind']}: {one['message']}{times}"
+    return f"{lines if one['line'] else ''}{one['kind']}: {one['message']}{times}"
 
 
 def _code(source: str, line: int) -> list[str]:

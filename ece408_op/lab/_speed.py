@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,22 @@ import numpy as np
 
 from ece408_op import emulator
 from ece408_op.bench import layers as bench_layers
+from ece408_op.bench.launches import launches
 from ece408_op.core import dispatch, roofline, timer
 from ece408_op.core.explain import explain
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
 
-from ._check import Asked, Checked, counted, inputs, judged
+from ._check import Asked, Checked, counted, emulate, inputs, judged
+from ._emulated import compiled
 
 #: Images to time without --images: on a CPU the larger number where the smaller one takes less than the seconds.
 _CPU_IMAGES, _GPU_IMAGES, _SHORT_SECONDS = (100, 1000), 10_000, 0.05
+#: Images of the smallest layer in the emulator, behind the first verdict.
+_EMULATED_IMAGES = 4
 #: Timed calls.
 _CALLS = 3
 #: The slow kernel to compare with, by device.
@@ -34,12 +41,18 @@ def measure(asked: Asked, checked: Checked) -> None:
     Raises FileError where the file's process ends.
     """
     result, file = checked.result, checked.file
-    if file is None:
-        return
     problems = [ConvProblem(1, *entry["layer"]) for entry in result["layers"]]
+    if file is None:
+        if checked.emulated and not asked.images:
+            problem = min(problems, key=lambda one: one.flops).with_batch(_EMULATED_IMAGES)
+            entry = emulate(checked.emulated, problem, {**result, "printed": ""})
+            _judge_again(result, problems.index(problem.with_batch(1)), entry, problem.batch)
+        return
     for images in (asked.images,) if asked.images else (_GPU_IMAGES,) if file.device == "gpu" else _CPU_IMAGES:
         seconds = _own_seconds(file, [problem.with_batch(images) for problem in problems], result)
-        if sum(seconds) > _SHORT_SECONDS or not checked.right:
+        if not checked.right:
+            return
+        if sum(seconds) > _SHORT_SECONDS:
             break
     peers = _gpu_peers if file.device == "gpu" else _cpu_peers
     for problem, entry, own in zip(problems, result["layers"], seconds):
@@ -47,7 +60,7 @@ def measure(asked: Asked, checked: Checked) -> None:
         entry["times"] = {"images": images, "seconds": {YOURS: own, **peers(large)}, "rooflines": {}}
         if file.device == "gpu":
             entry["times"]["rooflines"] = _rooflines(large)
-            _add_counters(file, problem, entry)
+            _add_counters(checked, problem, entry)
 
 
 def _own_seconds(file: runner.File, problems: list[ConvProblem], result: dict[str, Any]) -> list[float]:
@@ -58,15 +71,20 @@ def _own_seconds(file: runner.File, problems: list[ConvProblem], result: dict[st
             x, w = inputs(problem)
             session.call(number, x, w)
             some = sorted({0, 1 % problem.batch, problem.batch - 1})
-            entry = judged(
-                problem.with_batch(len(some)), explain(x[some], w, session.output(number)[some], 0.0, file.text)
-            )
-            if entry["status"] != result["layers"][number]["status"]:
-                text = f"right for {result['images']} images, and wrong for {problem.batch}; images {some} are shown"
-                result["layers"][number] = {**entry, "note": text}
-                result["status"] = entry["status"]
+            part = explain(x[some], w, session.output(number)[some], 0.0, result["source"])
+            entry = judged(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
+            _judge_again(result, number, entry, problem.batch, f"; images {some} are shown")
             found.append(statistics.median(session.call(number, x, w) for _ in range(_CALLS)))
     return found
+
+
+def _judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], images: int, shown: str = "") -> None:
+    """Replace a layer's entry by that for more images, if it is another verdict."""
+    if entry["status"] != result["layers"][number]["status"]:
+        few = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
+        text = f"right for {few}, and wrong for {images}{shown}"
+        result["layers"][number] = {**entry, "note": ". ".join(filter(None, (text, entry["note"])))}
+        result["status"] = entry["status"]
 
 
 def _cpu_peers(problem: ConvProblem) -> dict[str, float]:
@@ -93,11 +111,34 @@ def _rooflines(problem: ConvProblem) -> Mapping[str, float]:
     return {"memory": ceilings.memory_seconds(problem), "FP32": ceilings.arithmetic_seconds(problem)}
 
 
-def _add_counters(file: runner.File, problem: ConvProblem, entry: dict[str, Any]) -> None:
-    """Add the emulator's counters for one image, where it can run the file."""
-    if file.path.suffix.lower() == ".py" or not emulator.can_emulate():
-        return
-    try:
-        entry.update(counted(emulator.run(emulator.compile(file.path), *inputs(problem)), file.path.name))
-    except emulator.CompileError:
-        return
+def _add_counters(checked: Checked, problem: ConvProblem, entry: dict[str, Any]) -> None:
+    """Add the emulator's counters and findings for one image, where it can run the file."""
+    result, file = checked.result, checked.file
+    assert file is not None
+    shapes: Sequence[LaunchShape] = ()
+    if emulator.can_emulate():
+        try:
+            report = compiled(file.path, checked.kernel)(problem, *inputs(problem))
+        except emulator.CompileError as error:
+            entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
+        else:
+            shapes = report.launches
+            entry.update(counted(report, result["lines_of"], problem), findings=list(map(asdict, report.findings)))
+    notes = file.notes
+    if checked.kernel is not None:
+        notes, shapes = _of_plan(checked.kernel, problem)
+    for line in runner.compiler_lines(notes, shapes, device_limits()):
+        if line not in result["compiler"]:
+            result["compiler"].append(line)
+
+
+def _of_plan(kernel: CudaKernel, problem: ConvProblem) -> tuple[tuple[KernelNotes, ...], list[LaunchShape]]:
+    """Return what the driver reports on the functions of a kernel in Python, and their launches."""
+    arrays = (cuda.cupy().empty(shape, "f") for shape in problem.shapes)
+    notes: dict[str, KernelNotes] = {}
+    shapes = []
+    for one in launches(kernel, problem, *arrays):
+        name, static = one["entry"], one["static_shared"]
+        shapes.append(LaunchShape(name, one["grid"], one["block"], static, one["dynamic_shared"]))
+        notes[name] = KernelNotes(name, one["local"], registers=one["registers"], shared_bytes=static)
+    return tuple(notes.values()), shapes

@@ -3,7 +3,7 @@
 Public names: ``session`` (options, start and finish of a profile), ``text`` (the words of the tables) and ``counters``
 (bytes and warps of GPU kernels, through Nsight Compute).
 
-_activity.py         an activity, a GPU's limits and its occupancy, a profile
+_activity.py         an activity, and a profile
 _tables.py           nvprof's tables
 _trace.py            the timeline
 _cupti.py            records kernels, copies and CUDA calls through CUPTI

@@ -15,9 +15,10 @@ from typing import Any
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
+from ece408_op.runtime.occupancy import DeviceLimits
 from ece408_op.runtime.shared_libraries import load_libraries
 
-from ._activity import API_CALL, KERNEL, MEMCPY, MEMSET, Activity, DeviceLimits
+from ._activity import API_CALL, KERNEL, MEMCPY, MEMSET, Activity
 
 #: Bytes of each buffer that CUPTI fills; it asks for large ones seldom.
 _BUFFER_BYTES = 8 << 20

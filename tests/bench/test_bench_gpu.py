@@ -6,7 +6,7 @@ import pytest
 from cuda_layers import COURSE, CUDA_KERNELS, ODD, chip_of
 from gpu_case import require_gpu
 
-from ece408_op.bench import _launches, results
+from ece408_op.bench import launches, results
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.results import KERNEL, PASSED, SKIPPED
 from ece408_op.core import dispatch, tuning
@@ -20,9 +20,9 @@ PROBLEM = ConvProblem(50, 3, 20, 21, 5, 3)
 def test_launches_are_counted_over_all_ranges_of_images():
     first, second = Launch("a", (1, 1, 1), (32, 1, 1), ()), Launch("b", (2, 1, 1), (32, 1, 1), (), shared=64)
     plan = Plan({}, 4, lambda images: (first, second) if images == 4 else (first,), setup=(second,))
-    counted = _launches.count(plan, 10)
+    counted = launches.count(plan, 10)
     assert counted == {("a", (1, 1, 1), (32, 1, 1), 0): 3, ("b", (2, 1, 1), (32, 1, 1), 64): 3}
-    assert _launches.count(Plan({}, 4, lambda images: (), setup=(CopyToConstant("w", "w", 4),)), 4) == {}
+    assert launches.count(Plan({}, 4, lambda images: (), setup=(CopyToConstant("w", "w", 4),)), 4) == {}
 
 
 @pytest.mark.parametrize("kernel", CUDA_KERNELS, ids=lambda kernel: kernel.name)
@@ -31,7 +31,7 @@ def test_every_kernel_launches_something(kernel):
     plain = [*COURSE, *ODD]
     gradients = [each for p in plain for each in (p.data_gradient, p.weight_gradient)]
     problem = next(p for p in [*plain, *gradients] if not kernel.not_supported_reasons(p, chip))
-    assert sum(_launches.count(kernel.plan(problem, chip, 16), problem.batch).values()) >= 1
+    assert sum(launches.count(kernel.plan(problem, chip, 16), problem.batch).values()) >= 1
 
 
 @pytest.mark.gpu

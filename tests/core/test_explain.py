@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ece408_op.core import reference
-from ece408_op.core.explain import ROUNDED, explain
+from ece408_op.core.explain import ROUNDED, explain, line_of
 from ece408_op.problem import ConvProblem
 
 PROBLEMS = [ConvProblem(4, 3, 20, 17, 5, 3), ConvProblem(3, 1, 28, 28, 6, 5), ConvProblem(2, 4, 21, 21, 8, 7)]
@@ -124,7 +124,7 @@ KERNELS = {
     "overflow": Kernel("an index of 8 bits in y", output=eight_bits),
     "unwritten": Kernel("does not write the last row", output=part(ALL, ALL, slice(-1))),
     "unwritten images": Kernel("does not write the first image", output=part(slice(1, None))),
-    "unwritten tiles": Kernel("the last, partial tile may be missing", output=part(ALL, ALL, slice(8), slice(8))),
+    "unwritten_tile": Kernel("the last, partial tile may be missing", output=part(ALL, ALL, slice(8), slice(8))),
 }  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def test_noise_is_not_explained() -> None:
         x, w = inputs(p)
         noise = np.random.default_rng(1).standard_normal(p.y_shape).astype(np.float32)
         assert explain(x, w, noise, BEFORE).sentence == ""
-        assert explain(x, w, noise * 0).mistake == "unwritten"
+        assert explain(x, w, noise * 0).mistake == "nothing_written"
         if p.channels > 1:  # a single channel that is left out leaves nothing
             assert explain(x, w, noise * 0, BEFORE).mistake == ""
 
@@ -217,6 +217,20 @@ for (int m = 0; m < M; m++)
     y4d(b, m, h, w) += acc;
   }
 """
+
+
+@pytest.mark.parametrize(
+    ("mistake", "code"),
+    [
+        ("filter_pq", "for (int i = 0; i < KS; ++i)\n  for (int j = 0; j < KS; ++j)\n    a += x[i] * w[j * KS + i];"),
+        ("w_channels", "dim3 grid(1);\n\ns[i] = k[((c * M + m) * K + p) * K + q];"),
+        ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
+        ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
+    ],
+    ids=["KS", "channels", "last row", "tiles"],
+)  # fmt: skip
+def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
+    assert line_of(mistake, code) == 3
 
 
 @pytest.mark.parametrize(

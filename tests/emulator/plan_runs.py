@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ece408_op.emulator.plans import Case, CaseReport, Plans
+from ece408_op.emulator import Report
+from ece408_op.emulator.plans import Case, Plans
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Plan
 
@@ -23,7 +24,7 @@ def launch(
     check_races: bool = False,
     aligned: int = 64,
     expected: tuple[str, ...] = EXPECTED,
-) -> CaseReport:
+) -> Report:
     """Run a plan on its buffers by name, and change the arrays as the kernels do.
 
     x, w and y are at odd multiples of ``aligned`` bytes. Other findings than ``expected`` fail here: deadlocks,
@@ -48,7 +49,7 @@ def run_plan(
     aligned: int = 16,
     races: bool = False,
     expected: tuple[str, ...] = EXPECTED,
-) -> CaseReport:
+) -> Report:
     """Run a plan on the two arrays that its problem reads; the output and the scratch memory are NaN before."""
     filled = np.full(problem.shapes[2], np.nan, np.float32)
     named = dict(zip(problem.operands, (a.copy(), b.copy(), filled)))
@@ -56,6 +57,6 @@ def run_plan(
     return launch(text, plan, arrays, problem.batch, folder, races, aligned, expected)
 
 
-def races(report: CaseReport) -> int:
+def races(report: Report) -> int:
     """Return the number of places at which threads raced."""
     return sum(finding.kind == "race" for finding in report.findings)

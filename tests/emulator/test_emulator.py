@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from plan_runs import races as races_of
 
-from ece408_op.emulator import UnsupportedCodeError
-from ece408_op.emulator.plans import Case, CaseReport, Plans, translate
+from ece408_op.emulator import Report, UnsupportedCodeError
+from ece408_op.emulator.plans import Case, Plans, translate
 from ece408_op.runtime.launch import Launch, Plan
 
 INSTRUCTIONS = Path(__file__).parents[2] / "kernels/cuda/split_precision/instructions.cuh"
 
 
-def _run(body: str, folder: Path, races: bool = False, threads: int = 128, **defines: str) -> CaseReport:
+def _run(body: str, folder: Path, races: bool = False, threads: int = 128, **defines: str) -> Report:
     """Return the report on a block that executes the body; x is 0 to 255, and y starts as NaN."""
     macros = "".join(f"#define {name.replace('_D_A_B', '(d, a, b)')} {value}\n" for name, value in defines.items())
     text = f"""{macros}#line 1 "instructions.cuh"

@@ -144,7 +144,7 @@ __syncthreads();
 float sum = 0;
 for (int n = 0; n < 20; n++) sum += x[(i % 32) * 24 + n];
 y[i] = sum + s[i % 32][0];"""
-    hints = run(body, programs).hints
+    hints = run(body, programs).hints("wrong.cuh")
     assert [hint.line for hint in hints[:2]] == [6, 9]
     assert hints[0].section.endswith("#bank-conflicts")
     assert hints[1].section.endswith("#coalescing")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import pytest
+
 from ece408_op.grade import _hints, _reports
 from ece408_op.grade._ranking import rank
 from ece408_op.grade._spec import RankingSpec
+from ece408_op.runtime.occupancy import DeviceLimits, LaunchShape
 
 #: As nvcc 13.0 prints it.
 PTXAS = """ptxas info    : 0 bytes gmem
@@ -49,6 +52,21 @@ def test_hints_name_what_is_in_the_way() -> None:
     assert "48 bytes are spilled" in text
     assert "limit a multiprocessor to 512 of 2048 threads" in text  # 65536 / 128
     assert "31 registers" in text
+
+
+@pytest.mark.parametrize(
+    ("block", "shared", "words"),
+    [
+        ((32, 8, 1), 0, "blocks of 32 x 8 threads: occupancy 25 %: its registers limit a multiprocessor to 2 blocks"),
+        ((64, 1, 1), 100 << 10, "100 << 10 bytes of dynamic shared memory: occupancy 6 %: its shared memory limits a"),
+        ((32, 1, 1), 0, "blocks of 32 threads: occupancy 25 %: its registers limit a multiprocessor to 16 blocks"),
+    ],
+)
+def test_occupancy_is_told_by_launch(block: tuple[int, int, int], shared: int, words: str) -> None:
+    notes = [asdict(one) for one in _hints.kernels(PTXAS)]
+    launch = LaunchShape("tiled", (1, 1, 1), block, 2048, shared)
+    told = _hints.lines(notes, [launch], DeviceLimits("H200", (9, 0), 132, 64, 32, 65536, 228 << 10))
+    assert words.replace("100 << 10", "102400") in told[-1]
 
 
 def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> None:

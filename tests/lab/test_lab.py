@@ -16,9 +16,9 @@ import pytest
 from ece408_op import emulator
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
-from ece408_op.runtime import cuda
 
 STARTERS = Path(folders[0]) / "starters"
+SUBMISSIONS = Path(__file__).parents[1] / "submissions"
 SMALL = ("--layer", "2x9x9x3x3")
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -46,7 +46,7 @@ def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
         (("w < W_out;", "w < W_out - 1;"), "does not write the last column", 21),
         (("y[b][m][h][w]", "y[b][m][w][h]"), "rows and columns exchanged in y's index", 22),
         (("x[b][c]", "x[0][c]"), "of image 0 for each image: b is missing in x's index", None),
-        (("k[m][c][p][q]", "k.dptr_[((c * M + m) * K + p) * K + q]"), "c and m exchanged", None),
+        (("k[m][c][p][q]", "k.dptr_[((c * M + m) * K + p) * K + q]"), "c and m exchanged", 26),
         (("y[b][m][h][w]", "y.dptr_[(unsigned char)(((b * M + m) * H_out + h) * W_out + w)]"), "8 bits in y", 22),
         (("y[b][m][h][w] = 0;", "y[b][m][h][w] = w ? float(y[b][m][h][w - 1]) : 0;"), "sums that are not reset", None),
     ],
@@ -180,13 +180,32 @@ def test_mistakes_of_cuda_kernels(
     assert code == (0 if "right" in words else 1)
 
 
-def test_a_python_kernel_for_a_gpu_cannot_be_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if cuda.driver_version() is not None:
-        pytest.skip("there is a GPU")
-    path = tmp_path / "own.py"
-    path.write_text("from ece408_op.core.kernel import CudaKernel\n")
-    assert lab.main([str(path)]) == 3
-    assert "expected a GPU for a kernel in Python" in capsys.readouterr().err
+@needs_emulator
+def test_a_cuda_kernel_in_python_is_emulated_by_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in (SUBMISSIONS / "python").glob("on_the_gpu.*"):
+        shutil.copy(source, tmp_path)
+    own, kernel = tmp_path / "on_the_gpu.py", tmp_path / "on_the_gpu.cu"
+    assert lab.main([str(own), *SMALL, "--emulate"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("on_the_gpu.py (lines of on_the_gpu.cu), emulated on the CPU, 1 image: right\n")
+    assert "line 13: " in printed
+
+    right = kernel.read_text()
+    kernel.write_text(right.replace("* K + p) * K + q]", "* K + q) * K + p]"))
+    assert lab.main([str(own), *SMALL, "--emulate"]) == 1
+    assert "p and q exchanged in the filter's index: see line 13" in " ".join(capsys.readouterr().out.split())
+    kernel.write_text(right.replace("float sum = 0", "float sum"))
+    own.write_text(own.read_text().replace("blocks = ", "blocks = THREADS // 0 + "))
+    assert lab.main([str(own), *SMALL, "--emulate"]) == 1
+    assert "crashed\n  on_the_gpu.py:12: ZeroDivisionError" in capsys.readouterr().out
+
+
+@needs_emulator
+def test_a_cuda_file_that_is_right_for_one_image_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(tmp_path, "few.cu", ("x4d(b, c, h + p", "x4d(0, c, h + p"))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "right for 1 image, and wrong for 4" in printed and "b is missing in x's index" in printed
 
 
 @needs_gxx

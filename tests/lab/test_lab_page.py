@@ -13,7 +13,7 @@ import pytest
 from browser import BEYOND, chromium, contrast, opened
 
 from ece408_op.core.explain import explain
-from ece408_op.emulator import Hint, LineCounters, Report
+from ece408_op.emulator import LineCounters, Report
 from ece408_op.lab import _check, _page
 from ece408_op.problem import ConvProblem
 
@@ -41,14 +41,20 @@ def result(wrong: bool) -> dict[str, Any]:
         lines.append(
             LineCounters(line=number, file="own.cu", shared_loads=9, load_wavefronts=20, least_wavefronts=9, **counters)
         )
-    hint = Hint(7, "the 32 lanes of a warp read 32 different sectors", 4.0, "docs/lab.md")
-    report = Report(x, (), tuple(lines), lines[0], 12.5, 0.75, (hint,))
+    report = Report({"y": x}, (), tuple(lines))
     finding = {"kind": "race", "line": 3, "other_line": 7, "message": "two threads", "times": 4}
     layers = [_check.judged(problem, y if wrong else explain(x, w, y_right(x, w)), [finding] if wrong else [])]
-    layers[0].update(_check.counted(report, "own.cu"))
+    layers[0].update(_check.counted(report, "own.cu", problem))
     times = {"images": 100, "seconds": {"yours": 0.02, "naive": 0.01, "cuDNN float32": 0.001}}
     layers[0]["times"] = {**times, "rooflines": {"memory": 0.0004, "FP32": 0.0001}}
-    found: dict[str, Any] = {"version": 1, "file": "own.cu", "source": SOURCE, "device": "gpu", "term": "2017 fall"}
+    found: dict[str, Any] = {
+        "version": 1,
+        "file": "own.cu",
+        "source": SOURCE,
+        "lines_of": "own.cu",
+        "device": "gpu",
+        "term": "2017 fall",
+    }
     found.update(
         images=2, status="wrong" if wrong else "right", reason="", hint="", layers=layers, compiler=["32 registers"]
     )
@@ -73,7 +79,7 @@ def test_the_page_has_all_parts_and_escapes_them() -> None:
     ):
         assert part in page, part
     assert "<b>" not in page and 'id="line-30"' in page
-    assert "0.75 FLOP per byte" in page and "this GPU" in page
+    assert "0.79 FLOP per byte" in page and "this GPU" in page
     heats = [float(heat) for heat in re.findall(r"--heat: ([0-9.]+)", page)]
     assert heats.index(max(heats)) == 7 and sum(heat > 0 for heat in heats) == 3
 

@@ -19,19 +19,22 @@ from ece408_op.errors import DeviceError
 from ece408_op.grade import runner
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
+from ece408_op.lab import _speed
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
+from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 << 10)
+LIMITS = DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
 
 
 class Session:
     """A session whose file computes right, in as many milliseconds as the layer has images."""
 
-    printed = ""
+    printed = cuda_error = ""
 
     def __init__(self, file: runner.File, problems: list[ConvProblem]) -> None:
         self.problems = problems
@@ -57,8 +60,13 @@ class Session:
 def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notes = (SimpleNamespace(name="convolve"),)
-    file = SimpleNamespace(path=STARTER, device="gpu", text="", notes=notes, compiler_lines=["convolve: 32 registers"])
+    notes = (KernelNotes("convolve", registers=80),)
+    file = SimpleNamespace(
+        path=STARTER,
+        device="gpu",
+        text="",
+        notes=notes,
+    )
     asked: list[Any] = []
 
     def rows(problem: ConvProblem, x: Any, w: Any, settings: bench_layers.Settings) -> list[Row]:
@@ -72,6 +80,9 @@ def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
     monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(asarray=np.asarray))
     monkeypatch.setattr(roofline, "measure", lambda device=0: roofline.Ceilings(4e12, 6e13))
     monkeypatch.setattr(bench_layers, "gpu_rows", rows)
+    monkeypatch.setattr(
+        _speed, "device_limits", lambda: DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
+    )
     monkeypatch.setattr(runner, "compile_file", lambda path: file)
     monkeypatch.setattr(runner, "Session", Session)
     assert lab.main([str(STARTER), *LAYER, "--images", "20"]) == 0
@@ -81,7 +92,9 @@ def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
     assert list(bars)[:2] == ["yours", "naive"] and len(bars) == 6
     assert [len(bars[name]) for name in ("yours", "naive", "cuDNN float32 NCHW")] == [40, 20, 8]
     assert set(bars["memory roofline"] + bars["FP32 roofline"]) == {"-"}
-    assert "convolve: 32 registers" in printed and "line 24: the 32 lanes" in printed
+    assert "convolve: 80 registers per thread, 0 bytes of static shared memory" in printed
+    blocks = "blocks of 16 x 16 threads: occupancy 38 %: its registers limit a multiprocessor to 3 blocks"
+    assert blocks in printed and "line 24: the 32 lanes" in printed
     assert asked[0][0] == 20 and asked[0][1][0] == "naive"
 
 

@@ -14,9 +14,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from ece408_op.errors import DeviceError
-from ece408_op.profile._activity import API_CALL, KERNEL, MEMCPY, MEMSET, DeviceLimits
+from ece408_op.profile._activity import API_CALL, KERNEL, MEMCPY, MEMSET
 from ece408_op.profile._cupti import Recorder, demangled
 from ece408_op.runtime import cuda
+from ece408_op.runtime.occupancy import DeviceLimits
 
 #: How far the stand-in's clock is behind the time since 1970, in nanoseconds.
 BEHIND = 10**15

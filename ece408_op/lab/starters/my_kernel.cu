@@ -14,8 +14,8 @@ namespace op {
 
 // y (B, M, H - K + 1, W - K + 1) becomes the convolution of x (B, C, H, W) and k (M, C, K, K).
 __global__ void convolve(float *y, const float *x, const float *k, int M, int C, int H, int W, int K) {
-  const int h = blockIdx.x * TILE + threadIdx.x, w = blockIdx.y * TILE + threadIdx.y;
-  const int m = blockIdx.z % M, b = blockIdx.z / M;
+  const int h = blockIdx.y * TILE + threadIdx.x, w = blockIdx.z * TILE + threadIdx.y;
+  const int m = blockIdx.x % M, b = blockIdx.x / M;
   if (h > H - K || w > W - K) return;
   y4d(b, m, h, w) = 0;
   for (int c = 0; c < C; c++)
@@ -29,7 +29,7 @@ void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const mshadow::Tenso
                          const mshadow::Tensor<gpu, 4, float> &k) {
   const int B = x.shape_[0], C = x.shape_[1], H = x.shape_[2], W = x.shape_[3], M = y.shape_[1], K = k.shape_[3];
   const int tiles = (std::max(H, W) - K + TILE) / TILE;
-  const dim3 grid(tiles, tiles, B * M), block(TILE, TILE);
+  const dim3 grid(B * M, tiles, tiles), block(TILE, TILE);
   convolve<<<grid, block, 0, y.stream_->stream_>>>(y.dptr_, x.dptr_, k.dptr_, M, C, H, W, K);
   MSHADOW_CUDA_CALL(cudaDeviceSynchronize());
 }

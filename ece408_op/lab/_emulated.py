@@ -1,0 +1,49 @@
+"""A CUDA file in the emulator: a course submission, or a CudaKernel in Python by its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ece408_op import emulator
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.emulator.plans import Case, Plans
+from ece408_op.grade import runner
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Chip
+
+#: What y holds before a call: no sum of the lab's inputs.
+FILL = 4096.5
+_SECONDS = 60.0
+#: The chip for which a kernel in Python plans its launches.
+_CHIP = Chip("NVIDIA H100", (9, 0), 132, 227 * 1024)
+
+#: Computes a problem from x (B, C, H, W) and w (M, C, K, K).
+Run = Callable[[ConvProblem, np.ndarray, np.ndarray], emulator.Report]
+
+
+def compiled(path: Path, kernel: CudaKernel | None) -> Run:
+    """Return the emulated file, or the kernel in Python that it defines; raises CompileError.
+
+    The function that is returned raises CompileError for such a kernel, and FileError where that does not take the
+    problem or its plan fails.
+    """
+    if kernel is not None:
+        return lambda problem, x, w: _run_plan(path, kernel, problem, x, w)
+    program = emulator.compile(path)
+    return lambda problem, x, w: emulator.run(program, x, w, fill=FILL, seconds=_SECONDS)
+
+
+def _run_plan(path: Path, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> emulator.Report:
+    with runner.python_errors(path):
+        reasons = kernel.not_supported_reasons(problem, _CHIP)
+        if reasons:
+            raise runner.FileError.of_status(path, "unsupported", f"it does not take {problem}: {'; '.join(reasons)}")
+        plan = kernel.plan(problem, _CHIP, 256)
+        arrays = {"x": x, "w": w, "y": np.full(problem.y_shape, FILL, np.float32)}
+        arrays.update((name, np.full(size, 0xFF, np.uint8)) for name, size in plan.scratch.items())
+        case = Case(kernel.name, kernel.text(plan), plan, tuple(arrays), problem.batch)
+    plans = Plans([case], races=True, counters=True, source=kernel.sources[-1].name)
+    return plans.run(kernel.name, arrays, dict.fromkeys(arrays, 256), _SECONDS)
