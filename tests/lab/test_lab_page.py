@@ -56,7 +56,13 @@ def result(wrong: bool) -> dict[str, Any]:
         "term": "2017 fall",
     }
     found.update(
-        images=2, status="wrong" if wrong else "right", reason="", hint="", layers=layers, compiler=["32 registers"]
+        term="2017 fall",
+        images=2,
+        status="wrong" if wrong else "right",
+        reason="",
+        hint="",
+        layers=layers,
+        compiler=["32 registers"],
     )
     return {**found, "printed": "called <once>\n" if wrong else "", "path": "own.cu"}
 
