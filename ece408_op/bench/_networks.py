@@ -241,22 +241,31 @@ def torch_module(network: Any, device: str = "cuda") -> Any:
     """The network's symbol as a PyTorch module; raises KeyError for an operator that the networks here do not have."""
     import torch
 
-    nodes = json.loads(network.symbol.tojson())["nodes"]
     weights = {
         name: torch.from_numpy(array.asnumpy().astype("float32")).to(device)
         for name, array in {**network.arg_params, **network.aux_params}.items()
     }
     operators = _operators(torch)
+    nodes = json.loads(network.symbol.tojson())["nodes"]
+    # Read before the forward, which torch.compile then takes as one graph.
+    steps = [
+        (
+            None if node["op"] == "null" else operators[node["op"]],
+            node["name"],
+            _attributes(node),
+            [source for source, *_ in node["inputs"]],
+        )
+        for node in nodes
+    ]
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
             values: list[Any] = []
-            for node in nodes:
-                if node["op"] == "null":
-                    values.append(x if node["name"] == "data" else weights.get(node["name"]))
+            for operator, name, attributes, sources in steps:
+                if operator is None:
+                    values.append(x if name == "data" else weights.get(name))
                 else:
-                    given = [values[source] for source, *_ in node["inputs"]]
-                    values.append(operators[node["op"]](_attributes(node), *given))
+                    values.append(operator(attributes, *[values[source] for source in sources]))
             return values[-1]
 
     return Module()
