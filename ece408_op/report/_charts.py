@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 
 from ece408_op.bench import plots, results
-from ece408_op.bench.layers import BUILT_IN
 from ece408_op.core.roofline import Ceilings
 
-from ._commands import MACHINE, layers
+from ._commands import MACHINE
 from ._format import rate
 from ._tables import BASELINE, Tables, layer_text
 
@@ -24,24 +23,18 @@ class Chart:
 
 
 def cpu_charts(tables: Tables) -> list[Chart]:
-    """Op Times of every CPU kernel on each layer, from the runs of m2 with the most images."""
+    """Times of every CPU kernel on each layer, with the most images."""
     found, size = [], max(tables.asked.sizes)
     for layer in tables.asked.layers:
-        times: dict[str, float] = {}
-        for network in tables.asked.networks:
-            for impl in ("", *tables.asked.on("cpu")):
-                for one, call in zip(layers(network), tables.runs.op_times("m2", network, size, impl)):
-                    if one == layer:
-                        times.setdefault(impl or f"auto ({call['implementation']})", call["seconds"])
-        if times:
-            rows = [results.Row(name, "", (time,), impl=name, precision="float32") for name, time in times.items()]
-            measured = tables.runs.case("cpu", layer, size)
-            peer = measured.row(BUILT_IN, results.REUSED) if measured else None
-            caption = f"Op Time of each CPU kernel, {layer_text(layer)}, {size} images. Green: the fastest kernel."
-            if peer and peer.median:
-                rows.append(results.Row(BUILT_IN, "", peer.seconds))
-                caption += " Orange: a whole call of MXNet's built-in Convolution into memory that was written before."
-            svg = plots.bars(results.Case(layer, size, tuple(rows)))
+        case = tables.runs.case("cpu", layer, size)
+        rows = tuple(row for row in case.rows if row.median and row.call == results.REUSED) if case else ()
+        if rows:
+            caption = (
+                f"Time of each CPU kernel, {layer_text(layer)}, {size} images: a call into memory that was written "
+                "before. The line in a bar is the kernel's roofline. Green: the fastest kernel; orange: MXNet's "
+                "built-in Convolution."
+            )
+            svg = plots.bars(results.Case(layer, size, rows))
             found.append(Chart(caption, f"Bars of the times on {layer_text(layer)}", _embedded(f"cpu-{layer}", svg)))
     return found
 

@@ -63,10 +63,10 @@ def all_commands(asked: Asked) -> list[Command]:
     for network in asked.networks:
         for size in asked.sizes:
             found += _milestones(asked, network, size)
-    size = max(asked.sizes)
     if "m2" in asked.milestones:
-        found += [_layers("cpu", layer, size, ["auto"], NOTHING) for layer in asked.layers]
-    kernels = asked.on("gpu")
+        impls = [dispatch.AUTO, *asked.on("cpu")]
+        found += [_layers("cpu", layer, size, impls, NOTHING) for layer in asked.layers for size in asked.sizes]
+    kernels, size = asked.on("gpu"), max(asked.sizes)
     if {"m3", "m4"} & set(asked.milestones) and kernels:
         found += [_layers("gpu", layer, size, kernels, GPU) for layer in asked.layers for size in asked.sizes]
         for layer in asked.layers:
@@ -84,9 +84,6 @@ def _milestones(asked: Asked, network: str, size: int) -> Iterator[Command]:
     for script in asked.milestones:
         needs = GPU if script in ("m3", "m4") else NOTHING
         yield command(script, needs)
-        if script == "m2":
-            for impl in asked.on("cpu"):
-                yield command(script, needs, impl, "--impl", impl)
         yield command(script, needs, "profile", "--profile")
         if script == "m1":
             yield command(script, GPU, "gpu", "--context", "gpu")

@@ -11,6 +11,7 @@ from typing import Any
 
 from ece408_op.bench import results
 from ece408_op.bench.layers import BUILT_IN
+from ece408_op.core import dispatch
 from ece408_op.profile import text
 
 from ._commands import MACHINE, Asked, layers
@@ -58,7 +59,7 @@ class Tables:
             known = [run for run in (self._largest(script, network) for script in ("m4", "m3", "m2", "m1")) if run]
             if known:
                 m2, m3, m4 = (_op_times(self._largest(script, network)) for script in ("m2", "m3", "m4"))
-                fastest = [self._fastest_on_cpu(network, self._size, n) for n in range(len(layers(network)))]
+                fastest = [self._fastest_on_cpu(layer, self._size) for layer in layers(network)]
                 rows.append([network, f"{known[0]['accuracy']:.4f}", m2, " + ".join(fastest), m3, m4])
         head = ["network", "accuracy", "CPU, m2", "fastest CPU kernel", "GPU, first kernel, m3"]
         head += ["GPU, fastest kernel, m4"]
@@ -93,16 +94,16 @@ class Tables:
         return table("The machine, and the versions of what ran", ["what", "which"], rows)
 
     def programs(self, *scripts: str) -> Table:
-        """Every variant of these milestones as a whole program, alone and under the profiler."""
+        """These milestones as whole programs, alone and under the profiler."""
         rows = []
         for network, size in self._cases:
             for script in scripts:
-                for variant in {"m1": ["", "gpu"], "m2": ["", *self.asked.on("cpu")]}.get(script, [""]):
+                for variant in ["", "gpu"] if script == "m1" else [""]:
                     run, profiled = (self.runs.result(script, network, size, variant, s) for s in ("", "profile"))
                     if run:
-                        chosen = " + ".join(call["implementation"] for call in run["op_times"])
-                        context = run["context"].replace("gpu_network", "cuDNN in gpu_network")
-                        kernel = {"m1": context, "m2": variant or f"auto ({chosen})"}.get(script, chosen)
+                        kernel = " + ".join(call["implementation"] for call in run["op_times"])
+                        if script == "m1":
+                            kernel = run["context"].replace("gpu_network", "cuDNN in gpu_network")
                         cells = [script, network, str(size), kernel, f"{run['accuracy']:.4f}"]
                         cells += [_op_times(run), *(f"{run['time'][key]:.2f}" for key in ("user", "system", "real"))]
                         cells.append(f"{profiled['time']['real']:.2f}" if profiled else NONE)
@@ -111,18 +112,22 @@ class Tables:
         head += ["system, s", "elapsed, s", "elapsed under the profiler, s", "Op Time under the profiler"]
         return table(f"{' and '.join(scripts)} as whole programs", head, rows)
 
-    def built_in(self) -> Table:
-        """New compared with MXNet's Convolution on the CPU."""
+    def cpu_kernels(self) -> list[Table]:
+        """New by every CPU kernel and MXNet's Convolution, a table per number of images."""
+        return [self._cpu_kernels(size) for size in self.asked.sizes]
+
+    def _cpu_kernels(self, size: int) -> Table:
         rows = []
         for layer in self.asked.layers:
-            case = self.runs.case("cpu", layer, self._size)
-            for new in case.rows if case else ():
-                built_in = case.row(BUILT_IN, new.call) if case and new.impl else None
-                if built_in:
-                    cells = [layer_text(layer), new.call, new.kernel, seconds(new.median), seconds(built_in.median)]
-                    rows.append([*cells, ratio(built_in.median, new.median)])
+            case = self.runs.case("cpu", layer, size)
+            for new in (row for row in case.rows if row.impl and row.median) if case else ():
+                built_in = case.row(BUILT_IN, new.call) if case else None
+                theirs = built_in.median if built_in else None
+                name = new.kernel if new.impl != dispatch.AUTO else f"{new.impl} ({new.kernel})"
+                cells = [layer_text(layer), new.call, name, seconds(new.median), seconds(theirs)]
+                rows.append([*cells, ratio(theirs, new.median)])
         caption = (
-            f"The operator New and MXNet's built-in Convolution, {self._size} images, medians of whole calls; "
+            f"The operator New and MXNet's built-in Convolution on the CPU, {size} images, medians of whole calls; "
             "a fresh output is new memory, a reused one was written before"
         )
         return table(caption, ["layer", "output", "kernel", "New", "MXNet Convolution", "times as fast"], rows)
@@ -136,7 +141,7 @@ class Tables:
                 m2, m3, m4 = (own[number]["seconds"] if own else None for own in calls)
                 if m3 is None and m4 is None:
                     continue
-                fastest = self._fastest_on_cpu(network, size, number)
+                fastest = self._fastest_on_cpu(layer, size)
                 kernel = calls[2][number]["implementation"] if calls[2] else NONE
                 cells = [network, layer_text(layer), str(size), seconds(m2), fastest, seconds(m3), seconds(m4), kernel]
                 rows.append([*cells, ratio(m2, m3), ratio(m2, m4), ratio(m3, m4)])
@@ -190,7 +195,7 @@ class Tables:
             for step in ladder["steps"] if network in self.asked.networks else ():
                 names = step["our_before"], step["our_after"]
                 layer = layers(network)[step["layer"]]
-                ours = [self._gpu_seconds(name, layer, step["images"]) for name in names]
+                ours = [self._seconds("gpu", name, layer, step["images"]) for name in names]
                 if any(ours):
                     theirs = step["before"], step["after"]
                     cells = [step["what"], *map(seconds, theirs), ratio(*theirs), " to ".join(names)]
@@ -243,24 +248,26 @@ class Tables:
     def _largest(self, script: str, network: str) -> Any:
         return self.runs.result(script, network, self._size)
 
-    def _fastest_on_cpu(self, network: str, size: int, layer: int) -> str:
-        """Op Time and name of the kernel with the least Op Time on a layer, in all runs of m2."""
-        runs = [self.runs.op_times("m2", network, size, impl) for impl in ("", *self.asked.on("cpu"))]
-        best = min((run[layer] for run in runs if run), key=lambda call: call["seconds"], default=None)
-        return f"{seconds(best['seconds'])}, {best['implementation']}" if best else NONE
+    def _fastest_on_cpu(self, layer: str, size: int) -> str:
+        """Time and name of the kernel with the least time on a layer."""
+        times = [(row.median, row.kernel) for row in self._rows("cpu", layer, size) if row.median]
+        least, kernel = min(times, default=(None, ""))
+        return f"{seconds(least)}, {kernel}" if least else NONE
 
     def _ours(self, entry: dict[str, Any], kernel: str, device: str) -> float | None:
         network, images = entry["network"], entry["images"]
         if network not in self.asked.networks:
             return None
-        if device == "cpu":
-            return total([call["seconds"] for call in self.runs.op_times("m2", network, images, kernel)])
-        return total([self._gpu_seconds(kernel, layer, images) for layer in layers(network)])
+        return total([self._seconds(device, kernel, layer, images) for layer in layers(network)])
 
-    def _gpu_seconds(self, kernel: str, layer: str, images: int) -> float | None:
-        """A GPU kernel's time on a layer; None where it was not measured."""
-        case = self.runs.case("gpu", layer, images)
-        rows = [row for row in case.rows if row.impl and row.median] if case else []
+    def _rows(self, device: str, layer: str, images: int) -> list[results.Row]:
+        """The rows of a device's kernels with times: on the CPU of calls into memory that was written before."""
+        case = self.runs.case(device, layer, images)
+        return [r for r in case.rows if r.impl and r.median and r.call != results.FRESH] if case else []
+
+    def _seconds(self, device: str, kernel: str, layer: str, images: int) -> float | None:
+        """A kernel's time on a layer; None where it was not measured."""
+        rows = self._rows(device, layer, images)
         if kernel == FASTEST:
             return min((row.median for row in rows if row.precision == "float32" and row.median), default=None)
         return next((row.median for row in rows if row.kernel == kernel), None)
