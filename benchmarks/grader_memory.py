@@ -1,9 +1,9 @@
 """Time submissions in the grader's worker, and in a plain process that allocates by cudaMalloc.
 
     python benchmarks/grader_memory.py              # benchmarks/results/grader-memory-h200.txt has its output
-    python benchmarks/grader_memory.py FILE...      # .cuh, .cu and .py submissions, or names of this package's kernels
+    python benchmarks/grader_memory.py FILE...      # .cuh, .cu and .py submissions
 
-Without a FILE it times the ten access patterns of tests/submissions/memory.cases and two kernels in Python. The table
+Without a FILE it times the ten access patterns of tests/submissions/memory.cases and a kernel in Python. The table
 has the medians of the process's own clock around a call in milliseconds, for each layer, and their ratio. It needs a
 GPU and nvcc. Exit code 1 if a ratio is off by more than 2 % or an output is wrong.
 """
@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import submissions  # noqa: E402
 
-from ece408_op.grade import _build, _grading, _python_side, _tools  # noqa: E402
+from ece408_op.grade import _build, _grading, _tools  # noqa: E402
 from ece408_op.grade._buffers import Buffers  # noqa: E402
 from ece408_op.grade._device import Device  # noqa: E402
 from ece408_op.grade._judge import REAL  # noqa: E402
@@ -35,11 +35,11 @@ from ece408_op.grade._networks import KNOWN  # noqa: E402
 from ece408_op.grade._sandbox import Limits  # noqa: E402
 from ece408_op.grade._spec import Spec  # noqa: E402
 from ece408_op.grade._verdict import WRONG  # noqa: E402
-from ece408_op.grade._worker import Program, Worker  # noqa: E402
+from ece408_op.grade._worker import Program, Worker, python_program  # noqa: E402
 from ece408_op.problem import ConvProblem  # noqa: E402
 from ece408_op.runtime import cuda  # noqa: E402
 
-PYTHON = ("naive", str(submissions.HERE / "python" / "on_the_gpu.py"))
+PYTHON = (str(submissions.HERE / "python" / "on_the_gpu.py"),)
 MOST_APART = 0.02
 
 #: LIBRARY RUNS {B C H W M K}...: a plain process that calls a compiled submission and prints each layer's seconds.
@@ -175,9 +175,8 @@ def main() -> int:
         def prepared(file: str) -> tuple[str, Program, list[str]]:
             """A submission's name, its program in the worker, and its command in a plain process."""
             path = Path(file)
-            if path.suffix == ".py" or not path.exists():
-                folder = path.resolve().parent if path.exists() else None
-                program = _python_side.program(str(path.resolve()) if folder else file, folder)
+            if path.suffix == ".py":
+                program = python_program(path.resolve())
                 return path.stem, program, [sys.executable, "-c", PLAIN_PYTHON, program.what]
             built = _build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
             name = path.parent.name if path.stem == "new-forward" else path.stem

@@ -6,7 +6,12 @@ inputs and of the output, and the copies are what is judged.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import math
+import mmap
+import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -24,9 +29,95 @@ from ece408_op.runtime import cuda
 
 from . import _judge
 from ._device import Device, launch
+from ._errors import HarnessError
 from ._judge import Part
-from ._shared_arrays import GUARD, MARK, RED_ZONE, DeviceArray, HostArray
 from ._verdict import Outcome
+
+#: Address space on each side of a buffer that the worker cannot touch, in bytes; on a GPU a red zone.
+GUARD, RED_ZONE = 1 << 26, 16 << 20
+#: Buffers begin at multiples of this many bytes, as MXNet's did.
+_ALIGN = 64
+#: Fills red zones.
+MARK = 0xA5
+#: Of linux/fcntl.h: Python names them since 3.8, mypy's types on Linux alone.
+_ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
+
+
+class HostArray:
+    """A float32 array in a file without a name, between bytes that bear a mark. Its data ends where a page ends."""
+
+    def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
+        size = 4 * math.prod(shape)
+        room = -(-size // _ALIGN) * _ALIGN
+        mapped = max(mmap.PAGESIZE, -(-room // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._file = os.memfd_create("ece408-grade", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._file, mapped)
+        # A worker with the file could otherwise truncate it under the harness's own mapping.
+        fcntl.fcntl(self._file, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        os.fchmod(self._file, 0o600)
+        raw = np.frombuffer(mmap.mmap(self._file, mapped), np.uint8)
+        raw[:] = MARK
+        start = mapped - room
+        self.zones = (raw[:start], raw[start + size :])
+        self.array = raw[start : start + size].view(np.float32).reshape(shape)
+        #: The worker's descriptor: read-only unless it may write.
+        self.descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR if writable else os.O_RDONLY)
+        self.handle = str(self.descriptor)
+
+    def close(self) -> None:
+        """Release the memory."""
+        os.close(self.descriptor)
+        os.close(self._file)
+
+
+class DeviceArray:
+    """A float32 array on a GPU between two red zones, in memory that the driver shares by a descriptor.
+
+    The memory comes from the virtual memory API: scattered stores to memory that a process has opened through CUDA IPC
+    are several times slower than to its own. Raises HarnessError if the driver lacks that API.
+    """
+
+    def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
+        cp = cuda.cupy()
+        device, size = int(cp.cuda.runtime.getDevice()), 4 * math.prod(shape)
+        cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
+        zero, none, unit, descriptor = ctypes.c_uint64(0), ctypes.c_size_t(0), ctypes.c_size_t(), ctypes.c_int()
+        # CUmemAllocationProp: pinned memory, shared by a POSIX file descriptor, on a device; CUmemAccessDesc: on a
+        # device, to read and write.
+        properties, access = struct.pack("iiiiPQ", 1, 1, 1, device, 0, 0), struct.pack("iii", 1, device, 3)
+        self._memory, self._at = ctypes.c_uint64(), ctypes.c_uint64()
+        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), properties, 0)
+        self._total = ctypes.c_size_t(-(-(2 * RED_ZONE + size) // unit.value) * unit.value)
+        _driver("cuMemCreate", ctypes.byref(self._memory), self._total, properties, zero)
+        _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, none, zero, zero)
+        _driver("cuMemMap", self._at, self._total, none, self._memory, zero)
+        _driver("cuMemSetAccess", self._at, self._total, access, ctypes.c_size_t(1))
+        _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._memory, 1, zero)
+        self.descriptor, self.handle = descriptor.value, f"{descriptor.value}:{self._total.value}"
+        owner = cp.cuda.UnownedMemory(self._at.value, self._total.value, self, device)
+        raw = cp.ndarray((self._total.value,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
+        raw.fill(MARK)
+        # The second zone begins right behind the last element.
+        self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
+        self.array = raw[RED_ZONE : RED_ZONE + size].view(np.float32).reshape(shape)
+
+    def close(self) -> None:
+        """Release the memory."""
+        os.close(self.descriptor)
+        _driver("cuMemUnmap", self._at, self._total)
+        _driver("cuMemAddressFree", self._at, self._total)
+        _driver("cuMemRelease", self._memory)
+
+
+def _driver(name: str, *arguments: Any) -> None:
+    """Call a function of CUDA's driver; raises HarnessError if it is missing or fails."""
+    try:
+        code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    except (OSError, AttributeError) as error:
+        raise HarnessError(f"expected CUDA's virtual memory API, got {error}") from None
+    if code:
+        raise HarnessError(f"expected {name} of CUDA's driver to succeed, got error {code}")
+
 
 #: Bytes of float64 per step of the comparison on the CPU: about what its caches hold; elements on a GPU.
 _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24

@@ -1,9 +1,7 @@
-"""The device that submissions run on: its memory, its caches, and whether it is as fast and as usable as before."""
+"""The device that submissions run on: its memory, its caches, and whether it is as usable as before."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.core import roofline, timer
+from ece408_op.core import roofline
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
@@ -21,22 +19,16 @@ from ._errors import HarnessError
 
 #: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
 _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
-#: How much slower the reference workload may become: cores change their clocks and other programs run there; a GPU
-#: that has nothing else to do repeats itself within some hundredths.
-_MOST_DRIFT = {False: 1.5, True: 1.15}
-#: Readings before a call while an idle chip raises its clocks.
-_WAKING = 40
-#: The CPU's reference workload digests this: some milliseconds on one core.
-_FIXED = bytes(4 << 20)
-#: Multiply-adds per thread of a GPU's reference workload, and their result: some tenths of a millisecond.
-_ROUNDS, _END = 16384, 2.0
+#: Multiply-adds per thread of the reference workload, and their result: some tenths of a millisecond. So many of them
+#: let an idle GPU raise its clocks.
+_ROUNDS, _END, _WAKING = 16384, 2.0, 40
 _BLOCKS, _THREADS = (2048,), (256,)
 #: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
 _RELEASED, _RELEASE_SECONDS = 0.95, 5.0
 #: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
 _LITTLE = 0.25
 
-#: CUDA C++: the exact sums, and a computation that the multiprocessors' clock alone bounds.
+#: CUDA C++: the exact sums, and a computation of known result.
 KERNELS = r"""
 typedef unsigned long long u64;
 #define EACH(i, n) for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (n); i += (u64)gridDim.x * blockDim.x)
@@ -79,9 +71,8 @@ class Device:
     def __init__(self, number: int | None = None) -> None:
         self.number, self.gpu = number, number is not None
         self.name = "cpu" if number is None else f"gpu {number}"
-        #: The best reading of the reference workload in seconds, and the most bytes that were ever free.
-        self._best, self._most_free = math.inf, 0
-        self._lock = threading.Lock()
+        #: The most bytes that were ever free.
+        self._most_free = 0
 
     def use(self) -> Any:
         """NumPy, or CuPy with this GPU as the thread's current one."""
@@ -101,33 +92,16 @@ class Device:
         if self.gpu:
             cuda.cupy().cuda.runtime.deviceSynchronize()
 
-    def reference_seconds(self) -> float:
-        """Seconds of the reference workload; raises HarnessError where a GPU computes it wrong."""
-        if self.gpu:
-            return _workload_seconds()
-        start = time.perf_counter()
-        hashlib.blake2b(_FIXED).digest()
-        return time.perf_counter() - start
-
-    def read(self) -> float:
-        """Time the reference workload, in seconds, and keep the best time."""
-        seconds = self.reference_seconds()
-        with self._lock:
-            self._best = min(seconds, self._best)
-        return seconds
-
-    def steady(self) -> float:
-        """Read until a GPU is as fast as ever, or for a while: an idle chip has low clocks."""
-        seconds = self.read()
-        for _ in range(_WAKING if self.gpu else 0):
-            if not self.disturbed(seconds):
-                break
-            seconds = self.read()
-        return seconds
-
-    def disturbed(self, *seconds: float) -> bool:
-        """Was one of the readings slower than the device should be?"""
-        return max(seconds) > _MOST_DRIFT[self.gpu] * self._best
+    def wake(self) -> None:
+        """Have an idle GPU raise its clocks; raises HarnessError where it computes the reference workload wrong."""
+        if not self.gpu:
+            return
+        to = cuda.cupy().empty(_BLOCKS[0] * _THREADS[0], np.float32)
+        for _ in range(_WAKING):
+            launch("reference_workload", to, np.int32(_ROUNDS))
+        low, high = float(to.min()), float(to.max())
+        if not low == high == _END:
+            raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
 
     def exhausted(self) -> bool:
         """May a GPU's memory have run out? A worker's host memory is limited by itself."""
@@ -149,7 +123,7 @@ class Device:
             return 0
         with cuda.reported(self.name):
             cp = self.use()
-            _workload_seconds()
+            self.wake()
             cp.get_default_memory_pool().free_all_blocks()
             free, _ = cp.cuda.runtime.memGetInfo()
             end = time.monotonic() + _RELEASE_SECONDS
@@ -174,15 +148,6 @@ def _module(device: int) -> Any:
 def launch(name: str, *arguments: Any) -> None:
     """Start one of KERNELS on the thread's current GPU."""
     _module(cuda.cupy().cuda.runtime.getDevice()).get_function(name)(_BLOCKS, _THREADS, arguments)
-
-
-def _workload_seconds() -> float:
-    to = cuda.cupy().empty(_BLOCKS[0] * _THREADS[0], np.float32)
-    seconds, _ = timer.GpuClock("reference workload")(lambda: launch("reference_workload", to, np.int32(_ROUNDS)))
-    low, high = float(to.min()), float(to.max())
-    if not low == high == _END:
-        raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
-    return seconds
 
 
 @cache

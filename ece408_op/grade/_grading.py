@@ -1,26 +1,37 @@
-"""Grade one submission: build it, try networks and batch sizes, and make one record of it all."""
+"""Grade one submission: build it, try networks and batch sizes, and make one record of it all. Many go through a pool.
+
+A log makes an interrupted class continue: an SQLite file, which no crash damages. A submission counts as done when its
+record is in the file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
+import os
 import queue
 import re
+import sqlite3
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import _build, _python_side, _sources
+from . import _build, _sources, _worker
 from ._device import Device, Turns
-from ._errors import EndedError
+from ._errors import EndedError, SpecError
 from ._networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
@@ -30,6 +41,90 @@ from ._submission import Submission
 from ._tools import new_folder
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
 from ._worker import Program
+
+Record = dict[str, Any]
+#: How the names of the threads that grade begin, and the seconds that they have to end after an interrupt.
+THREADS, _GRACE = "ece408-grade", 1.0
+
+
+class Log:
+    """The log at ``path``. ``rules`` identifies the grader's file and version: records of other rules are dropped.
+
+    Raises SpecError where another command has it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, rules: str) -> None:
+        self.path, self._rules = path, rules
+        try:
+            self._file = sqlite3.connect(path, timeout=0, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise SpecError(f"{path}: expected a file that can be written, got {error}") from None
+        try:
+            self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._file.execute("CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, rules TEXT, record TEXT)")
+            self._file.execute("DELETE FROM records WHERE rules != ?", (rules,))
+            rows = self._file.execute("SELECT key, record FROM records").fetchall()
+            self.done: dict[str, Record] = {key: json.loads(record) for key, record in rows}
+        except sqlite3.OperationalError as error:  # the file may be a good log: it stays
+            self._file.close()
+            locked = "locked" in str(error)
+            said = "a log of this command alone, but another one is writing it" if locked else f"a log, got {error}"
+            raise SpecError(f"{path}: expected {said}") from None
+        except (sqlite3.DatabaseError, ValueError):
+            self._file.close()
+            path.unlink()  # no log, or one that another program has damaged
+            self.__init__(path, rules)  # type: ignore[misc]
+
+    def add(self, key: str, record: Record) -> None:
+        """Keep a record for good; one key has one record."""
+        self.done.setdefault(key, record)
+        self._file.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?)", (key, self._rules, json.dumps(record)))
+
+    def close(self, remove: bool = False) -> None:
+        """Close it; remove it once its records stand elsewhere."""
+        self._file.close()
+        if remove:
+            self.path.unlink(missing_ok=True)
+
+
+def grade_all(
+    found: Sequence[Submission], graders: Mapping[str, Grader], jobs: int, log: Log | None = None
+) -> list[Record]:
+    """The records of all, in the order given, ``jobs`` at a time; those in the log are not graded again.
+
+    ``graders`` has one per context. Where one raises, or the caller interrupts, all programs are ended. Threads named
+    THREADS that compute in a library at that time, such as CUDA's compiler, may go on for a while.
+    """
+    keys = [key(one) for one in found]
+    done: dict[str, Record] = dict(log.done) if log else {}
+    waiting = {name: one for name, one in zip(keys, found) if name not in done}
+    quiet = len(found) < 2 or not sys.stderr.isatty()
+    bar = tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet)
+    pool = ThreadPoolExecutor(jobs, THREADS)
+    futures: dict[Future[Record], str] = {}
+    with bar:
+        try:
+            futures = {pool.submit(graders[one.context].grade, one): name for name, one in waiting.items()}
+            for future in as_completed(futures):
+                done[futures[future]] = future.result()
+                if log:
+                    log.add(futures[future], future.result())
+                bar.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for grader in graders.values():
+                grader.bench.tools.processes.close()
+            wait(futures, _GRACE)
+            raise
+    pool.shutdown()
+    return [done[name] for name in keys]
+
+
+def key(one: Submission) -> str:
+    """The log's name of a submission: its context, its source's text and its path."""
+    digest = hashlib.blake2b(read(one.source).encode(), digest_size=16).hexdigest()
+    return f"{one.context}:{digest}:{os.path.abspath(one.path)}".encode(errors="backslashreplace").decode()
+
 
 #: Images without a grader's file: on a GPU the course's own number. On the CPU a textbook's seven loops do the smaller
 #: number with all runs and networks within half a minute, and one call with the larger number within the limit.
@@ -68,10 +163,8 @@ class Grader:
         started, source = time.time(), read(submission.source)
         record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
-        record["fingerprint"] = fingerprint(source)
         # Whatever happens, a record has every key.
         record.update(worst=None, seconds={}, images=[], networks=[], printed="", compiler=[], pointed=[])
-        record.update(containment={"had": [], "lacks": []}, device_afterwards=None)
         try:
             with new_folder("build") as name:
                 program, notes = self._program(submission, Path(name))
@@ -91,8 +184,6 @@ class Grader:
         """The worker's program, made in the folder, and what the compiler reports."""
         if one.why:
             raise EndedError("unsupported", one.why)
-        if one.kernel:
-            return _python_side.program(one.kernel), ()
         if one.source is None:
             name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[one.context]
             raise EndedError("unsupported", f"it holds no {name}, which --context {one.context} asks for")
@@ -100,7 +191,7 @@ class Grader:
         if one.python:
             folder.chmod(0o755)
             _sources.copy(one.source, folder, one.alone)
-            return _python_side.program(str(folder / one.source.name), folder), ()
+            return _worker.python_program(folder / one.source.name), ()
         tools, limits = self.bench.tools, self.bench.spec.limits
         built = _build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)
         units = arithmetic(_sources.text(folder / "src"))
@@ -108,25 +199,16 @@ class Grader:
         return program, built.notes
 
     def _run_on_a_device(self, record: dict[str, Any], program: Program) -> None:
-        with self._on_a_device() as grader:
-            device = grader.bench.device
-            try:
-                grader._run(record, program)
-            finally:
-                if device.gpu:
-                    record["device_afterwards"] = {"well": True, "free_bytes": device.check()}
-
-    @contextmanager
-    def _on_a_device(self) -> Iterator[Grader]:
-        """This grader on a device that it has to itself."""
-        if self.free is None:
-            yield self
-            return
-        device = self.free.get()
+        """Run it on a device that it has to itself, which must be well afterwards."""
+        device = self.free.get() if self.free else self.bench.device
         try:
-            yield replace(self, bench=replace(self.bench, device=device))
+            replace(self, bench=replace(self.bench, device=device))._run(record, program)
         finally:
-            self.free.put(device)
+            try:
+                device.check()
+            finally:
+                if self.free:
+                    self.free.put(device)
 
     def _run(self, record: dict[str, Any], program: Program) -> None:
         demanded = self.bench.spec.demanding
@@ -142,7 +224,6 @@ class Grader:
         record["networks"] = [one.as_data() for one in results]
         record["images"] = sorted({one.images for one in results})
         record["printed"] = next((one.printed for one in results if one.printed), "")
-        record["containment"] = {"had": sorted(results[0].had), "lacks": sorted(results[0].lacks)}
         if verdict.status == PASSED:
             passed = [one for one in results if one.status == PASSED]
             record["seconds"] = {one.net.name: one.as_data().get("seconds") for one in passed}
@@ -197,12 +278,8 @@ class Grader:
 
 
 def for_cpu(tools: Tools, rules: Spec, in_parallel: bool = False) -> Grader:
-    """The grader for this machine's processor.
-
-    Calls are timed one at a time. ``in_parallel`` they are not, and repeating a disturbed one does not help.
-    """
-    bench = Bench(tools, rules)
-    bench = replace(bench, repeats=0) if in_parallel else replace(bench, turns=Turns())
+    """The grader for this machine's processor, which times calls one at a time unless ``in_parallel``."""
+    bench = Bench(tools, rules, turns=None if in_parallel else Turns())
     return Grader(bench, "cpu", _CPU_IMAGES, _CPU_TIMED_IMAGES)
 
 
@@ -215,12 +292,6 @@ def for_gpus(tools: Tools, rules: Spec) -> Grader:
         free.put(Device(number))
     bench = Bench(tools, rules, runs=_GPU_RUNS)
     return Grader(bench, "gpu", _GPU_IMAGES, 0, f"sm_{chip.architecture}", chip.name, free, len(alike))
-
-
-def fingerprint(source: str) -> str:
-    """A digest of the code without comments and white space: equal for copies, empty where there is no code."""
-    code = "".join(_sources.without_comments(source).split())
-    return hashlib.blake2b(code.encode(), digest_size=16).hexdigest() if code else ""
 
 
 def arithmetic(code: str) -> str:

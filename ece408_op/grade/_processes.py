@@ -1,125 +1,208 @@
-"""Programs that run under the supervisor (native/supervisor.cpp): its commands and its reports."""
+"""Programs that run under the supervisor (native/supervisor.cpp): what the kernel lets them do, and how they are ended.
+
+The system calls that a submission may make are a list for libseccomp, which turns it into a filter for the kernel. The
+harness itself stops, continues and ends a program.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import select
+import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from ._errors import StoppedError
+from ._errors import HarnessError, StoppedError
+
+_ALLOWED = """
+read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek open openat creat close close_range
+stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getdents getdents64
+getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink symlinkat
+truncate ftruncate fallocate fsync fdatasync fadvise64 dup dup2 dup3 pipe pipe2 flock umask chmod fchmod fchmodat
+utimensat copy_file_range sendfile poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait
+epoll_pwait epoll_pwait2 eventfd eventfd2 ioctl brk mmap munmap mprotect mremap madvise mincore msync mlock mlock2
+munlock mlockall munlockall membarrier pkey_alloc pkey_free pkey_mprotect get_mempolicy set_mempolicy mbind execve
+exit exit_group wait4 waitid futex futex_waitv set_robust_list get_robust_list set_tid_address rseq restart_syscall
+sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_setparam sched_getscheduler sched_setscheduler
+sched_get_priority_max sched_get_priority_min sched_rr_get_interval sched_getattr sched_setattr getpriority
+setpriority getrlimit setrlimit prlimit64 getrusage times sysinfo uname getcpu prctl arch_prctl capget gettid getpid
+getppid getpgrp getpgid getsid getuid geteuid getgid getegid getresuid getresgid getgroups rt_sigaction
+rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigpending rt_sigtimedwait sigaltstack signalfd signalfd4 pause alarm
+setitimer getitimer timerfd_create timerfd_settime timerfd_gettime clock_gettime clock_getres clock_nanosleep
+gettimeofday time nanosleep getrandom connect bind listen accept accept4 getsockname getpeername sendto recvfrom
+sendmsg recvmsg shutdown setsockopt getsockopt
+"""
+#: Calls that no honest submission makes: they end the process, and the record says so. CUDA's driver and Python's
+#: libraries try some of them and do without, so there they only fail.
+_FATAL = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev")
+_CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
+_KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
+_UNEQUAL, _EQUAL, _MASKED = 1, 4, 7
 
 
-@dataclass
+class _Condition(ctypes.Structure):
+    """libseccomp's struct scmp_arg_cmp; for _MASKED, ``a`` is the mask."""
+
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("operation", ctypes.c_int),
+        ("a", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError as error:
+        raise HarnessError(
+            f"expected libseccomp, got {error}; install it (Debian: apt-get install libseccomp2)"
+        ) from None
+    library.seccomp_init.restype = ctypes.c_void_p
+    library.seccomp_rule_add_array.argtypes = [ctypes.c_void_p, ctypes.c_uint32, *[ctypes.c_int] * 2, ctypes.c_void_p]
+    library.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.seccomp_release.argtypes = [ctypes.c_void_p]
+    return library
+
+
+@cache
+def filter_program(fatal: bool) -> int:
+    """A descriptor of the filter as BPF; ``fatal``: forbidden calls that only attacks make end the process.
+
+    Raises HarnessError where libseccomp is missing or fails.
+    """
+    library = _library()
+    # Unknown calls fail as on an older kernel, for which libraries are prepared.
+    context = library.seccomp_init(ctypes.c_uint32(_FAIL | errno.ENOSYS))
+    descriptor = os.memfd_create("ece408-grade-filter", os.MFD_CLOEXEC)
+
+    def add(action: int, name: str, condition: _Condition | None = None) -> None:
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        count = 0 if condition is None else 1
+        # A negative number is a call that this architecture lacks.
+        if number >= 0 and library.seccomp_rule_add_array(
+            context, action, number, count, None if condition is None else ctypes.byref(condition)
+        ):
+            raise HarnessError(f"expected libseccomp to take a rule for {name}, but it failed")
+
+    for name in _ALLOWED.split():
+        add(_ALLOW, name)
+    forbidden = _KILL if fatal else _FAIL | errno.EPERM
+    for name in _FATAL:
+        add(forbidden, name)
+    # Threads, but no processes. glibc turns from clone3, whose flags no filter can read, to clone.
+    add(_ALLOW, "clone", _Condition(0, _MASKED, _CLONE_THREAD, _CLONE_THREAD))
+    add(forbidden, "clone", _Condition(0, _MASKED, _CLONE_THREAD, 0))
+    # CUDA opens a local socket; in a network namespace of its own that leads nowhere.
+    for name in ("socket", "socketpair"):
+        add(_ALLOW, name, _Condition(0, _EQUAL, socket.AF_UNIX))
+    # SIGCONT would let a stopped process run.
+    add(_ALLOW, "fcntl", _Condition(1, _UNEQUAL, _SET_SIGNAL))
+    add(_ALLOW, "tgkill", _Condition(2, _UNEQUAL, signal.SIGCONT))
+    if library.seccomp_export_bpf(context, descriptor):
+        raise HarnessError("expected libseccomp to write its filter, but it failed")
+    library.seccomp_release(context)
+    return descriptor
+
+
+@dataclass(eq=False)
 class Process:
-    """A started program. ``had`` and ``lacks`` name the means of containment that this system gave, and did not."""
+    """A started program."""
 
     process: subprocess.Popen
     control: socket.socket
     cgroup: Path | None
     user: socket.socket | None
-    had: list[str] = field(default_factory=list)
-    lacks: list[str] = field(default_factory=list)
+    running: Processes
     #: "exit 0", "signal 11" and the like, once the program has ended.
     ended: str | None = None
-    #: Did it run while it was stopped?
-    woke: bool = False
-    failed: str = ""
-    #: The processes that it is one of until it has ended.
-    running: Processes | None = None
-    _rest: str = ""
+    #: The program's process id, and a descriptor that means it and no later process of that id.
+    pid: int = 0
+    _handle: int = -1
 
-    def wait_for(self, word: str, seconds: float) -> bool:
-        """Read the supervisor's reports until that word or the end; False where neither came in time."""
-        deadline = time.monotonic() + seconds
-        while self.ended is None:
-            while "\n" in self._rest:
-                line, _, self._rest = self._rest.partition("\n")
-                self._take(line)
-                if line == word:
-                    return True
-                if self.ended is not None:
-                    return word == "ended"
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.control], [], [], left)[0]:
-                return False
-            data = self.control.recv(4096)
-            if not data:
-                self.ended = self.ended or "lost"
-            self._rest += data.decode(errors="replace")
-        return word == "ended"
+    def begin(self, seconds: float) -> str:
+        """Wait until the supervisor has started the program; returns why it has not, or an empty text."""
+        if not select.select([self.control], [], [], seconds)[0]:
+            return f"nothing within {seconds:g} s"
+        data, credentials, *_ = self.control.recvmsg(4096, socket.CMSG_SPACE(12))
+        if data != b"started":
+            return data.decode(errors="replace") or "the sandbox's end"
+        with suppress(ProcessLookupError):
+            (self.pid,) = struct.unpack("i", credentials[0][2][:4])
+            self._handle = os.pidfd_open(self.pid)
+        return ""
 
-    def begin(self) -> None:
-        """Let the supervisor start the program, in the cgroup if there is one."""
-        if self.wait_for("ready", 30.0) and self.cgroup is not None:
-            for pid in self._pids():
-                (self.cgroup / "cgroup.procs").write_text(str(pid))
-        self._send(b"b")
+    def wait(self, seconds: float) -> bool:
+        """Wait for the program's end; False where it has not come in time."""
+        if self.ended is None and select.select([self.control], [], [], max(0.0, seconds))[0]:
+            self.ended = self.control.recv(4096).decode(errors="replace") or "lost"
+        return self.ended is not None
 
     def stop(self, seconds: float = 5.0) -> bool:
-        """Stop every process inside; False where the program has ended."""
-        self._send(b"s")
-        return self.wait_for("stopped", seconds)
+        """Stop the program; False where it has ended."""
+        self._signal(signal.SIGSTOP)
+        end = time.monotonic() + seconds
+        while self.runs():
+            if time.monotonic() > end or self.wait(0):
+                return False
+        return not self.wait(0)
 
     def go(self) -> None:
-        """Let them run again."""
-        self._send(b"g")
+        """Let it run again."""
+        self._signal(signal.SIGCONT)
+
+    def runs(self) -> bool:
+        """Is a thread of the program neither stopped nor at its end?"""
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with suppress(FileNotFoundError), open(f"/proc/{self.pid}/task/{thread}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] not in (b"T", b"Z", b"X"):
+                        return True
+        return False
 
     def kill(self) -> None:
         """Kill everything inside without waiting; any thread may call this."""
-        self._send(b"k")
+        self._signal(signal.SIGKILL)
+        self.process.kill()
 
     def end(self, seconds: float = 10.0) -> str:
         """Kill everything inside and return how the program had ended: "exit N", "signal N" or "lost"."""
+        self.wait(0)
+        if self.ended is None and self.pid:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.kill()
-        self.wait_for("ended", seconds)
-        if self.running is not None:
-            self.running.remove(self)
+        self.running.remove(self)
         self.control.close()
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.wait(seconds)
+        if self._handle >= 0:
+            os.close(self._handle)
         if self.cgroup is not None:
             _remove(self.cgroup)
         if self.user is not None:
             self.user.close()
         return self.ended or "lost"
 
-    def data_bytes(self) -> int:
-        """Bytes that the program may write to and shares with no other; 0 where the system does not say."""
+    def pages(self) -> tuple[int, int]:
+        """Bytes of the program's memory in RAM, and bytes that it may write to and shares with no other."""
         with suppress(OSError, ValueError, IndexError):
-            return int(Path(f"/proc/{self._pids()[-1]}/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-        return 0
+            numbers = Path(f"/proc/{self.pid}/statm").read_text().split()
+            return int(numbers[1]) * os.sysconf("SC_PAGE_SIZE"), int(numbers[5]) * os.sysconf("SC_PAGE_SIZE")
+        return 0, 0
 
-    def _pids(self) -> list[int]:
-        """bubblewrap, the supervisor and the program, as far as they run."""
-        pids = [self.process.pid]
+    def _signal(self, number: int) -> None:
         with suppress(OSError):
-            while children := Path(f"/proc/{pids[-1]}/task/{pids[-1]}/children").read_text().split():
-                pids.append(int(children[0]))
-        return pids
-
-    def _send(self, command: bytes) -> None:
-        try:
-            self.control.send(command)
-        except OSError:
-            self.ended = self.ended or "lost"
-
-    def _take(self, line: str) -> None:
-        kind, _, rest = line.partition(" ")
-        if kind in ("exit", "signal"):
-            self.ended = line
-        elif kind == "failed":
-            self.failed = rest
-        elif kind == "woke":
-            self.woke = True
+            signal.pidfd_send_signal(self._handle, number)
 
 
 class Processes:
@@ -127,21 +210,20 @@ class Processes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: list[Process] = []
+        self._all: set[Process] = set()
         self._closed = False
 
     def add(self, process: Process) -> None:
         """Add one; it is killed at once where all have been ended."""
         with self._lock:
-            process.running = self
-            self._all.append(process)
+            self._all.add(process)
             if self._closed:
                 process.kill()
 
     def remove(self, process: Process) -> None:
-        """Remove one that has ended, before its control socket is closed."""
+        """Remove one that has ended, before its descriptors are closed."""
         with self._lock:
-            self._all = [one for one in self._all if one is not process]
+            self._all.discard(process)
 
     def require_open(self) -> None:
         """Raise StoppedError where all have been ended; long computations of the harness call this too."""

@@ -1,4 +1,4 @@
-"""The reports on a class: pages by Jinja2's templates, Gradescope's results.json, CSV."""
+"""The reports on a class: the ranking, pages by Jinja2's templates, Gradescope's results.json, CSV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +21,81 @@ from ece408_op.runtime.install_hint import command
 from . import _hints
 from ._errors import SpecError
 from ._networks import TERMS
-from ._ranking import Place, name_of, rank
 from ._spec import RankingSpec
+
+#: The median absolute deviation of normal data, times this, is its standard deviation.
+_MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True)
+class Place:
+    """One submission on one network with one number of images.
+
+    Seconds are sums over the layers: of medians, fastest and slowest runs. Deviations are how far below the class's
+    median the time lies, in standard deviations as the median absolute deviation gives them; points are their place on
+    the range given, ends clamped.
+    """
+
+    network: str
+    place: int
+    path: str
+    precision: str
+    seconds: float
+    fastest: float
+    slowest: float
+    deviations: float
+    points: float
+
+
+def name_of(network: Mapping[str, Any]) -> str:
+    """What is ranked together: a network of a record, with its number of images."""
+    return f"{network['network']}, {network['images']} images"
+
+
+def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
+    """The places on each network, number of images and class of precision, the fastest first.
+
+    Overlapping intervals share a place; what is wrong has none, and one submission alone.
+    """
+    by_network: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        for network in record.get("networks", []) if record["status"] == "passed" else []:
+            if network["status"] == "passed" and "seconds" in network:
+                together = rules.mix_precisions or record["precision"].startswith("float32")
+                name = name_of(network) + ("" if together else f", {record['precision']}")
+                layers = [layer["seconds"] for layer in network["layers"]]
+                ends = {end: sum(layer[end] for layer in layers) for end in ("fastest", "slowest")}
+                one = {"path": record["path"], "precision": record["precision"], "seconds": network["seconds"], **ends}
+                by_network.setdefault(name, []).append(one)
+    return [
+        place
+        for name, entries in by_network.items()
+        if len(entries) > 1
+        for place in _one_network(name, sorted(entries, key=lambda entry: entry["seconds"]), rules)
+    ]
+
+
+def _one_network(name: str, entries: list[dict[str, Any]], rules: RankingSpec) -> list[Place]:
+    seconds = [entry["seconds"] for entry in entries]
+    median = statistics.median(seconds)
+    deviation = _MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in seconds)
+    places: list[Place] = []
+    first_slowest, place = -1.0, 0
+    for number, one in enumerate(entries, 1):
+        # A tie is with the first of its place, so that a chain of neighbours does not make all of them equal.
+        if one["fastest"] > first_slowest:
+            first_slowest, place = one["slowest"], number
+        ahead = (median - one["seconds"]) / deviation if deviation > 0 else 0.0
+        places.append(Place(name, place, **one, deviations=ahead, points=_points(ahead, rules)))
+    return places
+
+
+def _points(deviations: float, rules: RankingSpec) -> float:
+    if rules.clamp == 0:
+        return rules.best if deviations >= 0 else rules.worst
+    share = (min(max(deviations, -rules.clamp), rules.clamp) + rules.clamp) / (2 * rules.clamp)
+    return rules.worst + (rules.best - rules.worst) * share
+
 
 #: Status to its meaning, and what the author does next.
 MEANINGS = {
@@ -70,7 +143,6 @@ def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpe
         _put(folder / "students" / f"{name}.html", render("student.html", shown))
         _put(folder / "students" / name / "results.json", json.dumps(gradescope(record), indent=1))
     _put(folder / "leaderboard.csv", _csv([one.name for one in fields(Place)], [asdict(place) for place in places]))
-    _put(folder / "duplicates.csv", duplicates_csv(records))
     _put(folder / "leaderboard.html", render("leaderboard.html", leaderboard(places, records, pages, rules)))
 
 
@@ -146,10 +218,9 @@ def _network(network: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
 def _times(layer: Mapping[str, Any]) -> str:
     if "seconds" not in layer:
         return ""
-    seconds, disturbed = layer["seconds"], sum(run.get("disturbed", False) for run in layer["runs"])
+    seconds = layer["seconds"]
     text = f"{_ms(seconds['median'])} ms ({seconds['count']} runs, {_ms(seconds['fastest'])} to "
-    text += f"{_ms(seconds['slowest'])}; first call {_ms(layer['first_call_seconds'])}"
-    return f"{text}; {disturbed} disturbed)" if disturbed else f"{text})"
+    return f"{text}{_ms(seconds['slowest'])}; first call {_ms(layer['first_call_seconds'])})"
 
 
 def _bar(layer: Mapping[str, Any], medians: Sequence[float]) -> dict[str, Any]:
@@ -213,18 +284,6 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def duplicates_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Submissions with the same code, a line each, numbered by code; for the instructor, in no student's report."""
-    codes = list(dict.fromkeys(_code(record) for record in records if record["duplicates"]))
-    numbered = [(codes.index(_code(record)), record["path"]) for record in records if _code(record) in codes]
-    rows = [{"code": number + 1, "path": path} for number, path in sorted(numbered, key=lambda one: one[0])]
-    return _csv(["code", "path"], rows)
-
-
-def _code(record: Mapping[str, Any]) -> tuple[str, str]:
-    return record["context"], record["fingerprint"]
-
-
 def _csv(columns: list[str], rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -248,17 +307,10 @@ def leaderboard(
         rooflines = [one["roofline_seconds"] for one in tried if one.get("roofline_seconds")]
         slowest = max(place.seconds for place in own)
         networks.append({"name": name, "places": own, "slowest": slowest, "roofline": min(rooflines, default=0)})
-    ranked = {place.path for place in places}
     return {
         "counts": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
-        "disturbed": sum(record["path"] in ranked and _disturbed(record) for record in records),
-        **{"ranked": len(ranked), "networks": networks, "records": records, "pages": pages, "rules": rules},
+        **{"networks": networks, "records": records, "pages": pages, "rules": rules},
     }
-
-
-def _disturbed(record: Mapping[str, Any]) -> bool:
-    layers = [layer for network in record.get("networks", []) for layer in network["layers"]]
-    return record.get("context") != "gpu" and any(run.get("disturbed") for layer in layers for run in layer["runs"])
 
 
 def _put(path: Path, text: str) -> None:

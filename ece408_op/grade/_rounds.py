@@ -20,14 +20,13 @@ import numpy as np
 from ece408_op.problem import ConvProblem
 
 from . import _sandbox
-from ._buffers import Buffers
+from ._buffers import GUARD, Buffers
 from ._device import Device, Turns
 from ._errors import EndedError, HarnessError, StoppedError
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._networks import Net
 from ._real_images import CourseNet
 from ._sandbox import Tools
-from ._shared_arrays import GUARD
 from ._spec import Spec
 from ._tools import new_folder
 from ._verdict import (
@@ -73,8 +72,6 @@ class Bench:
     device: Device = field(default_factory=Device)
     #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
     runs: int = 3
-    #: How many disturbed rounds are repeated.
-    repeats: int = 3
     #: Where submissions share a processor, and their times are to be right.
     turns: Turns | None = None
     #: Shows the current step to people.
@@ -125,7 +122,6 @@ def try_network(
             try:
                 with bench.start(bench.tools, program, buffers, folder, limits, bench.device.number) as worker:
                     done = trial.go_through(worker, program)
-                    result.had, result.lacks = worker.process.had, worker.process.lacks
             except StoppedError:
                 raise
             except HarnessError:
@@ -163,8 +159,8 @@ class Trial:
         self.bench, self.result, self.buffers, self.seconds, self._steps = bench, result, buffers, seconds, steps
         self._layer = 0
         self._round = 0
-        #: Rounds that this worker has ended, and how many more may be repeated.
-        self._ended, self._spare = 0, 0 if bench.spec.quick else bench.repeats
+        #: Rounds that this worker has ended.
+        self._ended = 0
         #: Digests of right outputs, per layer.
         self._right: list[set[int]] = [set() for _ in buffers]
         #: Seconds in which a GPU usually turns to the harness after an honest answer.
@@ -211,20 +207,19 @@ class Trial:
         while self._steps and not any(layer.certainly_wrong for layer in layers):
             purpose, net = self._steps[0]
             self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
-            disturbed = self._real_images(net) if net is not None else self._all_layers(purpose)
+            if net is None:
+                self._all_layers(purpose)
+            else:
+                self._real_images(net)
             self._ended += 1
             self.worker.note_size()
-            if disturbed and self._spare:
-                self._spare -= 1
-            else:
-                self._steps.popleft()
+            self._steps.popleft()
             if not self._steps and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
                 self._steps.append((WIDE_RANGE, None))
 
-    def _all_layers(self, purpose: str) -> bool:
-        """Call each layer once; whether one of them was disturbed."""
+    def _all_layers(self, purpose: str) -> None:
+        """Call each layer once."""
         self._round += 1
-        disturbed = False
         for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
             self._layer, problem = number, layer.problem
             rng = np.random.default_rng([self.bench.spec.seed, *problem.x_shape, *problem.w_shape, self._round])
@@ -238,18 +233,16 @@ class Trial:
                 before = POISON if purpose == POISONED else 0.0
                 run = replace(run, explanation=buffers.explanation(before, run.outcome.index[0], self._source))
             layer.runs.append(run)
-            disturbed |= run.disturbed
             digest = buffers.digest()
             if not run.wrong:
                 self._right[number].add(digest)
             elif digest in self._right[number]:
                 raise EndedError(*VIOLATIONS["replayed"])
-        return disturbed
 
     def _run(self, purpose: str, kind: str, buffers: Buffers) -> Run:
         before = POISON if purpose == POISONED else 0.0
         call = self._call(buffers, before)
-        return Run(purpose, call.seconds, call.worker_seconds, buffers.outcome(kind, before), note=call.note)
+        return Run(purpose, call.seconds, call.worker_seconds, buffers.outcome(kind, before), call.note)
 
     def _timed_run(self, layer: Layer, buffers: Buffers) -> Run:
         device, turns, own = self.bench.device, self.bench.turns, self.bench.own
@@ -258,13 +251,9 @@ class Trial:
             if key not in own:
                 own[key] = buffers.own_seconds()
             layer.own = own[key]
-            before = device.steady()
+            device.wake()
             call = self._call(buffers, timed=True)
-            after = device.read()
-        return Run(
-            *(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), (before, after)),
-            *(device.disturbed(before, after), call.note, call.late_seconds),
-        )
+        return Run(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), call.note, call.late_seconds)
 
     def _call(self, buffers: Buffers, fill: float = 0.0, timed: bool = False) -> Call:
         buffers.clear(fill)
@@ -283,7 +272,7 @@ class Trial:
             raise EndedError(*VIOLATIONS[name])
         return call
 
-    def _real_images(self, net: CourseNet) -> bool:
+    def _real_images(self, net: CourseNet) -> None:
         """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
         x = net.images(self.result.images)
         exact = x
@@ -295,4 +284,3 @@ class Trial:
             if number + 1 < len(self.buffers):
                 x, exact = net.between(y, buffers.xp), net.between(true, buffers.xp)
         self.result.accuracy.append(net.compare(net.labels(y, buffers.xp), net.labels(true, buffers.xp)))
-        return False

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from . import _seccomp
 from ._errors import HarnessError
-from ._processes import Process, Processes
+from ._processes import Process, Processes, filter_program
 
 #: What every program sees: the system's libraries and compilers, and harmless devices.
 _SYSTEM = (
@@ -30,8 +29,6 @@ _SYSTEM = (
 )
 #: What a program on the GPU sees in addition.
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
-#: A call on a GPU may take less time than a sleeping process to wake up: the supervisor polls between two commands.
-_SPIN_MILLISECONDS = 5
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
 #: Bytes of a tool's output that are read, and characters per line.
@@ -45,7 +42,11 @@ _HELP = "; --unsafe grades without a sandbox"
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes, seconds and counts; 0 is no limit. ``reserved`` is address space that holds no memory."""
+    """Bytes, seconds and counts; 0 is no limit.
+
+    ``memory`` counts all kinds together: what the program has and what it writes to its /tmp, of which ``tmp_bytes``
+    are the most. ``reserved`` is address space that holds no memory.
+    """
 
     memory: int = 0
     reserved: int = 0
@@ -105,12 +106,13 @@ def start(
     """
     tools.processes.require_open()
     gpu = device is not None
-    ours, theirs = socket.socketpair()
-    words = [str(tools.supervisor), f"control={theirs.fileno()}", f"spin={_SPIN_MILLISECONDS if gpu else 0}"]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # reports come with the sender's process id
+    words = [str(tools.supervisor), f"control={theirs.fileno()}"]
     inherited = [theirs.fileno(), *descriptors]
     filtered = filtered and not tools.trusted
     if filtered:
-        inherited.append(_seccomp.program(fatal=not (gpu or python)))
+        inherited.append(filter_program(fatal=not (gpu or python)))
         words.append(f"filter={inherited[-1]}")
     if not tools.unsafe:
         words += [f"mount=size={limits.tmp_bytes},nr_inodes={_INODES},mode=1777", "tmpfs=/tmp"]
@@ -119,10 +121,8 @@ def start(
     numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.file_bytes}
     if limits.cpu_seconds:
         numbers[resource.RLIMIT_CPU] = limits.cpu_seconds
-    if cgroup is None and not gpu:  # an address space limit keeps CUDA from starting
-        numbers[resource.RLIMIT_AS] = limits.memory + limits.reserved
-    if cgroup is None and gpu and limits.memory:
-        words.append(f"memory={limits.memory}")
+    if cgroup is None and not gpu and limits.memory:  # an address space limit keeps CUDA from starting
+        numbers[resource.RLIMIT_AS] = limits.memory - limits.tmp_bytes + limits.reserved
     if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
         words.append(f"uid={uid}")
@@ -130,6 +130,8 @@ def start(
         numbers[resource.RLIMIT_NPROC] = limits.processes
     words += [f"limit={number}:{value}" for number, value in numbers.items()]
     around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, not python, tools, gpu)
+    if cgroup is not None:
+        around = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *around]
     try:
         process = subprocess.Popen(
             [*around, *words, "--", *command],
@@ -145,14 +147,13 @@ def start(
         raise HarnessError(f"expected to start the harness's supervisor, got {error}") from error
     finally:
         theirs.close()
-    one = Process(process, ours, cgroup, user)
+    one = Process(process, ours, cgroup, user, tools.processes)
     tools.processes.add(one)
-    one.begin()
-    if not one.wait_for("started", 30.0):
+    failed = one.begin(30.0)
+    if failed:
         one.end()
-        said = one.failed or Path(output.name).read_text(errors="replace").strip() or one.ended
+        said = Path(output.name).read_text(errors="replace").strip() or failed
         raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else _HELP}")
-    _describe(one, tools.unsafe, filtered, gpu)
     return one
 
 
@@ -174,7 +175,7 @@ def run(
     log = folder / "output.txt"
     with open(log, "wb") as file:
         process = start(tools, command, limits=limits, output=file, seen=seen, written=written, filtered=False)
-        on_time = process.wait_for("ended", seconds)
+        on_time = process.wait(seconds)
         ended = process.end()
     with open(log, "rb") as file:
         text = file.read(_MOST_OUTPUT).decode(errors="replace")
@@ -229,19 +230,6 @@ def _environment(device: int | None) -> dict[str, str]:
         names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         environment["CUDA_VISIBLE_DEVICES"] = names[device].strip() if device < len(names) else str(device)
     return environment
-
-
-def _describe(one: Process, unsafe: bool, filtered: bool, gpu: bool) -> None:
-    """Fill in ``had`` and ``lacks``."""
-    limited = "memory in RAM is watched, pinned memory too" if gpu else "memory is limited by address space"
-    means = {
-        **dict.fromkeys(("files", "processes", "network"), (not unsafe, "--unsafe was given")),
-        "filter": (filtered, "compilers start processes"),
-        "user": (one.user is not None, "the harness does not run as root"),
-        "cgroup": (one.cgroup is not None, f"no writable cgroup v2 with memory and pids; {limited}"),
-    }
-    one.had = [name for name, (there, _) in means.items() if there]
-    one.lacks = [f"{name}: {why}" for name, (there, why) in means.items() if not there]
 
 
 def _free_user() -> tuple[int, socket.socket]:

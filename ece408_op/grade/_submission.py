@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from os.path import isdir, isfile, realpath
 from pathlib import Path
 
-from ece408_op.core import dispatch
-
-from . import _python_side, _sources
+from . import _sources
 from ._errors import SpecError
 
-CPU_SUFFIXES = (".h", ".hpp", ".cpp", ".cc")
-GPU_SUFFIXES = (".cuh", ".cu")
-PYTHON_SUFFIX = ".py"
-_SUFFIXES = {"cpu": CPU_SUFFIXES, "gpu": GPU_SUFFIXES}
+_SUFFIXES = {"cpu": (".h", ".hpp", ".cpp", ".cc"), "gpu": (".cuh", ".cu")}
+#: The suffixes of files that can be graded.
+SUFFIXES = (*_SUFFIXES["cpu"], *_SUFFIXES["gpu"], ".py")
 _NAMES = ("new-forward.h", "new-forward.cuh")
 #: The course's own files next to a student's: they are no submissions.
 _COURSES = (_sources.OPERATOR, "new.cc", "new.cu")
@@ -35,32 +32,28 @@ class Submission:
     context: str
     #: Why it cannot be graded here, where that is known before it is looked at.
     why: str = ""
-    #: The name of the kernel, where it is one of this package's own.
-    kernel: str = ""
     #: Is it a file in a folder of many, whose neighbours are others' work?
     alone: bool = False
 
     @property
     def python(self) -> bool:
         """Is it a Python file that defines a kernel for this package?"""
-        return self.source is not None and self.source.suffix.lower() == PYTHON_SUFFIX
+        return self.source is not None and self.source.suffix.lower() == ".py"
 
 
 def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
     """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
 
-    A path that is none may be the name of a kernel of this package. Raises SpecError where a path is neither, or
-    holds no submission.
+    Raises SpecError where a path is neither, or holds no submission.
     """
     found: dict[Path, Submission] = {}
     for path in paths:
-        if not path.exists() and str(path) not in dispatch.names():
-            known = ", ".join(dispatch.names())
-            raise SpecError(f"{path}: expected a file, a folder or a kernel's name ({known}), found nothing")
-        here = _within(path, context, gpu_here) if path.exists() else [_own(str(path))]
+        if not path.exists():
+            raise SpecError(f"{path}: expected a file or a folder, found nothing")
+        here = _within(path, context, gpu_here)
         if not here:
             text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
-            python = path.is_dir() and any(child.suffix == PYTHON_SUFFIX for child in _listed(path))
+            python = path.is_dir() and any(child.suffix == ".py" for child in _listed(path))
             raise SpecError(f"{text}; a .py file is taken by its own path, and in no folder" if python else text)
         for one in here:
             found.setdefault(one.path, _checked(one, path))
@@ -69,7 +62,7 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
 
 def _checked(one: Submission, given: Path) -> Submission:
     """The submission; with the reason why it cannot be graded where links lead out of it."""
-    if one.source is None or one.kernel or one.why:
+    if one.source is None or one.why:
         return one
     # The path that was given may be a link; whatever lies below it belongs to students.
     own = Path(realpath(given)) / one.path.relative_to(given) if one.path != given else Path(realpath(given))
@@ -83,28 +76,24 @@ def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, 
     """What lies in the folders given and is not graded, with the reason: folders, archives, files that may be meant."""
     own = {one.path.absolute() for one in found}
     above = {folder for path in own for folder in path.parents}
-
-    def beside(folder: Path) -> Iterator[tuple[Path, str]]:
+    over, waiting = [], [path for path in paths if path.is_dir()]
+    for folder in waiting:
         for child in _listed(folder):
             if child.absolute() in own or _skipped(child):
                 continue
-            if isdir(child) and child.absolute() in above:
-                yield from beside(child)
+            if folder.absolute() in own:
+                # A folder that is one submission may hold others: a class with the course's skeleton at its top.
+                if isdir(child) and child.name != _INNER and _is_one(child):
+                    over.append((child, f"it lies within {folder}, which is a submission by itself"))
+            elif isdir(child) and child.absolute() in above:
+                waiting.append(child)
             elif isdir(child):
-                yield child, "no submission found in it"
+                over.append((child, "no submission found in it"))
             elif child.suffix.lower() in _ARCHIVES:
-                yield child, "an archive; unpack it first"
-            elif (
-                child.suffix.lower() in (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX) or "forward" in child.name.lower()
-            ):
-                yield child, "taken for no submission; one that it is has to be given by its own path"
-
-    over = [entry for folder in paths if folder.is_dir() and folder.absolute() not in own for entry in beside(folder)]
-    # A folder that is one submission may hold others: a class with the course's skeleton at its top.
-    ones = [path for path in paths if path.is_dir() and path.absolute() in own]
-    below = [child for one in ones for child in _listed(one) if isdir(child) and child.name != _INNER]
-    inner = [child for child in below if not _skipped(child) and _is_one(child)]
-    return over + [(child, f"it lies within {child.parent}, which is a submission by itself") for child in inner]
+                over.append((child, "an archive; unpack it first"))
+            elif child.suffix.lower() in SUFFIXES or "forward" in child.name.lower():
+                over.append((child, "taken for no submission; one that it is has to be given by its own path"))
+    return over
 
 
 def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS) -> list[Submission]:
@@ -120,7 +109,7 @@ def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], level
             continue
         if isdir(child):
             found += _within(child, context, gpu_here, levels - 1) if levels else []
-        elif child.suffix.lower() in (_SUFFIXES[context] if context else (*CPU_SUFFIXES, *GPU_SUFFIXES)):
+        elif child.suffix.lower() in (_SUFFIXES[context] if context else SUFFIXES[:-1]):
             found.append(_of_file(child, context))
     return found
 
@@ -140,20 +129,23 @@ def _skipped(path: Path) -> bool:
     return path.is_symlink() and realpath(path) in (realpath(folder) for folder in path.absolute().parents)
 
 
-def _own(name: str) -> Submission:
-    return Submission(Path(name), None, dispatch.find(name).device, kernel=name)
-
-
 def _is_one(folder: Path) -> bool:
     names = {path.name.lower() for path in _listed(folder) if isfile(path)}
     return isdir(folder / _INNER) or not names.isdisjoint(_NAMES)
 
 
+def device_of(path: Path) -> str:
+    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, by its text.
+
+    Strangers' code is not imported to find out.
+    """
+    if path.suffix.lower() == ".py":
+        return "gpu" if "CudaKernel" in path.read_text(encoding="utf-8", errors="replace") else "cpu"
+    return "gpu" if path.suffix.lower() in _SUFFIXES["gpu"] else "cpu"
+
+
 def _of_file(path: Path, context: str | None) -> Submission:
-    suffix = path.suffix.lower()
-    own = "gpu" if suffix in GPU_SUFFIXES else "cpu" if suffix in CPU_SUFFIXES else None
-    if suffix == PYTHON_SUFFIX:
-        own = _python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
+    own = device_of(path) if path.suffix.lower() in SUFFIXES else None
     if own is not None and context not in (None, own):
         return Submission(path, None, str(context), f"{path.name} is for --context {own}, not {context}")
     return Submission(path, path, own or context or "cpu")
@@ -161,10 +153,8 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
     inner = folder / _INNER if isdir(folder / _INNER) else folder
-    there = {kind: _source(inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
-    for kind, suffixes in _SUFFIXES.items():
-        # A file that was put beside ece408_src by mistake.
-        there[kind] = there[kind] or _named(folder, suffixes)
+    # A file may lie beside ece408_src by mistake.
+    there = {kind: _source(inner, suffixes) or _named(folder, suffixes) for kind, suffixes in _SUFFIXES.items()}
     if context is None:
         context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"
     return Submission(folder, there[context], context)
@@ -172,8 +162,9 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 
 def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, else the only file of that kind."""
-    files = [path for path in _listed(folder) if isfile(path) and path.suffix.lower() in suffixes]
-    files = [path for path in files if not _skipped(path)]
+    files = [
+        path for path in _listed(folder) if path.suffix.lower() in suffixes and isfile(path) and not _skipped(path)
+    ]
     return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
 
 

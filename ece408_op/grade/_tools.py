@@ -1,20 +1,75 @@
-"""The harness's own programs, compiled once for this machine, and the options for submissions."""
+"""The harness's own programs, compiled once for this machine, the options for submissions, and folders.
+
+Folders in the user's cache are known by a digest of what they were made from.
+"""
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
-from . import _cache
+from ece408_op.data import cache_folder
+
 from ._errors import HarnessError
 from ._sandbox import Tools, require
+
+#: Folders of each kind that stay, the latest.
+_KEPT = 64
+
+
+def digest(files: Iterable[Path], *words: str, root: Path) -> str:
+    """A digest of the files' content and of their names from the root, and of the words."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in files:
+        found.update(f"{path.relative_to(root)}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
+    found.update("\0".join(words).encode())
+    return found.hexdigest()
+
+
+def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bool = True) -> Path:
+    """The folder of that kind and key, which ``make`` fills if it is new.
+
+    It is in the user's cache; where that can't be written, or others have to read it (not ``private``), in a temporary
+    folder until the program ends.
+    """
+    base = (cache_folder() if private else None) or _temporary()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
+    except OSError:
+        base = _temporary()
+        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
+    path = base / f"{kind}-{key}"
+    try:
+        if not path.is_dir():
+            make(own)
+            with suppress(OSError):  # another process was faster
+                os.rename(own, path)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    os.utime(path)
+    for old in sorted(base.glob(f"{kind}-*"), key=lambda one: -one.stat().st_mtime)[_KEPT:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+@cache
+def _temporary() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="ece408-op-"))
+    path.chmod(0o755)
+    atexit.register(partial(shutil.rmtree, path, ignore_errors=True))
+    return path
+
 
 _HERE = Path(__file__).parent
 #: How submissions for the CPU are compiled: as MXNet was (assert() does nothing), and for C++11's successor, since
@@ -75,7 +130,7 @@ def build(
     words = [word for name, command in commands.items() for word in (name, *command, version(command[0]))]
     # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
     private = trusted or not unsafe or os.geteuid() != 0
-    folder = _cache.folder("tools", _cache.digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)
+    folder = cached_folder("tools", digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)
     return Tools(folder, hidden, unsafe, trusted)
 
 

@@ -1,7 +1,7 @@
 """The rules of a verdict: the runs of a layer, a network or a submission come in, a status with its reason goes out.
 
 Nothing here runs a program or looks at an array. A new check is a fact that ``_rounds`` records in a Run, and a row of
-VIOLATIONS or a rule of RULES here.
+VIOLATIONS or a rule of ``judge_layer`` here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any
 
 from ece408_op.core.explain import Explanation
 from ece408_op.problem import ConvProblem
@@ -45,11 +45,6 @@ VIOLATIONS = {
 }
 #: These speak against a submission on whatever network they happen.
 FINAL = ("tampered", "unstable", "compile_error")
-
-#: The worker's clock may lag the harness's by this many seconds, and more than half of the run, by chance.
-_CLOCKS_APART = 0.25
-#: It may be ahead by this much, which two readings of one clock cannot be.
-_CLOCK_STEP = 1e-3
 
 
 @dataclass(frozen=True)
@@ -88,17 +83,14 @@ class Outcome:
 class Run:
     """One call of forward: its purpose, seconds by the harness's clock and by the worker's, and the output's class.
 
-    ``reference_seconds`` are those of the reference workload before and after. A disturbed run counts for the verdict
-    and not for the times. ``note`` is the CUDA error that forward left unread. In the last ``late_seconds`` of its
-    seconds a GPU did the worker's work after the answer. ``explanation`` is that of some images of a wrong output.
+    ``note`` is the CUDA error that forward left unread. In the last ``late_seconds`` of its seconds a GPU did the
+    worker's work after the answer. ``explanation`` is that of some images of a wrong output.
     """
 
     purpose: str
     seconds: float
     worker_seconds: float
     outcome: Outcome
-    reference_seconds: tuple[float, ...] = ()
-    disturbed: bool = False
     note: str = ""
     late_seconds: float = 0.0
     explanation: Explanation | None = None
@@ -108,22 +100,11 @@ class Run:
         """Is the output wrong in every precision?"""
         return self.outcome.precision == WRONG
 
-    @property
-    def clocks_disagree(self) -> bool:
-        """Is it impossible that the worker's clock saw what the harness's saw?"""
-        behind = self.seconds - self.worker_seconds
-        return behind > max(_CLOCKS_APART, self.seconds / 2) or behind < -_CLOCK_STEP
-
     def as_data(self) -> dict[str, Any]:
         """For the record."""
         data = {"purpose": self.purpose, "seconds": self.seconds, "worker_seconds": self.worker_seconds}
         data.update(verdict=self.outcome.precision, error=_finite(self.outcome.scaled))
-        if self.purpose == TIMED:
-            data.update(reference_seconds=list(self.reference_seconds))
-            data.update(disturbed=self.disturbed, late_seconds=self.late_seconds)
-        if self.note:
-            data["unread_cuda_error"] = self.note
-        return data
+        return {**data, "late_seconds": self.late_seconds, "unread_cuda_error": self.note}
 
 
 @dataclass(frozen=True)
@@ -161,10 +142,8 @@ class Layer:
 
     @property
     def times(self) -> list[float]:
-        """Seconds of the timed runs less an empty call's: of the undisturbed ones, if there are at least two."""
-        timed = [run for run in self.runs if run.purpose == TIMED]
-        steady = [run for run in timed if not run.disturbed]
-        return [self._net(run) for run in (steady if len(steady) > 1 else timed)]
+        """Seconds of the timed runs less an empty call's."""
+        return [self._net(run) for run in self.runs if run.purpose == TIMED]
 
     @property
     def certainly_wrong(self) -> bool:
@@ -221,14 +200,12 @@ def judge_network(layers: Sequence[Layer], end: End | None, half_passes: bool) -
 
 
 def judge_layer(problem: ConvProblem, runs: Sequence[Run], half_passes: bool) -> Verdict:
-    """The verdict on all runs of one layer: that of the first rule that applies."""
+    """The verdict on all runs of one layer."""
     wide = [run for run in runs if run.purpose == WIDE_RANGE]
     runs = [run for run in runs if run.purpose != WIDE_RANGE]
-    for rule in RULES:
-        found = rule(runs)
-        if found is not None:
-            reason = f"{found[1]} ({problem})" if found[0] in ("wrong", "unstable") else found[1]
-            return Verdict(found[0], reason)
+    found = _some_wrong(runs) or _always_late(runs)
+    if found is not None:
+        return Verdict(found[0], f"{found[1]} ({problem})" if found[0] in ("wrong", "unstable") else found[1])
     precision = max((run.outcome.precision for run in runs), key=PRECISIONS.index)
     if precision == HALF and wide and not any(run.wrong for run in wide):
         precision = TF32
@@ -276,40 +253,24 @@ def _unstable(runs: Sequence[Run]) -> bool:
     return len(whole) == 1 and whole[0].wrong and any(run.outcome.precision == FLOAT32 for run in others)
 
 
-def _clock_replaced(runs: Sequence[Run]) -> tuple[str, str] | None:
-    timed = [run for run in runs if run.purpose == TIMED]
-    if not timed or not all(run.clocks_disagree for run in timed):
-        return None
-    one = timed[0]
-    return "tampered", f"its process's clock says {one.worker_seconds:.3g} s where {one.seconds:.3g} s went by"
-
-
 def _always_late(runs: Sequence[Run]) -> tuple[str, str] | None:
-    steady = [run for run in runs if run.purpose == TIMED and not run.disturbed]
+    timed = [run for run in runs if run.purpose == TIMED]
     # One late answer is no proof: the harness may have been held up itself.
-    if len(steady) < 2 or not all(run.late_seconds for run in steady):
+    if len(timed) < 2 or not all(run.late_seconds for run in timed):
         return None
-    least = 1e3 * min(run.late_seconds for run in steady)
+    least = 1e3 * min(run.late_seconds for run in timed)
     return "tampered", f"in every run its answer came {least:.3g} ms and more before the GPU had done its work"
-
-
-#: Status and reason from all runs; None where it does not apply.
-Rule = Callable[[Sequence[Run]], Optional[tuple[str, str]]]
-#: The first that applies decides.
-RULES: tuple[Rule, ...] = (_some_wrong, _clock_replaced, _always_late)
 
 
 @dataclass
 class NetworkResult:
-    """A network tried with a number of images: its layers, accuracies, what the worker printed, and its containment."""
+    """A network tried with a number of images: its layers, accuracies, and what the worker printed."""
 
     net: Net
     images: int
     layers: list[Layer]
     accuracy: list[Any] = field(default_factory=list)
     printed: str = ""
-    had: list[str] = field(default_factory=list)
-    lacks: list[str] = field(default_factory=list)
     #: Did it keep memory from call to call until there was none?
     leaks: bool = False
     #: Do its times count? Not if the network was timed with more images.

@@ -8,8 +8,10 @@ import re
 import secrets
 import select
 import signal
+import site
 import statistics
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +23,28 @@ from ._buffers import Buffers
 from ._errors import EndedError, HarnessError
 from ._sandbox import Tools
 
+#: What of a checkout belongs to the package.
+_PARTS = ("ece408_op", "kernels", "models", "data")
+
+
+def python_program(file: Path) -> Program:
+    """The worker's program for the file: it sees Python, this package and the file's folder."""
+    root = Path(__file__).resolve().parents[2]
+    # Of sys.path only Python's own folders: the caller's may hold a class and the grader's file.
+    own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    own |= set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) - {"", str(root)}
+    paths = [str(root), *(path for path in sys.path if path in own or path.endswith("lib-dynload"))]
+    seen = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in paths[1:])}
+    seen |= {root / part for part in _PARTS if (root / part).is_dir()}
+    return Program(str(file), (*sorted(_outermost(seen)), file.parent), tuple(paths), f"{file.parent}/")
+
+
+def _outermost(paths: set[Path]) -> set[Path]:
+    """Without those that lie within another, or do not exist."""
+    there = {path for path in paths if path.exists()}
+    return {path for path in there if not any(other in path.parents for other in there)}
+
+
 #: A GPU's first context in a process may take this long, in seconds, in addition to the limit for loading.
 _BEGIN_SECONDS = 60.0
 #: Empty calls that wake the processes on the way and measure the overhead. On the CPU each of a few in a row may wait
@@ -28,6 +52,9 @@ _BEGIN_SECONDS = 60.0
 _PINGS, _CPU_PINGS = 5, 40
 #: A line from the worker has fewer bytes. For some seconds the harness polls for a GPU's reply instead of sleeping.
 _LONGEST, _SPIN_SECONDS = 1 << 14, 0.1
+#: How often a worker's memory in RAM is read. CUDA needs too much address space for a limit of that, and pinned memory
+#: is in no cgroup.
+_LOOK_SECONDS = 0.05
 #: This many bytes of the printed text are kept.
 KEPT_BYTES = 1 << 16
 #: Answers to a call that end the submission.
@@ -102,12 +129,12 @@ class Worker:
     ) -> None:
         commands, self._commands = os.pipe()
         self._replies, replies = os.pipe()
-        self._text, self._fault = b"", ""
+        self._text, self._fault, self._stopped = b"", "", False
         self._program = program
         self._on_gpu = device is not None
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
-        self._most = limits.memory
+        self._most = limits.memory - limits.tmp_bytes if limits.memory else math.inf
         self._size = self._growth = 0
         self.printed = folder / "printed.txt"
         command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
@@ -161,9 +188,11 @@ class Worker:
         Raises EndedError where that fails or takes longer than ``seconds``.
         """
         with self._our_fault():
-            self.process.go()
+            self._go()
             os.write(self._commands, b"load\n")
         line = self._line(time.monotonic() + seconds, "loading it")
+        if line.startswith("unloadable replaces"):
+            raise EndedError("tampered", f"it defines {line.rpartition(' ')[2]} in place of the system's own")
         if line.startswith("unloadable"):
             raise EndedError("compile_error", f"it cannot be loaded: {line.partition(' ')[2]}")
         if line != "ready":
@@ -182,7 +211,7 @@ class Worker:
         seconds = min(seconds, left)
         nonce = secrets.token_hex(8)
         start = time.perf_counter()
-        self.process.go()
+        self._go()
         try:
             os.write(self._commands, f"{word} {nonce} {layer}\n".encode())
         except BrokenPipeError:
@@ -218,13 +247,13 @@ class Worker:
 
     def idle(self, pause: float, seconds: float) -> None:
         """Let the worker run with nothing to do, so that work left behind shows; ``seconds`` bounds its answer."""
-        self.process.go()
+        self._go()
         time.sleep(pause)
         self.call(0, seconds, "empty")
 
     def note_size(self) -> None:
         """Note how large it is, at its beginning and after each round; a GPU's memory is watched elsewhere."""
-        size = 0 if self._on_gpu else self.process.data_bytes()
+        size = 0 if self._on_gpu else self.process.pages()[1]
         self._growth, self._size = (size - self._size if self._size else 0), size
 
     @property
@@ -240,11 +269,18 @@ class Worker:
         except (EndedError, BrokenPipeError) as error:
             raise HarnessError(f"expected the worker to begin, but {error}: {kept(self.printed)}") from None
 
+    def _go(self) -> None:
+        self._stopped = False
+        self.process.go()
+
     def _stop(self) -> None:
-        if not self.process.stop():
+        self._stopped = self.process.stop()
+        if not self._stopped:
             raise self._reason_of_end("after a call")
 
     def _nothing_waits(self) -> None:
+        if self._stopped and self.process.runs():
+            raise EndedError("tampered", "its process ran on by itself while the harness had stopped it")
         if not self._text and not select.select([self._replies], [], [], 0)[0]:
             return
         data = self._text or os.read(self._replies, 200)
@@ -258,8 +294,11 @@ class Worker:
         while True:
             while b"\n" not in self._text:
                 now = time.monotonic()
-                if not select.select([self._replies], [], [], 0 if now < awake else max(0.0, deadline - now))[0]:
-                    if time.monotonic() < max(awake, deadline):
+                pause = 0 if now < awake else min(_LOOK_SECONDS, max(0.0, deadline - now))
+                if not select.select([self._replies], [], [], pause)[0]:
+                    if now >= awake and self._on_gpu and self.process.pages()[0] > self._most:
+                        raise EndedError("crashed", f"{_SIGNALS[signal.SIGKILL]}, during {doing}")
+                    if now < max(awake, deadline):
                         continue
                     raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
                 data = os.read(self._replies, 4096)
@@ -275,11 +314,9 @@ class Worker:
             self._fault = line
 
     def _reason_of_end(self, doing: str) -> EndedError:
-        if not self.process.wait_for("ended", 5.0):
+        if not self.process.wait(5.0):
             self.process.end()
             return EndedError("tampered", f"the worker's pipe was closed during {doing}, though the process lived on")
-        if self.process.woke:
-            return EndedError("tampered", "its process ran on by itself while the harness had stopped it")
         kind, _, number = (self.process.ended or "lost").partition(" ")
         place = re.fullmatch(r"fault (\d+) ([xyw]) (-?\d+) (\d+)", self._fault)
         if place is not None:

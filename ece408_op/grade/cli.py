@@ -19,9 +19,9 @@ from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
-from . import _class, _grading, _reports, _spec, _submission, _tools
-from ._class import Log, Record
+from . import _grading, _reports, _spec, _submission, _tools
 from ._errors import SpecError
+from ._grading import Log, Record
 from ._sandbox import Tools
 
 VERSION = 1
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)
         code = _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
-        if any(thread.name.startswith(_class.THREADS) for thread in threading.enumerate()):
+        if any(thread.name.startswith(_grading.THREADS) for thread in threading.enumerate()):
             _tools.remove_folders(os.getpid())
             os._exit(code)  # Python would wait for the threads
         return code
@@ -119,7 +119,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     if without is not None:  # of a class, those for a GPU that is not there are unsupported
         found = [replace(one, why=str(without)) if one.context == "gpu" else one for one in found]
     # Nothing is built where nothing will run.
-    kinds = {(one.context == "gpu", one.python or bool(one.kernel)) for one in found if not one.why}
+    kinds = {(one.context == "gpu", one.python) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
     _tools.remove_folders()
     tools = _tools.build(kinds, hidden=_private(arguments, found), unsafe=arguments.unsafe) if kinds else Tools(Path())
@@ -136,7 +136,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    records = _class.grade_all(found, graders, jobs, log)
+    records = _grading.grade_all(found, graders, jobs, log)
     _progress("")
     if log:
         with replacing(arguments.json) as file:

@@ -2,8 +2,8 @@
 
     python python_worker.py LIBRARY PATHS WHAT IN OUT GUARD {B C H W M K X W Y}...
 
-PATHS is sys.path, WHAT the name of a kernel of this package or the path of a file that defines one. The other words,
-and the protocol, are those of native/worker.cpp.
+PATHS is sys.path, WHAT the path of a file that defines a kernel. The other words, and the protocol, are those of
+native/worker.cpp.
 """
 
 from __future__ import annotations
@@ -73,12 +73,9 @@ def main(arguments: list[str]) -> int:
 
 
 def load_kernel(what: str) -> Any:
-    """The kernel of that name, or the one that the file defines: KERNEL, or the only one."""
-    from ece408_op.core import dispatch
+    """The kernel that the file defines: KERNEL, or the only one."""
     from ece408_op.core.kernel import CpuKernel, CudaKernel
 
-    if not what.lower().endswith(".py"):
-        return dispatch.find(what)
     loader = importlib.machinery.SourceFileLoader("submission", what)
     spec = importlib.util.spec_from_file_location("submission", what, loader=loader)
     if spec is None or spec.loader is None:

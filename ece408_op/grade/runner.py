@@ -25,23 +25,21 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
 
-from . import _build, _cache, _hints, _python_side, _sources, _tools, python_worker
-from ._buffers import Buffers
+from . import _build, _hints, _sources, _submission, _tools, _worker, python_worker
+from ._buffers import GUARD, Buffers
 from ._device import Device
 from ._errors import EndedError
 from ._judge import EPS16
 from ._networks import NETS, TERMS, batches_in, pointed_to
 from ._sandbox import Limits, Tools
-from ._shared_arrays import GUARD
 from ._spec import LimitsSpec
-from ._submission import CPU_SUFFIXES, GPU_SUFFIXES, PYTHON_SUFFIX
 from ._worker import Program, Worker, kept
 
-#: The suffixes of files that can be run.
-SUFFIXES = (*CPU_SUFFIXES, *GPU_SUFFIXES, PYTHON_SUFFIX)
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
 _DEFAULT = "2018sp"
+#: The suffixes of files that can be run, and the device that one computes on.
+SUFFIXES, device_of = _submission.SUFFIXES, _submission.device_of
 
 
 class FileError(Ece408Error):
@@ -122,27 +120,22 @@ def layers_of(text: str) -> tuple[str, list[ConvProblem]]:
     return TERMS[net.name], net.problems(1)
 
 
-def device_of(path: Path) -> str:
-    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, by its text."""
-    if path.suffix.lower() == PYTHON_SUFFIX:
-        return _python_side.device_of(path.read_text(encoding="utf-8", errors="replace"))
-    return "gpu" if path.suffix.lower() in GPU_SUFFIXES else "cpu"
-
-
 def compile_file(path: Path) -> File:
     """Compile a .h, .cuh, .cu or .py file, or take it from the cache.
 
     Raises FileError where the file is wrong, and DeviceError where this machine lacks a compiler or a GPU.
     """
-    device, python = device_of(path), path.suffix.lower() == PYTHON_SUFFIX
+    device, python = device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
     tools, text = (
         _tools.build([(device == "gpu", python)], unsafe=True, trusted=True),
         path.read_text(encoding="utf-8", errors="replace"),
     )
     if python:
-        program = _python_side.program(str(path.resolve()), path.resolve().parent)
-        return File(path, device, text, replace(program, paths=_with_own(program.paths, path)), tools)
+        program = _worker.python_program(path.resolve())
+        # The file's neighbours may be imported too.
+        program = replace(program, paths=(*program.paths, str(path.resolve().parent)))
+        return File(path, device, text, program, tools)
     try:
         library, notes = _cached_library(path, device, tools, architecture)
     except EndedError as ended:
@@ -265,16 +258,11 @@ def as_kernel(
         yield own, lambda: "".join(session.printed for session in sessions.values())
 
 
-def _with_own(paths: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """Python's own folders, and that of the file for its neighbours."""
-    return (*paths, str(path.resolve().parent))
-
-
 def _cached_library(path: Path, device: str, tools: Tools, architecture: str) -> tuple[Path, tuple[KernelNotes, ...]]:
     with _tools.new_folder("sources") as name:
         _sources.copy(path, Path(name))
         words = (tools.folder.name, architecture, path.name)
-        key = _cache.digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
+        key = _tools.digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
 
     def make(folder: Path) -> None:
         with _tools.new_folder("build") as name:
@@ -282,6 +270,6 @@ def _cached_library(path: Path, device: str, tools: Tools, architecture: str) ->
             shutil.copy(built.library, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
-    folder = _cache.folder("file", key, make)
+    folder = _tools.cached_folder("file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
     return folder / "submission.so", tuple(KernelNotes(**note) for note in notes)

@@ -77,8 +77,6 @@ def test_an_array_too_large_for_the_stack_is_called_that(records: dict[str, dict
 def test_a_file_that_frees_nothing_is_restarted(records: dict[str, dict[str, Any]]) -> None:
     record = records["never_frees"]
     assert record["networks"][0]["leaks"] == ("does not free its memory" in record["reason"])
-    if any("address space" in text for text in record["containment"]["lacks"]):  # a cgroup counts what is touched alone
-        assert record["networks"][0]["leaks"]
 
 
 def test_the_worst_element_is_named(records: dict[str, dict[str, Any]]) -> None:
@@ -95,24 +93,15 @@ def test_printed_text_is_kept_and_not_parsed(records: dict[str, dict[str, Any]])
 
 def test_neither_the_graders_files_nor_other_processes_are_in_sight(records: dict[str, dict[str, Any]]) -> None:
     record = records["reads_the_grader_in_the_constructor"]
-    if "files" not in record["containment"]["had"]:
-        pytest.skip("this system gives no namespaces: " + "; ".join(record["containment"]["lacks"]))
     assert "spec.toml" not in record["printed"]
     assert "seen /work" not in record["printed"] and "seen /home" not in record["printed"]
     assert "opened /proc" not in records["looks_for_the_reference"]["printed"]
-
-
-def test_the_record_says_what_containment_was_had(records: dict[str, dict[str, Any]]) -> None:
-    containment = records["textbook"]["containment"]
-    assert "filter" in containment["had"] or any("filter" in text for text in containment["lacks"])
-    assert containment["had"] or containment["lacks"]
 
 
 def test_every_timed_run_is_in_the_record(records: dict[str, dict[str, Any]]) -> None:
     for layer in records["textbook"]["networks"][0]["layers"]:
         timed = [run for run in layer["runs"] if run["purpose"] == "timed"]
         assert len(timed) == 3
-        assert all(run["reference_seconds"] for run in timed)
         assert all(run["seconds"] > 0 and run["verdict"] == "float32" for run in layer["runs"])
 
 

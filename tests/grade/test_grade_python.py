@@ -1,4 +1,4 @@
-"""The grader on kernels in Python: this package's own, by name and by file, and strangers' files."""
+"""The grader on kernels in Python."""
 
 from __future__ import annotations
 
@@ -37,18 +37,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     folder = tmp_path_factory.mktemp("python")
     (folder / "spec.toml").write_text(SPEC)
     where = ["--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]
-    paths = ["loops", "im2col", *(str(HERE / name) for name in VERDICTS)]
-    assert cli.main([*paths, *where, "--time-in-parallel"]) == 1
+    assert cli.main([*(str(HERE / name) for name in VERDICTS), *where, "--time-in-parallel"]) == 1
     return {Path(record["path"]).name: record for record in json.loads((folder / "out.json").read_text())["records"]}
-
-
-@pytest.mark.parametrize("name", ["loops", "im2col"])
-def test_a_kernel_of_our_own(name: str, records: dict[str, dict[str, Any]]) -> None:
-    record = records[name]
-    assert (record["status"], record["precision"]) == ("passed", "float32"), record["reason"]
-    # An empty call's time is taken off the sum, which may leave nothing of it on a busy machine.
-    assert record["networks"][0]["seconds"] >= 0
-    assert all(run["seconds"] > 0 for layer in record["networks"][0]["layers"] for run in layer["runs"])
 
 
 @pytest.mark.parametrize("name", VERDICTS)
@@ -60,8 +50,3 @@ def test_a_strangers_file(name: str, records: dict[str, dict[str, Any]]) -> None
 
 def test_a_strangers_file_is_not_run_in_the_parent(records: dict[str, dict[str, Any]]) -> None:
     assert "imported with the grader" not in records["einsum.py"]["printed"]
-
-
-def test_an_unknown_name_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["no_such_kernel"]) == 2
-    assert "naive" in capsys.readouterr().err

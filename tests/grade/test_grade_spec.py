@@ -241,7 +241,6 @@ def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     (tmp_path / "new-forward.h").write_text(text)
     began = time.process_time()
     pointed_to(text)
-    _grading.fingerprint(text)
     _grading.arithmetic(text)
     _build.not_supported(text, text[:4000])
     _build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")

@@ -78,13 +78,6 @@ struct Shape {
     for (int i = 0; i < dimension; ++i) size *= shape_[i];
     return size;
   }
-  MSHADOW_XINLINE index_t ProdShape(int first, int last) const {
-    index_t size = 1;
-    for (int i = first; i < last; ++i) size *= shape_[i];
-    return size;
-  }
-  MSHADOW_XINLINE Shape<1> FlatTo1D() const;
-  MSHADOW_XINLINE Shape<2> FlatTo2D() const;
   MSHADOW_XINLINE Shape<kSubdim> SubShape() const {
     Shape<kSubdim> rest;
     for (int i = 0; i < kSubdim; ++i) rest.shape_[i] = shape_[i + 1];
@@ -97,15 +90,6 @@ MSHADOW_XINLINE Shape<2> Shape2(index_t a, index_t b) { return {{a, b}}; }
 MSHADOW_XINLINE Shape<3> Shape3(index_t a, index_t b, index_t c) { return {{a, b, c}}; }
 MSHADOW_XINLINE Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) { return {{a, b, c, d}}; }
 MSHADOW_XINLINE Shape<5> Shape5(index_t a, index_t b, index_t c, index_t d, index_t e) { return {{a, b, c, d, e}}; }
-
-template <int dimension>
-MSHADOW_XINLINE Shape<1> Shape<dimension>::FlatTo1D() const {
-  return Shape1(ProdShape(0, dimension));
-}
-template <int dimension>
-MSHADOW_XINLINE Shape<2> Shape<dimension>::FlatTo2D() const {
-  return Shape2(ProdShape(0, dimension - 1), shape_[dimension - 1]);
-}
 
 template <int dimension>
 inline std::ostream& operator<<(std::ostream& to, const Shape<dimension>& shape) {
@@ -193,10 +177,7 @@ struct Tensor {
     return part;
   }
   MSHADOW_XINLINE Tensor<Device, 1, DType> FlatTo1D() const {
-    return Tensor<Device, 1, DType>(dptr_, shape_.FlatTo1D(), stream_);
-  }
-  MSHADOW_XINLINE Tensor<Device, 2, DType> FlatTo2D() const {
-    return Tensor<Device, 2, DType>(dptr_, shape_.FlatTo2D(), stride_, stream_);
+    return Tensor<Device, 1, DType>(dptr_, Shape1(shape_.Size()), stream_);
   }
   Tensor& operator=(const DType& value) {
 #ifdef __CUDACC__

@@ -1,52 +1,9 @@
 // A replacement for MXNet's base header: its names, and the standard headers that it included.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <bitset>
-#include <cassert>
-#include <cctype>
-#include <cfloat>
-#include <chrono>
-#include <climits>
+#include <bits/stdc++.h>
 #include <math.h>
-#include <complex>
-#include <condition_variable>
-#include <cstdint>
-#include <cstdio>
 #include <stdlib.h>
-#include <cstring>
-#include <ctime>
-#include <deque>
-#include <fstream>
-#include <functional>
-#include <iomanip>
-#include <iostream>
-#include <iterator>
-#include <limits>
-#include <list>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <numeric>
-#include <queue>
-#include <random>
-#include <set>
-#include <sstream>
-#include <stack>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <tuple>
-#include <type_traits>
-#include <typeinfo>
-#include <unordered_map>
-#include <unordered_set>
-#include <utility>
-#include <valarray>
-#include <vector>
-
 #include <sys/time.h>
 #include <unistd.h>
 
