@@ -31,9 +31,11 @@ from ece408_op.grade import _build, _grading, _tools  # noqa: E402
 from ece408_op.grade._buffers import Buffers  # noqa: E402
 from ece408_op.grade._device import Device  # noqa: E402
 from ece408_op.grade._judge import REAL  # noqa: E402
-from ece408_op.grade._networks import KNOWN  # noqa: E402
-from ece408_op.grade._sandbox import Limits  # noqa: E402
-from ece408_op.grade._spec import Spec  # noqa: E402
+from ece408_op.grade._spec import (  # noqa: E402
+    KNOWN,
+    LimitsSpec,
+    Spec,
+)
 from ece408_op.grade._verdict import WRONG  # noqa: E402
 from ece408_op.grade._worker import Program, Worker, python_program  # noqa: E402
 from ece408_op.problem import ConvProblem  # noqa: E402
@@ -119,7 +121,7 @@ for first in range(3, len(sys.argv), 6):
 
 def in_a_worker(tools: _tools.Tools, program: Program, problem: ConvProblem, runs: int, folder: Path) -> list[float]:
     """Seconds of each run on the grader's memory, by the worker's clock; an output that is wrong ends the benchmark."""
-    with Buffers(problem, Device(0)) as buffers, Worker(tools, program, [buffers], folder, Limits(), 0) as worker:
+    with Buffers(problem, Device(0)) as buffers, Worker(tools, program, [buffers], folder, LimitsSpec(), 0) as worker:
         worker.begin()
         worker.load(60.0)
         buffers.draw(REAL, np.random.default_rng(1))

@@ -157,6 +157,7 @@ class Buffers:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.device.wait()  # no kernel may run on memory that is unmapped
         for one in self.arrays:
             one.close()
         if self.gpu:

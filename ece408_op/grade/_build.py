@@ -169,14 +169,7 @@ def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
     lines = [line for line in lines if "ece408_grade_go" not in line] or lines
     # A bracket that is never closed shows in what the harness puts behind the file, which then means nothing.
     lines = [line for line in lines if not _SUMMARY.match(line) and not _NOT_THERE.search(line)]
-    shown = _chosen([re.sub(_BEHIND, f"behind the end of {name}:", line) for line in lines], own)
-    place = re.search(rf"{re.escape(name)}[:(]\d+(?=.*called from here)", text)
-    if "target specific option mismatch" in text and place:
-        shown = (
-            f"{place[0]}: error: it calls functions of a processor's extension for which the course did not compile; "
-            f'#pragma GCC target("avx2"), as an example, in front of all else allows them\n{shown}'
-        )
-    return shown
+    return _chosen([re.sub(_BEHIND, f"behind the end of {name}:", line) for line in lines], own)
 
 
 def _chosen(lines: list[str], own: re.Pattern[str]) -> str:

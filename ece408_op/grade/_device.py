@@ -19,8 +19,8 @@ from ._errors import HarnessError
 
 #: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
 _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
-#: Multiply-adds per thread of the reference workload, and their result: some tenths of a millisecond. So many of them
-#: let an idle GPU raise its clocks.
+#: Multiply-adds per thread of the reference workload, and their result: some tenths of a millisecond; and how often an
+#: idle GPU computes it to raise its clocks.
 _ROUNDS, _END, _WAKING = 16384, 2.0, 40
 _BLOCKS, _THREADS = (2048,), (256,)
 #: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.

@@ -32,11 +32,10 @@ from ece408_op.runtime.occupancy import KernelNotes
 from . import _build, _sources, _worker
 from ._device import Device, Turns
 from ._errors import EndedError, SpecError
-from ._networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
 from ._sandbox import Tools
-from ._spec import Spec
+from ._spec import KNOWN, LATER, NETS, Net, Spec, batches_in, pointed_to
 from ._submission import Submission
 from ._tools import new_folder
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst

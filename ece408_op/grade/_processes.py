@@ -182,6 +182,8 @@ class Process:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.kill()
+        if self._handle >= 0:
+            select.select([self._handle], [], [], seconds)  # readable once the program has ended
         self.running.remove(self)
         self.control.close()
         self.process.wait(seconds)
@@ -211,13 +213,13 @@ class Processes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._all: set[Process] = set()
-        self._closed = False
+        self.closed = False
 
     def add(self, process: Process) -> None:
         """Add one; it is killed at once where all have been ended."""
         with self._lock:
             self._all.add(process)
-            if self._closed:
+            if self.closed:
                 process.kill()
 
     def remove(self, process: Process) -> None:
@@ -227,13 +229,13 @@ class Processes:
 
     def require_open(self) -> None:
         """Raise StoppedError where all have been ended; long computations of the harness call this too."""
-        if self._closed:
+        if self.closed:
             raise StoppedError("the grading was interrupted")
 
     def close(self) -> None:
         """End all of them, and let no other start."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             for one in self._all:
                 one.kill()
 

@@ -20,8 +20,7 @@ from ece408_op.runtime.install_hint import command
 
 from . import _hints
 from ._errors import SpecError
-from ._networks import TERMS
-from ._spec import RankingSpec
+from ._spec import TERMS, RankingSpec
 
 #: The median absolute deviation of normal data, times this, is its standard deviation.
 _MAD_TO_DEVIATION = 1.4826
@@ -198,7 +197,6 @@ def _network(network: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
         name = f"{term}, layer {number + 1}: {size}"
         medians = [one["layers"][number]["seconds"]["median"] for one in others]
         shown["layers"].append(dict(layer, name=name, times=_times(layer), bar=_bar(layer, medians)))
-        shown["layers"][-1].setdefault("seconds", None)
     if "seconds" in network:
         texts = [f"Sum of the layers: {_ms(network['seconds'])} ms"]
         if others:
@@ -307,7 +305,9 @@ def leaderboard(
         rooflines = [one["roofline_seconds"] for one in tried if one.get("roofline_seconds")]
         slowest = max(place.seconds for place in own)
         networks.append({"name": name, "places": own, "slowest": slowest, "roofline": min(rooflines, default=0)})
+    folders = {str(Path(record["path"]).parent) for record in records}
     return {
+        "top": f"{folders.pop()}/" if len(folders) == 1 else "",
         "counts": ", ".join(f"{count} {status}" for status, count in counts.items() if count),
         **{"networks": networks, "records": records, "pages": pages, "rules": rules},
     }

@@ -19,15 +19,13 @@ import numpy as np
 
 from ece408_op.problem import ConvProblem
 
-from . import _sandbox
-from ._buffers import GUARD, Buffers
+from ._buffers import Buffers
 from ._device import Device, Turns
 from ._errors import EndedError, HarnessError, StoppedError
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
-from ._networks import Net
 from ._real_images import CourseNet
 from ._sandbox import Tools
-from ._spec import Spec
+from ._spec import Net, Spec
 from ._tools import new_folder
 from ._verdict import (
     NEAR_DUPLICATE,
@@ -59,8 +57,8 @@ _PAUSE = 0.01
 _LATE_SECONDS = 3e-4
 #: Honest answers that are measured for each layer.
 _TURNS = 5
-#: How often a worker is started.
-_STARTS = 3
+#: How often a worker is started, and the seconds between.
+_STARTS, _PAUSE_OF_STARTS = 3, 1.0
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,6 @@ class Bench:
     turns: Turns | None = None
     #: Shows the current step to people.
     progress: Callable[[str], None] = lambda text: None
-    #: Starts a worker, and the seconds before another attempt if that fails.
-    start: Callable[..., Worker] = Worker
-    restart_pause: float = 1.0
     #: Seconds of this package's kernel, by problem and device.
     own: dict[tuple[ConvProblem, str], float | None] = field(default_factory=dict)
 
@@ -99,15 +94,6 @@ def try_network(
     """
     problems = net.problems(images)
     result = NetworkResult(net, images, [Layer(problem) for problem in problems])
-    spec = bench.spec.limits
-    limits = _sandbox.Limits(
-        memory=spec.memory_bytes + sum(problem.bytes for problem in problems),
-        reserved=3 * 2 * GUARD * len(problems),
-        cpu_seconds=int(seconds * 64 * len(problems)) + 60,
-        file_bytes=spec.output_bytes,
-        tmp_bytes=spec.disk_bytes,
-        processes=spec.processes,
-    )
     bench.device.check()
     with new_folder("case") as name, ExitStack() as stack:
         folder = Path(name)
@@ -120,7 +106,7 @@ def try_network(
         done, failures = False, 0
         while not done:
             try:
-                with bench.start(bench.tools, program, buffers, folder, limits, bench.device.number) as worker:
+                with Worker(bench.tools, program, buffers, folder, bench.spec.limits, bench.device.number) as worker:
                     done = trial.go_through(worker, program)
             except StoppedError:
                 raise
@@ -129,7 +115,7 @@ def try_network(
                 failures += 1
                 if failures == _STARTS:
                     raise
-                time.sleep(bench.restart_pause)
+                time.sleep(_PAUSE_OF_STARTS)
         result.printed = program.shown(kept(worker.printed))
     return result
 

@@ -150,8 +150,9 @@ def start(
     one = Process(process, ours, cgroup, user, tools.processes)
     tools.processes.add(one)
     failed = one.begin(30.0)
-    if failed:
+    if failed or tools.processes.closed:
         one.end()
+        tools.processes.require_open()
         said = Path(output.name).read_text(errors="replace").strip() or failed
         raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else _HELP}")
     return one

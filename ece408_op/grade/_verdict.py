@@ -16,7 +16,7 @@ from ece408_op.core.explain import Explanation
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import timing
 
-from ._networks import Net
+from ._spec import Net
 
 #: What a run is for.
 WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"

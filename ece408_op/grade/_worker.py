@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _sandbox
-from ._buffers import Buffers
+from ._buffers import GUARD, Buffers
 from ._errors import EndedError, HarnessError
 from ._sandbox import Tools
+from ._spec import LimitsSpec
 
 #: What of a checkout belongs to the package.
 _PARTS = ("ece408_op", "kernels", "models", "data")
@@ -124,7 +125,7 @@ class Worker:
         program: Program,
         buffers: Sequence[Buffers],
         folder: Path,
-        limits: _sandbox.Limits,
+        spec: LimitsSpec,
         device: int | None = None,
     ) -> None:
         commands, self._commands = os.pipe()
@@ -134,12 +135,20 @@ class Worker:
         self._on_gpu = device is not None
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
-        self._most = limits.memory - limits.tmp_bytes if limits.memory else math.inf
+        problems = [one.problem for one in buffers]
+        limits = _sandbox.Limits(
+            memory=spec.memory_bytes + sum(problem.bytes for problem in problems),
+            reserved=3 * 2 * GUARD * len(problems),
+            cpu_seconds=int(spec.run_seconds * 64 * len(problems)) + 60,
+            file_bytes=spec.output_bytes,
+            tmp_bytes=spec.disk_bytes,
+            processes=spec.processes,
+        )
+        self._most = limits.memory - limits.tmp_bytes
         self._size = self._growth = 0
         self.printed = folder / "printed.txt"
         command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
-        for one in buffers:
-            p = one.problem
+        for p, one in zip(problems, buffers):
             sizes = (p.batch, p.channels, p.height, p.width, p.filters, p.kernel)
             command += [*map(str, sizes), *(array.handle for array in one.arrays)]
         try:

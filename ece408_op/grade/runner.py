@@ -26,13 +26,12 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
 
 from . import _build, _hints, _sources, _submission, _tools, _worker, python_worker
-from ._buffers import GUARD, Buffers
+from ._buffers import Buffers
 from ._device import Device
 from ._errors import EndedError
 from ._judge import EPS16
-from ._networks import NETS, TERMS, batches_in, pointed_to
-from ._sandbox import Limits, Tools
-from ._spec import LimitsSpec
+from ._sandbox import Tools
+from ._spec import NETS, TERMS, LimitsSpec, batches_in, pointed_to
 from ._worker import Program, Worker, kept
 
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
@@ -168,17 +167,10 @@ class Session:
         with ExitStack() as stack, self._named():
             folder = Path(stack.enter_context(_tools.new_folder("run")))
             self._buffers = [stack.enter_context(Buffers(problem, Device(self._device))) for problem in self.problems]
-            limits = LimitsSpec()
-            allowed = Limits(
-                memory=limits.memory_bytes + sum(problem.bytes for problem in self.problems),
-                reserved=3 * 2 * GUARD * len(self.problems),
-                file_bytes=limits.output_bytes,
-            )
-            self._worker = stack.enter_context(
-                Worker(self._file.tools, self._file.program, self._buffers, folder, allowed, self._device)
-            )
+            worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec(), self._device)
+            self._worker = stack.enter_context(worker)
             self._worker.begin()
-            self._worker.load(limits.load_seconds)
+            self._worker.load(LimitsSpec().load_seconds)
             self._stack = stack.pop_all()
         return self
 

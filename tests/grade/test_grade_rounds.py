@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ece408_op.core import reference
+from ece408_op.grade import _rounds
 from ece408_op.grade._buffers import Buffers
 from ece408_op.grade._device import Device, Turns
 from ece408_op.grade._errors import EndedError, HarnessError
-from ece408_op.grade._networks import Net
 from ece408_op.grade._rounds import Bench, Trial, try_network
 from ece408_op.grade._sandbox import Tools
-from ece408_op.grade._spec import Spec
+from ece408_op.grade._spec import Net, Spec
 from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, Layer, NetworkResult
 from ece408_op.grade._worker import Call, Program
 
@@ -83,7 +83,7 @@ def test_a_crash_with_memory_left_is_a_crash() -> None:
 
 
 @pytest.mark.parametrize("failures", [2, 3])
-def test_a_worker_that_cannot_begin_is_started_again(failures: int) -> None:
+def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
     def never(*arguments: object) -> None:
@@ -92,8 +92,10 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int) -> None:
             raise HarnessError("expected the worker to begin")
         raise EndedError("crashed", "it did begin")
 
+    monkeypatch.setattr(_rounds, "Worker", never)
+    monkeypatch.setattr(_rounds, "_PAUSE_OF_STARTS", 0.0)
     with pytest.raises(EndedError if failures == 2 else HarnessError):
-        try_network(Bench(TOOLS, Spec(), start=never, restart_pause=0.0), PROGRAM, NET, 3, 1.0)
+        try_network(Bench(TOOLS, Spec()), PROGRAM, NET, 3, 1.0)
     assert len(begun) == 3
 
 

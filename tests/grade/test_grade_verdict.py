@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.grade._networks import KNOWN, NETS
+from ece408_op.grade._spec import KNOWN, NETS
 from ece408_op.grade._verdict import (
     FLOAT32,
     HALF,

@@ -69,8 +69,3 @@ inline double GetTime() {
 #define CHECK_NOTNULL(x) (x)
 #define DCHECK CHECK
 #define DCHECK_EQ CHECK_EQ
-#define DCHECK_NE CHECK_NE
-#define DCHECK_LT CHECK_LT
-#define DCHECK_LE CHECK_LE
-#define DCHECK_GT CHECK_GT
-#define DCHECK_GE CHECK_GE
