@@ -222,7 +222,8 @@ class CudaKernel:
             DeviceError: compiling or launching fails.
         """
         arrays = self._checked(problem, x, w, out)
-        program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
+        with x.device:  # a library plans for the current GPU
+            program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
         if problem.batch:
             cuda.execute(program, problem.batch, arrays, stream)
         elif out.nbytes:  # the weight gradient of no images
