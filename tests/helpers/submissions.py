@@ -174,7 +174,7 @@ runs = 3
 network = [{ name = "small", layers = [[1, 28, 28, 5, 5], [3, 11, 9, 4, 3]] }]
 [limits]
 build_seconds = 20
-run_seconds = 2
+run_seconds = 4
 load_seconds = 4
 all_seconds = 12
 memory_bytes = 600000000
