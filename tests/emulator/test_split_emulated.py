@@ -71,14 +71,14 @@ CASES = [
     (MmaSyncTile, (3, 3, 10, 9, 4, 2), SMALL, {}),
     (WarpgroupTile, (2, 6, 12, 12, 40, 3), LARGE, {"filter_blocks": 2}),
     (WarpgroupTile, (3, 1, 15, 13, 9, 5), LARGE, {"filter_shifts": 4, "tile_images": 2}),
-    (ImplicitGemmTile, (2, 5, 11, 14, 40, 3), LARGE, {"row_accumulators": 1}),
-    (ImplicitGemmTile, (7, 4, 12, 12, 12, 3), ALONE, {"tile_images": 2, "bulk_store": True, "whole_images": True}),
+    (ImplicitGemmTile, (2, 5, 11, 14, 30, 3), LARGE, {"row_accumulators": 1}),
+    (ImplicitGemmTile, (7, 4, 12, 12, 12, 3), ALONE, {"tile_images": 2, "bulk_store": True}),
 ]
 MORE_CASES = [
     (OneChannelTile, (4, 1, 28, 28, 50, 5), LARGE, {"tile_images": 2, "filters_in_registers": False}),
     (MmaSyncTile, (2, 6, 14, 14, 10, 3), LARGE, {"quad_stores": True}),
     (WarpgroupTile, (2, 6, 16, 16, 16, 5), LARGE, {"row_accumulators": 3}),
-    (ImplicitGemmTile, (9, 3, 14, 16, 9, 3), ALONE, {"tile_images": 1, "output_stages": 2, "prefetch_input": True}),
+    (ImplicitGemmTile, (9, 3, 14, 16, 9, 3), ALONE, {"tile_images": 1, "producer_warps": 8}),
     (OneChannelTile, (5, 1, 12, 12, 5, 5), LARGE, {}),
     (OneChannelTile, (2, 1, 40, 64, 6, 5), SMALL, {"tile_images": 1}),
     (OneChannelTile, (5, 1, 16, 20, 6, 7), LARGE, {"tile_images": 2, "filters_in_registers": True}),
@@ -93,19 +93,12 @@ MORE_CASES = [
         ImplicitGemmTile,
         (3, 6, 30, 30, 16, 5),
         LARGE,
-        {"row_accumulators": 2, "tile_images": 1, "bulk_store": True, "prefetch_input": True},
+        {"row_accumulators": 2, "tile_images": 1, "bulk_store": True},
     ),
-    (ImplicitGemmTile, (5, 3, 12, 13, 20, 4), LARGE, {"row_accumulators": 2, "tile_images": 2}),
-    (ImplicitGemmTile, (2, 2, 15, 17, 9, 3), LARGE, {"row_accumulators": 4, "tile_images": 1}),
-    (ImplicitGemmTile, (8, 3, 14, 16, 9, 3), ALONE, {"tile_images": 1, "output_stages": 1, "prefetch_input": False}),
+    (ImplicitGemmTile, (5, 3, 12, 13, 16, 4), LARGE, {"row_accumulators": 2, "tile_images": 2}),
+    (ImplicitGemmTile, (2, 2, 15, 17, 8, 3), LARGE, {"row_accumulators": 4, "tile_images": 1}),
     (ImplicitGemmTile, (7, 3, 13, 15, 9, 3), ALONE, {"tile_images": 1, "bulk_store": False}),
-    (
-        ImplicitGemmTile,
-        (7, 3, 12, 14, 40, 3),
-        ALONE,
-        {"tile_images": 2, "row_accumulators": 1, "bulk_store": True, "filter_blocks": 2},
-    ),
-    (ImplicitGemmTile, (3, 1, 40, 64, 19, 5), SMALL, {"row_accumulators": 2, "tile_images": 1, "bulk_store": True}),
+    (ImplicitGemmTile, (3, 1, 40, 64, 16, 5), SMALL, {"row_accumulators": 2, "tile_images": 1, "bulk_store": True}),
 ]
 
 

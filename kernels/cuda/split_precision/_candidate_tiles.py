@@ -262,16 +262,15 @@ def warpgroup_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: 
 def implicit_gemm_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[ImplicitGemmTile]:
     columns, out = ceil_div(problem.output_width, 2), problem.output_height * problem.output_width
     reach = ceil_div(problem.kernel + 1, 2)
-    pairs = problem.output_width % 2 == 0 and aligned >= 8
     for rows in (1, 2, 4):
-        if rows > problem.output_height:
+        tiles = 4 // rows
+        if rows > problem.output_height or 8 * tiles < problem.filters:
             continue
         height = ceil_div(problem.kernel + rows - 1, rows)
         k_steps = ceil_div(ceil_div(rows * problem.channels, 4) * reach * height, 2)
         most = (min(_IMPLICIT_PRODUCERS.values()) - _IMPLICIT_OTHERS - 4 * k_steps) * 2 // components // 8 * 8
         if most < 8 or (components == 2 and k_steps > _MOST_UNPROMOTED):
             continue
-        tiles = 4 // rows
         for images, lines, width in _cuts(problem, rows):
             if width != problem.output_width:
                 continue
@@ -282,19 +281,15 @@ def implicit_gemm_tiles(problem: ConvProblem, chip: Chip, aligned: int, componen
             if images * strips * ceil_div(8 * lines, wgmma_n) < 2:
                 continue
             stride = columns + reach - 1
-            all_rows = rows * lines >= problem.output_height
-            bulk = aligned == 16 and pairs and out % 4 == 0
-            bulk = bulk and (all_rows or rows * lines * problem.output_width % 4 == 0)
-            ways = product((2, 1, 0) if bulk else (0,), (True, False), _IMPLICIT_PRODUCERS.items())
-            for stages, prefetch, (producers, registers) in ways:
+            whole = rows * lines >= problem.output_height or rows * lines * problem.output_width % 4 == 0
+            bulk = aligned == 16 and problem.output_width % 2 == 0 and out % 4 == 0 and whole
+            for producers, registers in _IMPLICIT_PRODUCERS.items():
                 tile = ImplicitGemmTile(
                     problem, components, images, lines, columns, stride, 4 * (lines + height - 1) * stride,
                     (NO_TAP,) * 8 * k_steps, tiles, 4 * _IMPLICIT_WARPGROUPS,
                     _copy_floats(problem, rows * lines, aligned),
                     row_accumulators=rows, producer_warps=producers, consumer_registers=registers, wgmma_n=wgmma_n,
-                    prefetch_input=prefetch, bulk_store=stages > 0, output_stages=max(1, stages), paired_stores=pairs,
-                    whole_images=rows * lines == problem.output_height and 8 * tiles >= problem.filters,
-                    filter_blocks=ceil_div(ceil_div(problem.filters, 8), tiles),
+                    bulk_store=bulk,
                 )  # fmt: skip
                 if tile.shared_bytes <= chip.shared_bytes:
                     yield tile

@@ -39,9 +39,9 @@ _FROM_GLOBAL, _SINGLE_STORES = 1.03, 1.09
 #: Of implicit_gemm's producers, in cycles: an iteration; each unit of it, by components; a tile's ends; a float that a
 #: thread copies. Factors of products and of producers where eight warps produce, not 4.
 _ITERATION, _UNIT, _LOADED, _COPIED, _CROWDED = 174, {1: 230, 2: 416}, 680, 96, (1.1, 1.6)
-#: And of its epilogue, in cycles: an output stored without staging, in pairs and alone; a line of eight positions; a
-#: map that the copy engine stores. Bytes of memory per cycle and multiprocessor.
-_PAIRS, _ALONE, _LINE, _MAP, _BYTES = 1.09, 1.29, 16, 148, 17.3
+#: And of its epilogue, in cycles: an output stored without staging; a line of eight positions; a map that the copy
+#: engine stores. Bytes of memory per cycle and multiprocessor.
+_ALONE, _LINE, _MAP, _BYTES = 1.29, 16, 148, 17.3
 #: Prefer a tile with accumulator promotion unless the model predicts that it is more than 9 % slower.
 _WORTH = 1.09
 #: Factor of warpgroup_mma with two warpgroups, which promote, instead of three, which do not.
@@ -129,13 +129,12 @@ def _implicit_gemm_cycles(tile: ImplicitGemmTile) -> float:
     outputs = tile.tile_images * filters * problem.output_height * problem.output_width / tiles
     stored: float = _LINE * pieces * tile.wgmma_n / 8
     if not tile.bulk_store:
-        stored += outputs * (_PAIRS if tile.paired_stores else _ALONE)
-    elif not tile.whole_images:
+        stored += outputs * _ALONE
+    elif tile.output_pitch != problem.output_height * problem.output_width:
         stored += _MAP * tile.tile_images * filters
     memory = ITEM_BYTES * (tile.input_floats + outputs) / _BYTES
     total = (tensor**4 + loading**4 + stored**4 + memory**4) ** (1 / 4) + 0.3 * _EACH_TILE
-    total *= (1.0 if tile.prefetch_input else 1.1) * (1.15 if tile.bulk_store and tile.output_stages == 1 else 1.0)
-    return total * tile.filter_blocks * tiles / tile.tile_images
+    return total * tiles / tile.tile_images
 
 
 Candidates = Callable[[ConvProblem, Chip, int, int], Iterator[Any]]

@@ -55,8 +55,6 @@ class Tile:
     input_from_global = False  # producers read global memory twice instead of staging the input
     prefetch_input = False  # the next tile's input is copied while this one's is split
     bulk_store = False  # the copy engine stores outputs that are staged in shared memory
-    output_stages = 2  # tiles whose outputs are staged for bulk stores
-    whole_images = False  # staged outputs lie as in y, and one copy stores them
 
     @property
     def config(self) -> dict[str, bool | int | float]:
@@ -116,11 +114,6 @@ class Tile:
         return self.column_groups * self.group_tiles * self.filter_blocks
 
     @property
-    def block_filters(self) -> int:
-        """Filters of a block whose outputs are staged."""
-        return self.layer.filters if self.filter_blocks == 1 else 8 * self.group_tiles * self.column_groups
-
-    @property
     def filter_bytes(self) -> int:
         """Bytes of all split filters."""
         return self.k_steps * self.padded_tiles * 32 * 8 * self.components
@@ -167,14 +160,17 @@ class Tile:
 
     @property
     def output_pitch(self) -> int:
-        """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks."""
+        """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks.
+
+        Staged images of whole maps lie as in y, and one copy stores them.
+        """
         run = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
-        return run if self.whole_images else run + (8 - run) % 16
+        return run if run == self.layer.output_height * self.layer.output_width else run + (8 - run) % 16
 
     @property
     def staged_outputs(self) -> int:
         """Floats of staged outputs."""
-        return self.output_stages * self.tile_images * self.block_filters * self.output_pitch if self.bulk_store else 0
+        return 2 * self.tile_images * self.layer.filters * self.output_pitch if self.bulk_store else 0
 
     @property
     def shared_bytes(self) -> int:
@@ -297,13 +293,8 @@ class ImplicitGemmTile(Tile):
     producer_warps: int = 4
     consumer_registers: int = 0
     wgmma_n: int = 8  # positions of one instruction, eight of each line
-    prefetch_input: bool = False
     bulk_store: bool = False
-    output_stages: int = 2
-    paired_stores: bool = False
-    whole_images: bool = False
-    filter_blocks: int = 1
-    wgmma = implicit_gemm = True
+    wgmma = implicit_gemm = prefetch_input = True
     barriers = 12
     position_columns = 2
 
@@ -313,7 +304,7 @@ class ImplicitGemmTile(Tile):
 
     @property
     def filter_bytes(self) -> int:
-        return self.k_steps * self.filter_blocks * 64 * 16 * 2 * self.components
+        return self.k_steps * 64 * 16 * 2 * self.components
 
     @property
     def filter_words(self) -> int:

@@ -212,17 +212,14 @@ __device__ __forceinline__ void wait_until_output_is_read() {
 }
 __device__ __forceinline__ void store_staged_output(const float *staged, float *y, const WorkTile &tile, int thread,
                                                     int threads) {
-    constexpr int RUN = TILE_ROWS * OW, PITCH = Config::output_pitch, FILTERS_HERE = Config::block_filters;
+    constexpr int RUN = TILE_ROWS * OW, PITCH = Config::output_pitch;
     const int bytes = 4 * min(RUN, (OH - tile.row) * OW);
-    if (RUN == PIXELS && PITCH == PIXELS && FILTER_BLOCKS == 1) {  // staged images lie as they do in y
+    if (RUN == PIXELS && PITCH == PIXELS) {  // staged images lie as they do in y
         if (thread == 0) bulk_store(image_of(y, tile.image, OUTPUTS), staged, 4 * tile.images * OUTPUTS);
     } else {
-        const int first = blockIdx.x % FILTER_BLOCKS * FILTERS_HERE;
-        for (int i = thread; i < tile.images * FILTERS_HERE; i += threads) {
-            const int m = first + i % FILTERS_HERE;
-            float *const to = image_of(y, tile.image + i / FILTERS_HERE, OUTPUTS) + m * PIXELS + tile.row * index_t(OW);
-            if (FILTER_BLOCKS == 1 || m < M) bulk_store(to, staged + i * PITCH, bytes);
-        }
+        for (int i = thread; i < tile.images * M; i += threads)
+            bulk_store(image_of(y, tile.image + i / M, OUTPUTS) + i % M * PIXELS + tile.row * index_t(OW),
+                       staged + i * PITCH, bytes);
     }
     if (Config::bulk_store) bulk_store_commit();
 }

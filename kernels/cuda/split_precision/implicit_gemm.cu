@@ -16,14 +16,14 @@
 // Arithmetic: 3 (once with one component) times 64 x 16 k_steps products per position, of which row_accumulators x 2 x
 // M x C K K are wanted. Bytes: x once, K - 1 rows more per tile, and y once: 50 FLOP per byte for the second layer of
 // the course's 2018 spring. What limits it: shared-memory bandwidth, half of which B takes, and the registers of a
-// thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Each block of 32 / row_accumulators filters splits
-// the inputs again. Restrictions: sm_90a; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup
+// thread: 4 k_steps for filters, wgmma_n / 2 or wgmma_n for sums. Restrictions: sm_90a; at most 32 / row_accumulators
+// filters; at most 14 k-steps, which are not promoted. See "Asynchronous warpgroup
 // level matrix instructions" in the PTX ISA.
 
 constexpr int WARPGROUPS = 2, UNITS = TILE_IMAGES * PIECES;  // at least one unit of a tile per warpgroup
 constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
 constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
-constexpr int OUTPUT_STAGES = Config::output_stages, OUTPUT_STAGE = Config::staged_outputs / OUTPUT_STAGES;
+constexpr int OUTPUT_STAGE = Config::staged_outputs / 2;  // of outputs, two tiles'
 
 // The other warpgroup may start when this one has this number of k-steps left: waking it takes about 550 cycles.
 constexpr int MOST_STEPS_AHEAD = K_STEPS < 6 ? 1 : K_STEPS / 3;
@@ -61,9 +61,8 @@ __device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], 
 
 // Both outputs of one position and row; the second may not exist.
 __device__ __forceinline__ void store(float *to, float first, float second, int column) {
-    if (Config::paired_stores) {
-        if (Config::bulk_store) *reinterpret_cast<float2 *>(to) = make_float2(first, second);
-        else __stcs(reinterpret_cast<float2 *>(to), make_float2(first, second));
+    if (Config::bulk_store) {
+        *reinterpret_cast<float2 *>(to) = make_float2(first, second);
     } else {
         __stcs(to, first);
         if (OW % 2 == 0 || column + 1 < OW) __stcs(to + 1, second);
@@ -82,14 +81,11 @@ __device__ __forceinline__ int release_output(const Shared &s, int iteration) {
 // has one more piece of a tile.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), g = lane / 4, t = lane % 4;
-    const int warp = threadIdx.x / 32 % 4, block = blockIdx.x % FILTER_BLOCKS;
-    const int down = warp / GROUP_TILES;
-    const int own_filter = filter_of_row(warp % GROUP_TILES * 8 + g);
-    const int filter = block * (8 * GROUP_TILES) + own_filter;
+    const int warp = threadIdx.x / 32 % 4, down = warp / GROUP_TILES;
+    const int filter = filter_of_row(warp % GROUP_TILES * 8 + g);
     // Some lanes stage the second of two neighbouring positions first, so that four filters' lie in different banks.
     const int swap = Config::bulk_store && (GROUP_TILES == 1 ? g % 2 : g / 2 % 2) ? 2 : 0;
-    const uint4 *const from =
-        reinterpret_cast<const uint4 *>(global) + block * (COMPONENTS * K_STEPS * 128) + threadIdx.x % 128;
+    const uint4 *const from = reinterpret_cast<const uint4 *>(global) + threadIdx.x % 128;
     unsigned filters[K_STEPS][4];
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
@@ -97,10 +93,10 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         filters[k][0] = four.x, filters[k][1] = four.y, filters[k][2] = four.z, filters[k][3] = four.w;
     }
     const Descriptor low_filters = matrix_descriptor(shared_address(s.filters), 128, 256);
-    int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x / FILTER_BLOCKS;
+    int iteration = 0, next_unit = warpgroup, done = 0, given = -1, number = blockIdx.x;
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
-        const int stage = iteration % 2, output_stage = iteration % OUTPUT_STAGES;
+        const int stage = iteration % 2;
         mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
         number = next_tile(s, stage);
         const OutputScale scale(s.exponents[stage], s.filter_scales[min(filter, COLUMN_TILES * 8 - 1)]);
@@ -119,14 +115,12 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             wgmma_wait<0>();
             if (unit + WARPGROUPS >= UNITS) mbarrier_arrive(s.barriers + EMPTY + stage);
             if (Config::bulk_store && given >= 0) given = release_output(s, given);
-            if (Config::bulk_store && iteration >= OUTPUT_STAGES)
-                mbarrier_wait(s.barriers + OUTPUT_STORED + (iteration - OUTPUT_STAGES) % 2,
-                              (iteration - OUTPUT_STAGES) / 2);
+            if (Config::bulk_store && iteration > 1) mbarrier_wait(s.barriers + OUTPUT_STORED + stage, iteration / 2 - 1);
 
             // Epilogue: to the staging area or to y.
             const int column = 16 * strip + 4 * t;
-            float *const staged = s.output + output_stage * OUTPUT_STAGE +
-                                  image * (Config::block_filters * Config::output_pitch) + own_filter * FILTER_PITCH;
+            float *const staged =
+                s.output + stage * OUTPUT_STAGE + image * (M * Config::output_pitch) + filter * FILTER_PITCH;
             float *const map =
                 image_of(y, tile.image + image, OUTPUTS) + filter * index_t(FILTER_PITCH) + tile.row * index_t(OW);
             float *const to = (Config::bulk_store ? staged : map) + (line * OUTPUT_ROWS + down) * OW + column;
@@ -161,9 +155,8 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         // The warpgroup that had the last piece gives the copy engine the tile's outputs, when all of them are staged.
         if (next_unit != WARPGROUPS - 1) continue;
         mbarrier_wait(s.barriers + OUTPUT_STAGED + stage, iteration / 2);
-        store_staged_output(s.output + output_stage * OUTPUT_STAGE, y, tile, lane * 4 + warp, 128);
+        store_staged_output(s.output + stage * OUTPUT_STAGE, y, tile, lane * 4 + warp, 128);
         given = iteration;
-        if (OUTPUT_STAGES == 1) given = release_output(s, given);
     }
     wait_until_output_is_read();
 }

@@ -41,20 +41,19 @@ __device__ __forceinline__ int filter_of_row(int row) {
 __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
-    const int block = tile / GROUP_TILES;
 #pragma unroll 1
     for (int output = 0; output < 4 * OUTPUT_ROWS; output++) {  // of a position, and of both units of the k-step
         const int word = output % 2, right = output / 2 % 2, down = output / 4, unit = 2 * k_step + word;
         const int at = unit / (FILTER_PAIRS * FILTER_LINES) * 4 + t, c = at % C, q = unit % FILTER_PAIRS * 2 - right;
         const int p = unit / FILTER_PAIRS % FILTER_LINES * OUTPUT_ROWS + at / C - down;
-        const int row = row_of(tile % GROUP_TILES * 8 + n);
+        const int row = row_of(tile * 8 + n);
         const int warp = down * GROUP_TILES + row / 8, g = row % 8;
         const bool real =
             unit < FILTER_UNITS && at < OUTPUT_ROWS * C && tile * 8 + n < GEMM_COLUMNS && p >= 0 && p < K;
         const float first = real && q >= 0 && q < K ? filter[(c * K + p) * K + q] * scale : 0.0f;
         const float second = real && q >= -1 && q < K - 1 ? filter[(c * K + p) * K + q + 1] * scale : 0.0f;
         const unsigned high = to_fp16x2(first, second);
-        unsigned *const to = filters + (block * COMPONENTS * K_STEPS + k_step) * 512;
+        unsigned *const to = filters + k_step * 512;
         to[(warp * 32 + g * 4 + t) * 4 + right + 2 * word] = high;
         if (first != 0 || second != 0) used |= 1u << n;
         if (COMPONENTS == 2) {
@@ -140,33 +139,30 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
 }
 
 // The producer warps' loop over tiles: load, wait for an empty stage, split (again if the scale changed), announce the
-// full stage. Loads run one tile ahead, or two with prefetch_input.
+// full stage. Loads run two tiles ahead.
 __device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
-    constexpr int BUFFERS = 1 + Config::prefetch_input;
-    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x / FILTER_BLOCKS;
-    int number = blockIdx.x / FILTER_BLOCKS, coming = number + blocks, iteration = 0, splits = 0;
+    const int thread = threadIdx.x - MATH_THREADS, blocks = gridDim.x;
+    int number = blockIdx.x, coming = number + blocks, iteration = 0, splits = 0;
     int lowest = 0, highest = 0, exponent = 0;
     find_filter_exponents(s, lowest, highest);
     const bool loads = Config::copy_floats < 4 || __shfl_sync(~0u, thread / 32, 0) == 0;
     if (loads) {
         load_tile(s, x, WorkTile(number, images), 0, thread);
-        if (Config::prefetch_input && coming < tiles) load_tile(s, x, WorkTile(coming, images), 1, thread);
+        if (coming < tiles) load_tile(s, x, WorkTile(coming, images), 1, thread);
     }
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
-        const int stage = iteration % 2, buffer = iteration % BUFFERS;
-        const int wanted = Config::prefetch_input ? coming : number;
-        if (iteration && wanted < tiles && loads)
-            load_tile(s, x, WorkTile(wanted, images), (iteration + BUFFERS - 1) % BUFFERS, thread);
+        const int stage = iteration % 2;
+        if (iteration && coming < tiles && loads) load_tile(s, x, WorkTile(coming, images), 1 - stage, thread);
         // Its value is used only behind the wait: an addition here would stall on the atomic.
         const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
-        if (Config::copy_floats == 4) mbarrier_wait(s.barriers + INPUT_LOADED + buffer, iteration / BUFFERS);
+        if (Config::copy_floats == 4) mbarrier_wait(s.barriers + INPUT_LOADED + stage, iteration / 2);
         else wait_for_input(), named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
         if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
 
         bool unsplittable, again;
         do {
-            Range range = split_input(s.stages + stage * STAGE_WORDS, s.input + buffer * STAGED_INPUT, tile,
+            Range range = split_input(s.stages + stage * STAGE_WORDS, s.input + stage * STAGED_INPUT, tile,
                                       power_of_two(exponent), thread);
             unsigned *const ranges = s.ranges + splits++ % 2 * (2 * PRODUCER_WARPS);
             if (thread % 32 == 0)

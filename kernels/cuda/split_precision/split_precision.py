@@ -145,7 +145,7 @@ def _kernel(kind: type[Tile], components: int, name: str, summary: str, sources:
         if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
             return False
         tile = tile_for(kind, problem, chip, ALIGNED, components)
-        if tile is None or (tile.implicit_gemm and (tile.filter_blocks > 1 or tile.tiles_per_image > _MOST_BANDS)):
+        if tile is None or (tile.implicit_gemm and tile.tiles_per_image > _MOST_BANDS):
             return False
         blocks = ceil_div(problem.batch, tile.tile_images) * tile.tiles_per_image * tile.filter_blocks
         return blocks >= _FEWEST_BLOCKS
