@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
+from typing import Any, Callable, Optional, Protocol, Union
 
 from ece408_op.errors import ProblemError, UnsupportedError
-from ece408_op.problem import TANH_POOL, ConvProblem
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip, Plan, Planner
 
@@ -87,17 +87,6 @@ class RunCpu(Protocol):
         """Fill out on at most ``threads`` threads; returns the seconds of the computation alone where it knows them."""
 
 
-class TanhPool(NamedTuple):
-    """A CPU kernel fused with tanh and 2 x 2 max-pooling.
-
-    ``run(problem, x, w, out, threads, full)`` fills out, shape (B, M, (OH + full) // 2, (OW + full) // 2); the other
-    arguments are those of CpuKernel. ``prepare(problem, full)`` compiles.
-    """
-
-    run: Callable[[ConvProblem, Any, Any, Any, int, bool], None]
-    prepare: Callable[[ConvProblem, bool], None]
-
-
 @dataclass(frozen=True)
 class CpuKernel:
     """A convolution on NumPy arrays.
@@ -107,14 +96,13 @@ class CpuKernel:
         summary: one line for ``--help``.
         run: ``run(problem, x, w, out, threads)`` fills out (B, M, OH, OW) from x (B, C, H, W) and w (M, C, K, K), all
             C-contiguous float32, aligned to 4 bytes, B at least 1. Several threads may call it at the same time. For a
-            gradient, the arrays are the problem's operands in their order.
+            gradient, the arrays are the problem's operands in their order; for a PooledProblem, out is (B, M, PH, PW).
         prepare: ``prepare(problem, out)`` compiles what the layer needs, so that the time of ``run`` excludes it.
         features: what the kernel supports beyond the plain convolution, of the words of ``problem.needs``.
         limits: ``limits(problem)`` returns the reasons why the kernel does not support a problem whose needs are
-            features; ``tanh_pool`` adds pooling to them.
+            features.
         device: "cpu"; "gpu" for a user's file whose process copies the arrays to a GPU.
         precision: the precision of the products, "float32" but for such a file.
-        tanh_pool: the kernel fused with tanh and max-pooling, or None.
         error_bound: |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element.
         magnitude_weights: see error_bound.
         recommended: whether "auto" prefers the kernel for a problem, because it is probably faster than the kernels
@@ -129,7 +117,6 @@ class CpuKernel:
     limits: Reasons = no_limits
     device: str = "cpu"
     precision: str = "float32"
-    tanh_pool: TanhPool | None = None
     error_bound: Callable[[ConvProblem], float] = float32_bound
     magnitude_weights: Callable[[Any], Any] = abs
     recommended: Callable[[ConvProblem], bool] = always_recommended
@@ -138,8 +125,7 @@ class CpuKernel:
 
     def not_supported_reasons(self, problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         """Return every reason why this kernel does not support the problem; empty if it does."""
-        missing = _missing(problem, self.features | ({TANH_POOL} if self.tanh_pool else set()))
-        return missing or list(self.limits(problem))
+        return _missing(problem, self.features) or list(self.limits(problem))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +138,7 @@ class CudaKernel:
         sources: CUDA files, joined in order after the plan's ``#define``s and compiled at the layer's first call on a
             device.
         plan: ``plan(problem, chip, aligned)`` returns the launches; all pointers are multiples of ``aligned`` bytes.
-        features: as in CpuKernel; with TANH_POOL the kernel supports a PooledProblem, with out (B, M, PH, PW).
+        features: as in CpuKernel.
         limits: as in CpuKernel, called with the problem and the chip, or None for an unknown chip.
         error_bound: as in CpuKernel.
         capability: the lowest compute capability that runs the source; with exact_capability the only one.

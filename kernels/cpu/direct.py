@@ -34,8 +34,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ece408_op.core.kernel import CpuKernel, TanhPool
-from ece408_op.problem import DATA_GRADIENT, PAD, RECTANGULAR, ConvProblem, DataGradient, Pair
+from ece408_op.core.kernel import CpuKernel
+from ece408_op.problem import (
+    DATA_GRADIENT,
+    PAD,
+    RECTANGULAR,
+    TANH_POOL,
+    ConvProblem,
+    DataGradient,
+    Pair,
+    PooledProblem,
+)
 from ece408_op.runtime import memory
 from ece408_op.runtime.llvm import Cpu, compiled_once, cpu
 from ece408_op.runtime.thread_pool import share
@@ -96,15 +105,15 @@ class CompiledLayer(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool, full: bool | None = None) -> CompiledLayer:
-    """Compile for the layer, if that has not been done; ``full`` as in Pooling."""
+def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledLayer:
+    """Compile for the layer, if that has not been done."""
     layer = _padded.plain(problem)
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
     plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
     if isinstance(plan, DirectPlan) and plan.units > 1:  # with one unit, its tiles are at least as fast as FilterPlan's
         plan = make_filter_plan(layer, target.lanes, target.registers) or plan
-    pooling = None if full is None else Pooling(layer, full)
+    pooling = Pooling(layer, problem.full) if isinstance(problem, PooledProblem) else None
     if isinstance(plan, FilterPlan):
         _direct_filters.transpose_function(layer.products, target)
     nontemporal = large and pooling is None and isinstance(plan, DirectPlan) and plan.nontemporal
@@ -126,36 +135,13 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
     _compiled_layer(problem, cpu(), _is_large(out))
 
 
-def prepare_tanh_pool(problem: ConvProblem, full: bool) -> None:
-    """Compile what run_tanh_pool needs for the layer, if that has not been done."""
-    _compiled_layer(problem, cpu(), False, full)
-
-
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand: the threads claim images, some megabytes of output at a time."""
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
         im2col.run(problem, x, w, out, threads)  # the margins' zeros must not meet infinity
-    else:
-        _run_shared(problem, _compiled_layer(problem, cpu(), _is_large(out)), (x, w, out), threads)
-
-
-def run_tanh_pool(
-    problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int, full: bool
-) -> None:
-    """Fill out, shape (B, M, rows, columns), with tanh of the maxima of 2 x 2 outputs, two apart.
-
-    ``full``: at an odd edge, a maximum is of the outputs that exist; otherwise an odd last row or column is left out.
-    """
-    _run_shared(problem, _compiled_layer(problem, cpu(), False, full), (x, w, out), threads)
-
-
-def _run_shared(
-    problem: ConvProblem,
-    layer: CompiledLayer,
-    arrays: tuple[np.ndarray, ...],
-    threads: int,
-) -> None:
-    (plan, conv, scratch), (x, w, out) = layer, arrays
+        return
+    layer = _compiled_layer(problem, cpu(), _is_large(out))
+    plan, conv, scratch = layer
     batch = x.shape[0]
     memory.advise_huge_pages(out)
     packed = pack(plan, _padded.forward_weights(problem, w), threads)
@@ -200,6 +186,5 @@ KERNEL = CpuKernel(
     "tiles of filters x pixels in registers, compiled for the layer",
     *sharing(run, prepare),
     _padded.limits,
-    features=frozenset({RECTANGULAR, PAD, DATA_GRADIENT}),
-    tanh_pool=TanhPool(run_tanh_pool, prepare_tanh_pool),
+    features=frozenset({RECTANGULAR, PAD, DATA_GRADIENT, TANH_POOL}),
 )
