@@ -1,15 +1,4 @@
-"""The exceptions of this package. Each also has the base class of Python that is in parentheses.
-
-    Ece408Error
-    +-- ProblemError (ValueError)        shapes, types or attributes that are not those of a convolution
-    +-- UnsupportedError (ValueError)    a valid convolution that the requested kernel does not support
-    +-- DeviceError (RuntimeError)       this machine or the device of the arrays cannot run the call
-    +-- GraphError (ValueError)          a symbol or parameter file that cannot be used
-    +-- DataError (ValueError)           an image or label file that cannot be used
-    +-- MXNetImportError (ImportError)   MXNet is missing, or two builds of it are installed over each other
-
-A message says what was expected, what came, and what to do.
-"""
+"""The exceptions of this package, each one of Python's too. A message says what was expected, what came, what helps."""
 
 
 class Ece408Error(Exception):

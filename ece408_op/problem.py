@@ -39,6 +39,7 @@ RECTANGULAR, STRIDE, PAD = "a rectangular kernel", "a stride", "padding"
 DILATE, GROUPS = "dilation", "several groups"
 ATTRIBUTES = frozenset({RECTANGULAR, STRIDE, PAD, DILATE, GROUPS})
 TANH_POOL, DATA_GRADIENT, WEIGHT_GRADIENT = "tanh and 2 x 2 maxima in the same pass", "data gradient", "weight gradient"
+GRADIENTS = frozenset({DATA_GRADIENT, WEIGHT_GRADIENT})
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class ConvProblem:
 
     #: The arrays that a kernel reads, two of "x", "w" and "y", and the one that it fills.
     operands: ClassVar[tuple[str, str, str]] = ("x", "w", "y")
+    #: What a subclass needs of a kernel besides the attributes.
+    feature: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if not self.kernel_width:
@@ -186,6 +189,7 @@ class ConvProblem:
             PAD: self.pad != (0, 0),
             DILATE: self.dilate != (1, 1),
             GROUPS: self.groups != 1,
+            self.feature: bool(self.feature),
         }
         return frozenset(name for name, needed in found.items() if needed)
 
@@ -223,16 +227,13 @@ class ConvProblem:
         return {field.name: getattr(self, field.name) for field in fields(ConvProblem)}
 
     def __str__(self) -> str:
-        attributes = {
-            "stride": self.stride if STRIDE in self.needs else None,
-            "padding": self.pad if PAD in self.needs else None,
-            "dilation": self.dilate if DILATE in self.needs else None,
-            "groups": self.groups if GROUPS in self.needs else None,
-        }
+        of = f"the {self.feature} of " if self.feature in GRADIENTS else ""
+        named = {"stride": self.stride, "padding": self.pad, "dilation": self.dilate, "groups": self.groups}
+        plain = {"padding": (0, 0), "groups": 1}
+        attributes = [f", {name} {value}" for name, value in named.items() if value != plain.get(name, (1, 1))]
         return (
-            f"{self.batch} x {self.channels} x {self.height} x {self.width} "
-            f"with {self.filters} filters of {self.kernel} x {self.kernel_width}"
-            + "".join(f", {name} {value}" for name, value in attributes.items() if value is not None)
+            f"{of}{self.batch} x {self.channels} x {self.height} x {self.width} "
+            f"with {self.filters} filters of {self.kernel} x {self.kernel_width}{''.join(attributes)}"
         )
 
 
@@ -244,19 +245,12 @@ class DataGradient(ConvProblem):
     """
 
     operands: ClassVar[tuple[str, str, str]] = ("y", "w", "x")
+    feature: ClassVar[str] = DATA_GRADIENT
 
     @property
     def products(self) -> int:
         """The most products per element, M / G K L."""
         return self.filters // self.groups * self.kernel * self.kernel_width
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What a kernel must support, as in ConvProblem, and DATA_GRADIENT."""
-        return super().needs | {DATA_GRADIENT}
-
-    def __str__(self) -> str:
-        return f"the data gradient of {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -267,19 +261,12 @@ class WeightGradient(ConvProblem):
     """
 
     operands: ClassVar[tuple[str, str, str]] = ("x", "y", "w")
+    feature: ClassVar[str] = WEIGHT_GRADIENT
 
     @property
     def products(self) -> int:
         """The most products per element, B OH OW."""
         return self.batch * self.output_height * self.output_width
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What a kernel must support, as in ConvProblem, and WEIGHT_GRADIENT."""
-        return super().needs | {WEIGHT_GRADIENT}
-
-    def __str__(self) -> str:
-        return f"the weight gradient of {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -298,6 +285,7 @@ class PooledProblem(ConvProblem):
     """
 
     full: bool = False
+    feature: ClassVar[str] = TANH_POOL
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -318,11 +306,6 @@ class PooledProblem(ConvProblem):
     def y_shape(self) -> Shape4:
         """The output's shape, (B, M, PH, PW)."""
         return (self.batch, self.filters, self.pooled_height, self.pooled_width)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """What a kernel must support, as in ConvProblem, and TANH_POOL."""
-        return super().needs | {TANH_POOL}
 
     def __str__(self) -> str:
         return f"{super().__str__()}, then tanh of 2 x 2 maxima"
