@@ -123,11 +123,6 @@ def header_folders() -> tuple[Path, ...]:
     return _HERE / "cuda", _COURSE, _COURSE / "fallback"
 
 
-def prepare(folder: Path) -> None:
-    """Compile the runtime and the course's headers, unless the folder has them."""
-    _header(_support(folder), "counters", True)
-
-
 def _flags(support: Path, checks: str) -> list[str]:
     folders = (f"-I{_HERE / 'cuda'}", f"-I{support / 'course'}", "-idirafter", f"{_COURSE / 'fallback'}")
     return [*_COMMON, *_CHECKS[checks], *folders]

@@ -18,7 +18,6 @@ class LineCounters:
         shared_loads: warp-level instructions that load from shared memory; shared_stores likewise.
         load_wavefronts: cycles of shared memory that the loads take; store_wavefronts likewise.
         least_wavefronts: the same without bank conflicts, loads and stores.
-        lanes: lanes that took part in all these instructions; 32 per instruction at best.
         branches: times that a warp reached a branch of the line, if lanes of it ever went two ways there.
         divergent: times that they did.
         file: the name of the file of that line.
@@ -36,7 +35,6 @@ class LineCounters:
     load_wavefronts: int = 0
     store_wavefronts: int = 0
     least_wavefronts: int = 0
-    lanes: int = 0
     branches: int = 0
     divergent: int = 0
     file: str = ""

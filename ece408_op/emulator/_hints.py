@@ -66,7 +66,7 @@ def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
     if not line.divergent or line.divergent < 0.2 * line.branches:
         return []
     share = line.divergent / line.branches
-    text = f"in {share:.0%} of cases the lanes of a warp go two ways here, one after the other: "
+    text = f"in {100 * share:.0f} % of cases the lanes of a warp go two ways here, one after the other: "
     text += "let whole warps take the same branch, or choose a block that fits the row"
     return [(float(line.divergent), Hint(line.line, text, 1 + share, DIVERGENCE))]
 

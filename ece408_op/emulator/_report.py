@@ -80,17 +80,11 @@ class Report:
 def make(program: Program, outcome: Outcome) -> Report:
     """Return the report of a run."""
     tables = outcome.tables
-    codes = [row["code"] for table in ("accesses", "blocks", "findings") for row in tables[table]]
-    codes += [row["other"] for row in tables["findings"]]
-    where = places(program, codes)
+    codes = [row["code"] for table in ("counters", "findings") for row in tables[table]]
+    where = places(program, [*codes, *(row["other"] for row in tables["findings"])])
     rows: dict[tuple[str, int], list[LineCounters]] = {}
-    for row in tables["accesses"]:
-        counted = _access(row)
-        if counted is not None:
-            rows.setdefault(where.get(row["code"], ("", 0)), []).append(counted)
-    for row in tables["blocks"]:
-        place = where.get(row["code"], ("", 0))
-        rows.setdefault(place, []).append(LineCounters(branches=row["entries"], divergent=row["divergent"]))
+    for row in tables["counters"]:
+        rows.setdefault(where.get(row.pop("code"), ("", 0)), []).append(LineCounters(**row))
     lines = tuple(add(rows[place], place[1], place[0]) for place in sorted(rows))
     shapes: Iterator[dict[str, Any]] = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
@@ -118,19 +112,3 @@ def _finding(row: dict[str, Any], where: dict[int, tuple[str, int]]) -> Finding:
     other = where.get(row["other"], ("", 0))[1]
     block, thread = tuple(row["block"]), tuple(row["thread"])
     return Finding(row["kind"], line, other, row["message"], row["times"], block, thread, file)  # type: ignore[arg-type]
-
-
-def _access(row: dict[str, Any]) -> LineCounters | None:
-    space, operation, n = row["space"], row["operation"], row["instructions"]
-    if space not in ("global", "shared"):
-        return None
-    if operation == "atomic":
-        return LineCounters(atomics=n)
-    read = operation == "read"
-    if space == "global":
-        sectors = {"load_sectors" if read else "store_sectors": row["sectors"]}
-        kind = {"global_loads" if read else "global_stores": n}
-        return LineCounters(**kind, **sectors, least_sectors=row["least_sectors"], lanes=row["accesses"])
-    kind = {"shared_loads" if read else "shared_stores": n}
-    cycles = {"load_wavefronts" if read else "store_wavefronts": row["wavefronts"]}
-    return LineCounters(**kind, **cycles, least_wavefronts=row["least_wavefronts"], lanes=row["accesses"])

@@ -30,7 +30,7 @@ _REPLACED = re.compile(
     r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
     r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|cublas_v2\.h$"
     r"|(cblas|mkl|npp|nvToolsExt)\.h$|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$"
-    r"|.*/include/\w+\.h(pp)?$|cooperative_groups\.h$)"
+    r"|.*/include/\w+\.h(pp)?$|(cooperative_groups|driver_types)\.h$)"
 )
 #: What the emulator does not have: the code, and what to say.
 _UNSUPPORTED = (
@@ -218,20 +218,15 @@ def _at_depth_0(masked: str, start: int, wanted: str, statement: bool = True) ->
 
 def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, str]:
     """Write ``asm("op %0, %1;" : "=r"(a) : "r"(b))`` as ``ptx::op(a, b)``."""
-    end = _closing(masked, found.end())
-    inner, hidden = text[found.end() : end], masked[found.end() : end]
-    parts, depth, last = [], 0, 0
-    for i, letter in enumerate(hidden):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == ":" and not depth:
-            parts.append(inner[last:i])
-            last = i + 1
-    parts.append(inner[last:])
+    end = _at_depth_0(masked, found.end(), ")", statement=False)
+    if end < 0:
+        raise UnsupportedCodeError(_line(text, found.start()), "expected asm(...), got no closing parenthesis")
+    parts = _split(text[found.end() : end], ":")
     template = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', parts[0])).replace("\\n", " ").replace("\\t", " ").strip()
     lines = "\n" * text[found.start() : end + 1].count("\n")
     if not template:
         return found.start(), end + 1, f"(void)0{lines}"
-    operands = [_expression(one) for part in parts[1:3] for one in _split(part)]
+    operands = [_expression(one) for part in parts[1:3] for one in _split(part, ",") if one.strip()]
     instruction, _, rest = template.rstrip("; ").partition(" ")
     order = list(dict.fromkeys(map(int, re.findall(r"%(\d+)", rest))))
     name = re.sub(r"\W+", "_", instruction)
@@ -242,23 +237,13 @@ def _assembly(text: str, masked: str, found: re.Match[str]) -> tuple[int, int, s
     return found.start(), end + 1, f"::emulator::ptx::{name}({', '.join(operands)}){lines}"
 
 
-def _closing(masked: str, start: int) -> int:
-    depth = 1
-    for i in range(start, len(masked)):
-        depth += (masked[i] in "([{") - (masked[i] in ")]}")
-        if not depth:
-            return i
-    return len(masked)
-
-
-def _split(part: str) -> list[str]:
-    pieces, depth, last = [], 0, 0
-    for i, letter in enumerate(mask(part)):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and not depth:
-            pieces.append(part[last:i])
-            last = i + 1
-    return [piece for piece in (*pieces, part[last:]) if piece.strip()]
+def _split(text: str, separator: str) -> list[str]:
+    """Split text at a letter that stands outside all brackets."""
+    pieces, masked, start = [], mask(text), 0
+    while (end := _at_depth_0(masked, start, separator, statement=False)) >= 0:
+        pieces.append(text[start:end])
+        start = end + 1
+    return [*pieces, text[start:]]
 
 
 def _expression(operand: str) -> str:

@@ -79,7 +79,7 @@ def _ended(message: str) -> dict[str, Any]:
     """Return the tables of a program that left none."""
     finding = {"kind": "crash", "message": message, "code": 0, "other": 0, "times": 1}
     finding.update(block=(0, 0, 0), thread=(0, 0, 0))
-    return {"findings": [finding], "launches": [], "accesses": [], "blocks": []}
+    return {"findings": [finding], "launches": [], "counters": []}
 
 
 def places(program: Program, codes: Sequence[int]) -> dict[int, tuple[str, int]]:

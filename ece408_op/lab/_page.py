@@ -63,7 +63,7 @@ def source_lines(source: str, entry: Mapping[str, Any] | None) -> list[dict[str,
         if one:
             words["sectors"] = _times(one["sectors"], one["least_sectors"])
             words["wavefronts"] = _times(one["wavefronts"], one["least_wavefronts"])
-            words["divergent"] = f"{one['divergent'] / one['branches']:.0%}" if one["branches"] else ""
+            words["divergent"] = f"{100 * one['divergent'] / one['branches']:.0f} %" if one["branches"] else ""
         found.append({"number": number, "text": text, "heat": _screen.cost(one) / most if one else 0.0, **words})
     return found
 

@@ -106,7 +106,7 @@ def _counters(entry: Mapping[str, Any], source: str) -> Iterator[str]:
     for one in costliest(entry)[: _MOST["lines"]]:
         sectors = _ratio(one["sectors"], one["least_sectors"], one["global_requests"])
         fronts = _ratio(one["wavefronts"], one["least_wavefronts"], one["shared_requests"])
-        share = f"{one['divergent'] / one['branches']:.0%}" if one["branches"] else "-"
+        share = f"{100 * one['divergent'] / one['branches']:.0f} %" if one["branches"] else "-"
         yield f"  {one['line']:4}  {sectors:23}  {fronts:26}  {share:9}  {source_line(source, one['line'])}"[:WIDTH]
 
 

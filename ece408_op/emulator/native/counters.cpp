@@ -20,7 +20,7 @@ struct Counts {
     bool found = false;
     uint32_t partner = 0;  // the access behind this one in memory, of the same kind, with no other kind between
     uint32_t hint = 0;     // its number in the list of these accesses
-    long requests = 0, lanes = 0, sectors = 0, least_sectors = 0;
+    long requests = 0, sectors = 0, least_sectors = 0;
     // Of shared memory: with accesses of this width, and of 8 and 16 bytes, into which the compiler may join several.
     long wavefronts[3] = {}, least_wavefronts = 0;
 };
@@ -102,7 +102,6 @@ void count(const Request &request, int bytes, Space space) {
             units[n++] = request.address[lane];
             while (request.address[lane] % least_alignment) least_alignment /= 2;
         }
-    mine.lanes += n;
     mine.alignment = least_alignment;
     if (space == Space::GLOBAL || space == Space::PROGRAM) {
         uintptr_t sectors[64];
@@ -235,8 +234,6 @@ void end_of_block() {
 }
 
 void write_counters(FILE *to) {
-    static const char *const spaces[] = {"shared", "global", "local", "constant", "global", "host"};
-    static const char *const operations[] = {"read", "write", "atomic"};
     // Two or four accesses next to one another, always aligned, are one instruction on a GPU.
     std::unordered_map<uint32_t, int> width;  // of the first of those accesses, in accesses; 0 for the others
     std::vector<uint32_t> codes;
@@ -261,23 +258,22 @@ void write_counters(FILE *to) {
     const char *separator = "";
     for (const uint32_t code : codes) {
         const Counts &mine = counts[code];
+        const bool shared = mine.space == Space::SHARED, global = mine.space == Space::GLOBAL || mine.space == Space::PROGRAM;
+        if (!shared && !global) continue;
         const int joined = width.count(code) ? width[code] : 1;
-        std::fprintf(to, "%s{\"code\": %u, \"space\": \"%s\", \"operation\": \"%s\", \"bytes\": %d, \"instructions\": %ld, "
-                     "\"accesses\": %ld, \"sectors\": %ld, \"least_sectors\": %ld, \"wavefronts\": %ld, "
-                     "\"least_wavefronts\": %ld}",
-                     separator, code, spaces[int(mine.space)], operations[mine.operation], mine.bytes,
-                     joined ? mine.requests : 0, mine.lanes, mine.sectors, mine.least_sectors,
-                     joined ? mine.wavefronts[joined / 2] : 0, joined ? mine.least_wavefronts : 0);
+        const char *const verb = mine.operation == READ ? "load" : "store", *const unit = shared ? "wavefronts" : "sectors";
+        std::fprintf(to, "%s{\"code\": %u, ", separator, code);
         separator = ",\n";
+        if (mine.operation == ATOMIC) std::fprintf(to, "\"atomics\": %ld}", mine.requests);
+        else std::fprintf(to, "\"%s_%ss\": %ld, \"%s_%s\": %ld, \"least_%s\": %ld}", shared ? "shared" : "global", verb,
+                          joined ? mine.requests : 0, verb, unit,
+                          !joined ? 0 : shared ? mine.wavefronts[joined / 2] : mine.sectors, unit,
+                          !joined ? 0 : shared ? mine.least_wavefronts : mine.least_sectors);
     }
-}
-
-void write_blocks(FILE *to) {
-    const char *separator = "";
     for (const auto &[code, block] : blocks) {
-        if (block.divergent)
-            std::fprintf(to, "%s{\"code\": %u, \"entries\": %ld, \"divergent\": %ld}", separator, code, block.entries,
-                         block.divergent), separator = ",\n";
+        if (!block.divergent) continue;
+        std::fprintf(to, "%s{\"code\": %u, \"branches\": %ld, \"divergent\": %ld}", separator, code, block.entries, block.divergent);
+        separator = ",\n";
     }
 }
 

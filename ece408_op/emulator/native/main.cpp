@@ -23,7 +23,6 @@ namespace emulator {
 
 const char *report_path;
 bool counting, racing;
-void write_blocks(FILE *to);
 void check_surroundings();
 
 namespace {
@@ -77,10 +76,8 @@ void write_all() {
                      grid.block.y, grid.block.z, static_shared, grid.shared_bytes);
         separator = ",\n";
     }
-    std::fprintf(to, "],\n\"accesses\": [");
+    std::fprintf(to, "],\n\"counters\": [");
     write_counters(to);
-    std::fprintf(to, "],\n\"blocks\": [");
-    write_blocks(to);
     std::fprintf(to, "]}\n");
     std::fclose(to);
 }
