@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+from ece408_op.bench.results import this_machine
 from ece408_op.lab import __path__ as folders
 
 STARTERS = Path(folders[0]) / "starters"
@@ -54,14 +54,7 @@ def main() -> int:
     files = {name: seconds_to_verdict(name) for name in AIMS}
     for name, seconds in files.items():
         print(f"{name}: {statistics.median(seconds):.2f} s, {min(seconds):.2f} to {max(seconds):.2f} s")
-    cores = len(os.sched_getaffinity(0))
-    result = {
-        "files": files,
-        "aims": AIMS,
-        "cores": cores,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
+    result = {"files": files, "aims": AIMS, "machine": asdict(this_machine())}
     if json_file:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(any(statistics.median(seconds) > AIMS[name] for name, seconds in files.items()))
