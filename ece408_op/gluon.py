@@ -1,4 +1,4 @@
-"""The operator in Gluon: ``Conv2D``, and ``replace``, which puts it into networks that exist.
+"""The operator in Gluon: ``Conv2D``, ``replace``, which puts it into networks that exist, and ``on_gpu``.
 
 net = mx.gluon.model_zoo.vision.resnet18_v1()
 ece408_op.gluon.replace(net)
@@ -15,6 +15,7 @@ from mxnet.gluon import nn
 
 from ece408_op.errors import ProblemError
 from ece408_op.graph import api
+from ece408_op.network.api import gpu_network
 from ece408_op.plugin.attributes import Attributes
 from ece408_op.plugin.builder import Convolution
 
@@ -49,6 +50,41 @@ class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
         name = "fwd" if isinstance(x, mx.sym.Symbol) else f"{self.name}_fwd"
         y = Convolution(x, weight, bias, name=name, **options, **self._kwargs)
         return y if self.act is None else self.act(y)
+
+
+def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
+    """Return a block that computes a HybridBlock on a GPU, for arrays in ``mx.cpu()``, in training and inference.
+
+    It has the same Parameter objects, so that a trainer of the one trains the other. Its outputs are those of the
+    block, in one list if there are several. Forward and backward passes are ``gpu_network``'s.
+
+    Args:
+        block: the network, initialised.
+        examples: arrays for its inputs, of which the shapes alone count, so that all parameters get theirs.
+        options: impl, precision and device_id of ``gpu_network``.
+
+    Raises:
+        ProblemError: block is no HybridBlock, or there is no example; or as ``gpu_network``.
+        GraphError: as ``gpu_network``, with ``for_training``.
+    """
+    if not isinstance(block, mx.gluon.HybridBlock):
+        raise ProblemError(f"block: expected a HybridBlock, got {type(block).__name__}")
+    if not examples:
+        raise ProblemError("examples: expected an array for each input of the block, got none")
+    block.infer_shape(*examples)
+    parameters = block.collect_params()
+    for parameter in parameters.values():
+        parameter._finish_deferred_init()
+    names = ["data"] if len(examples) == 1 else [f"data{number}" for number in range(len(examples))]
+    variables = [mx.sym.Variable(name) for name in names]
+    symbol = block(*variables)
+    symbol = symbol if isinstance(symbol, mx.sym.Symbol) else mx.sym.Group(symbol)
+    arguments, states = (
+        {name: parameters[name].data() for name in names if name in parameters}
+        for names in (symbol.list_arguments(), symbol.list_auxiliary_states())
+    )
+    node, *_ = gpu_network(symbol, arguments, states, for_training=True, **options)
+    return mx.gluon.SymbolBlock(node, variables, parameters)
 
 
 class Replaced(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_case import require_gpu
 from text_changes import changed
 
 import ece408_op
@@ -182,14 +184,28 @@ def test_the_readmes_program_runs() -> None:
     assert replaced == "{'conv': 'new0'} {}"
 
 
-def test_the_program_of_the_page_on_training_runs() -> None:
+@pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_the_program_of_the_page_on_training_runs(gpu) -> None:
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     text = (DOCS / "training.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    if gpu:
+        require_gpu()
+        (line,) = re.findall(r"^    (net = .*\n)", text, re.MULTILINE)
+        program = program.replace("for _ in", line + "for _ in")
     replaced, *losses = run(ROOT, "-c", program).splitlines()
     assert replaced == "20 convolutions"
     assert all(float(loss) > 0 for loss in losses)
     assert len(losses) == 3
+
+
+def test_the_page_on_training_names_the_operators() -> None:
+    operators = pytest.importorskip("ece408_op.network._operators", reason="MXNet is not installed").OPERATORS
+    text = (DOCS / "training.md").read_text(encoding="utf-8")
+    patterns = re.findall(r"(?<!not )`([\w*]+)`", text[text.index("These operators have gradients:") :])
+    matched = {pattern: fnmatch.filter(operators, pattern) for pattern in patterns}
+    assert all(matched.values()), matched
+    assert {name for names in matched.values() for name in names} == set(operators)
 
 
 def test_the_readmes_accuracies_are_those_of_the_models() -> None:

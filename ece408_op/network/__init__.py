@@ -1,8 +1,9 @@
-"""Whole inference graphs as one Custom node that computes on a GPU, for arrays in ``mx.cpu()``.
+"""Whole graphs as one Custom node that computes on a GPU, for arrays in ``mx.cpu()``.
 
 api.py       gpu_network: from a symbol and its parameters to the node
 operator.py  the node as MXNet sees it
-engine.py    the network on one GPU: parameters, chunks of images, memory
+engine.py    inference on one GPU: parameters, chunks of images, memory
+trainer.py   training steps on one GPU: copies in, computation, copies out
 
 Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_pooling``,
 ``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
@@ -10,4 +11,8 @@ Private modules, from the bottom: ``_definition`` says what an operator is; ``_l
 in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
 float32 (``_passes``, ``_split_precision``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
 graphs for one batch size, ``_timing`` the times of convolutions.
+
+Training: ``_training`` computes the values and, in reverse order, their gradients. It keeps all values and fuses
+nothing. Each operator class has its gradient as a method, which CuPy and NumPy run alike; ``_training_gpu`` computes
+convolutions by our kernels instead, and the passes of ``_training_passes`` replace several of CuPy's.
 """

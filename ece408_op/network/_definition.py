@@ -1,14 +1,16 @@
-"""What an operator is to a network: a class with its attributes, the shape of its output, and its computation.
+"""What an operator is to a network: a class with its attributes, its output's shape, its computation and its gradient.
 
 To add an attribute, add a field. To add an operator, add a class and list it in ``_operators``. To add a property that
-operators have, such as a gradient, add a method to ``Operator``.
+operators have, add a method to ``Operator``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
+
+import numpy as np
 
 from ece408_op.plugin.attributes import integers, is_mxnets_own
 
@@ -26,18 +28,35 @@ class Unsupported(Exception):  # noqa: N818 - a reason; the caller adds the node
     """Why a network cannot contain a node: what was expected, and what came."""
 
 
-class Arrays(Protocol):
+class Arrays:
     """A library of arrays: NumPy, or CuPy on the current device and stream."""
 
     @property
     def xp(self) -> Any:
         """The module, as far as NumPy and CuPy agree."""
+        raise NotImplementedError
 
     def matmul(self, a: Any, b: Any, out: Any) -> None:
         """Multiply two stacks of matrices, float32 and C-contiguous; a stack of one is used for all."""
+        raise NotImplementedError
 
     def erf(self, x: Any, out: Any) -> None:
         """Compute the error function of each element."""
+        raise NotImplementedError
+
+    def channel_sums(self, x: Any, y: Any, center: Any) -> tuple[Any, Any]:
+        """Return sum x and sum x (y - center) for each channel, in float64, over axes 0 and 2 of (n, channels, m).
+
+        center: one number per channel, float64.
+        """
+        xp = self.xp
+        products = x * (y - center.reshape(1, -1, 1))
+        return xp.sum(x, axis=(0, 2), dtype=np.float64), xp.sum(products, axis=(0, 2), dtype=np.float64)
+
+    def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
+        """Fill out with a x + b (y - c) + d for (n, channels, m); factors: a, b, c and d per channel, float64."""
+        a, b, c, d = (factor.astype(np.float32).reshape(1, -1, 1) for factor in factors)
+        out[...] = a * x + b * (y - c) + d
 
 
 def _attribute(expected: str, convert: Callable[[str], Any], *default: Any) -> Any:
@@ -95,8 +114,17 @@ def _integers(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """One node's forward pass in training: its inputs, ignored ones too, its output, and what ``train`` returned."""
+
+    inputs: Sequence[Any]
+    out: Any
+    saved: Any = None
+
+
+@dataclass(frozen=True)
 class Operator:
-    """One operator at inference, with its attributes: ``op`` is its name in the graph.
+    """One operator, with its attributes: ``op`` is its name in the graph.
 
     The fields that the functions above make are attributes of the node. The class variables are:
 
@@ -154,6 +182,30 @@ class Operator:
         """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None."""
         raise NotImplementedError
 
+    def check_gradient(self) -> None:
+        """Raise Unsupported if the operator with these attributes has no gradient."""
+        if type(self).gradients is Operator.gradients:
+            raise Unsupported("it has no gradient")
+
+    def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
+        """Fill ``out`` as in training, and return what ``gradients`` needs besides inputs and output.
+
+        seed: a number of this call's alone, for random numbers.
+        """
+        self.compute(arrays, inputs, out)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        """Return the gradient to each input, float32 of its shape; None for one that is not wanted, or is zero.
+
+        gradient: to the output, float32 of its shape, which nobody changes; None for a loss whose output nobody reads.
+        An array that is returned may be ``gradient`` itself, or a view of it.
+        """
+        raise NotImplementedError
+
+    def new_states(self, given: Trained) -> Mapping[int, Any]:
+        """Return the new values of the inputs, by number, that a step of training changes: a BatchNorm's statistics."""
+        return {}
+
     def used_inputs(self) -> tuple[str, ...]:
         """Return the names of the inputs that these attributes ask for."""
         return self.inputs
@@ -185,6 +237,16 @@ class Operator:
     def activation(self) -> str | None:
         """The type of activation that this operator is, if it is one."""
         return None
+
+    @property
+    def view_in_training(self) -> bool:
+        """Whether ``train`` would copy the first input: ``view``, unless training computes something else."""
+        return self.view and type(self).train is Operator.train
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the gradient does not read the gradient to the output."""
+        return False
 
     @property
     def is_maximum(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
+from ._definition import Arrays
 from ._layers import FullyConnected
 from ._passes import Epilogue
 from ._schedule import Call, Computation, in_order
@@ -96,7 +97,7 @@ def blas(device: int) -> Blas:
     return Blas()
 
 
-class GpuArrays:
+class GpuArrays(Arrays):
     """CuPy on the current device and stream, for the operators' own methods."""
 
     def __init__(self, device: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import pi, sqrt
 from typing import Any
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Unsupported, check_shape, choice, flag, number
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, check_shape, choice, flag, number
 
 #: Fill the output from an array of the same shape, which may be the output itself.
 Unary = Callable[[Arrays, Any, Any], None]
@@ -41,10 +41,38 @@ ACTIVATIONS: dict[str, Unary] = {
     "relu6": lambda arrays, x, out: arrays.xp.clip(x, np.float32(0), np.float32(6), out=out),
 }
 
+#: The derivative of each, from its output y and y's library.
+_DERIVATIVES: dict[str, Callable[[Any, Any], Any]] = {
+    "relu": lambda xp, y: y > 0,
+    "sigmoid": lambda xp, y: y * (1 - y),
+    "tanh": lambda xp, y: 1 - y * y,
+    "softrelu": lambda xp, y: -xp.expm1(-y),
+    "softsign": lambda xp, y: xp.square(1 - xp.absolute(y)),
+}
+
 #: Operators and NumPy's functions.
 _FUNCTIONS = {name: name for name in ("negative", "exp", "log", "sqrt", "square")} | {"abs": "absolute"}
 _ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"} | {
     name: name for name in ("maximum", "minimum", "power")
+}
+#: Derivatives of the functions, from x and y.
+_FUNCTION_DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "negative": lambda xp, x, y: np.float32(-1),
+    "exp": lambda xp, x, y: y,
+    "log": lambda xp, x, y: 1 / x,
+    "sqrt": lambda xp, x, y: np.float32(0.5) / y,
+    "square": lambda xp, x, y: 2 * x,
+    "abs": lambda xp, x, y: xp.sign(x),
+}
+#: Derivatives of the arithmetic to both operands, from these and the result, as MXNet has them where both are equal.
+_ARITHMETIC_DERIVATIVES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "add": (lambda xp, a, b, y: np.float32(1), lambda xp, a, b, y: np.float32(1)),
+    "sub": (lambda xp, a, b, y: np.float32(1), lambda xp, a, b, y: np.float32(-1)),
+    "mul": (lambda xp, a, b, y: b, lambda xp, a, b, y: a),
+    "div": (lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)),
+    "maximum": (lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b),
+    "minimum": (lambda xp, a, b, y: a <= b, lambda xp, a, b, y: a > b),
+    "power": (lambda xp, a, b, y: b * xp.power(a, b - 1), lambda xp, a, b, y: y * xp.log(a)),
 }
 _WITH_SCALAR = {"plus": "add", "minus": "subtract"} | {key: _ARITHMETIC[key] for key in list(_ARITHMETIC)[2:]}
 
@@ -64,6 +92,9 @@ class Activation(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         ACTIVATIONS[self.activation](arrays, inputs[0], out)
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [gradient * _DERIVATIVES[self.activation](arrays.xp, given.out)]
+
 
 class Function(Operator):
     """A function of one array."""
@@ -73,6 +104,9 @@ class Function(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         getattr(arrays.xp, _FUNCTIONS[self.op])(inputs[0], out=out)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [gradient * _FUNCTION_DERIVATIVES[self.op](arrays.xp, given.inputs[0], given.out)]
 
 
 @dataclass(frozen=True)
@@ -104,7 +138,7 @@ class LeakyReLU(Operator):
             xp.multiply(out, half, out=out)
             return
         if self.act_type == "prelu":
-            negative = x * (inputs[1] if x.ndim < 2 else inputs[1].reshape(1, -1, *[1] * (x.ndim - 2)))
+            negative = x * self._slopes(inputs)
         elif self.act_type in ("elu", "selu"):
             negative = xp.expm1(x) * np.float32(self.slope if self.act_type == "elu" else _SELU_ALPHA)
         else:
@@ -114,6 +148,31 @@ class LeakyReLU(Operator):
         out[...] = xp.where(x > 0, x, negative)
         if self.act_type == "selu":
             xp.multiply(out, np.float32(_SELU_SCALE), out=out)
+
+    def _slopes(self, inputs: Sequence[Any]) -> Any:
+        """Return prelu's slopes in a shape that broadcasts to the data's."""
+        x, gamma = inputs
+        return gamma if x.ndim < 2 else gamma.reshape(1, -1, *[1] * (x.ndim - 2))
+
+    def check_gradient(self) -> None:
+        if self.act_type == "rrelu":
+            raise Unsupported("act_type rrelu has no gradient here, because its slopes are random in training")
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        (x, *gamma), xp = given.inputs, arrays.xp
+        if self.act_type == "gelu":
+            cumulative = xp.empty(x.shape, np.float32)
+            arrays.erf(x * np.float32(1 / sqrt(2)), cumulative)
+            density = xp.exp(x * x * np.float32(-0.5)) * np.float32(1 / sqrt(2 * pi))
+            return [gradient * (np.float32(0.5) * (1 + cumulative) + x * density)]
+        if self.act_type == "prelu":
+            slopes = self._slopes(given.inputs)
+            to_slopes = reduced_to(xp, gradient * xp.where(x > 0, np.float32(0), x), slopes.shape)
+            return [gradient * xp.where(x > 0, np.float32(1), slopes), to_slopes.reshape(gamma[0].shape)]
+        if self.act_type == "leaky":
+            return [gradient * xp.where(x > 0, np.float32(1), np.float32(self.slope))]
+        slope, scale = (self.slope, 1) if self.act_type == "elu" else (_SELU_ALPHA, _SELU_SCALE)
+        return [gradient * xp.where(x > 0, np.float32(scale), xp.exp(xp.minimum(x, 0)) * np.float32(scale * slope))]
 
 
 @dataclass(frozen=True)
@@ -132,6 +191,10 @@ class Clip(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         arrays.xp.clip(inputs[0], np.float32(self.a_min), np.float32(self.a_max), out=out)
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        x = given.inputs[0]
+        return [gradient * ((x >= np.float32(self.a_min)) & (x <= np.float32(self.a_max)))]
+
 
 @dataclass(frozen=True)
 class WithScalar(Operator):
@@ -143,10 +206,20 @@ class WithScalar(Operator):
     is_int: bool = flag(True)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        operands, name = [inputs[0], np.float32(self.scalar)], self.op.split("_")[1]
-        if name not in _WITH_SCALAR:
-            operands.reverse()
-        getattr(arrays.xp, _WITH_SCALAR.get(name) or _WITH_SCALAR[name[1:]])(*operands, out=out)
+        name, _, operands = self._reading(inputs[0])
+        getattr(arrays.xp, name)(*operands, out=out)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        name, position, operands = self._reading(given.inputs[0])
+        (short,) = (short for short, long in _ARITHMETIC.items() if long == name)
+        return [gradient * _ARITHMETIC_DERIVATIVES[short][position](arrays.xp, *operands, given.out)]
+
+    def _reading(self, x: Any) -> tuple[str, int, Sequence[Any]]:
+        """Return NumPy's function, the array's position among the operands, and these."""
+        name, number = self.op.split("_")[1], np.float32(self.scalar)
+        return (
+            (_WITH_SCALAR[name], 0, (x, number)) if name in _WITH_SCALAR else (_WITH_SCALAR[name[1:]], 1, (number, x))
+        )
 
 
 class Arithmetic(Operator):
@@ -172,6 +245,13 @@ class Arithmetic(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         getattr(arrays.xp, _ARITHMETIC[self.op.rpartition("_")[2]])(*inputs, out=out)
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        xp, derivatives = arrays.xp, _ARITHMETIC_DERIVATIVES[self.op.rpartition("_")[2]]
+        return [
+            reduced_to(xp, gradient * derivative(xp, *given.inputs, given.out), array.shape) if asked else None
+            for derivative, array, asked in zip(derivatives, given.inputs, wanted)
+        ]
+
 
 class Sum(Operator):
     """The sum of any number of arrays of one shape."""
@@ -189,3 +269,15 @@ class Sum(Operator):
         out[...] = inputs[0]
         for more in inputs[1:]:
             arrays.xp.add(out, more, out=out)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [gradient] * len(wanted)
+
+
+def reduced_to(xp: Any, x: Any, shape: Shape) -> Any:
+    """Return the sums of x over the axes along which an array of that shape was broadcast, in float64."""
+    if x.shape == shape:
+        return x
+    lengths = (1,) * (x.ndim - len(shape)) + tuple(shape)
+    axes = tuple(axis for axis, (length, whole) in enumerate(zip(lengths, x.shape)) if length != whole)
+    return xp.sum(x, axis=axes, dtype=np.float64).astype(np.float32).reshape(shape)

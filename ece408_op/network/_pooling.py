@@ -11,7 +11,7 @@ import numpy as np
 
 from ece408_op.runtime.launch import ceil_div
 
-from ._definition import Arrays, Operator, Shape, Unsupported, choice, flag, pair
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, pair
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,30 @@ class Pooling(Operator):
             part = out[:, :, rows, columns]
             (xp.maximum if self.is_maximum else xp.add)(part, x[:, :, from_rows, from_columns], out=part)
         if self.pool_type == "avg":
-            counts = [fitted._counts(axis, x.shape[2 + axis], out.shape[2 + axis]) for axis in (0, 1)]
-            xp.divide(out, xp.asarray(np.outer(*counts)), out=out)
+            xp.divide(out, xp.asarray(self._all_counts(x.shape, out.shape)), out=out)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        """Add each window's gradient to its first maximum, or to all its elements."""
+        xp, x = arrays.xp, given.inputs[0]
+        fitted, found = self.fitted(x.shape), xp.zeros(x.shape, np.float32)
+        left = xp.ones(gradient.shape, bool)  # windows whose maximum has not been found yet
+        if self.pool_type == "avg":
+            gradient = gradient / xp.asarray(self._all_counts(x.shape, gradient.shape))
+        for p, q in product(*map(range, fitted.kernel)):
+            rows, from_rows = fitted._span(0, p, x.shape[2], gradient.shape[2])
+            columns, from_columns = fitted._span(1, q, x.shape[3], gradient.shape[3])
+            part, under = gradient[:, :, rows, columns], (slice(None), slice(None), from_rows, from_columns)
+            if self.is_maximum:
+                here = left[:, :, rows, columns] & (x[under] == given.out[:, :, rows, columns])
+                left[:, :, rows, columns] ^= here
+                part = part * here
+            found[under] += part
+        return [found]
+
+    def _all_counts(self, x: Shape, output: Shape) -> np.ndarray:
+        """Return how many elements each window's mean has."""
+        fitted = self.fitted(x)
+        return np.outer(*(fitted._counts(axis, x[2 + axis], output[2 + axis]) for axis in (0, 1)))
 
     def _span(self, axis: int, tap: int, length: int, outputs: int) -> tuple[slice, slice]:
         """Return the outputs whose windows have that tap inside the image, and the inputs under it."""

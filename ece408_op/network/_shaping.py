@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._definition import Arrays, Operator, Shape, Unsupported, axis_of, choice, flag, integer, number, sizes
+from ._definition import Arrays, Operator, Shape, Trained, Unsupported, axis_of, choice, flag, integer, number, sizes
 
 
 class _View(Operator):
@@ -20,11 +20,21 @@ class _View(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0].reshape(out.shape)
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [gradient.reshape(given.inputs[0].shape)]
+
 
 class Identity(_View):
-    """The same array."""
+    """The same array; BlockGrad has the gradient zero."""
 
     names = ("_copy", "BlockGrad")
+
+    @property
+    def is_loss(self) -> bool:
+        return self.op == "BlockGrad"
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [None] if self.is_loss else [gradient]
 
 
 class Flatten(_View):
@@ -38,11 +48,41 @@ class Flatten(_View):
 
 @dataclass(frozen=True)
 class Dropout(_View):
-    """Dropout, which does nothing at inference unless its mode is always."""
+    """Dropout: in training, zero with probability p, and else x / (1 - p); nothing at inference.
+
+    With ``axes``, one number decides along all of them (Srivastava et al., 2014).
+    """
 
     names = ("Dropout",)
-    accepted = ("p", "axes")
+    p: float = number(0.5)
+    axes: tuple[int, ...] = sizes()
     mode: str = choice("training")
+
+    def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
+        """Return the factors, 0 or 1 / (1 - p)."""
+        xp, keep = arrays.xp, 1 - self.p
+        shape = tuple(1 if axis in self.axes else length for axis, length in enumerate(out.shape))
+        kept = random_bits(xp, prod(shape), seed) < np.float64(keep * 2**32)
+        mask = kept.reshape(shape) * np.float32(1 / keep if keep > 0 else 0)
+        xp.multiply(inputs[0], mask, out=out)
+        return mask
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [gradient * given.saved]
+
+
+def random_bits(xp: Any, count: int, seed: int) -> Any:
+    """Return ``count`` numbers from 0 to 2^32 - 1, equal ones for equal seeds on every machine.
+
+    Murmur3's finalizer (A. Appleby), of the element's number and then, with the seed, of the result.
+    """
+    bits = xp.arange(count, dtype=np.uint32)
+    for key in (seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF):
+        bits = bits ^ np.uint32(key)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
+        bits = bits ^ (bits >> np.uint32(16))
+    return bits
 
 
 @dataclass(frozen=True)
@@ -113,6 +153,9 @@ class Transpose(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         out[...] = inputs[0].transpose(self._order(out.ndim))
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        return [arrays.xp.ascontiguousarray(gradient.transpose(np.argsort(self._order(gradient.ndim)).tolist()))]
+
     def _order(self, dimensions: int) -> tuple[int, ...]:
         axes = tuple(axis_of(axis, dimensions) for axis in self.axes) or tuple(reversed(range(dimensions)))
         if sorted(axes) != list(range(dimensions)):
@@ -143,6 +186,11 @@ class Concat(Operator):
             out.swapaxes(0, self.dim)[start:stop] = part.swapaxes(0, self.dim)
             start = stop
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        edges = np.cumsum([part.shape[self.dim] for part in given.inputs]).tolist()
+        parts = arrays.xp.split(gradient, edges[:-1], axis=self.dim)
+        return [arrays.xp.ascontiguousarray(part) for part in parts]
+
 
 @dataclass(frozen=True)
 class Mean(Operator):
@@ -168,6 +216,12 @@ class Mean(Operator):
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         x = inputs[0]
         out[...] = arrays.xp.mean(x, axis=self._axes(x.ndim), dtype=np.float32).reshape(out.shape)
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        x, axes = given.inputs[0], self._axes(given.inputs[0].ndim)
+        lengths = [1 if axis in axes else length for axis, length in enumerate(x.shape)]
+        shares = gradient.reshape(lengths) * np.float32(gradient.size / x.size)
+        return [arrays.xp.ascontiguousarray(arrays.xp.broadcast_to(shares, x.shape))]
 
     def mixes_images(self, dimensions: int) -> bool:
         return 0 in self._axes(dimensions)
@@ -206,6 +260,14 @@ class Softmax(Operator):
             xp.exp(out, out=out)
             xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        xp, y = arrays.xp, given.out
+        if self.logarithm:
+            found = gradient - xp.exp(y) * gradient.sum(axis=self.axis, keepdims=True)
+        else:
+            found = y * (gradient - (gradient * y).sum(axis=self.axis, keepdims=True))
+        return [found if self.temperature == 1 else found / np.float32(self.temperature)]
+
     def mixes_images(self, dimensions: int) -> bool:
         return self.axis % dimensions == 0
 
@@ -217,9 +279,14 @@ class SoftmaxOutput(Operator):
     names = ("SoftmaxOutput",)
     inputs = ("data", "label")
     ignored = ("label",)
-    accepted = ("grad_scale", "ignore_label", "smooth_alpha", "use_ignore", "out_grad", "normalization")
     multi_output: bool = flag(False)
     preserve_shape: bool = flag(False)
+    grad_scale: float = number(1.0)
+    ignore_label: float = number(-1.0)
+    use_ignore: bool = flag(False)
+    smooth_alpha: float = number(0.0)
+    normalization: str = choice("null", "batch", "valid")
+    out_grad: bool = flag(False)
     temperature, logarithm = 1.0, False
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
@@ -244,3 +311,38 @@ class SoftmaxOutput(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         Softmax("softmax", 1 if self.multi_output else -1).compute(arrays, inputs, out)
+
+    @property
+    def is_loss(self) -> bool:
+        return True
+
+    def check_gradient(self) -> None:
+        if self.out_grad:
+            # MXNet multiplies by the output instead.
+            raise Unsupported("out_grad=True has no gradient here, because MXNet 1.9.1 computes another than it says")
+
+    def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        """Return p - label as MXNet scales it, for labels that are numbers of classes or have p's shape."""
+        (_, label), p, xp = given.inputs, given.out, arrays.xp
+        # A multi_output has its classes in axis 1, and MXNet then divides by the positions of an image, too.
+        classes, positions = (1, prod(p.shape[2:])) if self.multi_output else (p.ndim - 1, 1)
+        if label.shape == p.shape:
+            found = (p - label) * np.float32(self.grad_scale)
+        else:
+            chosen = xp.expand_dims(label.reshape((*p.shape[:classes], *p.shape[classes + 1 :])), classes)
+            numbers = xp.arange(p.shape[classes]).reshape(-1, *[1] * (p.ndim - 1 - classes))
+            hit = chosen.astype(np.int32) == numbers
+            smooth = 0.0 if self.multi_output else self.smooth_alpha
+            others = np.float32(smooth / max(1, p.shape[classes] - 1))
+            found = p - xp.where(hit, np.float32(1 - smooth), others)
+            if self.use_ignore:
+                found = found * (chosen.astype(np.int32) != int(self.ignore_label))
+            if self.normalization == "valid":
+                counted = (label.astype(np.int32) != int(self.ignore_label)).sum()
+                found = found * np.float32(self.grad_scale) / xp.maximum(counted, 1).astype(np.float32)
+            else:
+                # MXNet's batch is the first axis of the labels, or all of them without multi_output.
+                batch = len(p) if self.multi_output else label.size
+                count = positions * (batch if self.normalization == "batch" else 1)
+                found = found * np.float32(self.grad_scale / count)
+        return [found, None]

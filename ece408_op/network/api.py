@@ -15,7 +15,8 @@ from ece408_op.plugin import bridge, default_layout
 from ece408_op.plugin.attributes import PRECISIONS, is_mxnets_own
 
 from ._definition import SHAPE
-from ._network import parse
+from ._network import Network, parse
+from ._training import check_gradients, is_random
 from .operator import IMPLS, OP_TYPE
 
 
@@ -28,13 +29,18 @@ def gpu_network(
     precision: str = "float32",
     device_id: int = 0,
     device_ids: Sequence[int] | None = None,
+    for_training: bool = False,
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return a network as one operator node that computes on a GPU, with inputs and outputs in ``mx.cpu()``.
 
-    The node is for inference: dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are no
-    parameters are data; labels that only a SoftmaxOutput reads are ignored. The parameters are float32 and stay on the
-    GPU. While the GPU computes, each call compares them with the arrays that MXNet passes, and computes again if they
-    differ. Any program that imports ``ece408_op`` can load the saved symbol.
+    At inference, dropout does nothing, and BatchNorm uses its stored mean and variance. Inputs that are no parameters
+    are data; labels that only a SoftmaxOutput reads are ignored. The parameters are float32 and stay on the GPU. While
+    the GPU computes, each call compares them with the arrays that MXNet passes, and computes again if they differ. Any
+    program that imports ``ece408_op`` can load the saved symbol.
+
+    With ``for_training``, a forward pass with is_train=True keeps its values on the GPU, and the backward pass computes
+    the gradients to data and parameters; loss and optimiser are MXNet's. Each pass copies the parameters, or their
+    gradients, once.
 
     Args:
         symbol: the network, an MXNet Symbol.
@@ -46,6 +52,7 @@ def gpu_network(
         device_id: the GPU's number.
         device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes an equal share of
             each batch, and ``op_times`` has a record of each.
+        for_training: whether the node has gradients, on one GPU.
 
     Returns:
         (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and outputs keep their
@@ -53,7 +60,8 @@ def gpu_network(
 
     Raises:
         GraphError: the graph has unsupported nodes; the message has the name, operator and attribute of each. A
-            ``New`` for the CPU, by its device or its impl, is one.
+            ``New`` for the CPU, by its device or its impl, is one, and with ``for_training`` an operator without a
+            gradient.
         ProblemError: an option is unknown, or an array is sparse; or, raised by the first call, several GPUs are to
             share the images of a network that does not compute each image by itself.
         DeviceError: there is no such GPU; raised when the network is bound.
@@ -69,27 +77,32 @@ def gpu_network(
         if device_ids is None:
             raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
         raise ProblemError(f"device_ids: expected different GPUs' numbers from 0 on, got {device_ids!r}")
+    if for_training and len(numbers) > 1:
+        raise ProblemError(f"for_training: expected one GPU, got {numbers}; pass device_id")
     for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
         check_arrays(params, name)
     states = dict(aux_params or {})
     text = _text(graph, {**arg_params, **states})
     network = parse(text)
+    if for_training:
+        check_gradients(network)
     if network.states & {*network.data}:
         missing = ", ".join(name for name in network.names(network.data) if name not in network.arguments)
         raise GraphError(f"aux_params: expected arrays for {missing}, got none")
     if not network.data:
         raise GraphError("symbol: expected at least one input that is no parameter, got none")
     used = set(network.names(network.parameters))
-    variables = [mx.sym.Variable(name) for name in (*network.arguments, *network.state_names)]
+    seeded = for_training and is_random(network)
     (name, *others) = [output.rsplit("_", 1)[0] for output in symbol.list_outputs()]
     node = mx.sym.Custom(
-        *variables,
+        *_inputs(symbol, network, for_training, seeded),
         op_type=OP_TYPE,
         name=name if not others else "network",
         graph=text,
         impl=impl,
         precision=precision,
         device_ids=",".join(map(str, numbers)),
+        **({"for_training": "True", "seeded": str(seeded)} if for_training else {}),
     )
     if isinstance(symbol, mx.sym.np._Symbol):
         node = node.as_np_ndarray()
@@ -101,6 +114,17 @@ def gpu_network(
             bridge.check_dense(array.stype, key)
             default_layout.reorder(array)
     return node, arguments, states
+
+
+def _inputs(symbol: Any, network: Network, for_training: bool, seeded: bool) -> list[Any]:
+    """Return the node's inputs: arguments, two random numbers for a seed, states."""
+    # An optimiser reads the attributes of variables, such as a learning rate's factor.
+    attributes = symbol.attr_dict() if for_training else {}
+    arguments, states = (
+        [mx.sym.Variable(name, attr=attributes.get(name)) for name in names]
+        for names in (network.arguments, network.state_names)
+    )
+    return [*arguments, *([mx.sym.random.uniform(0, 1 << 24, shape=(2,))] if seeded else []), *states]
 
 
 def _text(graph: Graph, parameters: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ MEMORY_SHARE = 0.8
 #: The most threads that copy, and the bytes that pay for one more: they pass the interpreter's lock to each other, and
 #: to the thread that launches, at each CUDA call. Other settings took up to a fifth longer on the course's networks.
 _THREADS, _THREAD_BYTES = 8, 8 << 20
-_LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
+LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 #: The bytes from which a comparison releases the interpreter's lock.
 _WORTH_RELEASING = 64 << 10
 _KEPT_BATCHES, _KEPT_ENGINES = 3, 4
@@ -191,8 +191,8 @@ class Engine:
                 differ.set()
 
         checks = [partial(compare, parts) for parts in self._comparisons] if compared else []
-        copied = sum(array.nbytes for array in (*data, *outputs, *(self.sent if compared else ())))
-        threads = max(1, min(self.gpu.threads, _THREADS, copied // _THREAD_BYTES))
+        copied = (*data, *outputs, *(self.sent if compared else ()))
+        threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
         if batch.images < len(data[0]):
             chunks = chunks_of(len(data[0]), batch.images, STAGES)
         else:
@@ -200,7 +200,7 @@ class Engine:
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
         # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow.
         share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), threads)
-        most = max(_LEAST_TRANSFER, ceil_div(share, ceil_div(share, STAGING_BYTES))) // ITEM_BYTES
+        most = max(LEAST_TRANSFER, ceil_div(share, ceil_div(share, STAGING_BYTES))) // ITEM_BYTES
         Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
 
@@ -223,6 +223,11 @@ class _Device:
             for source, target in zip(outputs, batch.outputs[this.stage]):
                 target.data.copy_from_device_async(source.data, source.nbytes, gpu.stream)
             return gpu.stream.record()
+
+
+def copying_threads(gpu: Gpu, copied: int) -> int:
+    """Return how many threads copy that many bytes."""
+    return max(1, min(gpu.threads, _THREADS, copied // _THREAD_BYTES))
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,9 +18,13 @@ from ece408_op.runtime import memory
 from ._gpu import CUDNN
 from ._network import Network, parse
 from ._several_gpus import SeveralGpus
+from ._training import Forward, reads_gradient
 from .engine import Engine, engine
+from .trainer import Trainer
 
 OP_TYPE = default_layout.NETWORK
+#: The input with two random numbers of 24 bits, by MXNet's generator: a thread of MXNet's has another one.
+SEED = "__seed__"
 IMPLS = (dispatch.AUTO, CUDNN)
 
 #: The operators that compute something else in training.
@@ -33,6 +37,7 @@ class NetworkProp(mx.operator.CustomOpProp):
     def __init__(self, **attributes: str) -> None:
         super().__init__(need_top_grad=True)
         self._given = attributes
+        self._for_training, self._seeded = attributes.get("for_training") == "True", attributes.get("seeded") == "True"
         try:
             self._network: Network | None = parse(attributes.get("graph", ""))
         except GraphError as error:
@@ -45,12 +50,25 @@ class NetworkProp(mx.operator.CustomOpProp):
         return self._network
 
     def list_arguments(self) -> list[str]:
-        """Return the names of all arguments of the network, in its order."""
-        return self._network.arguments if self._network else ["data"]
+        """Return the names of all arguments of the network, in its order, and of the random seed of training."""
+        if self._network is None:
+            return ["data"]
+        return [*self._network.arguments, *([SEED] if self._seeded else [])]
 
     def list_auxiliary_states(self) -> list[str]:
         """Return the names of its states."""
         return self._network.state_names if self._network else []
+
+    def declare_backward_dependency(
+        self, out_grad: Sequence[int], in_data: Sequence[int], out_data: Sequence[int]
+    ) -> list[int]:
+        """Return what the backward pass reads: gradients to outputs that are no losses, and labels."""
+        network = self._network
+        if network is None or not self._for_training:
+            return [*out_grad, *in_data]
+        read = [entry for entry, reads in zip(out_grad, reads_gradient(network)) if reads]
+        read += [entry for entry, name in zip(in_data, network.arguments) if name in network.names(network.labels)]
+        return read or [in_data[0]]
 
     def list_outputs(self) -> list[str]:
         """Return the names of its outputs."""
@@ -80,7 +98,7 @@ class NetworkProp(mx.operator.CustomOpProp):
             shapes[name] = list(expected)
         data = {name: tuple(shapes[name]) for name in network.names(network.data)}
         if any(not shape or min(shape) < 0 for shape in data.values()):
-            return [shapes[name] for name in network.arguments], [[] for _ in network.outputs], states
+            return self._of_inputs(shapes), [[] for _ in network.outputs], states
         values = network.infer(data)
         for _, node in network.operators:
             label = node.operator.label_shape(values[node.inputs[0].node])
@@ -88,7 +106,10 @@ class NetworkProp(mx.operator.CustomOpProp):
             if label is not None and not shapes.get(name, True):
                 shapes[name] = list(label)
         outputs = [list(values[value]) for value in network.outputs]
-        return [shapes[name] for name in network.arguments], outputs, states
+        return self._of_inputs(shapes), outputs, states
+
+    def _of_inputs(self, shapes: Mapping[str, Any]) -> list[Any]:
+        return [shapes[name] for name in self._parsed().arguments] + ([[2]] if self._seeded else [])
 
     @mxnet_errors.reported_at_once
     def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -100,6 +121,7 @@ class NetworkProp(mx.operator.CustomOpProp):
             if name not in labels and dtype is not None and np.dtype(dtype) != np.float32:
                 raise ProblemError(f"{name}: expected float32, got {np.dtype(dtype).name}; convert it with astype")
             types.append(np.float32 if dtype is None else dtype)
+        types += [np.float32] * self._seeded
         states = [np.float32] * len(network.states)
         return types, [np.float32] * len(network.outputs), states
 
@@ -120,32 +142,41 @@ class NetworkProp(mx.operator.CustomOpProp):
         # Symbols that were saved before there was device_ids have device_id.
         numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
         engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
-        return NetworkOp(network, engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers))
+        trainer = Trainer(self._given["graph"], engines[0]) if self._for_training else None
+        return NetworkOp(network, engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers), trainer)
 
 
 class NetworkOp(mx.operator.CustomOp):
     """The operator for arrays of one shape; MXNet calls forward from its worker threads, several at a time."""
 
-    def __init__(self, network: Network, found: Engine | SeveralGpus) -> None:
+    def __init__(self, network: Network, found: Engine | SeveralGpus, trainer: Trainer | None = None) -> None:
         super().__init__()
-        self._network, self._engine = network, found
+        self._network, self._engine, self._trainer = network, found, trainer
         places = {name: place for place, name in enumerate((*network.arguments, *network.state_names))}
         self._data = [places[name] for name in network.names(network.data)]
         self._parameters = [places[name] for name in network.names(network.parameters)]
         self._sizes = [ITEM_BYTES * prod(network.shape(number)) for number in network.parameters]
+        #: The last forward pass in training.
+        self._before: Forward | None = None
 
     @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
         """Compute the outputs as ``req`` asks: null, write, inplace or add."""
-        network = self._network
-        if is_train and any(node.op in _TRAINED for _, node in network.operators):
-            raise DeviceError("gpu_network: expected inference, got is_train=True; pass is_train=False")
-        if all(request == "null" for request in req):
+        network, trainer = self._network, self._trainer if is_train else None
+        if is_train and not trainer and any(node.op in _TRAINED for _, node in network.operators):
+            raise DeviceError(
+                "gpu_network: expected inference, got is_train=True; pass is_train=False, or for_training=True to "
+                "gpu_network"
+            )
+        if all(request == "null" for request in req) and not trainer:
             return
-        arrays = (*in_data, *aux)
+        count = len(network.arguments)
+        arrays = (*in_data[:count], *aux)
         data = [bridge.cpu_view(arrays[place]) for place in self._data]
         parameters = bridge.addresses(arrays[place] for place in self._parameters)
         outputs = [bridge.cpu_view(array) for array in out_data]
+        # The memory of an earlier pass is free for this one.
+        self._before = None
         if any(not array.size for array in data):
             return
         # An output that is added, or that shares memory with data, is computed into a temporary array.
@@ -153,12 +184,14 @@ class NetworkOp(mx.operator.CustomOp):
             np.empty_like(output) if request in ("null", "add") or self._overlaps(output, data, parameters) else output
             for output, request in zip(outputs, req)
         ]
-        self._engine.run(data, parameters, targets)
-        for output, target, request in zip(outputs, targets, req):
-            if request == "add":
-                np.add(output, target, out=output)
-            elif request != "null" and target is not output:
-                output[...] = target
+        if trainer:
+            # MXNet knows that the forward pass changes states, not that the backward pass would.
+            views = [bridge.cpu_view(arrays[place]) for place in self._parameters]
+            states = {n: view for n, view in zip(network.parameters, views) if n in network.states}
+            self._before = trainer.forward(data, views, targets, states, _seed(in_data[count:]))
+        else:
+            self._engine.run(data, parameters, targets)
+        _fill(outputs, targets, req)
 
     def _overlaps(self, output: np.ndarray, data: Sequence[np.ndarray], parameters: Sequence[int]) -> bool:
         first = memory.address(output)
@@ -169,11 +202,62 @@ class NetworkOp(mx.operator.CustomOp):
 
     @mxnet_errors.reported_with_outputs
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        """Raise: there is no gradient. The gradients are NaN, so that nobody trains on old values."""
-        for gradient, request in zip(in_grad, req):
-            if request != "null" and gradient.size and gradient.dtype == np.float32:
-                bridge.cpu_view(gradient)[...] = np.nan
-        raise DeviceError("there is no gradient; train the network that gpu_network was made from")
+        """Compute the gradients as ``req`` asks.
+
+        Without ``for_training``, raises and fills the gradients with NaN, so that nobody trains on old values.
+        """
+        network, trainer, before = self._network, self._trainer, self._before
+        wanted = {
+            name: (bridge.cpu_view(gradient), request)
+            for name, gradient, request in zip(network.arguments, in_grad, req)
+            if request != "null" and gradient.size and gradient.dtype == np.float32
+        }
+        if not trainer:
+            for gradient, _ in wanted.values():
+                gradient[...] = np.nan
+            raise DeviceError("there is no gradient; pass for_training=True to gpu_network")
+        if any(not array.size for array in out_data):
+            for gradient, request in wanted.values():
+                gradient[...] += 0 if request == "add" else -gradient
+            return
+        if before is None:
+            raise DeviceError("backward: expected a forward pass with is_train=True before, got none")
+        values = {node.name: number for number, node in enumerate(network.graph.nodes)}
+        arrays = dict(zip(network.arguments, in_data))
+        labels = [_as_float32(arrays[name]) for name in network.names(network.labels)]
+        gradients = {
+            position: bridge.cpu_view(out_grad[position])
+            for position, reads in enumerate(reads_gradient(network))
+            if reads
+        }
+        targets = {
+            values[name]: np.empty_like(gradient) if request == "add" else gradient
+            for name, (gradient, request) in wanted.items()
+        }
+        trainer.backward(before, labels, gradients, targets)
+        _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
+
+
+def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Sequence[str]) -> None:
+    """Write results that were computed into temporary arrays, or add them."""
+    for array, result, request in zip(arrays, computed, req):
+        if request == "add":
+            np.add(array, result, out=array)
+        elif request != "null" and result is not array:
+            array[...] = result
+
+
+def _as_float32(array: Any) -> np.ndarray:
+    """Return a label's values."""
+    if array.dtype == np.float32:
+        return bridge.cpu_view(array)
+    return np.ascontiguousarray(array.asnumpy(), np.float32)
+
+
+def _seed(inputs: Sequence[Any]) -> int:
+    """Return one number for the seed's two numbers of 24 bits, if there is a seed."""
+    numbers = [int(number) for array in inputs for number in bridge.cpu_view(array)]
+    return numbers[0] << 32 | numbers[1] if numbers else 0
 
 
 def register() -> None:

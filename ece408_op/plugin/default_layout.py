@@ -155,7 +155,7 @@ def _plain_cached_op(cached_op: Any) -> Any:
                 # With static allocation, a loop's memory is reused before the operator has read it.
                 flags = [(key, value) for key, value in flags if key not in ("static_alloc", "static_shape")]
             super().__init__(sym, flags)
-            if any(_op_type(node) == OP_TYPE for node in original["nodes"]):
+            if any(map(_has_gradient, original["nodes"])):
                 recorded = _with_slices(original, of_numpy, behind=True)
                 self._recorded = functools.cache(lambda: cached_op(recorded, flags))
 
@@ -165,11 +165,11 @@ def _plain_cached_op(cached_op: Any) -> Any:
                 self._recorded()._register_op_hook(callback, monitor_all)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if self._recorded and mx.autograd.is_recording():
-                return self._recorded()(*args, **kwargs)
             for position in self._reordered:
                 if args[position].context.device_type != "gpu":
                     reorder(args[position])
+            if self._recorded and mx.autograd.is_recording():
+                return self._recorded()(*args, **kwargs)
             return super().__call__(*args, **kwargs)
 
     return CachedOp
@@ -179,6 +179,10 @@ def _op_type(node: dict[str, Any]) -> str | None:
     """Return OP_TYPE or NETWORK for a node of this package's, and None for others."""
     op_type = node.get("attrs", {}).get("op_type") if node["op"] == "Custom" else None
     return op_type if op_type in _OP_TYPES else None
+
+
+def _has_gradient(node: dict[str, Any]) -> bool:
+    return _op_type(node) == OP_TYPE or (_op_type(node) == NETWORK and node["attrs"].get("for_training") == "True")
 
 
 def _network_inputs(graph: dict[str, Any], sym: Any) -> tuple[int, ...]:
@@ -202,7 +206,7 @@ def view(output: Any) -> Any:
 
 
 def _with_slices(graph: Mapping[str, Any], of_numpy: bool, behind: bool) -> Any:
-    """Return a Symbol of the graph with slices; with ``behind`` also behind each New."""
+    """Return a Symbol of the graph with slices; with ``behind`` also behind each operator that has a gradient."""
     sliced = mx.sym.load_json(json.dumps(_insert_slices(graph, behind)))
     return sliced.as_np_ndarray() if of_numpy else sliced
 
@@ -214,8 +218,15 @@ def _insert_slices(graph: Mapping[str, Any], behind: bool) -> dict[str, Any]:
     """
     nodes: list[dict[str, Any]] = []
     moved: list[int] = []  # the new index of each node
-    for node in graph["nodes"]:
-        inputs = [[moved[source], *rest] for source, *rest in node["inputs"]]
+    sliced: dict[tuple[int, int], list[int]] = {}  # the slices behind outputs
+    entries = [*graph["heads"], *(entry for node in graph["nodes"] for entry in node["inputs"])]
+    outputs = sorted({(source, output) for source, output, *_ in entries})
+
+    def new(source: int, output: int, *rest: int) -> list[int]:
+        return sliced.get((source, output)) or [moved[source], output, *rest]
+
+    for index, node in enumerate(graph["nodes"]):
+        inputs = [new(*entry) for entry in node["inputs"]]
         if _op_type(node):
             for position, entry in enumerate(inputs):
                 if _op_type(node) == NETWORK and nodes[entry[0]]["op"] == "null":
@@ -224,17 +235,22 @@ def _insert_slices(graph: Mapping[str, Any], behind: bool) -> dict[str, Any]:
                 nodes.append({"op": "slice_axis", "name": name, "attrs": _ALL, "inputs": [entry]})
                 inputs[position] = [len(nodes) - 1, 0, 0]
         nodes.append({**node, "inputs": inputs})
+        moved.append(len(nodes) - 1)
         if "control_deps" in node:
             nodes[-1]["control_deps"] = [moved[source] for source in node["control_deps"]]
-        if behind and _op_type(node) == OP_TYPE:
-            # The slice has the node's name: outputs are called after it.
+        if behind and _has_gradient(node):
+            # The slice of an only output has the node's name: outputs are called after it.
             nodes[-1]["name"] += "_plain"
-            nodes.append({"op": "slice_axis", "name": node["name"], "attrs": _ALL, "inputs": [[len(nodes) - 1, 0, 0]]})
-        moved.append(len(nodes) - 1)
+            mine = [output for source, output in outputs if source == index]
+            for output in mine:
+                name = node["name"] if mine == [0] else f"{node['name']}_output{output}"
+                entry = [moved[index], output, 0]
+                nodes.append({"op": "slice_axis", "name": name, "attrs": _ALL, "inputs": [entry]})
+                sliced[index, output] = [len(nodes) - 1, 0, 0]
     return {
         "nodes": nodes,
         "arg_nodes": [moved[index] for index in graph["arg_nodes"]],
-        "heads": [[moved[source], *rest] for source, *rest in graph["heads"]],
+        "heads": [new(*head) for head in graph["heads"]],
         "attrs": graph.get("attrs", {}),
         "node_row_ptr": list(range(len(nodes) + 1)),
     }

@@ -17,8 +17,12 @@ from unittest import mock
 
 import numpy as np
 
-from ece408_op.network import _dense, engine
+from ece408_op.network import _dense, engine, trainer
+from ece408_op.network._definition import Arrays
+from ece408_op.network._elementwise import Activation
 from ece408_op.network._formats import SplitArray
+from ece408_op.network._layers import BatchNorm, Convolution
+from ece408_op.network._pooling import Pooling
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
 from ece408_op.runtime import cuda
@@ -145,7 +149,7 @@ class Gpu:
         assert self.staging.qsize() == self.threads
 
 
-class NumpyArrays:
+class NumpyArrays(Arrays):
     """NumPy as the operators' own methods ask for it."""
 
     xp = np
@@ -255,6 +259,31 @@ class Chooser(engine.Chooser):
         return Computation(node, chosen)
 
 
+#: Operators whose steps of training are launches of our kernels.
+LAUNCHED = (Convolution, BatchNorm, Pooling, Activation)
+
+
+class Operators(trainer.GpuOperators):
+    """The package's launches in training, and NumPy's computations."""
+
+    def __init__(self, chooser):
+        super().__init__(chooser)
+        self.numpy = NumpyArrays()
+        self.numpy.xp = cuda.cupy()
+
+    def train(self, node, inputs, out, seed):
+        with np.errstate(all="ignore"):
+            if isinstance(node.operator, LAUNCHED):
+                super().train(node, inputs, out, seed)
+            return node.operator.train(self.numpy, inputs, out, seed)
+
+    def gradients(self, node, given, gradient, wanted):
+        with np.errstate(all="ignore"):
+            if isinstance(node.operator, LAUNCHED):
+                super().gradients(node, given, gradient, wanted)
+            return node.operator.gradients(self.numpy, given, gradient, wanted)
+
+
 @contextmanager
 def installed():
     """Have the package use this GPU; yields it. Networks do not stay."""
@@ -269,6 +298,7 @@ def installed():
         stack.enter_context(mock.patch.multiple(cuda, **patched))
         stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpu))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
+        stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))
         stack.enter_context(mock.patch.dict(sys.modules, modules))
         libraries = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda name: Cublas})
         stack.enter_context(mock.patch.object(_dense, "ctypes", libraries))

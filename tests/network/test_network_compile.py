@@ -9,7 +9,7 @@ import nvrtc
 import pytest
 from cuda_layers import each_architecture
 
-from ece408_op.network import _passes
+from ece408_op.network import _passes, _training_passes
 from ece408_op.network._layers import FullyConnected
 from ece408_op.network._pooling import Pooling
 from ece408_op.network._split_precision import SplitFullyConnected
@@ -40,11 +40,21 @@ def hopper():
     return [program for layer in layers for program in layer.programs]
 
 
+TRAINING = [
+    *_training_passes.sums_programs((10, 64, 196), 4, 4),
+    *_training_passes.sums_programs((1 << 20, 64, 49), 4, 1),
+    *(_training_passes.mix_program((10, 64, 48), vector) for vector in (1, 4)),
+    *(_training_passes.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
+    _training_passes.pool_gradient_program(COURSE, (10, 50, 24, 24), (10, 50, 12, 12)),
+    _training_passes.pool_gradient_program(OTHER, (10, 5, 25, 24), (10, 5, 13, 25)),
+]
+
+
 @each_architecture
 def test_passes_compile_and_spill_nothing(architecture):
-    for one in PASSES:
-        (report,) = nvrtc.compile_text(one.program.source, architecture).values()
-        assert (report.stack_bytes, report.spill_bytes) == (0, 0), (one.program.name, report)
+    for one in [*(one.program for one in PASSES), *TRAINING]:
+        reports = nvrtc.compile_text(one.source, architecture)
+        assert all((each.stack_bytes, each.spill_bytes) == (0, 0) for each in reports.values()), (one.name, reports)
 
 
 def test_the_split_precision_product_compiles_for_hopper():
@@ -61,7 +71,7 @@ def test_the_split_precision_product_compiles_for_hopper():
 
 
 def test_launches_have_an_argument_for_each_parameter():
-    for program in (*(one.program for one in PASSES), *hopper()):
+    for program in (*(one.program for one in PASSES), *TRAINING, *hopper()):
         (launch,) = program.plan.steps(1)
         (parameters,) = re.findall(rf"{launch.entry}\(([^)]*)\) ?{{", program.source)
         assert len(launch.args) == len(parameters.split(",")), launch.entry

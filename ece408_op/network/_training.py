@@ -1,0 +1,126 @@
+"""A network's forward and backward pass in training: every value is kept, and gradients are computed in reverse order.
+
+Reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). Nothing is fused, and no value's memory
+is used again, so each operator's gradient can read inputs and output. Memory comes from the library of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ece408_op.errors import GraphError
+from ece408_op.graph.symbol_graph import VARIABLE, Node
+
+from ._definition import Arrays, Trained, Unsupported
+from ._network import Network, described
+from ._shaping import Dropout
+
+
+class Operators:
+    """What computes the nodes: their operators' own methods."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+
+    def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
+        """Fill the node's output as ``Operator.train``."""
+        return node.operator.train(self.arrays, inputs, out, seed)
+
+    def gradients(self, node: Node, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        """Return the gradients as ``Operator.gradients``."""
+        return node.operator.gradients(self.arrays, given, gradient, wanted)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward pass: the values, what each operator kept, and the new values of states, all by number."""
+
+    values: Mapping[int, Any]
+    saved: Mapping[int, Any]
+    states: Mapping[int, Any]
+
+
+def check_gradients(network: Network) -> None:
+    """Raise GraphError, which names the nodes, if operators have no gradient."""
+    problems = []
+    for _, node in network.operators:
+        try:
+            node.operator.check_gradient()
+        except Unsupported as error:
+            problems.append(f"{described(node)}: {error}")
+    if problems:
+        raise GraphError(
+            f"for_training: expected operators with a gradient, got {len(problems)} without: {'; '.join(problems)}"
+        )
+
+
+def is_random(network: Network) -> bool:
+    """Return whether training draws random numbers."""
+    return any(isinstance(node.operator, Dropout) for _, node in network.operators)
+
+
+def reads_gradient(network: Network) -> list[bool]:
+    """Return for each output whether the backward pass reads the gradient to it: not that of a loss."""
+    nodes = network.graph.nodes
+    return [nodes[value].op == VARIABLE or not nodes[value].operator.is_loss for value in network.outputs]
+
+
+def forward(network: Network, operators: Operators, given: Mapping[int, Any], seed: int) -> Forward:
+    """Compute all values from data and parameters; equal seeds make equal random numbers."""
+    nodes = network.graph.nodes
+    shapes = network.infer({nodes[value].name: given[value].shape for value in network.data})
+    values, saved, states = dict(given), {}, {}
+    for number, node in network.operators:
+        inputs = [values.get(entry.node) for entry in node.inputs]
+        if node.operator.view_in_training:
+            values[number] = values[node.inputs[0].node].reshape(shapes[number])
+            continue
+        values[number] = operators.arrays.xp.empty(shapes[number], np.float32)
+        saved[number] = operators.train(node, inputs, values[number], seed + number)
+        new = node.operator.new_states(Trained(inputs, values[number], saved[number]))
+        states.update({node.inputs[position].node: value for position, value in new.items()})
+    return Forward(values, saved, states)
+
+
+def backward(
+    network: Network,
+    operators: Operators,
+    before: Forward,
+    labels: Mapping[int, Any],
+    gradients: Mapping[int, Any],
+    wanted: Collection[int],
+) -> dict[int, Any]:
+    """Return the gradients to the wanted variables by number, without those that no gradient reaches.
+
+    labels: the variables that the forward pass does not read. gradients: to the outputs, by their positions.
+    """
+    xp, values = operators.arrays.xp, {**before.values, **labels}
+    found: dict[int, Any] = {}
+    for position, gradient in gradients.items():
+        _add(found, network.outputs[position], gradient)
+    needed = set(wanted)
+    for number, node in network.operators:
+        if any(entry.node in needed for entry in node.inputs):
+            needed.add(number)
+    for number, node in reversed(network.operators):
+        gradient = found.pop(number, None)
+        if number not in needed or (gradient is None and not node.operator.is_loss):
+            continue
+        if gradient is not None:
+            gradient = xp.ascontiguousarray(gradient)
+        sources = [entry.node for entry in node.inputs]
+        given = Trained([values.get(source) for source in sources], values[number], before.saved.get(number))
+        results = operators.gradients(node, given, gradient, [source in needed for source in sources])
+        for source, result in zip(sources, results):
+            if result is not None and source in needed:
+                _add(found, source, result)
+    return {value: found[value] for value in wanted if value in found}
+
+
+def _add(found: dict[int, Any], value: int, gradient: Any) -> None:
+    """Add a gradient to a value's; the arrays themselves stay, since views of them may be other values' gradients."""
+    found[value] = found[value] + gradient if value in found else gradient

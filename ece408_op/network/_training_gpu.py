@@ -1,0 +1,99 @@
+"""What computes a training step's nodes on the GPU: convolutions and their gradients by our kernels, other operators by
+their own methods, with cuBLAS for matrix products and ``training.cu`` for passes over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core import dispatch
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.errors import UnsupportedError
+from ece408_op.graph.symbol_graph import Node
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+
+from ._definition import Shape, Trained
+from ._elementwise import Activation
+from ._gpu import Chooser
+from ._layers import Convolution
+from ._passes import Pass, pool
+from ._pooling import Pooling
+from ._training import Operators
+from ._training_passes import TrainingArrays
+
+
+class GpuOperators(Operators):
+    """What computes the nodes on one GPU, on the current stream."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self.arrays: TrainingArrays = TrainingArrays(chooser.device)
+        self._chooser = chooser
+
+    def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
+        """Fill the node's output."""
+        operator = node.operator
+        if isinstance(operator, Pooling) and out.size:
+            cuda.execute(_pool(operator, inputs[0].shape, out.shape).program, 1, {"x": inputs[0], "y": out}, None)
+            return None
+        if not isinstance(operator, Convolution) or not out.size:
+            return super().train(node, inputs, out, seed)
+        (x, w, *bias), problem = inputs, operator.problem(inputs[0].shape)
+        kernel = self._chooser.kernel(node, problem)
+        free = operator.impl == self._chooser.impl == dispatch.AUTO
+        in_float32 = kernel is None or (free and kernel.arithmetic == "fp32")
+        if in_float32 and operator.kernel == (1, 1) and not problem.needs:
+            batch, filters = out.shape[:2]
+            matrix = w.reshape(1, filters, -1)
+            self.arrays.matmul(matrix, x.reshape(batch, x.shape[1], -1), out.reshape(batch, filters, -1))
+        elif kernel is None:
+            return super().train(node, inputs, out, seed)
+        else:
+            kernel.run(problem, x, w, out)
+        if bias:
+            self.arrays.xp.add(out, bias[0].reshape(1, -1, 1, 1), out=out)
+        return None
+
+    def gradients(self, node: Node, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        """Return the gradients to the node's inputs."""
+        operator, xp = node.operator, self.arrays.xp
+        if isinstance(operator, Activation):
+            return [self.arrays.activation_gradient(operator.activation, gradient, given.out)]
+        if isinstance(operator, Pooling):
+            return [self.arrays.pool_gradient(operator, gradient, given.inputs[0], given.out)]
+        if not isinstance(operator, Convolution) or not gradient.size:
+            return super().gradients(node, given, gradient, wanted)
+        x, w = given.inputs[:2]
+        problem = operator.problem(x.shape)
+        runs = ((problem.data_gradient, (gradient, w), x), (problem.weight_gradient, (x, gradient), w))
+        found: list[Any] = []
+        for (one, operands, like), asked in zip(runs, wanted):
+            kernel = self._kernel(operator, one) if asked else None
+            if asked and kernel is None:
+                return super().gradients(node, given, gradient, wanted)
+            found.append(xp.empty(like.shape, np.float32) if kernel else None)
+            if kernel:
+                kernel.run(one, *operands, found[-1])
+        return found if operator.no_bias else [*found, operator.bias_gradient(self.arrays, gradient, wanted)]
+
+    def _kernel(self, operator: Convolution, problem: ConvProblem) -> CudaKernel | None:
+        """Return the kernel of a gradient: the named one if it computes gradients, else the fastest."""
+        chip = self._chooser.chip
+        impl = operator.impl if operator.impl != dispatch.AUTO else self._chooser.impl
+        if impl != dispatch.AUTO and dispatch.find(impl).not_supported_reasons(problem, chip):
+            impl = dispatch.AUTO
+        precision = self._chooser.precision if operator.precision == "float32" else operator.precision
+        try:
+            kernel = dispatch.select(problem, "gpu", impl, precision, chip)
+        except UnsupportedError:
+            return None
+        return kernel if isinstance(kernel, CudaKernel) else None
+
+
+@lru_cache(maxsize=256)
+def _pool(operator: Pooling, x: Shape, y: Shape) -> Pass:
+    return pool(operator, x, y, None)

@@ -1,0 +1,141 @@
+// Passes of a training step over memory: sums per channel, mixtures per channel, gradients of pooling and activations.
+//
+// Each input element is read once and each output element written once, except in the gradient of pooling, where a
+// thread reads all windows over its element, mostly from L1. Memory bandwidth limits all of them (below one FLOP per
+// byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums are float64, so
+// that their errors do not grow with the batch.
+//
+// Four consecutive elements of one channel are read at a time where VECTOR is 4, which needs inner % 4 == 0.
+// Constants, defined in front of this text:
+//     INDEX                the type that counts elements: 32 bits if they suffice
+//     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
+//     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
+
+constexpr int THREADS = 256;
+
+__device__ __forceinline__ INDEX first_element() { return (INDEX)blockIdx.x * THREADS + threadIdx.x; }
+__device__ __forceinline__ INDEX grid_stride() { return (INDEX)gridDim.x * THREADS; }
+
+#if VECTOR == 4
+using Elements = float4;
+#define FOR_ELEMENTS(element) { element(x) element(y) element(z) element(w) }
+#else
+struct Elements { float x; };
+#define FOR_ELEMENTS(element) { element(x) }
+#endif
+
+// partial (2, parts, channels): block (channel, part) sums x, and x (y - center), over every parts-th n.
+extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const Elements *__restrict__ y,
+                                        const double *center, double *partial, int n, int channels, int inner,
+                                        int parts) {
+    const int channel = blockIdx.x % channels, part = blockIdx.x / channels;
+    const int count = (n - part + parts - 1) / parts;  // of n in this part
+    const double c = center[channel];
+    double sum = 0, products = 0;
+    for (long long k = threadIdx.x; k < (long long)count * inner; k += THREADS) {
+        const INDEX which = (INDEX)k / inner, rest = (INDEX)k % inner;
+        const size_t i = ((size_t)(part + which * parts) * channels + channel) * inner + rest;
+        const Elements a = x[i], b = y[i];
+#define ADD(e) sum += a.e; products += a.e * (b.e - c);
+        FOR_ELEMENTS(ADD)
+#undef ADD
+    }
+    __shared__ double sums[2][THREADS];
+    sums[0][threadIdx.x] = sum;
+    sums[1][threadIdx.x] = products;
+    __syncthreads();
+    for (int half = THREADS / 2; half; half /= 2) {
+        if (threadIdx.x < half)
+            for (int s = 0; s < 2; s++) sums[s][threadIdx.x] += sums[s][threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x < 2) partial[((size_t)threadIdx.x * parts + part) * channels + channel] = sums[threadIdx.x][0];
+}
+
+// x (2, channels) = the sums of partial over the parts.
+extern "C" __global__ void sum_parts(const double *partial, double *x, int channels, int parts) {
+    for (int i = first_element(); i < 2 * channels; i += grid_stride()) {
+        double sum = 0;
+        for (int part = 0; part < parts; part++)
+            sum += partial[((size_t)(i / channels) * parts + part) * channels + i % channels];
+        x[i] = sum;
+    }
+}
+
+// out = a x + b (y - c) + d with factors (4, channels): a, b, c and d of each channel.
+extern "C" __global__ void channel_mix(const Elements *x, const Elements *y, const float *__restrict__ factors,
+                                       Elements *out, int channels, int inner, long long count) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        const int channel = (int)(i / inner % channels);
+        const float a = factors[channel], b = factors[channels + channel];
+        const float c = factors[2 * channels + channel], d = factors[3 * channels + channel];
+        const Elements v = x[i], w = y[i];
+        Elements result;
+#define MIX(e) result.e = fmaf(a, v.e, fmaf(b, w.e - c, d));
+        FOR_ELEMENTS(MIX)
+#undef MIX
+        out[i] = result;
+    }
+}
+
+#ifdef DERIVATIVE
+// out = x DERIVATIVE(y), where x is the gradient to an activation's output y.
+extern "C" __global__ void activation_gradient(const Elements *x, const Elements *y, Elements *out, long long count) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        const Elements v = x[i], w = y[i];
+        Elements result;
+#define PRODUCT(e) result.e = v.e * (DERIVATIVE(w.e));
+        FOR_ELEMENTS(PRODUCT)
+#undef PRODUCT
+        out[i] = result;
+    }
+}
+#endif
+
+#ifdef MAXIMUM
+// Whether (h, w) is the first element of its window in x that is equal to the window's maximum.
+__device__ __forceinline__ bool is_first(const float *image, float maximum, int top, int left, int h, int w, int H,
+                                         int W, int columns) {
+    if (image[h * W + w] != maximum) return false;
+    for (int p = max(top, 0); p <= h; p++)
+        for (int q = max(left, 0); q < (p == h ? w : min(left + columns, W)); q++)
+            if (image[p * W + q] == maximum) return false;
+    return true;
+}
+
+// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows of which the element is the first
+// maximum, or, for sums and means, of all windows over the element. x, y: the pooling's input and output.
+extern "C" __global__ void pool_gradient(const float *__restrict__ x, const float *__restrict__ y,
+                                         const float *__restrict__ dy, float *__restrict__ out, int H, int W, int OH,
+                                         int OW, int rows, int columns, int stride_rows, int stride_columns,
+                                         int pad_rows, int pad_columns, long long count) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        const int w = (int)(i % W), h = (int)(i / W % H);
+        const size_t plane = (size_t)(i / ((INDEX)W * H));
+        const float *image = x + plane * H * W;
+        // The windows over the element: window p begins at p stride - pad.
+        const int first_p = max(0, (h + pad_rows - rows + stride_rows) / stride_rows);
+        const int first_q = max(0, (w + pad_columns - columns + stride_columns) / stride_columns);
+        const int last_p = min(OH - 1, (h + pad_rows) / stride_rows);
+        const int last_q = min(OW - 1, (w + pad_columns) / stride_columns);
+        float sum = 0.f;
+        for (int p = first_p; p <= last_p; p++) {
+            for (int q = first_q; q <= last_q; q++) {
+                const size_t at = plane * OH * OW + p * OW + q;
+                const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
+                if (MAXIMUM) {
+                    if (is_first(image, y[at], top, left, h, w, H, W, columns)) sum += dy[at];
+                } else if (MEAN) {
+                    const int bottom = top + rows, right = left + columns;
+                    const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
+                    const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
+                    sum += dy[at] / (float)(high * wide);
+                } else {
+                    sum += dy[at];
+                }
+            }
+        }
+        out[i] = sum;
+    }
+}
+#endif

@@ -1,0 +1,82 @@
+"""The passes of a training step on the CPU, against NumPy's own, with race detection: indices and edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plan_runs import launch, races
+
+from ece408_op.network import _training_passes as passes
+from ece408_op.network._definition import Arrays, Trained
+from ece408_op.network._elementwise import Activation
+from ece408_op.network._pooling import Pooling
+
+SHAPES = [(3, 5, 8), (1, 1, 1), (7, 2, 9), (300, 3, 1), (2, 4, 1200), (5, 70, 6)]
+
+
+class NumpyArrays(Arrays):
+    xp = np
+
+
+def random(*shapes):
+    stream = np.random.default_rng(4)
+    return [stream.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def run(program, folder, **arrays):
+    report = launch(program.source, program.plan, arrays, 1, folder, check_races=True)
+    assert races(report) == 0
+
+
+@pytest.mark.parametrize("vector", [1, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_and_mixtures(shape, vector, programs):
+    if shape[2] % vector:
+        return
+    (x, y), center, parts = random(shape, shape), np.linspace(-1, 1, shape[1]), min(shape[0], 4)
+    partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
+    first, second = passes.sums_programs(shape, parts, vector)
+    run(first, programs, x=x, y=y, center=center, partial=partial)
+    run(second, programs, x=sums, partial=partial)
+    expected = NumpyArrays().channel_sums(x.astype("d"), y.astype("d"), center)
+    np.testing.assert_allclose(sums, expected, rtol=1e-12, atol=1e-12)
+    factors, out = random((4, shape[1]))[0], np.full(shape, np.nan, "f")
+    run(passes.mix_program(shape, vector), programs, x=x, y=y, factors=factors, out=out)
+    expected = np.empty(shape)
+    NumpyArrays().channel_mix(factors.astype("d"), x, y, expected)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
+@pytest.mark.parametrize(("count", "vector"), [(37, 1), (1036, 4)])
+def test_gradients_of_activations(kind, count, vector, programs):
+    x, gradient = random((count,), (count,))
+    operator, y, out = Activation("Activation", kind), np.empty(count, "f"), np.full(count, np.nan, "f")
+    operator.compute(NumpyArrays(), [x], y)
+    (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
+    run(passes.activation_program(kind, count, vector), programs, x=gradient, y=y, out=out)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+POOLINGS = [
+    (Pooling("Pooling", (2, 2), "max", (2, 2)), (2, 3, 8, 9)),
+    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1)), (2, 3, 8, 9)),
+    (Pooling("Pooling", (3, 2), "max", (1, 2), (2, 1), "full"), (2, 3, 7, 6)),
+    (Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full"), (2, 2, 8, 5)),
+    (Pooling("Pooling", (3, 2), "avg", (2, 1), (1, 1), "full", count_include_pad=False), (2, 2, 8, 5)),
+    (Pooling("Pooling", (2, 3), "sum", (3, 4)), (1, 2, 9, 8)),
+    (Pooling("Pooling", pool_type="avg", global_pool=True), (2, 3, 7, 7)),
+    (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 4, 5)),
+]
+
+
+@pytest.mark.parametrize(("operator", "shape"), POOLINGS, ids=str)
+def test_gradients_of_pooling(operator, shape, programs):
+    # Few different values: several elements of a window are its maximum.
+    x = np.round(random(shape)[0])
+    y = np.empty(operator.infer([shape]), "f")
+    operator.compute(NumpyArrays(), [x], y)
+    (gradient,), out = random(y.shape), np.full(shape, np.nan, "f")
+    (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
+    run(passes.pool_gradient_program(operator, shape, y.shape), programs, x=x, y=y, dy=gradient, out=out)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,314 @@
+"""Training of whole networks: MXNet's Module and executors with gpu_network's node, against MXNet's own operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from network_case import WAYS, computing, mx, ndarrays, values
+
+import ece408_op
+from ece408_op import data as fashion
+from ece408_op import models
+from ece408_op.core.kernel import EPS32
+from ece408_op.errors import DataError, DeviceError, ProblemError
+from ece408_op.models import inference
+
+S = mx.sym
+data = S.Variable("data")
+
+
+@pytest.fixture(params=WAYS[:2], autouse=True)
+def way(request):
+    """Compute on NumPy in place of CuPy, and on a GPU."""
+    with computing(request.param):
+        yield request.param
+
+
+def node_of(symbol, args, aux=(), inputs=("data", "softmax_label")):
+    params = ndarrays({name: array for name, array in args.items() if name not in inputs})
+    return ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), for_training=True)[0]
+
+
+def bound(symbol, args, aux, request="write"):
+    names = [name for name in symbol.list_arguments() if "label" not in name]
+    requests = {name: (request if isinstance(request, str) else request.get(name, "write")) for name in names}
+    gradients = {name: mx.nd.ones(args[name].shape) for name in names}
+    requests.update({name: "null" for name in symbol.list_arguments() if name not in names})
+    return symbol.bind(mx.cpu(), ndarrays(args), gradients, requests, ndarrays(aux))
+
+
+def assert_close(got, expected, terms=2000):
+    assert got.keys() == expected.keys()
+    for name in got:
+        theirs = expected[name].asnumpy()
+        worst = np.abs(got[name].asnumpy() - theirs).max(initial=0)
+        assert worst <= terms * EPS32 * np.abs(theirs).max(initial=1), (name, worst)
+
+
+def compare(symbol, args, aux=(), heads=None, request="write", steps=1, terms=2000):
+    """Run both for some steps; compare outputs, gradients and states."""
+    aux = dict(aux)
+    results = []
+    for one in (symbol, node_of(symbol, args, aux)):
+        executor = bound(one, args, aux, request)
+        for _ in range(steps):
+            executor.forward(is_train=True)
+            executor.backward(heads and [mx.nd.array(head) for head in heads])
+        results.append(executor)
+    theirs, ours = results
+    assert_close(dict(enumerate(ours.outputs)), dict(enumerate(theirs.outputs)), terms)
+    gradients = [{n: g for n, g in one.grad_dict.items() if g is not None} for one in (ours, theirs)]
+    assert_close(*gradients, terms)
+    assert_close(ours.aux_dict, theirs.aux_dict, terms)
+
+
+def small():
+    """A network with a loss, whose layers have gradients of all kinds."""
+    x = S.Convolution(data, kernel=(3, 3), num_filter=8, pad=(1, 1), no_bias=True, name="first")
+    x = S.Activation(S.BatchNorm(x, fix_gamma=False, name="norm"), act_type="relu")
+    shortcut = S.Convolution(x, kernel=(1, 1), num_filter=8, no_bias=True, name="shortcut")
+    x = S.Pooling(x + shortcut, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    x = S.FullyConnected(S.Flatten(x), num_hidden=10, name="last")
+    return S.SoftmaxOutput(x, name="softmax")
+
+
+def images(symbol, batch=6, seed=0):
+    args, aux = values(symbol, {"data": (batch, 3, 8, 8)}, seed)
+    return {**args, "softmax_label": (np.arange(batch) % 10).astype("f")}, aux
+
+
+@pytest.mark.parametrize("request_", ["write", "add", {"data": "null", "first_weight": "null", "last_bias": "add"}])
+def test_gradients_as_requested(request_):
+    symbol = small()
+    compare(symbol, *images(symbol), request=request_, steps=2)
+
+
+def test_parameters_used_twice_and_several_outputs():
+    w, b = S.Variable("w"), S.Variable("b")
+    words = {"kernel": (3, 3), "num_filter": 3, "pad": (1, 1)}
+    x = S.tanh(S.Convolution(S.tanh(S.Convolution(data, w, b, **words)), w, b, **words))
+    symbol = S.Group([x * S.broadcast_add(x, S.mean(x, axis=0, keepdims=True)), x, S.BlockGrad(x)])
+    args, aux = values(symbol, {"data": (2, 3, 7, 5)})
+    compare(symbol, args, aux, [args["data"], 2 * args["data"], args["data"]])
+
+
+def test_a_loss_beside_an_output_that_is_no_loss():
+    x = S.FullyConnected(data, num_hidden=5, name="layer")
+    symbol = S.Group([S.SoftmaxOutput(x, name="softmax"), S.BlockGrad(S.softmax(x))])
+    args, aux = values(symbol, {"data": (4, 3)})
+    compare(symbol, {**args, "softmax_label": np.arange(4).astype("f")}, aux)
+
+
+def fitted(symbol, args, aux, batches, **words):
+    """Return the parameters and the losses after Module.fit on batches of different sizes."""
+    images_, labels = batches
+    module, losses = mx.mod.Module(symbol, context=mx.cpu()), []
+    metric = mx.metric.CrossEntropy()
+    iterator = mx.io.NDArrayIter(images_, labels, 8, label_name="softmax_label")
+    params = {name: mx.nd.array(array) for name, array in args.items() if name not in ("data", "softmax_label")}
+    module.fit(
+        iterator,
+        eval_data=mx.io.NDArrayIter(images_, labels, 8, label_name="softmax_label"),
+        eval_metric=metric,
+        arg_params=params,
+        aux_params={name: mx.nd.array(array) for name, array in aux.items()},
+        num_epoch=3,
+        batch_end_callback=lambda param: losses.append(metric.get()[1]),
+        **words,
+    )
+    return *module.get_params(), losses
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}},
+        {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}},
+    ],
+    ids=["sgd", "adam"],
+)
+def test_module_fit(words):
+    symbol = small()
+    args, aux = images(symbol, 8)
+    stream = np.random.RandomState(1)
+    batches = stream.uniform(-1, 1, (24, 3, 8, 8)).astype("f"), stream.randint(0, 10, 24).astype("f")
+    theirs = fitted(symbol, args, aux, batches, **words)
+    ours = fitted(node_of(symbol, args, aux), args, aux, batches, **words)
+    assert ours[2][-1] < ours[2][0]
+    np.testing.assert_allclose(ours[2], theirs[2], rtol=1e-4)
+    for got, expected in zip(ours[:2], theirs[:2]):
+        assert_close(got, expected, 50_000)
+
+
+def test_batch_sizes_that_change_and_inference_between():
+    symbol = small()
+    args, aux = images(symbol, 6)
+    executors = [bound(one, args, aux) for one in (symbol, node_of(symbol, args, aux))]
+    for batch in (6, 3, 6):
+        given, _ = images(symbol, batch, seed=batch)
+        sizes = {"data": (batch, 3, 8, 8), "softmax_label": (batch,)}
+        executors = [one.reshape(allow_up_sizing=True, partial_shaping=True, **sizes) for one in executors]
+        for executor in executors:
+            executor.copy_params_from(ndarrays({name: given[name] for name in sizes}))
+            executor.forward(is_train=True)
+            executor.backward()
+            # MXNet sets is_train for passes that have not begun, too.
+            executor.outputs[0].wait_to_read()
+            executor.forward(is_train=False)
+        theirs, ours = executors
+        assert_close({"y": ours.outputs[0]}, {"y": theirs.outputs[0]})
+        assert_close(*({n: g for n, g in e.grad_dict.items() if g is not None} for e in (ours, theirs)))
+        assert_close(ours.aux_dict, theirs.aux_dict)
+
+
+def test_imperative_calls_with_autograd():
+    symbol = S.tanh(S.FullyConnected(data, num_hidden=5, name="layer"))
+    args, aux = values(symbol, {"data": (4, 3)})
+    blocks = []
+    for one in (symbol, node_of(symbol, args, inputs=("data",))):
+        block = mx.gluon.SymbolBlock(one, data)
+        block.initialize()
+        for name, parameter in block.collect_params().items():
+            parameter.set_data(mx.nd.array(args[name]))
+        x = mx.nd.array(args["data"])
+        x.attach_grad()
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = (block(x) ** 2).sum() + block(2 * x).sum()
+            loss.backward()
+        blocks.append({"data": x.grad, **{name: p.grad() for name, p in block.collect_params().items()}})
+    assert_close(*blocks)
+
+
+def test_attributes_of_variables_stay():
+    symbol = S.FullyConnected(data, S.Variable("w", lr_mult=0.25, wd_mult=0.0), no_bias=True, num_hidden=2)
+    node = node_of(symbol, {"w": np.ones((2, 3), "f")})
+    assert node.attr_dict()["w"] == symbol.attr_dict()["w"]
+
+
+def test_an_empty_batch_and_wrong_uses(way):
+    symbol = S.FullyConnected(data, num_hidden=2, name="layer")
+    args, aux = values(symbol, {"data": (3, 4)})
+    executor = bound(node_of(symbol, args), args, aux)
+    with pytest.raises(DeviceError, match="backward: expected a forward pass with is_train=True before, got none"):
+        executor.backward([mx.nd.ones((3, 2))])
+        executor.grad_dict["data"].asnumpy()
+    with pytest.raises(ProblemError, match="for_training: expected one GPU, got"):
+        ece408_op.gpu_network(symbol, {}, device_ids=[0, 1], for_training=True)
+
+
+def test_resnet_on_small_images():
+    mx.random.seed(7)
+    network = mx.gluon.model_zoo.vision.resnet18_v1(classes=10, thumbnail=True)
+    network.initialize(mx.init.Xavier())
+    network(mx.nd.zeros((1, 3, 16, 16)))
+    symbol = S.SoftmaxOutput(network(data), name="softmax")
+    params = {n: p.data().asnumpy() for n, p in network.collect_params().items()}
+    x = np.random.RandomState(0).uniform(-1, 1, (4, 3, 16, 16)).astype("f")
+    args = {**{n: params[n] for n in symbol.list_arguments() if n in params}, "data": x}
+    aux = {n: params[n] for n in symbol.list_auxiliary_states()}
+    compare(symbol, {**args, "softmax_label": np.arange(4).astype("f")}, aux, terms=20_000)
+
+
+@pytest.mark.parametrize("name", ["ece408-low", "ece408-2018fa"])
+def test_the_courses_networks_on_fashion_mnist(name):
+    """Ten steps of a network from random weights: the losses are MXNet's."""
+    size = models.info(name).image[1]
+    try:
+        images_, labels, *_ = fashion.load_test(size)
+    except DataError as error:
+        pytest.skip(str(error))
+    symbol = inference.built_in(models.find(name)).symbol
+    batch = 20
+    arguments, _, states = symbol.infer_shape(data=(batch, 1, size, size))
+    stream = np.random.RandomState(0)
+    args = {
+        n: (stream.standard_normal(s) * np.sqrt(1 / max(1, np.prod(s[1:])))).astype("f")
+        for n, s in zip(symbol.list_arguments(), arguments)
+    }
+    aux = {n: np.ones(s, "f") for n, s in zip(symbol.list_auxiliary_states(), states)}
+    label = next(n for n in symbol.list_arguments() if "label" in n)
+    losses = []
+    for one in (symbol, node_of(symbol, args, aux, ("data", label))):
+        executor = bound(one, args, aux)
+        losses.append([])
+        for step in range(10):
+            chosen = slice(step * batch, (step + 1) * batch)
+            executor.arg_dict["data"][:] = mx.nd.array(images_[chosen] / 255)
+            executor.arg_dict[label][:] = mx.nd.array(labels[chosen])
+            (p,) = executor.forward(is_train=True)
+            executor.backward()
+            for parameter, gradient in executor.grad_dict.items():
+                if gradient is not None and parameter != "data":
+                    executor.arg_dict[parameter][:] -= 0.01 / batch * gradient
+            losses[-1].append(float(-mx.nd.log(mx.nd.pick(p, executor.arg_dict[label])).mean().asscalar()))
+    theirs, ours = losses
+    assert ours[-1] < ours[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybrid", "static"])
+def test_a_gluon_block(mode):
+    """Losses of a trainer's steps; oneDNN's layers behind the network pass gradients back in a blocked layout."""
+
+    def losses(on_gpu):
+        mx.random.seed(3)
+        net = mx.gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(mx.gluon.nn.Conv2D(16, 3, padding=1, use_bias=False), mx.gluon.nn.BatchNorm())
+            net.add(mx.gluon.nn.Activation("relu"), mx.gluon.nn.Conv2D(16, 3))
+        behind = mx.gluon.nn.HybridSequential(prefix="behind_")
+        with behind.name_scope():
+            behind.add(mx.gluon.nn.Conv2D(16, 3, strides=2), mx.gluon.nn.Dense(10))
+        x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (8, 3, 12, 12)))
+        for one in (net, behind):
+            one.initialize(mx.init.Xavier())
+        first = ece408_op.gluon.on_gpu(net, x) if on_gpu else net
+        behind(net(x))
+        first.hybridize(**mode)
+        behind.hybridize()
+        trainers = [mx.gluon.Trainer(one.collect_params(), "sgd", {"learning_rate": 0.05}) for one in (net, behind)]
+        measure, found = mx.gluon.loss.SoftmaxCrossEntropyLoss(), []
+        for _ in range(5):
+            with mx.autograd.record():
+                loss = measure(behind(first(x)), mx.nd.arange(8)).mean()
+            loss.backward()
+            for trainer in trainers:
+                trainer.step(1)
+            found.append(loss.asscalar())
+        return [*found, *(p.data().asnumpy().sum() for p in net.collect_params().values()), first(x).asnumpy().sum()]
+
+    np.testing.assert_allclose(losses(True), losses(False), rtol=2e-3, atol=2e-4)
+
+
+def test_a_block_that_cannot_be_on_a_gpu():
+    with pytest.raises(ProblemError, match="block: expected a HybridBlock, got Block"):
+        ece408_op.gluon.on_gpu(mx.gluon.Block(), mx.nd.ones((1,)))
+    with pytest.raises(ProblemError, match="examples: expected an array for each input of the block, got none"):
+        ece408_op.gluon.on_gpu(mx.gluon.nn.Dense(3))
+
+
+def test_a_gluon_block_with_several_inputs_and_outputs():
+    class Two(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="two_")
+            with self.name_scope():
+                self.layer = mx.gluon.nn.Dense(4)
+
+        def hybrid_forward(self, F, a, b):
+            return self.layer(a), F.tanh(a + b)
+
+    block, found = Two(), []
+    block.initialize(mx.init.Xavier())
+    stream = np.random.RandomState(0)
+    a, b = (mx.nd.array(stream.uniform(-1, 1, (3, 5))) for _ in range(2))
+    for one in (ece408_op.gluon.on_gpu(block, a, b), block):
+        one.hybridize()
+        for array in (a, b):
+            array.attach_grad()
+        with mx.autograd.record():
+            first, second = one(a, b)
+            loss = (first**2).sum() + (3 * second).sum()
+        loss.backward()
+        found.append({"a": a.grad, "b": b.grad, "w": block.layer.weight.grad().copy(), "y": first, "z": second})
+    assert_close(*found)
