@@ -47,10 +47,16 @@ class Pointer:
         ctypes.memmove(self.ptr, source.ptr, count)
 
 
-class Array(np.ndarray):
-    """An array whose ``data`` is a pointer, like CuPy's, on a device that no GPU has."""
+class Device(nullcontext):
+    """A device that no GPU has."""
 
-    device = SimpleNamespace(id=-1)
+    id = -1
+
+
+class Array(np.ndarray):
+    """An array whose ``data`` is a pointer, like CuPy's."""
+
+    device = Device()
 
     @property
     def data(self):
