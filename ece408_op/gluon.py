@@ -60,7 +60,7 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
 
     Args:
         block: the network, initialised.
-        examples: arrays for its inputs, of which the shapes alone count, so that all parameters get theirs.
+        examples: arrays for its inputs; only their shapes matter: they complete the shapes of the parameters.
         options: impl, precision and device_id of ``gpu_network``.
 
     Raises:

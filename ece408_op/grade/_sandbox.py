@@ -44,8 +44,8 @@ _HELP = "; --unsafe grades without a sandbox"
 class Limits:
     """Bytes, seconds and counts; 0 is no limit.
 
-    ``memory`` counts all kinds together: what the program has and what it writes to its /tmp, of which ``tmp_bytes``
-    are the most. ``reserved`` is address space that holds no memory.
+    ``memory`` counts the program's memory and the files in its /tmp together; ``tmp_bytes`` limits the files alone.
+    ``reserved`` is address space that holds no memory.
     """
 
     memory: int = 0

@@ -153,7 +153,7 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
     inner = folder / _INNER if isdir(folder / _INNER) else folder
-    # A file may lie beside ece408_src by mistake.
+    # A file may lie next to ece408_src by mistake.
     there = {kind: _source(inner, suffixes) or _named(folder, suffixes) for kind, suffixes in _SUFFIXES.items()}
     if context is None:
         context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"

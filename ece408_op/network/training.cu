@@ -103,8 +103,8 @@ __device__ __forceinline__ bool is_first(const float *image, float maximum, int 
     return true;
 }
 
-// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows of which the element is the first
-// maximum, or, for sums and means, of all windows over the element. x, y: the pooling's input and output.
+// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
+// or, for sums and means, of all windows over the element. x, y: the pooling's input and output.
 extern "C" __global__ void pool_gradient(const float *__restrict__ x, const float *__restrict__ y,
                                          const float *__restrict__ dy, float *__restrict__ out, int H, int W, int OH,
                                          int OW, int rows, int columns, int stride_rows, int stride_columns,
