@@ -63,7 +63,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(checkout: Path, *arguments: str) -> str:
     """What Python prints there; fails the test where it fails."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    path = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(
         [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, check=False
