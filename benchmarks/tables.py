@@ -220,7 +220,8 @@ def image_classifiers() -> str:
     for case in read("networks-h200-zoo")["cases"]:
         rows.append([case["name"]])
         for call in ("gpu", "forward"):
-            times = {one["contestant"]: one["median"] for one in case["rows"] if one["call"] == call and one["seconds"]}
+            timed = [one for one in case["rows"] if one["call"] == call and one.get("seconds")]
+            times = {one["contestant"]: one["median"] for one in timed}
             ours = times["gpu_network auto"]
             peer = min(time for contestant, time in times.items() if contestant.startswith("PyTorch"))
             rows[-1] += [number(1000 * ours), number(1000 * peer), f"{peer / ours:.2f}"]

@@ -194,7 +194,6 @@ def _networks_plan(options: argparse.Namespace) -> _Plan:
             name in own or mx.gluon.model_zoo.vision.get_model(name)
         except ValueError as error:
             raise ValueError(f"--network: expected {', '.join(own)}, or one of Gluon's: {error}") from None
-    options.images = options.images or _networks.SET_IMAGES[options.set]
     given = (options.images, options.context, options.repeats or 5, options.seed)
     return _Plan({name: partial(_networks.case, name, *given) for name in chosen}, options.context == "gpu")
 

@@ -18,9 +18,11 @@ def table(results: Results) -> str:
     ratios = list(dict.fromkeys((row.call, _family(row)) for _, row in every if row.peer and row.call in own))
     details = [key for key in dict.fromkeys(key for _, row in every for key in row.details) if key != "launches"]
     layers = any(case.roofline_seconds for case in results.cases)
+    checked = layers or any(row.bound for _, row in every)
     head = ["case", "images", "contestant", *(word for call in calls for word in (f"{call}, ms", "quartiles"))]
     head += [f"x {family}, {call}" for call, family in ratios]
-    head += ["x roofline", "GFLOP/s", "error, of bound"] * layers + [key.replace("_", " ") for key in details]
+    head += ["x roofline", "GFLOP/s"] * layers + ["error, of bound"] * checked
+    head += [key.replace("_", " ") for key in details]
     lines = [head, ["---"] * len(head)]
     found: dict[str, list[list[float | None]]] = {}
     for case in results.cases:
@@ -35,7 +37,7 @@ def table(results: Results) -> str:
             ]
             cells += [word for call in calls for word in _times(rows.get(call))]
             cells += ["" if ratio is None else f"{ratio:.2f}" for ratio in theirs]
-            cells += _rates(case, last) * layers
+            cells += _rates(case, last) * layers + [_error(last)] * checked
             lines.append([*cells, *(_detail(rows, key) for key in details)])
             found.setdefault(name, []).append(theirs)
     for which, word in enumerate(("geometric mean", "least")) if len(results.cases) > 1 else ():
@@ -70,12 +72,15 @@ def _times(row: Row | None) -> tuple[str, str]:
 
 
 def _rates(case: Case, row: Row) -> list[str]:
-    """The time over the roofline, the rate, and the error as a share of its bound."""
-    error = "" if row.error is None or not row.bound else f"{row.error / row.bound:.2g}"
+    """The time over the roofline, and the rate."""
     roofline = row.roofline_seconds or case.roofline_seconds
     if row.median is None or case.problem is None or not roofline:
-        return ["", "", error]
-    return [f"{row.median / roofline:.2f}", number(case.problem.flops / row.median / 1e9), error]
+        return ["", ""]
+    return [f"{row.median / roofline:.2f}", number(case.problem.flops / row.median / 1e9)]
+
+
+def _error(row: Row) -> str:
+    return "" if row.error is None or not row.bound else f"{row.error / row.bound:.2g}"
 
 
 def _detail(rows: dict[str, Row], key: str) -> str:

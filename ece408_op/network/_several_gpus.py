@@ -9,7 +9,6 @@ import numpy as np
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.runtime.thread_pool import share
 
-from ._memory_plan import splits
 from .engine import Engine
 
 
@@ -25,12 +24,12 @@ class SeveralGpus:
         Raises ProblemError if the network does not compute each image by itself, and DeviceError, with the GPU's
         number, if one fails.
         """
-        network, images = self._engines[0].network, len(data[0])
-        if not splits(network, dict(zip(network.names(network.data), (array.shape for array in data)))):
+        if not self._engines[0].divides([array.shape for array in data]):
             raise ProblemError(
                 "device_ids: expected a network that computes each image by itself, with the images as the first axis "
                 "of all data and outputs, got another one; pass one GPU"
             )
+        images = len(data[0])
         edges = [images * part // len(self._engines) for part in range(len(self._engines) + 1)]
         shares = [slice(first, last) for first, last in zip(edges, edges[1:])]
         first, *others = (number for number, share in enumerate(shares) if share.start < share.stop)

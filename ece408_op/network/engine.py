@@ -27,6 +27,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
+from ece408_op.runtime.recent import Recent
 
 from ._batch import STAGES, Batch
 from ._definition import Shape
@@ -46,7 +47,7 @@ _THREADS, _THREAD_BYTES = 8, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 #: The bytes from which a comparison releases the interpreter's lock.
 _WORTH_RELEASING = 64 << 10
-_KEPT_BATCHES, _KEPT_ENGINES = 3, 4
+_KEPT_BATCHES, _KEPT_ENGINES, _KEPT_SHAPES = 3, 4, 64
 
 
 class Engine:
@@ -61,6 +62,7 @@ class Engine:
         self.batches: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
         self._shapes = [self.network.shape(value) for value in self.network.parameters]
         self._comparisons = _comparisons([ITEM_BYTES * prod(shape) for shape in self._shapes])
+        self._independent: Recent[tuple[Shape, ...], bool] = Recent(_KEPT_SHAPES)
         #: Copies of the parameters that the GPU has.
         self.sent: Sequence[np.ndarray] = []
         self._sent_at: list[int] = []
@@ -106,6 +108,15 @@ class Engine:
         with self.gpu.lock, self.gpu.device:
             return self._batch([array.shape for array in data], at_once=True).run(self._given(data), data)
 
+    def divides(self, shapes: Sequence[Shape]) -> bool:
+        """Return whether a batch of data of these shapes can be divided: see ``_memory_plan.splits``."""
+        key = tuple(shapes)
+        found = self._independent.get(key)
+        if found is None:
+            found = splits(self.network, dict(zip(self.network.names(self.network.data), shapes)))
+            self._independent[key] = found
+        return found
+
     def _given(self, data: Sequence[Any]) -> dict[int, Any]:
         return {**self._parameters, **dict(zip(self.network.data, data))}
 
@@ -128,7 +139,7 @@ class Engine:
             self.batches.move_to_end(key)
             return self.batches[key]
         data = dict(zip(self.network.names(self.network.data), shapes))
-        independent = not at_once and splits(self.network, data)
+        independent = not at_once and self.divides(shapes)
         while len(self.batches) >= _KEPT_BATCHES:
             self.batches.popitem(last=False)
         # Freed memory that CuPy keeps would count as used.

@@ -303,6 +303,15 @@ def test_several_gpus_share_the_images_in_order(gpu, images, numbers):
     assert np.abs(on_several(symbol, args, numbers) - expected).max() < 1e-5
 
 
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_a_batch_is_examined_once_for_several_gpus(gpu, monkeypatch):
+    symbol = data * 2
+    args, _ = values(symbol, {"data": (4, 5)})
+    first = on_several(symbol, args, [0, 1])
+    monkeypatch.delattr(engine, "splits")
+    assert (on_several(symbol, args, [0, 1]) == first).all()
+
+
 def test_images_that_depend_on_each_other_stay_on_one_gpu(gpu):
     require_gpus(gpu, 2)
     args, _ = values(data, {"data": (4, 5)})

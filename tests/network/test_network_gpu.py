@@ -12,6 +12,7 @@ from gpu_case import require_gpu
 from network_case import mx, mxnets, ours, require
 
 import ece408_op
+from ece408_op.bench import _networks
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DeviceError
 
@@ -97,22 +98,29 @@ def test_exit_with_calls_pending():
         assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
 
 
-@pytest.mark.parametrize("impl", ["auto", "cudnn"])
-@pytest.mark.parametrize("name", ZOO)
-def test_gluons_networks(name, impl):
-    """Seeded random weights, against MXNet's CPU: each layer adds at most n u to the error."""
+def compare_with_mxnet(name, impl, images, step):
+    """Compare a network of Gluon's with MXNet's CPU: each layer adds at most n u to the error."""
     require(impl)
-    mx.random.seed(11)
-    network = mx.gluon.model_zoo.vision.get_model(name)
-    network.initialize(mx.init.Xavier(magnitude=2))
-    x = np.random.RandomState(5).uniform(-1, 1, (4, 3, 224, 224)).astype("f")
-    network(mx.nd.array(x[:1])).wait_to_read()
-    symbol = network(data)
-    params = {n: p.data().asnumpy() for n, p in network.collect_params().items()}
-    args = {**{n: params[n] for n in symbol.list_arguments() if n != "data"}, "data": x}
-    aux = {n: params[n] for n in symbol.list_auxiliary_states()}
-    (expected,), (got,) = mxnets(symbol, args, aux), ours(symbol, args, aux, way=impl)
-    products = sum(int(np.prod(a.shape[1:])) for n, a in args.items() if n.endswith("weight"))
+    network, image = _networks.gluons(name, seed=11)
+    params, aux = ({n: a.asnumpy() for n, a in arrays.items()} for arrays in (network.arg_params, network.aux_params))
+    x = np.random.RandomState(5).uniform(-1, 1, (images, *image)).astype("f")
+    parts = (x[first : first + step] for first in range(0, images, step))
+    expected = np.concatenate([mxnets(network.symbol, {**params, "data": part}, aux)[0] for part in parts])
+    (got,) = ours(network.symbol, {**params, "data": x}, aux, way=impl)
+    products = sum(int(np.prod(a.shape[1:])) for n, a in params.items() if n.endswith("weight"))
     worst, allowed = np.abs(got - expected).max(), products * EPS32 * np.abs(expected).max()
     print(f"{name} {impl}: off by {worst:.3g}, allowed {allowed:.3g}, largest output {np.abs(expected).max():.3g}")
     assert worst <= allowed
+    assert (got.argmax(axis=1) == expected.argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize("impl", ["auto", "cudnn"])
+@pytest.mark.parametrize("name", ZOO)
+def test_gluons_networks(name, impl):
+    compare_with_mxnet(name, impl, images=4, step=4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", _networks.SETS["zoo"])
+def test_the_predictions_of_1000_images_are_mxnets(name):
+    compare_with_mxnet(name, "auto", images=1000, step=125)
