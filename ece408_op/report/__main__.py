@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,13 +13,11 @@ from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder_problem, replacing
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
-from ece408_op.profile import text
 from ece408_op.runtime.install_hint import command
 
-from ._charts import cpu_charts, gpu_charts
-from ._commands import MACHINE, MILESTONES, Asked, all_commands
+from ._commands import MILESTONES, Asked, all_commands
 from ._runs import Runs, run_all
-from ._tables import BASELINE, Tables
+from ._sections import sections
 
 PAGE = "index.html"
 
@@ -75,23 +72,9 @@ def as_page(asked: Asked, runs: Runs) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        extensions=["jinja2.ext.do"],
     )
-    environment.filters["anchor"] = lambda title: re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    facts = runs.result(MACHINE)
-    return str(
-        environment.get_template("page.html.j2").render(
-            t=Tables(runs, asked),
-            asked=asked,
-            baseline=BASELINE,
-            cpu_charts=cpu_charts,
-            gpu_charts=gpu_charts,
-            explanations=text.EXPLANATIONS,
-            hold=text.HOLD_SENTENCE,
-            # The advice on what to use instead is in the machine's table and at the end of the page.
-            gpu_problem=(facts["cannot"]["gpu"] or "").split(": use ")[0].rstrip(".") if facts else "",
-        )
-    )
+    environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
+    return str(environment.get_template("page.html.j2").render(sections=sections(asked, runs)))
 
 
 def _check_packages() -> None:

@@ -12,17 +12,19 @@ from ece408_op.models import shapes
 #: What a command needs of the machine, a key of ``cannot`` in the machine's facts.
 NOTHING, GPU, COUNTERS = "", "gpu", "counters"
 
-MACHINE = "machine"
+#: Commands' groups, besides COUNTERS, "layers-cpu" and "layers-gpu".
+MACHINE, PROFILE = "machine", "profile"
 MILESTONES = ("m1", "m2", "m3", "m4")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that writes JSON: the name of its result, Python's arguments, and what it needs of the machine."""
+    """A command that writes JSON: its result's name, Python's arguments, what it needs of the machine, its group."""
 
     name: str
     arguments: tuple[str, ...]
     needs: str = NOTHING
+    group: str = MACHINE
 
     @property
     def line(self) -> str:
@@ -71,7 +73,9 @@ def all_commands(asked: Asked) -> list[Command]:
         found += [_layers("gpu", layer, size, kernels, GPU) for layer in asked.layers for size in asked.sizes]
         for layer in asked.layers:
             given = (layer, "--images", str(size), "--impl", *kernels)
-            found.append(Command(f"counters-{layer}-{size}", ("-m", "ece408_op.profile.counters", *given), COUNTERS))
+            found.append(
+                Command(f"counters-{layer}-{size}", ("-m", "ece408_op.profile.counters", *given), COUNTERS, COUNTERS)
+            )
     return found
 
 
@@ -79,7 +83,8 @@ def _milestones(asked: Asked, network: str, size: int) -> Iterator[Command]:
     def command(script: str, needs: str = NOTHING, suffix: str = "", *options: str) -> Command:
         name = "-".join(filter(None, (script, network, str(size), suffix)))
         data = ("--data", asked.data) if asked.data else ()
-        return Command(name, ("-m", "ece408_op", script, network, str(size), *options, *data), needs)
+        group = PROFILE if "--profile" in options else script
+        return Command(name, ("-m", "ece408_op", script, network, str(size), *options, *data), needs, group)
 
     for script in asked.milestones:
         needs = GPU if script in ("m3", "m4") else NOTHING
@@ -92,4 +97,5 @@ def _milestones(asked: Asked, network: str, size: int) -> Iterator[Command]:
 
 def _layers(context: str, layer: str, size: int, impls: Sequence[str], needs: str) -> Command:
     given = ("layers", "--context", context, "--layer", layer, "--images", str(size), "--impl", *impls)
-    return Command(f"layers-{context}-{layer}-{size}", ("-m", "ece408_op", "bench", *given), needs)
+    group = f"layers-{context}"
+    return Command(f"{group}-{layer}-{size}", ("-m", "ece408_op", "bench", *given), needs, group)

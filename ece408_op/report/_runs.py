@@ -23,7 +23,7 @@ from ece408_op.errors import DataError, DeviceError
 
 from ._commands import MACHINE, Command
 
-VERSION = 2
+VERSION = 3
 DONE, FAILED, CANNOT = "done", "failed", "cannot"
 
 #: Characters that are kept of what a failed command wrote to stderr.
@@ -68,13 +68,13 @@ def read(folder: Path, name: str) -> Run | None:
 
 
 def write(folder: Path, command: Command, run: Run) -> None:
-    """Keep a run: its status, the reason where it has no result, and the result."""
+    """Keep a run: its status, the reason where it has no result, the result, and what the command printed."""
     with replacing(folder / f"{command.name}.json") as file:
         file.write((json.dumps({"version": VERSION, "command": command.line, **run}, indent=1) + "\n").encode())
 
 
-def _record(status: str, reason: str = "", result: Any = None) -> Run:
-    return {"status": status, "reason": reason, "result": result}
+def _record(status: str, reason: str = "", result: Any = None, printed: str = "") -> Run:
+    return {"status": status, "reason": reason, "result": result, "printed": printed}
 
 
 def _run(command: Command, limit: float) -> Run:
@@ -85,14 +85,14 @@ def _run(command: Command, limit: float) -> Run:
         process = subprocess.Popen(
             [sys.executable, *command.arguments, "--json", str(path)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
         )
         try:
-            _, errors = process.communicate(timeout=limit)
+            printed, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             return _record(FAILED, f"stopped after {limit:g} s")
         finally:
@@ -106,7 +106,7 @@ def _run(command: Command, limit: float) -> Run:
         # ece408-bench exits with 1 where an output was wrong; its results are complete nevertheless.
         if process.returncode not in (OK, EXIT_FAILED) or not result.get("complete", True):
             return _record(FAILED, reason)
-        return _record(DONE, "", result)
+        return _record(DONE, "", result, printed)
 
 
 def _run_machine(command: Command, folder: Path, limit: float) -> dict[str, Any]:
@@ -138,30 +138,30 @@ class Runs:
     """The kept results of commands; a figure that no run gave is None."""
 
     def __init__(self, commands: Sequence[Command], folder: Path) -> None:
-        self._runs = {command: read(folder, command.name) for command in commands}
-        self._results = {
-            command.name: run["result"] for command, run in self._runs.items() if run and run["status"] == DONE
-        }
+        self.commands = commands
+        self._runs = {command.name: read(folder, command.name) for command in commands}
 
-    def result(self, *name: Any) -> Any:
-        """The result of the command that these parts name; None where it was not run or failed."""
-        return self._results.get("-".join(map(str, filter(None, name))))
+    def result(self, name: str) -> Any:
+        """The result of the command of that name; None where it was not run or failed."""
+        run = self._runs.get(name)
+        return run["result"] if run and run["status"] == DONE else None
+
+    def printed(self, name: str) -> str:
+        """What that command wrote to stdout; empty where it was not run or failed."""
+        run = self._runs.get(name)
+        return str(run["printed"]).strip() if run and run["status"] == DONE else ""
 
     def missing(self) -> dict[str, list[str]]:
         """The command lines without a result, by the reason."""
         found: dict[str, list[str]] = {}
-        for command, run in self._runs.items():
+        for command in self.commands:
+            run = self._runs[command.name]
             if run is None or run["status"] != DONE:
                 reason = " ".join(run["reason"].split()) if run else "not run: stopped before, or only rendered"
                 found.setdefault(reason, []).append(command.line)
         return found
 
-    def op_times(self, *name: Any) -> list[dict[str, Any]]:
-        """The calls of a milestone's run, with ``seconds`` and ``implementation``; none without a run."""
-        run = self.result(*name)
-        return list(run["op_times"]) if run else []
-
     def case(self, context: str, layer: str, size: int) -> results.Case | None:
         """What ece408-bench measured of a layer, as CxHxWxMxK."""
-        found = self.result("layers", context, layer, size)
+        found = self.result(f"layers-{context}-{layer}-{size}")
         return results.from_data(found).cases[0] if found else None

@@ -68,7 +68,7 @@ def python(name: str, code: str, needs: str = "") -> Command:
     return Command(name, ("-c", f"import json, sys, time; path = sys.argv[-1]; {code}"), needs)
 
 
-DONE = "json.dump({}, open(path, 'w'))"
+DONE = "json.dump({}, open(path, 'w')); print('the lines')"
 
 
 def counting(name: str, log: Path, more: str = "") -> Command:
@@ -86,7 +86,8 @@ def test_commands_run_once_and_another_command_of_the_same_name_runs_again(tmp_p
     _runs.run_all(commands[:2], runs, 60)
     _runs.run_all(commands, runs, 60)
     assert log.read_text(encoding="utf-8") == "ab"
-    assert _runs.read(runs, "b")["result"] == {}
+    kept = _runs.read(runs, "b")
+    assert (kept["result"], kept["printed"]) == ({}, "the lines\n")
     assert not list(runs.glob("*.part"))
     _runs.run_all([machine(), counting("a", log, "; 0")], runs, 60)
     assert log.read_text(encoding="utf-8") == "aba"
@@ -127,7 +128,7 @@ def test_another_machine_and_one_that_cannot_be_described_are_refused(tmp_path) 
 
 
 @pytest.mark.parametrize(
-    "words", ["", "[]", "{", '{"version": 1, "status": "done"}', '{"version": 2, "status": "odd"}']
+    "words", ["", "[]", "{", '{"version": 1, "status": "done"}', '{"version": 3, "status": "odd"}']
 )
 def test_a_broken_result_is_named(tmp_path, words) -> None:
     (tmp_path / "a.json").write_text(words)
