@@ -42,7 +42,7 @@ COURSE = {
 CPUS = {"zen5": "AMD EPYC (Zen 5)", "zen4": "AMD EPYC (Zen 4)", "zen3": "AMD EPYC (Zen 3)"}
 SIMD = {"avx512": "AVX-512", "avx2": "AVX2", "sse": "SSE"}
 BUILT_IN = "MXNet Convolution"
-PACKAGES = {"python": "Python", "mxnet": "MXNet", "numpy": "NumPy", "cupy": "CuPy", "torch": "PyTorch"}
+PACKAGES = {"mxnet": "MXNet", "cupy": "CuPy", "torch": "PyTorch"}
 
 
 @cache
