@@ -136,11 +136,8 @@ def _named(root: Path, content: bytes) -> list[str]:
 
 def _within(root: Path, folder: Path, content: bytes) -> list[str]:
     """The names, from the root, of what a file in that folder includes by quotes and that lies within the root."""
-    names = []
+    names, top = [], os.path.realpath(root)
     for raw in _INCLUDE.findall(content):
-        path = Path(folder / raw.decode("utf-8", errors="replace"))
-        try:
-            names.append(str(path.resolve().relative_to(root.resolve())))
-        except (ValueError, OSError):
-            continue
+        with suppress(ValueError, OSError):
+            names.append(str(Path(os.path.realpath(folder / raw.decode(errors="replace"))).relative_to(top)))
     return names

@@ -43,6 +43,8 @@ VIOLATIONS = {
     "inputs": ("tampered", "it changed its input, which is const"),
     "replayed": ("tampered", "it gave the output of an earlier run again, though its inputs were others"),
 }
+#: Runs of one computation have largest errors that differ by less than this factor.
+_APART = 8
 #: These speak against a submission on whatever network they happen.
 FINAL = ("tampered", "unstable", "compile_error")
 
@@ -247,12 +249,17 @@ def _unstable(runs: Sequence[Run]) -> bool:
     others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
     if any(run.wrong for run in whole) and all(run.outcome.precision in (HALF, HALF_SUMS) for run in right):
         return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
-    # Right in half precision only, a run on other numbers may as well be wrong by less than that class allows.
-    exact = any(run.outcome.precision in (FLOAT32, TRANSFORM) for run in others)
-    if any(0 < sum(run.wrong for run in group) < len(group) for group in (whole, others if exact else [])):
+    if 0 < sum(run.wrong for run in whole) < len(whole) or _differ(others):
         return True
     # Wrong on whole numbers alone, it does the same each time, if there are several of those runs.
     return len(whole) == 1 and whole[0].wrong and any(run.outcome.precision == FLOAT32 for run in others)
+
+
+def _differ(runs: Sequence[Run]) -> bool:
+    """Are right and wrong runs too far apart for one computation, whose rounding is sometimes beyond a bound?"""
+    wrong = [run.outcome.scaled for run in runs if run.wrong]
+    right = [run.outcome.scaled for run in runs if not run.wrong]
+    return bool(wrong and right) and min(wrong) > _APART * max(right)
 
 
 def _always_late(runs: Sequence[Run]) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os.path import realpath
 from pathlib import Path
 
 from ece408_op.data.atomic import folder_problem, replacing
@@ -159,7 +160,8 @@ def _private(arguments: argparse.Namespace, found: list[_submission.Submission])
     files = [path for path in (arguments.spec, arguments.json, arguments.reports) if path]
     files += [one.source for one in found if one.source]
     folders = [path for path in arguments.path if path.is_dir()]
-    return tuple(sorted({*(path.resolve().parent for path in files), *(path.resolve() for path in folders)}))
+    # Unlike Path.resolve, realpath takes a link that leads to itself.
+    return tuple(sorted({*(Path(realpath(path)).parent for path in files), *(Path(realpath(path)) for path in folders)}))
 
 
 def _no_gpu() -> DeviceError | None:

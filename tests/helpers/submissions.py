@@ -143,6 +143,7 @@ def _with_many_files(folder: Path) -> None:
 #: Submissions that are odd as files: how a folder is filled, and the verdicts that are right.
 LAYOUTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "a link to a neighbour's file": (_linked, ("unsupported",)),
+    "a link that leads to itself": (lambda f: (f / "new-forward.h").symlink_to("new-forward.h"), ("unsupported",)),
     "a folder that is a link": (_linked_folder, ("unsupported",)),
     "includes a neighbour": (_includes("../neighbour.txt"), ("compile_error",)),
     "includes the system's password file": (_includes("/etc/shadow"), ("compile_error",)),
