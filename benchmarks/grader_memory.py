@@ -172,7 +172,7 @@ def main() -> int:
         if not files:
             cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")
             files = [*(str(path / "new-forward.cuh") for path in cases.values()), *PYTHON]
-        architecture = _grading.for_gpus(tools, Spec()).architecture
+        architecture = _grading.for_gpu(tools, Spec()).architecture
 
         def prepared(file: str) -> tuple[str, Program, list[str]]:
             """A submission's name, its program in the worker, and its command in a plain process."""

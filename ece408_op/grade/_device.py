@@ -19,24 +19,21 @@ from ._errors import HarnessError
 
 #: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
 _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
-#: Multiply-adds per thread of the reference workload, and their result: some tenths of a millisecond; and how often an
-#: idle GPU computes it to raise its clocks.
-_ROUNDS, _END, _WAKING = 16384, 2.0, 40
-_BLOCKS, _THREADS = (2048,), (256,)
+#: Steps of the reference workload, some milliseconds of work that raise an idle GPU's clocks, and its result.
+_WAKING, _END = 200, 2.0
 #: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
 _RELEASED, _RELEASE_SECONDS = 0.95, 5.0
 #: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
 _LITTLE = 0.25
 
-#: CUDA C++: the exact sums, and a computation of known result.
-KERNELS = r"""
+_BLOCKS, _THREADS = (2048,), (256,)
+#: CUDA C++: the exact sums.
+KERNEL = r"""
 typedef unsigned long long u64;
-#define EACH(i, n) for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < (n); i += (u64)gridDim.x * blockDim.x)
-
 extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
                                 double* size, double* root) {
   int OH = H - K + 1, OW = W - K + 1;
-  EACH(at, n) {
+  for (u64 at = blockIdx.x * (u64)blockDim.x + threadIdx.x; at < n; at += (u64)gridDim.x * blockDim.x) {
     int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
     u64 b = at / ((u64)OW * OH * M);
     double sum = 0, magnitude = 0, squares = 0;
@@ -51,15 +48,6 @@ extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, in
     exact[at] = sum;
     size[at] = magnitude;
     root[at] = sqrt(squares);
-  }
-}
-
-// From any start it ends at 2.
-extern "C" __global__ void reference_workload(float* to, int rounds) {
-  EACH(i, gridDim.x * (u64)blockDim.x) {
-    float value = (float)(i % 7);
-    for (int r = 0; r < rounds; ++r) value = value * 0.5f + 1.0f;
-    to[i] = value;
   }
 }
 """
@@ -96,9 +84,10 @@ class Device:
         """Have an idle GPU raise its clocks; raises HarnessError where it computes the reference workload wrong."""
         if not self.gpu:
             return
-        to = cuda.cupy().empty(_BLOCKS[0] * _THREADS[0], np.float32)
-        for _ in range(_WAKING):
-            launch("reference_workload", to, np.int32(_ROUNDS))
+        to = cuda.cupy().arange(_FLUSH_BYTES[True] // 16, dtype=np.float32)
+        for _ in range(_WAKING):  # from any start it ends at 2
+            to *= 0.5
+            to += 1
         low, high = float(to.min()), float(to.max())
         if not low == high == _END:
             raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
@@ -140,14 +129,9 @@ def _flush_block(number: int | None) -> Any:
     return Device(number).use().zeros(_FLUSH_BYTES[number is not None] // 8, np.int64)
 
 
-@cache
-def _module(device: int) -> Any:
-    return cuda.cupy().RawModule(code=KERNELS, options=("--std=c++17",))
-
-
-def launch(name: str, *arguments: Any) -> None:
-    """Start one of KERNELS on the thread's current GPU."""
-    _module(cuda.cupy().cuda.runtime.getDevice()).get_function(name)(_BLOCKS, _THREADS, arguments)
+def launch_sums(*arguments: Any) -> None:
+    """Start KERNEL on the thread's current GPU."""
+    cuda.cupy().RawKernel(KERNEL, "sums", ("--std=c++17",))(_BLOCKS, _THREADS, arguments)
 
 
 @cache
@@ -156,37 +140,22 @@ def _ceilings(device: int) -> roofline.Ceilings:
 
 
 class Turns:
-    """Lets many threads compile and check at a time, but one call be timed alone."""
+    """Lets ``jobs`` threads compile and check at a time, but one call be timed alone."""
 
-    def __init__(self) -> None:
-        self._changed, self._alone = threading.Condition(), threading.Lock()
-        self._working = self._timing = 0
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """The thread works, and waits while a call is timed or is to be."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._timing)
-            self._count(working=1)
-        try:
-            yield
-        finally:
-            self._count(working=-1)
+    def __init__(self, jobs: int) -> None:
+        self._jobs, self._alone = jobs, threading.Lock()
+        #: Held by a thread that works; by one that times, all.
+        self.working = threading.Semaphore(jobs)
 
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Within ``working``: no other thread works."""
-        self._count(working=-1, timing=1)
+        self.working.release()
         with self._alone:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._working)
+            for _ in range(self._jobs):
+                self.working.acquire()
             try:
                 yield
             finally:
-                self._count(working=1, timing=-1)
-
-    def _count(self, working: int, timing: int = 0) -> None:
-        with self._changed:
-            self._working += working
-            self._timing += timing
-            self._changed.notify_all()
+                self.working.release(self._jobs)
+        self.working.acquire()

@@ -11,14 +11,14 @@ import io
 import json
 import math
 import os
-import queue
 import re
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,13 +149,12 @@ class Grader:
     architecture: str = ""
     #: The device, in words, for the record.
     device: str = "cpu"
-    #: The GPUs that are free, and how many there are.
-    free: queue.SimpleQueue[Device] | None = None
-    devices: int = 0
+    #: Held by the submission that runs on the GPU.
+    alone: AbstractContextManager[Any] = nullcontext()
 
     def grade(self, submission: Submission) -> dict[str, Any]:
         """The submission's record; raises HarnessError where this machine cannot."""
-        with self.bench.turns.working() if self.bench.turns else nullcontext():
+        with self.bench.turns.working if self.bench.turns else nullcontext():
             return self._grade(submission)
 
     def _grade(self, submission: Submission) -> dict[str, Any]:
@@ -199,15 +198,11 @@ class Grader:
 
     def _run_on_a_device(self, record: dict[str, Any], program: Program) -> None:
         """Run it on a device that it has to itself, which must be well afterwards."""
-        device = self.free.get() if self.free else self.bench.device
-        try:
-            replace(self, bench=replace(self.bench, device=device))._run(record, program)
-        finally:
+        with self.alone:
             try:
-                device.check()
+                self._run(record, program)
             finally:
-                if self.free:
-                    self.free.put(device)
+                self.bench.device.check()
 
     def _run(self, record: dict[str, Any], program: Program) -> None:
         demanded = self.bench.spec.demanding
@@ -276,21 +271,16 @@ class Grader:
         return try_network(self.bench, program, net, images, seconds, plan, course_nets)
 
 
-def for_cpu(tools: Tools, rules: Spec, in_parallel: bool = False) -> Grader:
+def for_cpu(tools: Tools, rules: Spec, jobs: int, in_parallel: bool = False) -> Grader:
     """The grader for this machine's processor, which times calls one at a time unless ``in_parallel``."""
-    bench = Bench(tools, rules, turns=None if in_parallel else Turns())
+    bench = Bench(tools, rules, turns=None if in_parallel else Turns(jobs))
     return Grader(bench, "cpu", _CPU_IMAGES, _CPU_TIMED_IMAGES)
 
 
-def for_gpus(tools: Tools, rules: Spec) -> Grader:
-    """The grader for this machine's GPUs of the first one's kind; raises DeviceError where there is none."""
-    chip = cuda.chip()
-    alike = [number for number in range(cuda.device_count()) if cuda.chip(number) == chip]
-    free: queue.SimpleQueue[Device] = queue.SimpleQueue()
-    for number in alike:
-        free.put(Device(number))
-    bench = Bench(tools, rules, runs=_GPU_RUNS)
-    return Grader(bench, "gpu", _GPU_IMAGES, 0, f"sm_{chip.architecture}", chip.name, free, len(alike))
+def for_gpu(tools: Tools, rules: Spec) -> Grader:
+    """The grader for this machine's first GPU; raises DeviceError where there is none."""
+    chip, bench = cuda.chip(), Bench(tools, rules, Device(0), runs=_GPU_RUNS)
+    return Grader(bench, "gpu", _GPU_IMAGES, 0, f"sm_{chip.architecture}", chip.name, threading.Lock())
 
 
 def arithmetic(code: str) -> str:

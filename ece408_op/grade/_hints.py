@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
 
@@ -46,25 +45,28 @@ def _readable(mangled: str) -> str:
 
 
 def lines(
-    notes: Sequence[Mapping[str, Any]], launches: Sequence[LaunchShape] = (), limits: DeviceLimits | None = None
+    notes: Sequence[KernelNotes], launches: Sequence[LaunchShape] = (), limits: DeviceLimits | None = None
 ) -> list[str]:
-    """For people: each kernel's figures, and what limits it: occupancy, where its launches and the GPU are known."""
+    """Return what ptxas reports, for people: registers, spills, shared memory, and what limits a kernel's occupancy.
+
+    The occupancy itself needs the kernel's launches and the GPU.
+    """
     told = []
     for one in notes:
-        threads = min(_THREADS, _REGISTERS // max(1, one["registers"]) // 32 * 32)
-        shared = f"{one['shared_bytes']} bytes of static shared memory"
-        told.append(f"{one['name']}: {one['registers']} registers per thread, {shared}")
-        if one["spill_store_bytes"] or one["spill_load_bytes"]:
+        threads = min(_THREADS, _REGISTERS // max(1, one.registers) // 32 * 32)
+        shared = f"{one.shared_bytes} bytes of static shared memory"
+        told.append(f"{one.name}: {one.registers} registers per thread, {shared}")
+        if one.spill_store_bytes or one.spill_load_bytes:
             told.append(
-                f"  {one['spill_store_bytes']} bytes are spilled to memory and {one['spill_load_bytes']} read back: "
+                f"  {one.spill_store_bytes} bytes are spilled to memory and {one.spill_load_bytes} read back: "
                 "fewer variables at a time, or arrays indexed by constants alone, would keep them in registers"
             )
-        elif one["stack_bytes"]:
+        elif one.stack_bytes:
             told.append(
-                f"  {one['stack_bytes']} bytes of a thread lie in memory: an array indexed by what is known only when "
+                f"  {one.stack_bytes} bytes of a thread lie in memory: an array indexed by what is known only when "
                 "it runs cannot be in registers"
             )
-        mine = [launch for launch in launches if launch.name == one["name"]]
+        mine = [launch for launch in launches if launch.name == one.name]
         if limits and mine:
             told += [f"  {_occupancy(one, launch, limits)}" for launch in mine]
         elif threads < _THREADS:
@@ -72,8 +74,8 @@ def lines(
     return told
 
 
-def _occupancy(one: Mapping[str, Any], launch: LaunchShape, limits: DeviceLimits) -> str:
-    resources = launch.block, one["registers"], one["shared_bytes"] + launch.dynamic_shared
+def _occupancy(one: KernelNotes, launch: LaunchShape, limits: DeviceLimits) -> str:
+    resources = launch.block, one.registers, one.shared_bytes + launch.dynamic_shared
     share = limits.occupancy(*resources)
     block = " x ".join(str(size) for size in launch.block if size > 1) or "1"
     dynamic = f" and {launch.dynamic_shared} bytes of dynamic shared memory" if launch.dynamic_shared else ""

@@ -17,6 +17,7 @@ from typing import Any
 
 from ece408_op.data.atomic import output_folder_problem, replacing
 from ece408_op.runtime.install_hint import command
+from ece408_op.runtime.occupancy import KernelNotes
 
 from . import _hints
 from ._errors import SpecError
@@ -180,7 +181,7 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
         **{"meaning": meaning, "next_step": next_step, "networks": shown},
         "explained": explained[0] if explained and record["status"] != "passed" else None,
         "bars": any(layer["bar"] for one in shown for layer in one["layers"]),
-        "compiler": _hints.lines(record.get("compiler") or []),
+        "compiler": _hints.lines([KernelNotes(**note) for note in record.get("compiler", [])]),
         "printed": record.get("printed", "")[:2000],
     }
 

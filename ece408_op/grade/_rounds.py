@@ -260,8 +260,7 @@ class Trial:
 
     def _real_images(self, net: CourseNet) -> None:
         """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
-        x = net.images(self.result.images)
-        exact = x
+        x = exact = net.test.images
         for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
             self._layer, w = number, net.filters[number]
             buffers.set_inputs(x, w)

@@ -35,7 +35,7 @@ A class that was stopped continues when the same command, with the same --json, 
 exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + the signal that ended it"""
 #: A shell's exit code for a program that a signal ended is this plus the signal's number.
 _SIGNALLED = 128
-#: Submissions that are compiled while others run on the GPUs.
+#: Submissions that are compiled while another one runs on the GPU.
 _COMPILING = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
@@ -124,12 +124,12 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     gpu = any(gpu for gpu, _ in kinds)
     _tools.remove_folders()
     tools = _tools.build(kinds, hidden=_private(arguments, found), unsafe=arguments.unsafe) if kinds else Tools(Path())
-    graders = {"cpu": _grading.for_cpu(tools, rules, arguments.time_in_parallel)}
-    graders["gpu"] = _grading.for_gpus(tools, rules) if gpu else graders["cpu"]
+    # One submission has the GPU to itself; others are compiled meanwhile.
+    jobs = 1 + _COMPILING if gpu else arguments.jobs
+    graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
+    graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
     if len(found) == 1:
         graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
-    # One submission has a GPU to itself; others are compiled meanwhile.
-    jobs = graders["gpu"].devices + _COMPILING if gpu else arguments.jobs
     for path, why in _submission.passed_over(arguments.path, found):
         text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
         print(_printable(text, sys.stderr.encoding), file=sys.stderr)
@@ -161,7 +161,9 @@ def _private(arguments: argparse.Namespace, found: list[_submission.Submission])
     files += [one.source for one in found if one.source]
     folders = [path for path in arguments.path if path.is_dir()]
     # Unlike Path.resolve, realpath takes a link that leads to itself.
-    return tuple(sorted({*(Path(realpath(path)).parent for path in files), *(Path(realpath(path)) for path in folders)}))
+    return tuple(
+        sorted({*(Path(realpath(path)).parent for path in files), *(Path(realpath(path)) for path in folders)})
+    )
 
 
 def _no_gpu() -> DeviceError | None:

@@ -23,7 +23,7 @@ from ece408_op.core.kernel import CpuKernel, CudaKernel, float32_bound, reduced_
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
+from ece408_op.runtime.occupancy import KernelNotes
 
 from . import _build, _hints, _sources, _submission, _tools, _worker, python_worker
 from ._buffers import Buffers
@@ -39,6 +39,7 @@ _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
 _DEFAULT = "2018sp"
 #: The suffixes of files that can be run, and the device that one computes on.
 SUFFIXES, device_of = _submission.SUFFIXES, _submission.device_of
+compiler_lines = _hints.lines
 
 
 class FileError(Ece408Error):
@@ -70,13 +71,6 @@ class File:
     program: Program
     tools: Tools
     notes: tuple[KernelNotes, ...] = ()
-
-
-def compiler_lines(
-    notes: Sequence[KernelNotes], launches: Sequence[LaunchShape] = (), limits: DeviceLimits | None = None
-) -> list[str]:
-    """Return what ptxas reports on kernels, for people: registers, spills, shared memory, occupancy and its limit."""
-    return _hints.lines([asdict(note) for note in notes], launches, limits)
 
 
 def python_kernel(path: Path) -> CudaKernel:
@@ -126,10 +120,8 @@ def compile_file(path: Path) -> File:
     """
     device, python = device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
-    tools, text = (
-        _tools.build([(device == "gpu", python)], unsafe=True, trusted=True),
-        path.read_text(encoding="utf-8", errors="replace"),
-    )
+    tools = _tools.build([(device == "gpu", python)], unsafe=True, trusted=True)
+    text = path.read_text(encoding="utf-8", errors="replace")
     if python:
         program = _worker.python_program(path.resolve())
         # The file's neighbours may be imported too.

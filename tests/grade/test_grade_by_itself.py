@@ -45,7 +45,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     # A fraction of the images that the command tries.
-    grader = replace(for_cpu(_tools.build([(False, False)]), Spec(), in_parallel=True), images=3, timed_images=20)
+    grader = replace(for_cpu(_tools.build([(False, False)]), Spec(), 1, in_parallel=True), images=3, timed_images=20)
     return {path.name: grader.grade(Submission(path, path, "cpu")) for path in paths}
 
 

@@ -27,9 +27,8 @@ def test_the_labels_are_mxnets(net: Net) -> None:
     from ece408_op.models import files, inference
 
     for one in _real_images.trained(net, IMAGES):
-        x = one.images(IMAGES)
-        expected = inference.predict(inference.built_in(files.find(one.name)), x, mx.cpu())
-        np.testing.assert_array_equal(exact_labels(one, x), expected)
+        expected = inference.predict(inference.built_in(files.find(one.name)), one.test.images, mx.cpu())
+        np.testing.assert_array_equal(exact_labels(one, one.test.images), expected)
 
 
 def test_the_largest_of_four_may_be_found_before_the_tanh() -> None:
@@ -44,7 +43,7 @@ def test_the_largest_of_four_may_be_found_before_the_tanh() -> None:
 
 def test_agreement_and_accuracy_are_counted() -> None:
     (net, _) = _real_images.trained(NETS[0], 10)
-    truth = _real_images._test_set(net.size, 10)[1].astype(int)
+    truth = net.test.labels.astype(int)
     wrong = truth.copy()
     wrong[:3] = (truth[:3] + 1) % 10
     found = net.compare(wrong, np.where(np.arange(10) < 2, wrong, truth))

@@ -48,7 +48,7 @@ def test_ptxas_is_understood() -> None:
 
 
 def test_hints_name_what_is_in_the_way() -> None:
-    text = "\n".join(_hints.lines([asdict(one) for one in _hints.kernels(PTXAS)]))
+    text = "\n".join(_hints.lines(_hints.kernels(PTXAS)))
     assert "48 bytes are spilled" in text
     assert "limit a multiprocessor to 512 of 2048 threads" in text  # 65536 / 128
     assert "31 registers" in text
@@ -63,7 +63,7 @@ def test_hints_name_what_is_in_the_way() -> None:
     ],
 )
 def test_occupancy_is_told_by_launch(block: tuple[int, int, int], shared: int, words: str) -> None:
-    notes = [asdict(one) for one in _hints.kernels(PTXAS)]
+    notes = _hints.kernels(PTXAS)
     launch = LaunchShape("tiled", (1, 1, 1), block, 2048, shared)
     told = _hints.lines(notes, [launch], DeviceLimits("H200", (9, 0), 132, 64, 32, 65536, 228 << 10))
     assert words.replace("100 << 10", "102400") in told[-1]

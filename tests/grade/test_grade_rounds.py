@@ -116,13 +116,13 @@ def test_a_gpus_work_after_the_answer_is_added_to_its_time(monkeypatch: pytest.M
 
 
 def test_a_call_is_timed_alone() -> None:
-    turns, lock = Turns(), threading.Lock()
+    turns, lock = Turns(4), threading.Lock()
     working: list[int] = []
     alone: list[int] = []
 
     def work(number: int) -> None:
         for _ in range(20):
-            with turns.working():
+            with turns.working:
                 with lock:
                     working.append(number)
                 with lock:
