@@ -90,6 +90,16 @@ def select(
     return _select(problem, device, impl, precision, chip, _cpu_settings())
 
 
+def select_with_gradients(
+    problem: ConvProblem, device: str, impl: str, precision: str = "float32", chip: Chip | None = None
+) -> Kernel:
+    """Return what ``select`` does; a gradient that the named kernel does not compute gets the fastest one."""
+    is_gradient = problem.operands != ConvProblem.operands
+    if is_gradient and impl != AUTO and find(impl).not_supported_reasons(problem, chip):
+        impl = AUTO
+    return select(problem, device, impl, precision, chip)
+
+
 def _cpu_settings() -> tuple[str | None, int]:
     """Return what CPU kernels read, besides the problem, to decide what they support: it may change between calls."""
     return os.environ.get("ECE408_SIMD"), len(os.sched_getaffinity(0))

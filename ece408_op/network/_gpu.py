@@ -69,12 +69,12 @@ class Chooser:
         return found or ArrayComputation(self.arrays, node)
 
     def kernel(self, node: Node, problem: ConvProblem) -> CudaKernel | None:
-        """Return the kernel for a convolution node, if there is one."""
+        """Return the kernel for a convolution node, or for a gradient of it, if there is one."""
         operator = node.operator
         impl = operator.impl if operator.impl != dispatch.AUTO else self.impl
         precision = self.precision if operator.precision == "float32" else operator.precision
         try:
-            kernel = dispatch.select(problem, "gpu", impl, precision, self.chip)
+            kernel = dispatch.select_with_gradients(problem, "gpu", impl, precision, self.chip)
         except UnsupportedError as error:
             if impl != dispatch.AUTO:
                 raise UnsupportedError(f"{described(node)}: impl: {error}") from error

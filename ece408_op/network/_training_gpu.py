@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core import dispatch
-from ece408_op.core.kernel import CudaKernel
-from ece408_op.errors import UnsupportedError
 from ece408_op.graph.symbol_graph import Node
-from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 from ._definition import Shape, Trained
@@ -72,26 +69,13 @@ class GpuOperators(Operators):
         runs = ((problem.data_gradient, (gradient, w), x), (problem.weight_gradient, (x, gradient), w))
         found: list[Any] = []
         for (one, operands, like), asked in zip(runs, wanted):
-            kernel = self._kernel(operator, one) if asked else None
+            kernel = self._chooser.kernel(node, one) if asked else None
             if asked and kernel is None:
                 return super().gradients(node, given, gradient, wanted)
             found.append(xp.empty(like.shape, np.float32) if kernel else None)
             if kernel:
                 kernel.run(one, *operands, found[-1])
         return found if operator.no_bias else [*found, operator.bias_gradient(self.arrays, gradient, wanted)]
-
-    def _kernel(self, operator: Convolution, problem: ConvProblem) -> CudaKernel | None:
-        """Return the kernel of a gradient: the named one if it computes gradients, else the fastest."""
-        chip = self._chooser.chip
-        impl = operator.impl if operator.impl != dispatch.AUTO else self._chooser.impl
-        if impl != dispatch.AUTO and dispatch.find(impl).not_supported_reasons(problem, chip):
-            impl = dispatch.AUTO
-        precision = self._chooser.precision if operator.precision == "float32" else operator.precision
-        try:
-            kernel = dispatch.select(problem, "gpu", impl, precision, chip)
-        except UnsupportedError:
-            return None
-        return kernel if isinstance(kernel, CudaKernel) else None
 
 
 @lru_cache(maxsize=256)

@@ -127,7 +127,8 @@ class NewOp(mx.operator.CustomOp):
         """Fill the third operand of a problem, or add to it, and record the call."""
         start = time.perf_counter()
         attributes, device = self._attributes, "cpu" if self._chip is None else "gpu"
-        kernel = _selected(problem, device, attributes, self._chip)
+        selection = attributes.impl, attributes.precision, self._chip
+        kernel = dispatch.select_with_gradients(problem, device, *selection)
         timing = self._run_in_context(kernel, problem, operands, add, bias) if problem.batch else Timing(0.0)
         if not problem.batch and not add:
             self._fill(operands[2], 0)  # the sums over no images
@@ -186,15 +187,6 @@ class NewOp(mx.operator.CustomOp):
             _device_context.fill(bridge.gpu_address(array), ITEM_BYTES * array.size, byte, self._number)
         elif array.size:
             bridge.cpu_view(array).view(np.uint8)[...] = byte
-
-
-def _selected(problem: ConvProblem, device: str, attributes: Attributes, chip: Chip | None) -> Kernel:
-    """Return the kernel for a problem; a gradient that the named kernel does not compute gets the fastest one."""
-    impl = attributes.impl
-    is_gradient = problem.operands != ConvProblem.operands
-    if is_gradient and impl != dispatch.AUTO and dispatch.find(impl).not_supported_reasons(problem, chip):
-        impl = dispatch.AUTO
-    return dispatch.select(problem, device, impl, attributes.precision, chip)
 
 
 @lru_cache(maxsize=256)

@@ -62,6 +62,22 @@ shape = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 flag = st.booleans()
 
 
+@st.composite
+def poolings(draw):
+    """Return the shape of the data, and a Pooling's attributes but for its kind."""
+    sizes = draw(st.tuples(st.integers(1, 3), st.integers(1, 4), side, side))
+    kernel, stride, pad = draw(st.tuples(pair, pair, padding))
+    assume(all(p < k <= n + 2 * p for p, k, n in zip(pad, kernel, sizes[2:])))
+    full = draw(flag)
+    if full:
+        # MXNet's maximum of a window that has only padding is -3.4e38, ours minus infinity.
+        last_windows = (-((k - n - 2 * p) // s) * s - p for n, p, k, s in zip(sizes[2:], pad, kernel, stride))
+        assume(all(s <= k for s, k in zip(stride, kernel)))
+        assume(all(start < n for start, n in zip(last_windows, sizes[2:])))
+    words = {"kernel": kernel, "stride": stride, "pad": pad, "pooling_convention": "full" if full else "valid"}
+    return sizes, {**words, **draw(st.fixed_dictionaries({"count_include_pad": flag, "global_pool": flag}))}
+
+
 @covers("Convolution")
 @pytest.mark.parametrize("way", WAYS)
 @given(
@@ -139,25 +155,12 @@ def test_fully_connected(way, sizes, hidden, bias, flatten, act):
 @covers("Pooling")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["max", "avg", "sum"])
-@given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 4), side, side),
-    kernel=pair,
-    stride=pair,
-    pad=padding,
-    convention=st.sampled_from(["valid", "full"]),
-    flags=st.fixed_dictionaries({"count_include_pad": flag, "global_pool": flag}),
-    act=flag,
-)
+@given(pooling=poolings(), act=flag)
 @examples(60)
-def test_pooling(way, kind, sizes, kernel, stride, pad, convention, flags, act):
-    assume(all(p < k <= n + 2 * p for p, k, n in zip(pad, kernel, sizes[2:])))
-    assume(convention == "valid" or all(s <= k for s, k in zip(stride, kernel)))
-    # MXNet's maximum of a window that has only padding is -3.4e38, ours minus infinity.
-    last_windows = (-((k - n - 2 * p) // s) * s - p for n, p, k, s in zip(sizes[2:], pad, kernel, stride))
-    assume(convention == "valid" or all(start < n for start, n in zip(last_windows, sizes[2:])))
+def test_pooling(way, kind, pooling, act):
+    sizes, words = pooling
     symbol = S.Activation(data, act_type="tanh") if act else data
-    window = {"kernel": kernel, "stride": stride, "pad": pad, "pooling_convention": convention}
-    check_outputs(S.Pooling(symbol, pool_type=kind, **window, **flags), {"data": sizes}, way, sizes[2] * sizes[3])
+    check_outputs(S.Pooling(symbol, pool_type=kind, **words), {"data": sizes}, way, sizes[2] * sizes[3])
 
 
 @covers("BatchNorm")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from network_case import WAYS, computing, mx, ndarrays, values
+from network_case import mx, ndarrays, values
 
 import ece408_op
 from ece408_op import data as fashion
@@ -17,11 +17,7 @@ S = mx.sym
 data = S.Variable("data")
 
 
-@pytest.fixture(params=WAYS[:2], autouse=True)
-def way(request):
-    """Compute on NumPy in place of CuPy, and on a GPU."""
-    with computing(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def node_of(symbol, args, aux=(), inputs=("data", "softmax_label")):

@@ -6,8 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from network_case import WAYS, computing, mx, ndarrays, values
-from test_network_operators import FUNCTION, PAIRS, POSITIVE, UNARY, examples, flag, padding, pair, shape, side
+from network_case import mx, ndarrays, values
+from test_network_operators import (
+    FUNCTION,
+    PAIRS,
+    POSITIVE,
+    UNARY,
+    examples,
+    flag,
+    padding,
+    pair,
+    poolings,
+    shape,
+    side,
+)
 
 import ece408_op
 from ece408_op.core.kernel import EPS32
@@ -19,11 +31,7 @@ S = mx.sym
 data = S.Variable("data")
 
 
-@pytest.fixture(params=WAYS[:2], autouse=True)
-def way(request):
-    """Compute on NumPy in place of CuPy, and on a GPU."""
-    with computing(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def executor(symbol, args, aux, request="write"):
@@ -121,25 +129,13 @@ def test_two_inputs(name, sizes, ones):
 
 
 @pytest.mark.parametrize("kind", ["max", "avg", "sum"])
-@given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 4), side, side),
-    kernel=pair,
-    stride=pair,
-    pad=padding,
-    convention=st.sampled_from(["valid", "full"]),
-    flags=st.fixed_dictionaries({"count_include_pad": flag, "global_pool": flag}),
-    equal=flag,
-)
+@given(pooling=poolings(), equal=flag)
 @examples(30)
-def test_pooling(kind, sizes, kernel, stride, pad, convention, flags, equal):
-    assume(all(p < k <= n + 2 * p for p, k, n in zip(pad, kernel, sizes[2:])))
-    assume(convention == "valid" or all(s <= k for s, k in zip(stride, kernel)))
-    last_windows = (-((k - n - 2 * p) // s) * s - p for n, p, k, s in zip(sizes[2:], pad, kernel, stride))
-    assume(convention == "valid" or all(start < n for start, n in zip(last_windows, sizes[2:])))
-    window = {"kernel": kernel, "stride": stride, "pad": pad, "pooling_convention": convention}
+def test_pooling(kind, pooling, equal):
+    sizes, words = pooling
     # Of equal values, as behind a relu, the first one gets the gradient.
     symbol = S.Activation(data, act_type="relu") if equal else data
-    check(S.Pooling(symbol, pool_type=kind, **window, **flags), {"data": sizes}, sizes[2] * sizes[3])
+    check(S.Pooling(symbol, pool_type=kind, **words), {"data": sizes}, sizes[2] * sizes[3])
 
 
 @given(
