@@ -23,7 +23,7 @@ from ece408_op.models import files
 from ece408_op.plugin import bridge, mxnet_import
 from ece408_op.problem import ConvProblem
 
-from . import _calls, _layer_names, _networks, _sweep, _tables, plots, results
+from . import _calls, _layer_names, _networks, _sweep, _tables, _training, plots, results
 from .results import Case, Results, Row
 
 _DESCRIPTION = """\
@@ -50,9 +50,9 @@ that does not support a layer is a row that says why.""",
         "time whole networks, and compare their predictions with MXNet's",
         """\
 forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
-take part, also with images that are on the GPU already (gpu).""",
+take part, also with images that are on the GPU already (gpu). With --training, steps of gpu_network and PyTorch.""",
         "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
-        "--context --set --network --images --seed",
+        "--context --training --set --network --images --seed",
     ),
     "transfers": (
         "time the operator on mx.cpu() arrays with device='gpu'",
@@ -194,6 +194,9 @@ def _networks_plan(options: argparse.Namespace) -> _Plan:
             name in own or mx.gluon.model_zoo.vision.get_model(name)
         except ValueError as error:
             raise ValueError(f"--network: expected {', '.join(own)}, or one of Gluon's: {error}") from None
+    if options.training:
+        words = (options.images, options.repeats or 10, options.seed)
+        return _Plan({name: partial(_training.case, name, *words) for name in chosen}, on_gpu=True)
     given = (options.images, options.context, options.repeats or 5, options.seed)
     return _Plan({name: partial(_networks.case, name, *given) for name in chosen}, options.context == "gpu")
 
@@ -270,6 +273,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
         "--ranges": {**several, "default": list(ranges), "help": "what random layers come from, in turn"},
         "--images": {**number, "default": images, "help": "images of each case, at most of random layers"},
+        "--training": {"action": "store_true", "help": "time training steps, on a GPU"},
         "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
         "--record": {"action": "store_true", "help": "write the times into the tuning table"},
         "--threads": {**number, "default": cores, "help": "threads of all contestants"},

@@ -39,7 +39,7 @@ SETS = {
     ),
 }
 #: The images of a network of the course, and of one of Gluon's, unless the caller has another number.
-_IMAGES, _GLUONS_IMAGES = 10_000, 128
+IMAGES, GLUONS_IMAGES = 10_000, 128
 
 #: The kinds of call.
 FORWARD, ON_GPU = "forward", "gpu"
@@ -60,11 +60,11 @@ def case(
 
     network = files.find(name) if name in files.list_names() else None
     if network is None:
-        images = images or _GLUONS_IMAGES
+        images = images or GLUONS_IMAGES
         built_in, image = gluons(name, seed)
         pixels = np.random.RandomState(seed).uniform(-1, 1, (images, *image)).astype(np.float32)
     else:
-        images, built_in = images or _IMAGES, inference.built_in(network)
+        images, built_in = images or IMAGES, inference.built_in(network)
         pixels, _, _ = load_test(shapes.info(network).image[1], images)
     rows: list[Row] = []
     expected = _bound(built_in, pixels)[FORWARD]()
@@ -259,10 +259,11 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
     torch.cuda.empty_cache()
 
 
-def torch_module(network: Any, device: str, layout: Any = None) -> Any:
+def torch_module(network: Any, device: str, layout: Any = None, training: bool = False) -> Any:
     """The network's symbol as a PyTorch module, its filters in a memory format.
 
-    Raises KeyError for an operator that the networks here do not have.
+    training: batch normalization uses the batch's statistics, and the parameters in ``weights`` have gradients. Raises
+    KeyError for an operator that the networks here do not have.
     """
     import torch
 
@@ -270,7 +271,8 @@ def torch_module(network: Any, device: str, layout: Any = None) -> Any:
     for name, array in {**network.arg_params, **network.aux_params}.items():
         weight = torch.from_numpy(array.asnumpy().astype("float32")).to(device)
         weights[name] = weight.contiguous(memory_format=layout) if layout and weight.ndim == 4 else weight
-    operators = _operators(torch)
+        weights[name].requires_grad_(training and name in network.arg_params)
+    operators = _operators(torch, training)
     nodes = json.loads(network.symbol.tojson())["nodes"]
     # Read before the forward, which torch.compile then takes as one graph.
     steps = [
@@ -284,6 +286,10 @@ def torch_module(network: Any, device: str, layout: Any = None) -> Any:
     ]
 
     class Module(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = weights
+
         def forward(self, x: Any) -> Any:
             values: list[Any] = []
             for operator, name, attributes, sources in steps:
@@ -307,7 +313,7 @@ def _attributes(node: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _operators(torch: Any) -> dict[str, Callable[..., Any]]:
+def _operators(torch: Any, training: bool) -> dict[str, Callable[..., Any]]:
     nn = torch.nn.functional
 
     def convolution(a: dict[str, Any], x: Any, w: Any, bias: Any = None) -> Any:
@@ -315,7 +321,8 @@ def _operators(torch: Any) -> dict[str, Callable[..., Any]]:
 
     def batch_norm(a: dict[str, Any], x: Any, gamma: Any, beta: Any, mean: Any, variance: Any) -> Any:
         scale = None if a.get("fix_gamma", True) else gamma
-        return nn.batch_norm(x, mean, variance, scale, beta, eps=a.get("eps", 1e-3))
+        share = 1 - a.get("momentum", 0.9)
+        return nn.batch_norm(x, mean, variance, scale, beta, training, share, a.get("eps", 1e-3))
 
     def pooling(a: dict[str, Any], x: Any) -> Any:
         if a.get("global_pool", False):
@@ -335,7 +342,7 @@ def _operators(torch: Any) -> dict[str, Callable[..., Any]]:
         "Flatten": lambda a, x: x.flatten(1),
         "elemwise_add": lambda a, x, y: x + y,
         "Concat": lambda a, *arrays: torch.cat(arrays, a.get("dim", 1)),
-        "Dropout": lambda a, x: x,
+        "Dropout": lambda a, x: nn.dropout(x, a.get("p", 0.5), training),
         "clip": lambda a, x: x.clamp(a["a_min"], a["a_max"]),
         "SoftmaxOutput": lambda a, x, label=None: x.softmax(1),
     }

@@ -1,9 +1,10 @@
 """Whole graphs as one Custom node that computes on a GPU, for arrays in ``mx.cpu()``.
 
-api.py       gpu_network: from a symbol and its parameters to the node
-operator.py  the node as MXNet sees it
-engine.py    inference on one GPU: parameters, chunks of images, memory
-trainer.py   training steps on one GPU: copies in, computation, copies out
+api.py        gpu_network: from a symbol and its parameters to the node
+operator.py   the node as MXNet sees it
+engine.py     inference on one GPU: parameters, chunks of images, memory
+trainer.py    training steps on one GPU: copies in, computation, copies out
+optimizer.py  MXNet's optimisers SGD and Adam with the update on a GPU
 
 Private modules, from the bottom: ``_definition`` says what an operator is; ``_layers``, ``_pooling``,
 ``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
@@ -15,4 +16,5 @@ graphs for one batch size, ``_timing`` the times of convolutions.
 Training: ``_training`` computes the values and, in reverse order, their gradients. It keeps all values and fuses
 nothing. Each operator class has its gradient as a method, which CuPy and NumPy run alike; ``_training_gpu`` computes
 convolutions by our kernels instead, and the passes of ``_training_passes`` replace several of CuPy's.
+``_updates`` has the optimisers' rules.
 """

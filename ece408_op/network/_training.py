@@ -18,6 +18,7 @@ from ece408_op.graph.symbol_graph import VARIABLE, Node
 from ._definition import Arrays, Trained, Unsupported
 from ._network import Network, described
 from ._shaping import Dropout
+from ._updates import Adam, Sgd, Update
 
 
 class Operators:
@@ -33,6 +34,11 @@ class Operators:
     def gradients(self, node: Node, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         """Return the gradients as ``Operator.gradients``."""
         return node.operator.gradients(self.arrays, given, gradient, wanted)
+
+    def update(self, rule: Sgd | Adam, updates: Sequence[Update]) -> None:
+        """Update parameters and their states."""
+        for one in updates:
+            rule.apply(self.arrays.xp, one)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from ._layers import Convolution
 from ._passes import Pass, pool
 from ._pooling import Pooling
 from ._training import Operators
-from ._training_passes import TrainingArrays
+from ._training_passes import TrainingArrays, row_of, update_program
+from ._updates import Adam, Sgd, Update
 
 
 class GpuOperators(Operators):
@@ -76,6 +77,11 @@ class GpuOperators(Operators):
             if kernel:
                 kernel.run(one, *operands, found[-1])
         return found if operator.no_bias else [*found, operator.bias_gradient(self.arrays, gradient, wanted)]
+
+    def update(self, rule: Sgd | Adam, updates: Sequence[Update]) -> None:
+        """Update all parameters in one launch."""
+        rows = np.array([row_of(one) for one in updates], np.int64)
+        cuda.execute(update_program(rule, len(rows)), 1, {"x": self.arrays.xp.asarray(rows)}, None)
 
 
 @lru_cache(maxsize=256)

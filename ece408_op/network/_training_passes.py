@@ -16,10 +16,13 @@ from ._definition import Shape
 from ._dense import GpuArrays
 from ._passes import program
 from ._pooling import Pooling
+from ._updates import Adam, Sgd, Update
 
 _THREADS = 256
 #: The largest grid; each thread computes further elements in turn.
 _BLOCKS = 1 << 20
+#: Blocks that update a parameter.
+_UPDATE_BLOCKS = 64
 #: Blocks that fill a GPU.
 _FILLING = 2048
 
@@ -127,3 +130,22 @@ def pool_gradient_program(operator: Pooling, x: Shape, y: Shape) -> cuda.Program
     sizes = (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad)
     args = ("x", "y", "dy", "out", *map(np.int32, sizes), np.int64(prod(x)))
     return _program("pool_gradient", prod(x), args, 1, defines)
+
+
+def row_of(one: Update) -> list[int]:
+    """Return a parameter's row for the update: the addresses, the number of elements, and the two factors' bits."""
+    arrays = [one.parameter, one.gradient, *one.states][:4]
+    addresses = [array.data.ptr for array in arrays] + [0] * (4 - len(arrays))
+    (factors,) = np.array([one.rate, one.decay], np.float32).view(np.int64)
+    return [*addresses, one.parameter.size, int(factors)]
+
+
+@lru_cache(maxsize=64)
+def update_program(rule: Sgd | Adam, count: int) -> cuda.Program:
+    """Return the update of ``count`` parameters by a rule; array x has their rows."""
+    numbers = [rule.scale, rule.clip]
+    numbers += [rule.beta1, rule.beta2, rule.epsilon] if isinstance(rule, Adam) else [rule.momentum, 0, 0]
+    args: list[Any] = ["x", *map(np.float32, numbers)]
+    launch = Launch("update", (_UPDATE_BLOCKS, count, 1), (_THREADS, 1, 1), tuple(args))
+    defines: dict[str, int | str] = {"INDEX": "unsigned long long", "VECTOR": 1, "ADAM": int(isinstance(rule, Adam))}
+    return program("training.cu", launch, defines)

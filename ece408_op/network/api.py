@@ -30,6 +30,7 @@ def gpu_network(
     device_id: int = 0,
     device_ids: Sequence[int] | None = None,
     for_training: bool = False,
+    gradients: str = "cpu",
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Return a network as one operator node that computes on a GPU, with inputs and outputs in ``mx.cpu()``.
 
@@ -53,6 +54,8 @@ def gpu_network(
         device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes an equal share of
             each batch, and ``op_times`` has a record of each.
         for_training: whether the node has gradients, on one GPU.
+        gradients: with ``for_training``, where the gradients to parameters are. With "gpu" they stay there for an
+            optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them have NaN.
 
     Returns:
         (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and outputs keep their
@@ -68,15 +71,13 @@ def gpu_network(
         UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
     graph = graph_of(symbol)
-    for name, value, known in (("impl", impl, IMPLS), ("precision", precision, PRECISIONS)):
+    choices = (("impl", impl, IMPLS), ("precision", precision, PRECISIONS), ("gradients", gradients, ("cpu", "gpu")))
+    for name, value, known in choices:
         if value not in known:
             raise ProblemError(f"{name}: expected one of {', '.join(known)}; got {value!r}")
-    numbers = (device_id,) if device_ids is None else tuple(device_ids) if isinstance(device_ids, Sequence) else ()
-    valid = all(type(number) is int and number >= 0 for number in numbers) and numbers
-    if not valid or len({*numbers}) != len(numbers):
-        if device_ids is None:
-            raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
-        raise ProblemError(f"device_ids: expected different GPUs' numbers from 0 on, got {device_ids!r}")
+    if gradients == "gpu" and not for_training:
+        raise ProblemError("gradients: expected cpu without for_training, got gpu")
+    numbers = _gpu_numbers(device_id, device_ids)
     if for_training and len(numbers) > 1:
         raise ProblemError(f"for_training: expected one GPU, got {numbers}; pass device_id")
     for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
@@ -102,7 +103,7 @@ def gpu_network(
         impl=impl,
         precision=precision,
         device_ids=",".join(map(str, numbers)),
-        **({"for_training": "True", "seeded": str(seeded)} if for_training else {}),
+        **({"for_training": "True", "seeded": str(seeded), "gradients": gradients} if for_training else {}),
     )
     if isinstance(symbol, mx.sym.np._Symbol):
         node = node.as_np_ndarray()
@@ -114,6 +115,17 @@ def gpu_network(
             bridge.check_dense(array.stype, key)
             default_layout.reorder(array)
     return node, arguments, states
+
+
+def _gpu_numbers(device_id: int, device_ids: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the numbers of the GPUs; raises ProblemError for wrong ones."""
+    numbers = (device_id,) if device_ids is None else tuple(device_ids) if isinstance(device_ids, Sequence) else ()
+    valid = all(type(number) is int and number >= 0 for number in numbers) and numbers
+    if not valid or len({*numbers}) != len(numbers):
+        if device_ids is None:
+            raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
+        raise ProblemError(f"device_ids: expected different GPUs' numbers from 0 on, got {device_ids!r}")
+    return numbers
 
 
 def _inputs(symbol: Any, network: Network, for_training: bool, seeded: bool) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from math import prod
 from typing import Any
 
@@ -143,21 +144,30 @@ class NetworkProp(mx.operator.CustomOpProp):
         numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
         engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
         trainer = Trainer(self._given["graph"], engines[0]) if self._for_training else None
-        return NetworkOp(network, engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers), trainer)
+        one = engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers)
+        return NetworkOp(network, one, trainer, self._given.get("gradients") == "gpu")
 
 
 class NetworkOp(mx.operator.CustomOp):
     """The operator for arrays of one shape; MXNet calls forward from its worker threads, several at a time."""
 
-    def __init__(self, network: Network, found: Engine | SeveralGpus, trainer: Trainer | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        found: Engine | SeveralGpus,
+        trainer: Trainer | None = None,
+        leaves_gradients: bool = False,
+    ) -> None:
         super().__init__()
         self._network, self._engine, self._trainer = network, found, trainer
+        self._leaves_gradients = leaves_gradients
         places = {name: place for place, name in enumerate((*network.arguments, *network.state_names))}
         self._data = [places[name] for name in network.names(network.data)]
         self._parameters = [places[name] for name in network.names(network.parameters)]
         self._sizes = [ITEM_BYTES * prod(network.shape(number)) for number in network.parameters]
-        #: The last forward pass in training.
+        #: The last forward pass in training, and the addresses of its parameters.
         self._before: Forward | None = None
+        self._addresses: dict[int, int] = {}
 
     @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
@@ -185,6 +195,7 @@ class NetworkOp(mx.operator.CustomOp):
             for output, request in zip(outputs, req)
         ]
         if trainer:
+            self._addresses = dict(zip(network.parameters, parameters))
             # MXNet knows that the forward pass changes states, not that the backward pass would.
             views = [bridge.cpu_view(arrays[place]) for place in self._parameters]
             states = {n: view for n, view in zip(network.parameters, views) if n in network.states}
@@ -234,7 +245,15 @@ class NetworkOp(mx.operator.CustomOp):
             values[name]: np.empty_like(gradient) if request == "add" else gradient
             for name, (gradient, request) in wanted.items()
         }
-        trainer.backward(before, labels, gradients, targets)
+        left: dict[int, tuple[int, np.ndarray]] = {}
+        for name, (_, request) in list(wanted.items()) if self._leaves_gradients else ():
+            number = values[name]
+            if number in network.parameters:
+                if request == "add":
+                    raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
+                del wanted[name]
+                left[number] = self._addresses[number], targets.pop(number)
+        trainer.backward(before, labels, gradients, targets, left)
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
 
 
@@ -261,8 +280,9 @@ def _seed(inputs: Sequence[Any]) -> int:
 
 
 def register() -> None:
-    """Register the operator with MXNet, once per process."""
+    """Register the operator, and optimisers by their names, with MXNet, once per process."""
     mx.operator.register(OP_TYPE)(NetworkProp)
+    import_module(".optimizer", __package__)
 
 
 __all__ = ("IMPLS", "OP_TYPE", "NetworkOp", "NetworkProp", "register")

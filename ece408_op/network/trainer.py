@@ -3,27 +3,51 @@
 The forward pass copies data, parameters and states to the GPU, where it keeps all values, and outputs and new states
 back. The backward pass copies the outputs' gradients and the labels in, and the gradients out. So each parameter
 crosses the bus once per step in each direction, through the pipeline's pinned buffers and several threads.
+
+Gradients to parameters can stay on the GPU for an optimiser there, ``update``. MXNet's arrays for them then have a
+signalling NaN in each element: nobody can use these by mistake, and any arithmetic with them changes their bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ece408_op.errors import DeviceError
+from ece408_op.core import dispatch
+from ece408_op.errors import DeviceError, ProblemError
+from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
+from ece408_op.runtime.memory import address
 
 from . import _training
+from ._gpu import Chooser
 from ._network import parse
 from ._training_gpu import GpuOperators
+from ._updates import Adam, Sgd, Update
 from .engine import LEAST_TRANSFER, Engine, copying_threads, engines
 
 Result = TypeVar("Result")
+
+#: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
+_LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
+
+
+class _Left(NamedTuple):
+    """A parameter and its gradient on a GPU."""
+
+    gpu: Gpu
+    operators: GpuOperators
+    parameter: Any
+    gradient: Any
+
+
+#: By the addresses of both on the host, until the next update or backward pass.
+_left: dict[tuple[int, int], _Left] = {}
 
 
 class Trainer:
@@ -55,7 +79,7 @@ class Trainer:
             new = [found.states.get(number, given[number]) for number in states]
             return [*(found.values[value] for value in network.outputs), *new], found
 
-        return self._step([*data, *parameters], [*outputs, *states.values()], compute)
+        return _step(self._gpu, [*data, *parameters], [*outputs, *states.values()], compute)
 
     def backward(
         self,
@@ -63,60 +87,121 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
+        left: Mapping[int, tuple[int, np.ndarray]],
     ) -> None:
-        """Fill the gradients to variables, ``targets`` by number.
+        """Fill the gradients to variables, ``targets`` by number, and leave others on the GPU for ``update``.
 
-        labels: in the network's order. gradients: to the outputs, by position. A variable that no gradient reaches gets
-        zeros. Raises DeviceError as ``forward``.
+        labels: in the network's order. gradients: to the outputs, by position. left: by number, the parameter's address
+        on the host and the gradient's array. A variable that no gradient reaches gets zeros. Raises DeviceError as
+        ``forward``.
         """
-        network = self.network
+        network, wanted = self.network, {**targets, **{number: array for number, (_, array) in left.items()}}
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], None]:
+        def compute(arrays: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any]]:
             xp = self._operators.arrays.xp
             given = dict(zip(network.labels, arrays))
             seeds = dict(zip(gradients, arrays[len(labels) :]))
-            found = _training.backward(network, self._operators, before, given, seeds, targets)
-            filled = (
-                found[number] if number in found else xp.zeros(target.shape, np.float32)
-                for number, target in targets.items()
-            )
-            return [xp.ascontiguousarray(array) for array in filled], None
+            found = _training.backward(network, self._operators, before, given, seeds, wanted)
+            filled = {
+                number: xp.ascontiguousarray(found[number]) if number in found else xp.zeros(array.shape, np.float32)
+                for number, array in wanted.items()
+            }
+            return [filled[number] for number in targets], filled
 
-        self._step([*labels, *gradients.values()], list(targets.values()), compute)
+        found = _step(self._gpu, [*labels, *gradients.values()], list(targets.values()), compute)
+        for number, (at, array) in left.items():
+            bits = array.reshape(-1).view(np.uint32)
+            if not bits[0] == bits[-1] == _LEFT:
+                bits.fill(_LEFT)
+            one = _Left(self._gpu, self._operators, before.values[number], found[number])
+            _left[at, address(array)] = one
 
-    def _step(
-        self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
-        compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
-    ) -> Result:
-        """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs."""
-        gpu, pool = self._gpu, cuda.cupy().get_default_memory_pool()
-        if not any(array.size for array in inputs):
-            # The pipeline computes when the last input has come, so there has to be one.
-            inputs = [*inputs, np.zeros(1, np.float32)]
-        with gpu.lock, gpu.device, cuda.reported("training"):
-            for last_try in (False, True):
-                device = _Device(gpu, inputs, compute)
-                try:
-                    device.run(inputs, outputs)
-                    return device.result
-                except cuda.cupy().cuda.memory.OutOfMemoryError as error:
-                    gpu.wait()
-                    # Other networks on this GPU wait for its lock: their memory can be freed.
-                    for other in engines():
-                        if other.gpu is gpu:
-                            other.batches.clear()
-                    pool.free_all_blocks()
-                    if last_try:
-                        raise DeviceError(
-                            f"the GPU's memory: expected room for a training step on {len(inputs[0])} images, got "
-                            f"{error}; use a smaller batch"
-                        ) from error
-                except BaseException:
-                    gpu.wait()
-                    raise
-        raise AssertionError("the second try returns or raises")
+
+def update(
+    rule: Sgd | Adam,
+    parameters: Sequence[np.ndarray],
+    gradients: Sequence[np.ndarray],
+    states: Sequence[Callable[[Gpu], Sequence[Any]]],
+    rates: Sequence[float],
+    decays: Sequence[float],
+) -> None:
+    """Update parameters on the GPUs that have their gradients, the others on the first GPU.
+
+    parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a
+    GPU. rates, decays: see ``_updates.Update``. Raises DeviceError if a GPU fails, and ProblemError if a gradient
+    that was left on a GPU has been changed or was used before; all parameters are then as they were.
+    """
+    found = [_left.pop((address(parameter), address(one)), None) for parameter, one in zip(parameters, gradients)]
+    found = [one if _is_left(one, gradient) else None for one, gradient in zip(found, gradients)]
+    first = host_context.gpu(0)
+    for gpu in dict.fromkeys(one.gpu if one else first for one in found):
+        mine = [place for place, one in enumerate(found) if (one.gpu if one else first) is gpu]
+        given = [array for place in mine if not found[place] for array in (parameters[place], gradients[place])]
+        operators = next((one.operators for one in found if one and one.gpu is gpu), None)
+        if not operators:
+            with gpu.device, gpu.stream:
+                operators = GpuOperators(Chooser(dispatch.AUTO, "float32", 0, cuda.chip(0)))
+
+        def compute(
+            arrays: Sequence[Any], mine: Sequence[int] = mine, gpu: Gpu = gpu, operators: GpuOperators = operators
+        ) -> tuple[list[Any], None]:
+            rest, updates = iter(arrays), []
+            for place in mine:
+                one = found[place]
+                parameter, gradient = (one.parameter, one.gradient) if one else (next(rest), next(rest))
+                updates.append(Update(parameter, gradient, states[place](gpu), rates[place], decays[place]))
+            operators.update(rule, updates)
+            return [one.parameter for one in updates], None
+
+        _step(gpu, given, [parameters[place] for place in mine], compute)
+
+
+def _is_left(one: _Left | None, gradient: np.ndarray) -> bool:
+    """Return whether a gradient is on a GPU in place of its array."""
+    bits = gradient.reshape(-1).view(np.uint32)
+    if one and bits[0] == bits[-1] == _LEFT:
+        return True
+    if bits[0] in (_LEFT, _CHANGED):
+        raise ProblemError(
+            "gradients='gpu': expected gradients as the network's last backward pass left them, got others: it ran "
+            "twice before this update or not at all, or something used the arrays; pass gradients='cpu'"
+        )
+    return False
+
+
+def _step(
+    gpu: Gpu,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+    compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
+) -> Result:
+    """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs."""
+    pool = cuda.cupy().get_default_memory_pool()
+    if not any(array.size for array in inputs):
+        # The pipeline computes when the last input has come, so there has to be one.
+        inputs = [*inputs, np.zeros(1, np.float32)]
+    with gpu.lock, gpu.device, cuda.reported("training"):
+        for last_try in (False, True):
+            device = _Device(gpu, inputs, compute)
+            try:
+                device.run(inputs, outputs)
+                return device.result
+            except cuda.cupy().cuda.memory.OutOfMemoryError as error:
+                gpu.wait()
+                # Other networks on this GPU wait for its lock: their memory can be freed.
+                for other in engines():
+                    if other.gpu is gpu:
+                        other.batches.clear()
+                pool.free_all_blocks()
+                if last_try:
+                    raise DeviceError(
+                        f"the GPU's memory: expected room for a training step on {len(inputs[0])} images, got "
+                        f"{error}; use a smaller batch"
+                    ) from error
+            except BaseException:
+                gpu.wait()
+                raise
+    raise AssertionError("the second try returns or raises")
 
 
 class _Device:
@@ -145,4 +230,4 @@ class _Device:
             return self._gpu.stream.record()
 
 
-__all__ = ("Trainer",)
+__all__ = ("Trainer", "update")

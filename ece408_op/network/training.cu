@@ -9,6 +9,7 @@
 // Constants, defined in front of this text:
 //     INDEX                the type that counts elements: 32 bits if they suffice
 //     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
+//     update               ADAM: Adam, else SGD with momentum
 //     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
 
 constexpr int THREADS = 256;
@@ -88,6 +89,38 @@ extern "C" __global__ void activation_gradient(const Elements *x, const Elements
         FOR_ELEMENTS(PRODUCT)
 #undef PRODUCT
         out[i] = result;
+    }
+}
+#endif
+
+#ifdef ADAM
+// One parameter, its gradient, its state's one or two arrays, their size, learning rate and weight decay.
+struct Row {
+    float *w;
+    const float *gradient;
+    float *first, *second;
+    long long count;
+    float rate, decay;
+};
+
+// The rules of _updates.py; blocks (., row) update the row's parameter. beta1: SGD's momentum.
+extern "C" __global__ void update(const Row *x, float scale, float clip, float beta1, float beta2, float epsilon) {
+    const Row row = x[blockIdx.y];
+    for (INDEX i = first_element(); i < (INDEX)row.count; i += grid_stride()) {
+        const float w = row.w[i];
+        float g = scale * row.gradient[i];
+        // Comparisons leave a NaN as it is.
+        const auto clipped = [clip](float v) { return v > clip ? clip : v < -clip ? -clip : v; };
+        if (ADAM) {
+            g = clipped(g + row.decay * w);
+            const float mean = row.first[i] = beta1 * row.first[i] + (1.f - beta1) * g;
+            const float variance = row.second[i] = beta2 * row.second[i] + (1.f - beta2) * g * g;
+            row.w[i] = w - row.rate * mean / (sqrtf(variance) + epsilon);
+        } else {
+            g = clipped(g) + row.decay * w;
+            const float momentum = row.first[i] = beta1 * row.first[i] - row.rate * g;
+            row.w[i] = w + momentum;
+        }
     }
 }
 #endif

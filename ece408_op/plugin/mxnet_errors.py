@@ -67,20 +67,21 @@ def reported_with_outputs(method: Method) -> Method:
         try:
             method(*args, **kwargs)
         except Exception as error:
-            reason, given = _explained(error), inspect.signature(method).bind(*args, **kwargs).arguments
+            given = inspect.signature(method).bind(*args, **kwargs).arguments
             written = zip(given.get("in_grad", given["out_data"]), given["req"])
             target = next((array for array, req in written if req != "null" and array.size), None)
             if target is None:
-                raise reason from error
-            _fail(target, reason)
+                raise _explained(error) from error
+            fail(target, error)
 
     return guarded  # type: ignore[return-value]
 
 
-def _fail(target: Any, reason: Exception) -> None:
-    """Make waiting for an array fail with that reason."""
+def fail(target: Any, error: Exception) -> None:
+    """Make waiting for an array, which is not empty, fail with that error; raises it with the NaiveEngine."""
     import mxnet as mx
 
+    reason = _explained(error)
     number = next(_numbers)
     _failures[number] = reason
     try:

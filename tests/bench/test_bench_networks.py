@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mxnet")
 
-from ece408_op.bench import _networks, results
+from ece408_op.bench import _networks, _training, results
 from ece408_op.bench.__main__ import main
 from ece408_op.models import inference
 from ece408_op.plugin import bridge
@@ -78,3 +80,14 @@ def test_the_gpus_contestants_agree(tmp_path):
         }
         assert ("gpu_network auto", "gpu") in agreeing
         assert set(agreeing.values()) == {30}
+
+
+def test_a_training_step_returns_its_loss():
+    sys.path.append(str(Path(__file__).parent.parent / "network"))
+    import network_fake
+
+    with network_fake.installed():
+        case = _training.case("ece408-2018fa", 10, 1, 0, None, lambda row: None)
+    for row, contestant in zip(case.rows, ("gpu_network gpusgd", "gpu_network sgd")):
+        assert (row.contestant, row.call, row.status) == (contestant, "step", "passed")
+        assert 0 < row.details["loss"] < 10

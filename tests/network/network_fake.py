@@ -289,6 +289,11 @@ class Operators(trainer.GpuOperators):
                 super().gradients(node, given, gradient, wanted)
             return node.operator.gradients(self.numpy, given, gradient, wanted)
 
+    def update(self, rule, updates):
+        super().update(rule, updates)
+        for one in updates:
+            rule.apply(self.numpy.xp, one)
+
 
 @contextmanager
 def installed():

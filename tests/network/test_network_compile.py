@@ -13,6 +13,7 @@ from ece408_op.network import _passes, _training_passes
 from ece408_op.network._layers import FullyConnected
 from ece408_op.network._pooling import Pooling
 from ece408_op.network._split_precision import SplitFullyConnected
+from ece408_op.network._updates import Adam, Sgd
 
 pytestmark = pytest.mark.skipif(
     bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
@@ -45,6 +46,7 @@ TRAINING = [
     *_training_passes.sums_programs((1 << 20, 64, 49), 4, 1),
     *(_training_passes.mix_program((10, 64, 48), vector) for vector in (1, 4)),
     *(_training_passes.activation_program(kind, 4096, 4) for kind in ("relu", "softrelu", "softsign")),
+    *(_training_passes.update_program(rule, 3) for rule in (Sgd(), Adam())),
     _training_passes.pool_gradient_program(COURSE, (10, 50, 24, 24), (10, 50, 12, 12)),
     _training_passes.pool_gradient_program(OTHER, (10, 5, 25, 24), (10, 5, 13, 25)),
 ]

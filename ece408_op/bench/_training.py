@@ -1,0 +1,139 @@
+"""Training steps of whole networks: gpu_network with MXNet's optimiser and with the GPU's, and PyTorch.
+
+A step is forward and backward pass and the update of SGD with momentum; it ends when the parameters are ready. "step"
+has the images in ordinary, pageable memory, "gpu" on the GPU. The losses of the first steps are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core import timer
+from ece408_op.data import load_test
+from ece408_op.models import files, shapes
+from ece408_op.runtime import cuda
+
+from . import _networks
+from .results import FAILED, PASSED, Case, Row
+
+#: The kinds of call.
+STEP, ON_GPU = "step", "gpu"
+
+_RATE, _MOMENTUM, _DECAY = 0.01, 0.9, 1e-4
+#: Steps whose losses are compared, and how far these may be apart: the steps multiply the rounding errors of the first.
+_COMPARED, _TOLERANCE = 3, 1e-3
+
+#: Does one step and returns its loss, or something that has it.
+Step = Callable[[], Any]
+
+
+def case(
+    name: str, images: int | None, repeats: int, seed: int, ceilings: None, progress: Callable[[Row], Any]
+) -> Case:
+    """All contestants on one network, with ``images`` images in a step, and the same parameters at first.
+
+    A row fails where the losses differ from those of the first contestant, unless dropout makes them random.
+    """
+    network, pixels, labels = _given(name, images, seed)
+    rows: list[Row] = []
+    expected: list[float] = []
+    for contestant, kind, step in (*_gpu_networks(network, pixels, labels), *_pytorch(network, pixels, labels)):
+        losses = [float(step()) for _ in range(_COMPARED)]
+        expected = expected or losses
+        wrong = "Dropout" not in network.symbol.tojson() and not np.allclose(losses, expected, rtol=_TOLERANCE)
+        seconds = () if wrong else timer.measure(step, timer.cpu_clock, repeats=repeats).seconds
+        status, reason = (FAILED, f"losses: expected {expected}, got {losses}") if wrong else (PASSED, "")
+        rows.append(Row(contestant, kind, seconds, status, reason, details={"loss": losses[-1]}))
+        progress(rows[-1])
+    return Case(name, len(pixels), tuple(rows))
+
+
+def _given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return the network up to the scores before softmax, images and labels."""
+    from ece408_op.models import inference
+
+    if name in files.list_names():
+        network = inference.built_in(files.find(name))
+        pixels, labels, _ = load_test(shapes.info(name).image[1], images or _networks.IMAGES)
+        (scores, *_) = network.symbol.get_children()
+        return inference.Loaded(scores, network.arg_params, network.aux_params), pixels, labels.astype(np.float32)
+    images = images or _networks.GLUONS_IMAGES
+    network, image = _networks.gluons(name, seed)
+    stream = np.random.RandomState(seed)
+    pixels = stream.uniform(-1, 1, (images, *image)).astype(np.float32)
+    return network, pixels, stream.randint(0, 1000, images).astype(np.float32)
+
+
+def _gpu_networks(network: Any, pixels: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, str, Step]]:
+    """gpu_network's steps with an optimiser on the GPU and with MXNet's."""
+    for rule, gradients in (("gpusgd", "gpu"), ("sgd", "cpu")):
+        yield f"gpu_network {rule}", STEP, _gpu_network(network, pixels, labels, rule, gradients)
+
+
+def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str, gradients_in: str) -> Step:
+    """A step of an executor whose data array has the images, and of the optimiser of that name."""
+    import mxnet as mx
+
+    from ece408_op.network.api import gpu_network
+
+    arguments = {key: value.astype("float32") for key, value in network.arg_params.items()}
+    symbol = mx.sym.SoftmaxOutput(network.symbol, name="softmax")
+    node, arguments, states = gpu_network(
+        symbol, arguments, network.aux_params, for_training=True, gradients=gradients_in
+    )
+    arrays = {**arguments, "data": mx.nd.array(pixels), "softmax_label": mx.nd.array(labels)}
+    gradients = {key: mx.nd.zeros(value.shape) for key, value in arguments.items()}
+    requests = {key: "write" if key in gradients else "null" for key in arrays}
+    states = {key: value.copy() for key, value in states.items()}
+    executor = node.bind(mx.cpu(), arrays, gradients, requests, states)
+    settings = {"learning_rate": _RATE, "momentum": _MOMENTUM, "wd": _DECAY, "rescale_grad": 1 / len(pixels)}
+    update = mx.optimizer.get_updater(mx.optimizer.create(rule, **settings))
+    numbers = list(range(len(arguments)))
+    rows = np.arange(len(labels)), labels.astype(int)
+
+    def step() -> float:
+        (probabilities,) = executor.forward(is_train=True)
+        executor.backward()
+        update(numbers, list(gradients.values()), list(arguments.values()))
+        loss = -np.log(probabilities.asnumpy()[rows]).mean()
+        mx.nd.waitall()
+        return loss
+
+    return step
+
+
+def _pytorch(network: Any, pixels: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, str, Step]]:
+    """PyTorch's steps in float32, with TF32 off; nothing where PyTorch has no GPU."""
+    if not find_spec("torch"):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    images, target = torch.from_numpy(pixels), torch.from_numpy(labels).long().cuda()
+    here = images.cuda()
+
+    def steps(given: Callable[[], Any]) -> Step:
+        model = _networks.torch_module(network, "cuda", training=True)
+        learned = [weight for weight in model.weights.values() if weight.requires_grad]
+        optimizer = torch.optim.SGD(learned, _RATE, _MOMENTUM, weight_decay=_DECAY)
+
+        def step() -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(given()), target)
+            loss.backward()
+            optimizer.step()
+            cuda.wait("PyTorch", cuda.cupy().cuda.get_current_stream())
+            return loss
+
+        return step
+
+    yield "PyTorch eager", STEP, steps(images.cuda)
+    yield "PyTorch eager", ON_GPU, steps(lambda: here)
+    torch.cuda.empty_cache()

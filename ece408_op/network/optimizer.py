@@ -1,0 +1,144 @@
+"""``gpusgd`` and ``gpuadam``: MXNet's optimisers SGD and Adam, which update the parameters on a GPU.
+
+They are MXNet's own classes but for the update itself: learning rates and their schedule, weight decay, the factors of
+single parameters, ``rescale_grad`` and ``clip_gradient`` are those of the base classes. A network whose gradients stay
+on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied there. The new
+parameters are in MXNet's arrays when the update ends, so whatever reads or saves these has the right values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from ece408_op.errors import ProblemError
+from ece408_op.plugin import bridge, engine_queue
+from ece408_op.plugin.host_context import Gpu
+from ece408_op.runtime import cuda
+
+from . import trainer
+from ._updates import Adam, Sgd
+
+
+class State:
+    """A parameter's state: float32 arrays on the host until the first update, then on a GPU; how many updates it had.
+
+    A pickled state has them on the host.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], updates: int = 0) -> None:
+        self._arrays: Sequence[Any] = arrays
+        self.updates = updates
+        self._gpu: Gpu | None = None
+
+    def on(self, gpu: Gpu) -> Sequence[Any]:
+        """Return the arrays on a GPU, the current one."""
+        if self._gpu is not gpu:
+            self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
+        return self._arrays
+
+    def _on_host(self) -> list[np.ndarray]:
+        return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]
+
+    def __reduce__(self) -> Any:
+        mx.nd.waitall()
+        return State, (self._on_host(), self.updates)
+
+
+class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
+    """What both optimisers share."""
+
+    def _rule(self) -> Sgd | Adam:
+        raise NotImplementedError
+
+    def _rates(self, indices: Sequence[Any]) -> list[float]:
+        return list(self._get_lrs(indices))
+
+    def _limits(self) -> dict[str, float]:
+        return {"scale": self.rescale_grad, "clip": self.clip_gradient or math.inf}
+
+    def create_state(self, index: Any, weight: Any) -> State:
+        """Return zeros; raises ProblemError for a parameter that is not float32 and dense in mx.cpu()."""
+        if weight.dtype != np.float32 or weight.stype != "default" or bridge.on_gpu(weight):
+            got = f"{np.dtype(weight.dtype).name}, {weight.stype}, in {weight.context}"
+            raise ProblemError(f"{type(self).__name__}: expected float32 parameters, dense, in mx.cpu(), got {got}")
+        return State([np.zeros(weight.shape, np.float32) for _ in range(self._rule().states)])
+
+    create_state_multi_precision = create_state
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Queue the update of one parameter or of lists of them."""
+        several = isinstance(index, (list, tuple))
+        indices, weights, gradients, states = (
+            list(given) if several else [given] for given in (index, weight, grad, state)
+        )
+        for number, one in zip(indices, states):
+            if not isinstance(one, State):
+                name = type(self).__name__
+                raise ProblemError(f"state: expected one that {name} has saved, got {type(one).__name__}")
+            # A state that was loaded has the count, which Module does not save.
+            self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
+        self._update_count(indices)
+        for number, one in zip(indices, states):
+            one.updates = self._index_update_count[number]
+        rates, decays = self._rates(indices), self._get_wds(indices)
+        parameters, given = ([bridge.cpu_view(array) for array in arrays] for arrays in (weights, gradients))
+        work = partial(trainer.update, self._rule(), parameters, given, [one.on for one in states], rates, decays)
+        engine_queue.queue(work, gradients, weights, type(self).__name__)
+
+    update_multi_precision = update
+
+
+@mx.optimizer.Optimizer.register
+class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
+    """MXNet's SGD on a GPU, with momentum; ``lazy_update`` and ``multi_precision`` have no effect.
+
+    Args:
+        keywords: those of mxnet.optimizer.SGD.
+
+    Raises:
+        ProblemError: a parameter is not float32 and dense in mx.cpu(), or a state is not this class's.
+        DeviceError: the GPU fails; whoever waits for the first parameter gets it. Parameters are as before.
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        # All parameters in one call.
+        self.aggregate_num = np.iinfo(np.int32).max
+
+    def _rule(self) -> Sgd | Adam:
+        return Sgd(**self._limits(), momentum=self.momentum)
+
+
+@mx.optimizer.Optimizer.register
+class GpuAdam(_OnGpu, mx.optimizer.Adam):  # type: ignore[misc]
+    """MXNet's Adam on a GPU; ``lazy_update`` and ``multi_precision`` have no effect.
+
+    Args:
+        keywords: those of mxnet.optimizer.Adam.
+
+    Raises:
+        ProblemError, DeviceError: as GpuSGD.
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.aggregate_num = np.iinfo(np.int32).max
+
+    def _rule(self) -> Sgd | Adam:
+        return Adam(**self._limits(), beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+
+    def _rates(self, indices: Sequence[Any]) -> list[float]:
+        counts = (self._index_update_count[number] for number in indices)
+        return [
+            rate * math.sqrt(1 - self.beta2**count) / (1 - self.beta1**count)
+            for rate, count in zip(super()._rates(indices), counts)
+        ]
+
+
+__all__ = ("GpuAdam", "GpuSGD")

@@ -1,0 +1,167 @@
+"""Optimisers on the GPU, against MXNet's own: parameters after some steps, checkpoints, and wrong uses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from network_case import WAYS, computing, mx
+from test_training import S, assert_close, data, images, ndarrays
+
+import ece408_op
+from ece408_op.errors import ProblemError
+from ece408_op.network import trainer
+
+
+@pytest.fixture(params=WAYS[:2], autouse=True)
+def way(request):
+    """Compute on NumPy in place of CuPy, and on a GPU."""
+    with computing(request.param):
+        yield request.param
+
+
+RULES = {
+    "plain": ("sgd", {"learning_rate": 0.05}),
+    "momentum": ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01, "clip_gradient": 0.02}),
+    "adam": ("adam", {"learning_rate": 0.003, "wd": 0.01, "clip_gradient": 0.02, "beta1": 0.8, "epsilon": 1e-4}),
+}
+
+
+def scheduled(words):
+    return {**words, "lr_scheduler": mx.lr_scheduler.FactorScheduler(step=2, factor=0.7), "rescale_grad": 1 / 6}
+
+
+def network(gradients="cpu"):
+    """Return the symbol for MXNet, or the node, with factors for single parameters; and the arrays."""
+    weight = S.Variable("last_weight", lr_mult=0.5, wd_mult=2.0)
+    layers = S.Activation(S.Convolution(data, kernel=(3, 3), num_filter=4, name="first"), act_type="tanh")
+    layers = S.BatchNorm(layers, fix_gamma=False, name="norm")
+    symbol = S.SoftmaxOutput(S.FullyConnected(S.Flatten(layers), weight, num_hidden=10, name="last"), name="softmax")
+    args, aux = images(symbol)
+    if gradients is None:
+        return symbol, args, aux
+    params = ndarrays({name: array for name, array in args.items() if name not in ("data", "softmax_label")})
+    return ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True, gradients=gradients)[0], args, aux
+
+
+def module(symbol, args, aux, rule, words, states=None, updates=0):
+    found = mx.mod.Module(symbol, context=mx.cpu())
+    shapes = [("data", (6, 3, 8, 8))], [("softmax_label", (6,))]
+    found.bind(*shapes)
+    params = {name: mx.nd.array(array) for name, array in args.items() if name not in ("data", "softmax_label")}
+    found.init_params(arg_params=params, aux_params={name: mx.nd.array(array) for name, array in aux.items()})
+    found.init_optimizer(optimizer=rule, optimizer_params={**scheduled(words), "begin_num_update": updates})
+    if states:
+        found.load_optimizer_states(states)
+    return found
+
+
+def steps(found, args, numbers):
+    for number in numbers:
+        stream = np.random.RandomState(number)
+        x = mx.nd.array(stream.uniform(-1, 1, (6, 3, 8, 8)))
+        found.forward_backward(mx.io.DataBatch([x], [mx.nd.array(args["softmax_label"])]))
+        found.update()
+    # MXNet's executors do not wait for BatchNorm's states.
+    mx.nd.waitall()
+    return found.get_params()
+
+
+@pytest.mark.parametrize("gradients", ["gpu", "cpu"])
+@pytest.mark.parametrize("rule", RULES)
+def test_parameters_are_mxnets(rule, gradients):
+    name, words = RULES[rule]
+    symbol, args, aux = network(None)
+    theirs = steps(module(symbol, args, aux, name, words), args, range(5))
+    ours = steps(module(network(gradients)[0], args, aux, f"gpu{name}", words), args, range(5))
+    for got, expected in zip(ours, theirs):
+        assert_close(got, expected)
+    change = max(np.abs(theirs[0][key].asnumpy() - args[key]).max() for key in theirs[0])
+    assert change > 1e-3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_checkpoint_goes_on_bit_for_bit(rule, tmp_path):
+    name, words = RULES[rule]
+    node, args, aux = network("gpu")
+    whole = steps(module(node, args, aux, f"gpu{name}", words), args, range(6))
+    first = module(node, args, aux, f"gpu{name}", words)
+    steps(first, args, range(3))
+    prefix = str(tmp_path / "network")
+    first.save_checkpoint(prefix, 1, save_optimizer_states=True)
+    loaded = mx.model.load_checkpoint(prefix, 1)
+    second = module(*loaded, f"gpu{name}", words, f"{prefix}-0001.states", 3)
+    resumed = steps(second, args, range(3, 6))
+    for got, expected in zip(resumed, whole):
+        assert {key: array.asnumpy().tobytes() for key, array in got.items()} == {
+            key: array.asnumpy().tobytes() for key, array in expected.items()
+        }
+
+
+def test_a_gluon_trainer_with_frozen_parameters_and_a_layer_outside(tmp_path):
+    def trained(rule, **options):
+        mx.random.seed(5)
+        net, behind = mx.gluon.nn.HybridSequential(prefix="net_"), mx.gluon.nn.Dense(10, prefix="behind_")
+        with net.name_scope():
+            net.add(mx.gluon.nn.Conv2D(4, 3, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(7))
+        x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (8, 3, 6, 6)))
+        for one in (net, behind):
+            one.initialize(mx.init.Xavier())
+        net[0].weight.grad_req = "null"
+        first = ece408_op.gluon.on_gpu(net, x, **options) if options else net
+        behind(net(x))
+        first.hybridize()
+        params = {**net.collect_params(), **behind.collect_params()}
+        learner, measure = mx.gluon.Trainer(params, rule, {"learning_rate": 0.1}), mx.gluon.loss.SoftmaxCELoss()
+        for number in range(4):
+            with mx.autograd.record():
+                loss = measure(behind(first(x)), mx.nd.arange(8))
+            loss.backward()
+            learner.step(8 + number)
+            if number == 1:
+                learner.save_states(str(tmp_path / "states"))
+                learner.load_states(str(tmp_path / "states"))
+        return {name: parameter.data() for name, parameter in params.items()}
+
+    assert_close(trained("gpuadam", gradients="gpu"), trained("adam"))
+
+
+def test_gradients_on_the_gpu_are_nan_and_used_once():
+    node, args, aux = network("gpu")
+    found = module(node, args, aux, "gpusgd", {})
+    before = {name: array.asnumpy() for name, array in found.get_params()[0].items()}
+    steps(found, args, [0])
+    gradients = found._exec_group.execs[0].grad_dict["first_weight"]
+    assert np.isnan(gradients.asnumpy()).all()
+    after = {name: array.asnumpy() for name, array in found.get_params()[0].items()}
+    assert not np.array_equal(before["last_weight"], after["last_weight"])
+    found.update()
+    with pytest.raises(ProblemError, match="expected gradients as the network's last backward pass left them"):
+        mx.nd.waitall()
+    found.forward_backward(mx.io.DataBatch([mx.nd.zeros((6, 3, 8, 8))], [mx.nd.zeros(6)]))
+    mx.nd.waitall()
+    gradients *= 0.5
+    found.update()
+    with pytest.raises(ProblemError, match="something used the arrays; pass gradients='cpu'"):
+        mx.nd.waitall()
+    kept = found.get_params()[0]
+    assert all(np.array_equal(kept[name].asnumpy(), array) for name, array in after.items())
+    assert not trainer._left
+
+
+def test_wrong_uses():
+    node, args, aux = network("gpu")
+    params = ndarrays(args)
+    gradients = {name: mx.nd.ones(array.shape) for name, array in args.items()}
+    executor = node.bind(mx.cpu(), params, gradients, "add", ndarrays(aux))
+    executor.forward(is_train=True)
+    executor.backward()
+    with pytest.raises(ProblemError, match="first_weight: expected grad_req write with gradients='gpu', got add"):
+        executor.grad_dict["first_weight"].asnumpy()
+    with pytest.raises(ProblemError, match="gradients: expected cpu without for_training, got gpu"):
+        ece408_op.gpu_network(S.tanh(data), {}, gradients="gpu")
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd"))
+    with pytest.raises(ProblemError, match="GpuSGD: expected float32 parameters, dense, in mx.cpu.*got float64"):
+        update(0, mx.nd.zeros(3, dtype="float64"), mx.nd.zeros(3, dtype="float64"))
+    update.states[0], update.states_synced[0] = mx.nd.zeros(3), True
+    with pytest.raises(ProblemError, match="state: expected one that GpuSGD has saved, got NDArray"):
+        update(0, mx.nd.zeros(3), mx.nd.zeros(3))
