@@ -42,10 +42,6 @@ class Pooling(Operator):
             raise Unsupported(f"expected positive sizes, got {self}")
         if not self.global_pool and any(pad >= size for pad, size in zip(self.pad, self.kernel)):
             raise Unsupported(f"pad: expected less than the window's {self.kernel}, got {self.pad}")
-        if self.pooling_convention == "full" and any(s > size for s, size in zip(self.stride, self.kernel)):
-            raise Unsupported(
-                f"stride: expected at most the window's {self.kernel} with convention full, got {self.stride}"
-            )
 
     def fitted(self, x: Sequence[int]) -> Pooling:
         """Return the same pooling for images (B, C, H, W) with the window's size, if that is the whole image."""
@@ -66,6 +62,10 @@ class Pooling(Operator):
         rows, columns = (
             1 + (ceil_div(span, stride) if full else span // stride) for span, stride in zip(spans, fitted.stride)
         )
+        # MXNet's maximum of no element is the lowest float32.
+        lasts = [(count - 1) * s - pad for count, s, pad in zip((rows, columns), fitted.stride, fitted.pad)]
+        if any(last >= length for last, length in zip(lasts, x[2:])):
+            raise Unsupported(f"pooling_convention: expected windows that touch the image, got one at {tuple(lasts)}")
         return x[0], x[1], rows, columns
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:

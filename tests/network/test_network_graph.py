@@ -142,6 +142,14 @@ def test_attributes_and_inputs_are_checked():
     assert "expected positive sizes" in error("Convolution", 3, kernel="(0, 1)", num_filter="1")
 
 
+def test_a_window_of_padding_alone_is_refused():
+    window = {"kernel": (2, 2), "stride": (2, 2), "pad": (1, 1), "pooling_convention": "full"}
+    node, *_ = ece408_op.gpu_network(S.Pooling(data, name="node", **window), {})
+    with pytest.raises(mx.MXNetError, match=r"'node' \(Pooling\): pooling_convention: expected windows that touch the"):
+        node.infer_shape(data=(1, 1, 7, 8))
+    assert node.infer_shape(data=(1, 1, 8, 6))[1] == [(1, 1, 5, 4)]
+
+
 @pytest.mark.parametrize(
     ("codes", "message"),
     [
