@@ -49,7 +49,7 @@ _SUBGRAPH = "__subgraph_name__"
 _ALL = {"axis": "0", "begin": "0", "end": "None"}
 
 #: void mxnet::NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls and waits for.
-_REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
+REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 
 def install() -> None:
@@ -83,7 +83,7 @@ def reorder_function(library: Any) -> Callable[[Any], None]:
 
     A build without oneDNN has no blocked arrays, and needs none. Raises DeviceError where a build with oneDNN lacks it.
     """
-    function = getattr(library, _REORDER, None)
+    function = getattr(library, REORDER, None)
     if function is not None:
         function.argtypes, function.restype = [ctypes.c_void_p], None
         return function  # type: ignore[no-any-return]

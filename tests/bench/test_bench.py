@@ -215,7 +215,7 @@ def test_the_sweep_has_the_courses_layers_with_three_numbers_of_images_and_rando
 
 
 def test_one_image_and_a_first_call(mxnet, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(_calls, "_PROCESSES", 1)
+    monkeypatch.setattr(_calls, "PROCESSES", 1)
     file = tmp_path / "one.json"
     assert main(["one-image", "--repeats", "20", "--json", str(file)]) == 0
     (case,) = results.read(file).cases

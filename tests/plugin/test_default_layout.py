@@ -40,7 +40,7 @@ def test_a_build_without_onednn_needs_no_reorder(monkeypatch):
 def test_calls_raise_it(monkeypatch):
     monkeypatch.delenv("MXNET_MKLDNN_ENABLED", raising=False)
     features(monkeypatch, enabled=True)
-    monkeypatch.setattr(default_layout, "_REORDER", "missing")
+    monkeypatch.setattr(default_layout, "REORDER", "missing")
     default_layout._reorder.cache_clear()
     try:
         for size in (8, 800):  # by the synchronous fast path, and through the engine

@@ -192,10 +192,10 @@ def test_without_the_extra_one_sentence_says_what_to_install(package, tmp_path, 
 
 
 def test_an_interrupted_report_says_how_to_continue(tmp_path, monkeypatch, capsys) -> None:
-    def interrupted(*given) -> None:
+    def interrupted(*given, **more) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_runs, "_run_machine", interrupted)
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
     assert main(["--out", str(tmp_path)]) == 130
     assert capsys.readouterr() == ("", "ece408-report: interrupted; the same command continues\n")
     assert not (tmp_path / "index.html").exists()
