@@ -337,7 +337,7 @@ def networks(draw):
 def test_any_network_gives_the_same_before_and_after(network, seed):
     symbol, expected = network
     params = whole_numbers(symbol, seed, data=(2, 2, 33, 31))  # four layers of 3 x 3 by steps of 2 leave something
-    result = ece408_op.replace_convolution(symbol, params)
+    result = ece408_op.replace_convolution(symbol, params, impl="im2col")  # it compiles nothing
     assert set(result.replaced) == set(expected)
     assert result.left == {}
     old = [name for name in nodes_of(symbol) if name not in result.replaced]

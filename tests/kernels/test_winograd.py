@@ -97,7 +97,7 @@ def test_on_dense_data_errors_are_no_larger_than_twice_those_of_plain_sums(name,
 
 
 @both
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data(), kernel=st.integers(2, 16), seed=st.integers(0, 99))
 def test_sums_of_integers_are_exact_on_any_shape(name, data, kernel, seed):
     kernel = kernel if name == "winograd" else 3

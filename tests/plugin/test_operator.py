@@ -17,6 +17,7 @@ mx = pytest.importorskip("mxnet")
 
 class TestCpu(OperatorCases):
     words, computes, impl, foreign = "mx.cpu()", "cpu", "direct", "naive"
+    quick, many = "im2col", 1001
 
     def context(self, number=0):
         return self.mx.cpu()
