@@ -1,4 +1,4 @@
-"""The resize is scikit-image's, bit by bit."""
+"""The resize is scikit-image's, bit by bit; versions before 0.19.3 compute other pixels."""
 
 from __future__ import annotations
 
