@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ece408_op.problem import ConvProblem
 
-from . import _build, _report, _rewrite, _run
+from . import _build, _indices, _report, _rewrite, _run
 from ._build import Program
 from ._errors import CompileError
 from ._report import Report
@@ -45,13 +47,21 @@ def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folde
     folder = folder or _build.default_folder()
     macros = "".join(f"#define {name} {value}\n" for name, value in (defines or {}).items())
     text = f'{macros}#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
+    with ThreadPoolExecutor(2) as pool:
+        checks = ("counters", "indices") if _indices.has_arrays(text) else ("counters",)
+        found = [pool.submit(_link, text, path.name, folder, check) for check in checks]
+        program, *more = [one.result() for one in found]
+    return replace(program, indices=more[0].executable) if more else program
+
+
+def _link(text: str, name: str, folder: Path, checks: str) -> Program:
     try:
-        return _build.link(text, path.name, folder, checks="counters", course=True)
+        return _build.link(text, name, folder, checks, course=True)
     except CompileError as error:
         option = next((one for wanted, one in _OTHER_OPTIONS if re.search(wanted, str(error))), None)
         if option is None:
             raise
-    return _build.link(text, path.name, folder, checks="counters", course=True, options=(option,))
+    return _build.link(text, name, folder, checks, course=True, options=(option,))
 
 
 def run(program: Program, x: np.ndarray, w: np.ndarray, *, fill: float = 0.0, seconds: float = 30.0) -> Report:
@@ -64,12 +74,30 @@ def run(program: Program, x: np.ndarray, w: np.ndarray, *, fill: float = 0.0, se
     Raises:
         ProblemError: the shapes are of no convolution.
     """
-    batch, channels, height, width = x.shape
-    problem = ConvProblem(batch, channels, height, width, w.shape[0], w.shape[2])
-    y = np.full(problem.y_shape, fill, np.float32)
-    inputs = (_run.Buffer(name, np.asarray(array, np.float32)) for name, array in (("x", x), ("w", w)))
-    buffers = [*inputs, _run.Buffer("y", y, output=True)]
-    return _report.make(program, _run.execute(program, buffers, [*y.shape, *x.shape, *w.shape], seconds))
+    return run_layers(program, [(x, w)], fill=fill, seconds=seconds)[0]
+
+
+def run_layers(
+    program: Program, layers: Sequence[tuple[np.ndarray, np.ndarray]], *, fill: float = 0.0, seconds: float = 30.0
+) -> list[Report]:
+    """Run ``forward`` on one layer's x and w after another, as ``run``, in one process: files count their calls.
+
+    A layer that ends the process is the last one.
+    """
+    calls = []
+    for x, w in layers:
+        batch, channels, height, width = x.shape
+        problem = ConvProblem(batch, channels, height, width, w.shape[0], w.shape[2])
+        y = np.full(problem.y_shape, fill, np.float32)
+        inputs = (_run.Buffer(name, np.asarray(array, np.float32)) for name, array in (("x", x), ("w", w)))
+        calls.append(_run.Call([*inputs, _run.Buffer("y", y, output=True)], [*y.shape, *x.shape, *w.shape]))
+    reports = [_report.make(program, outcome) for outcome in _run.execute(program.executable, calls, seconds)]
+    if program.indices:
+        outcomes = _run.execute(program.indices, calls[: len(reports)], seconds)
+        for i, outcome in enumerate(outcomes):
+            found = _indices.findings(program, outcome)
+            reports[i] = replace(reports[i], findings=(*found, *reports[i].findings))
+    return reports
 
 
 def _source(path: Path, above: tuple[Path, ...] = ()) -> str:

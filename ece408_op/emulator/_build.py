@@ -40,6 +40,7 @@ _COMMON = (
 _CHECKS = {
     "plain": ("-O1",),
     "races": ("-O1", "-fsanitize=thread"),
+    "indices": ("-O1", "-fsanitize=bounds"),
     "counters": (
         *("-O2", "-fno-tree-vectorize", "-fno-thread-jumps", "-fno-split-paths", "-fdisable-rtl-loop2_unroll"),
         *("-fsanitize=thread", "-fsanitize-coverage=trace-pc"),
@@ -52,6 +53,12 @@ _GAP = 64 * 1024
 _LAST_GAPS = "".join(
     f"\t.section\t{name}\n\t.zero\t{_GAP}\n" for name in ('.tbss.last,"awT",@nobits', 'ece408_constant,"aw"')
 )
+#: What g++ says of CUDA's names and headers that are not in ``cuda/``.
+_LACKING = re.compile(
+    r"^‘(_*(?:cuda|cu|CU|nv|__)[A-Za-z]\w*)’ (?:was not|has not been|does not)"
+    r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’|^‘((?:nvcuda|cooperative_groups)::\S*)’ has not"
+    r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
+)
 MISSING = "expected g++ 12 or newer, which compiles the emulated programs, on PATH; found none: apt-get install g++"
 
 
@@ -62,10 +69,14 @@ class Program:
     Attributes:
         executable: the file; it runs in a process of its own.
         source: the name of the source in the compiler's messages and in reports.
+        text: the C++ that was compiled.
+        indices: a second executable, which checks the indices of arrays in functions; None where it is not needed.
     """
 
     executable: Path
     source: str
+    text: str
+    indices: Path | None = None
 
 
 @cache
@@ -105,7 +116,7 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
             assembly = _assembly(unit, flags, source)
             _run(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
-    return Program(program, source)
+    return Program(program, source, text)
 
 
 def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None) -> Path:
@@ -197,9 +208,11 @@ def _run(command: list[str], source: str) -> None:
         raise CompileError(((None, f"g++ took longer than {_SECONDS} s"),)) from None
     if done.returncode:
         found = _messages(done.stderr, source)
-        unknown = re.match("‘(_*(?:cuda|cu|__)[A-Za-z]\\w*)’ (was not|has not been) declared", found[0][1])
-        if unknown and found[0][0]:
-            raise UnsupportedCodeError(found[0][0], f"the emulator does not know {unknown[1]}")
+        for line, message in found:
+            lacking = _LACKING.search(message)
+            if line and lacking:
+                name = next(group for group in lacking.groups() if group)
+                raise UnsupportedCodeError(line, f"the emulator does not have {name}")
         raise CompileError(found)
 
 
@@ -207,11 +220,17 @@ def _messages(text: str, source: str) -> tuple[tuple[int | None, str], ...]:
     """Return the compiler's errors with the source's lines; those of other files where there are none."""
     own: list[tuple[int | None, str]] = []
     others: list[tuple[int | None, str]] = []
+    user = None  # the source's line that uses the template in which the next error is
     for line in text.splitlines():
         found = re.match(r"(.*?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)", line)
+        used = re.match(r"(.*?):(\d+):(?:\d+:)?\s+required from", line)
+        if used and Path(used[1]).name == source:
+            user = int(used[2])
         if found:
             same = Path(found[1]).name == source
-            (own if same else others).append((int(found[2]) if same else None, found[3] if same else line))
+            number = int(found[2]) if same else user
+            (own if number else others).append((number, found[3] if number else line))
+            user = None
         elif "undefined reference" in line:
             others.append((None, line[line.index("undefined reference") :]))
     found_lines = own or others or [(None, text.strip()[-2000:])]

@@ -81,7 +81,7 @@ def make(program: Program, outcome: Outcome) -> Report:
     """Return the report of a run."""
     tables = outcome.tables
     codes = [row["code"] for table in ("counters", "findings") for row in tables[table]]
-    where = places(program, [*codes, *(row["other"] for row in tables["findings"])])
+    where = places(program.executable, program.source, [*codes, *(row["other"] for row in tables["findings"])])
     rows: dict[tuple[str, int], list[LineCounters]] = {}
     for row in tables["counters"]:
         rows.setdefault(where.get(row.pop("code"), ("", 0)), []).append(LineCounters(**row))

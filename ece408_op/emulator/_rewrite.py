@@ -23,6 +23,8 @@ _DYNAMIC = re.compile(
 )
 _UNROLL = re.compile(r"^([ \t]*#[ \t]*pragma[ \t]+)unroll\b[ \t]*\(?[ \t]*(\w*)[ \t]*\)?[^\n]*", re.MULTILINE)
 _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
+#: g++ knows ``__shared__`` as static, which may stand once.
+_STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
 _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
 #: Headers of MXNet's tree, and of CUDA's toolkit and samples. Most submissions use nothing of them.
@@ -30,7 +32,7 @@ _REPLACED = re.compile(
     r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
     r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|cublas_v2\.h$"
     r"|(cblas|mkl|npp|nvToolsExt)\.h$|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$"
-    r"|.*/include/\w+\.h(pp)?$|(cooperative_groups|driver_types)\.h$)"
+    r"|.*/include/\w+\.h(pp)?$|driver_types\.h$)"
 )
 #: What the emulator does not have: the code, and what to say.
 _UNSUPPORTED = (
@@ -39,7 +41,6 @@ _UNSUPPORTED = (
     (r"#[ \t]*include[ \t]*<(cub|thrust)/", "the library {}"),
     (r"\b(texture|surface)\s*<", "{} references"),
     (r"\b(tex[123]D\w*|cudaCreateTextureObject|cudaBindTexture\w*)\s*[<(]", "textures ({})"),
-    (r"\b(cooperative_groups)\s*::|\bcg\s*::\s*(this_\w+)", "cooperative groups"),
     (r"\b(cudaGraph\w+|cudaStreamBeginCapture)\s*\(", "CUDA graphs ({})"),
     (r"\b(cudaLaunch\w*|cudaConfigureCall)\s*\(", "launches by {}"),
     (r"\b(cu(?:Init|Ctx|Module|Mem|Launch|Func)[A-Z]\w*)\s*\(", "CUDA's driver ({})"),
@@ -69,7 +70,7 @@ def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
         if found:
             name = next((group for group in found.groups() if group), "")
             raise UnsupportedCodeError(_line(text, found.start()), f"the emulator does not have {what.format(name)}")
-    text = _dynamic_shared(text, masked)
+    text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), _dynamic_shared(text, masked))
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
     text = _replace_all(text, _ASM, _assembly)
     text = _replace_all(text, _LAUNCH, _launch)

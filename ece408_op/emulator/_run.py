@@ -7,14 +7,12 @@ import os
 import resource
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from ._build import Program
 
 #: Bytes of a file that a program may write.
 _FILE = 4 << 30
@@ -31,64 +29,94 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a program's function: its buffers, and whole numbers."""
+
+    buffers: Sequence[Buffer]
+    parameters: Sequence[int]
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What a run left: the outputs by name, the report's tables, and what the program printed."""
+    """What a call left: the outputs by name, the report's tables, and what the program printed until its end."""
 
     outputs: dict[str, np.ndarray]
     tables: dict[str, Any]
     printed: str
 
 
-def execute(program: Program, buffers: Sequence[Buffer], parameters: Sequence[int], seconds: float) -> Outcome:
-    """Run the program; where it leaves no report, a finding of kind "crash" is all."""
+def execute(executable: Path, calls: Sequence[Call], seconds: float) -> list[Outcome]:
+    """Make the calls in one process, each within the seconds.
+
+    A call that ends the process is the last one; where it leaves no report, a finding of kind "crash" is all.
+    """
     with tempfile.TemporaryDirectory(prefix="ece408-emulator-") as name:
         folder = Path(name)
         with open(folder / "job", "wb") as job:
-            job.write(_numbers(len(buffers)))
-            for each in buffers:
-                job.write(each.name.encode()[:31].ljust(32, b"\0"))
-                job.write(_numbers(each.array.nbytes, each.alignment, int(each.output)))
-            job.write(_numbers(len(parameters), *parameters))
-            for each in buffers:
-                job.write(np.ascontiguousarray(each.array).data)
-        command = [str(program.executable), "job", "output", "report", str(seconds)]
+            job.write(_numbers(len(calls)))
+            for call in calls:
+                job.writelines(_described(call))
         try:
             done = subprocess.run(
-                command, cwd=folder, check=False, capture_output=True, timeout=seconds + 10, preexec_fn=_limit,
-                stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [str(executable), "job", str(seconds)], cwd=folder, check=False, capture_output=True,
+                timeout=len(calls) * seconds + 10, preexec_fn=_limit, stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
             end, printed = f"exit {done.returncode}", done.stdout + done.stderr
         except subprocess.TimeoutExpired as late:
             end, printed = f"it ran longer than {seconds:g} s", (late.stdout or b"") + (late.stderr or b"")
-        report, text = folder / "report", printed.decode(errors="replace")
-        if not report.is_file():
-            outputs = {each.name: each.array for each in buffers if each.output}
-            return Outcome(outputs, _ended(f"the program ended without a report ({end})"), text)
-        content = (folder / "output").read_bytes()
-        outputs, at = {}, 0
-        for each in buffers:
-            if each.output:
-                flat = np.frombuffer(content, each.array.dtype, each.array.size, at)
-                outputs[each.name] = flat.reshape(each.array.shape).copy()
-                at += each.array.nbytes
-        tables = json.loads(report.read_text(encoding="utf-8", errors="replace"))
-    return Outcome(outputs, tables, text)
+        text = printed.decode(errors="replace")
+        found: list[Outcome] = []
+        for number, call in enumerate(calls):
+            report = folder / f"report-{number}"
+            if not report.is_file():
+                if not (found and found[-1].tables["ended"]):  # nothing says yet why there is none
+                    outputs = {each.name: each.array for each in call.buffers if each.output}
+                    found.append(Outcome(outputs, _ended(f"the program ended without a report ({end})"), text))
+                break
+            tables = json.loads(report.read_text(encoding="utf-8", errors="replace"))
+            found.append(Outcome(_outputs(call, (folder / f"output-{number}").read_bytes()), tables, text))
+    return found
+
+
+def _described(call: Call) -> Iterator[bytes]:
+    """Yield a call as the program reads it: ``native/main.cpp``."""
+    yield _numbers(len(call.buffers))
+    for each in call.buffers:
+        yield each.name.encode()[:31].ljust(32, b"\0")
+        yield _numbers(each.array.nbytes, each.alignment, int(each.output))
+    yield _numbers(len(call.parameters), *call.parameters)
+    for each in call.buffers:
+        yield np.ascontiguousarray(each.array).tobytes()
+
+
+def _outputs(call: Call, content: bytes) -> dict[str, np.ndarray]:
+    outputs, at = {}, 0
+    for each in call.buffers:
+        if each.output:
+            flat = np.frombuffer(content, each.array.dtype, each.array.size, at)
+            outputs[each.name] = flat.reshape(each.array.shape).copy()
+            at += each.array.nbytes
+    return outputs
 
 
 def _ended(message: str) -> dict[str, Any]:
     """Return the tables of a program that left none."""
     finding = {"kind": "crash", "message": message, "code": 0, "other": 0, "times": 1}
     finding.update(block=(0, 0, 0), thread=(0, 0, 0))
-    return {"findings": [finding], "launches": [], "counters": []}
+    return {"findings": [finding], "launches": [], "counters": [], "ended": True}
 
 
-def places(program: Program, codes: Sequence[int]) -> dict[int, tuple[str, int]]:
-    """Return the file and line of the calls that return to these addresses, outside the emulator's own headers."""
+def places(executable: Path, source: str, codes: Sequence[int]) -> dict[int, tuple[str, int]]:
+    """Return the file and line of the calls that return to these addresses, outside the emulator's own headers.
+
+    Of inlined functions, the call in the file of the name ``source``, if one is there, counts.
+    """
     wanted = sorted({code for code in codes if code})
     if not wanted:
         return {}
     text = "".join(f"{code - 1:#x}\n" for code in wanted)
-    command = ["addr2line", "-i", "-a", "-e", str(program.executable)]
+    command = ["addr2line", "-i", "-a", "-e", str(executable)]
     done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False)
     frames: dict[int, list[tuple[str, int]]] = {}
     here: list[tuple[str, int]] = []
@@ -102,7 +130,7 @@ def places(program: Program, codes: Sequence[int]) -> dict[int, tuple[str, int]]
     found = {}
     for code, all_frames in frames.items():
         outer = [frame for frame in all_frames if frame[0] not in own and frame[1]]
-        found[code] = next((frame for frame in outer if frame[0] == program.source), outer[0] if outer else ("", 0))
+        found[code] = next((frame for frame in outer if frame[0] == source), outer[0] if outer else ("", 0))
     return found
 
 

@@ -81,9 +81,9 @@ class Plans:
         case = self.cases[name]
         given = [(key, np.ascontiguousarray(arrays[key])) for key in case.buffers]
         buffers = [_run.Buffer(key, array, (aligned or {}).get(key, 64), True) for key, array in given]
-        return _report.make(
-            self._program, _run.execute(self._program, buffers, [list(self.cases).index(name)], seconds)
-        )
+        call = _run.Call(buffers, [list(self.cases).index(name)])
+        (outcome,) = _run.execute(self._program.executable, [call], seconds)
+        return _report.make(self._program, outcome)
 
 
 def translate(text: str, unroll: bool = False) -> str:

@@ -6,7 +6,7 @@ did not run: "compile_error", "crashed", "timed_out", "out_of_bounds" or "unsupp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,8 @@ def check(asked: Asked) -> Checked:
             result.update(source=source.read_text(encoding="utf-8"), lines_of=source.name)
         if emulated:
             run = compiled(asked.path, kernel)
-            for problem in problems:
-                _add(result, emulate(run, problem, result))
+            for entry in emulate(run, problems, result):
+                _add(result, entry)
         else:
             file = runner.compile_file(asked.path)
             _run(file, problems, result)
@@ -130,14 +130,14 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
             result["printed"] = session.printed
 
 
-def emulate(run: Run, problem: ConvProblem, result: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's entry with findings, counters per line and hints; raises CompileError."""
-    x, w = inputs(problem)
-    report = run(problem, x, w)
-    entry = judged(problem, explain(x, w, report.y, FILL, result["source"]), map(asdict, report.findings))
-    entry.update(counted(report, result["lines_of"], problem))
-    result["printed"] += report.printed
-    return entry
+def emulate(run: Run, problems: Sequence[ConvProblem], result: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each layer's entry with findings, counters per line and hints; raises CompileError."""
+    arrays = [inputs(problem) for problem in problems]
+    for problem, (x, w), report in zip(problems, arrays, run(problems, arrays)):
+        entry = judged(problem, explain(x, w, report.y, FILL, result["source"]), map(asdict, report.findings))
+        entry.update(counted(report, result["lines_of"], problem))
+        result["printed"] = report.printed
+        yield entry
 
 
 def counted(report: emulator.Report, name: str, problem: ConvProblem) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,9 @@ _SECONDS = 60.0
 #: The chip for which a kernel in Python plans its launches.
 _CHIP = Chip("NVIDIA H100", (9, 0), 132, 227 * 1024)
 
-#: Computes a problem from x (B, C, H, W) and w (M, C, K, K).
-Run = Callable[[ConvProblem, np.ndarray, np.ndarray], emulator.Report]
+#: Computes layers, one after another, from x (B, C, H, W) and w (M, C, K, K) of each; a report for each, until one ends
+#: the process.
+Run = Callable[[Sequence[ConvProblem], Sequence[tuple[np.ndarray, np.ndarray]]], list[emulator.Report]]
 
 
 def compiled(path: Path, kernel: CudaKernel | None) -> Run:
@@ -31,18 +32,20 @@ def compiled(path: Path, kernel: CudaKernel | None) -> Run:
     problem or its plan fails.
     """
     if kernel is not None:
-        return lambda problem, x, w: _run_plan(path, kernel, problem, x, w)
+        return lambda problems, arrays: [_run_plan(path, kernel, *one) for one in zip(problems, arrays)]
     program = emulator.compile(path)
-    return lambda problem, x, w: emulator.run(program, x, w, fill=FILL, seconds=_SECONDS)
+    return lambda problems, arrays: emulator.run_layers(program, arrays, fill=FILL, seconds=_SECONDS)
 
 
-def _run_plan(path: Path, kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> emulator.Report:
+def _run_plan(
+    path: Path, kernel: CudaKernel, problem: ConvProblem, inputs: tuple[np.ndarray, np.ndarray]
+) -> emulator.Report:
     with runner.python_errors(path):
         reasons = kernel.not_supported_reasons(problem, _CHIP)
         if reasons:
             raise runner.FileError.of_status(path, "unsupported", f"it does not take {problem}: {'; '.join(reasons)}")
         plan = kernel.plan(problem, _CHIP, 256)
-        arrays = {"x": x, "w": w, "y": np.full(problem.y_shape, FILL, np.float32)}
+        arrays = {"x": inputs[0], "w": inputs[1], "y": np.full(problem.y_shape, FILL, np.float32)}
         arrays.update((name, np.full(size, 0xFF, np.uint8)) for name, size in plan.scratch.items())
         case = Case(kernel.name, kernel.text(plan), plan, tuple(arrays), problem.batch)
     plans = Plans([case], races=True, counters=True, source=kernel.sources[-1].name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -44,9 +44,11 @@ def measure(asked: Asked, checked: Checked) -> None:
     problems = [ConvProblem(1, *entry["layer"]) for entry in result["layers"]]
     if file is None:
         if checked.emulated and not asked.images:
-            problem = min(problems, key=lambda one: one.flops).with_batch(_EMULATED_IMAGES)
-            entry = emulate(checked.emulated, problem, {**result, "printed": ""})
-            _judge_again(result, problems.index(problem.with_batch(1)), entry, problem.batch)
+            # The layers before it too: a file may count its calls.
+            number = problems.index(min(problems, key=lambda one: one.flops))
+            some = [*problems[:number], problems[number].with_batch(_EMULATED_IMAGES)]
+            *_, entry = emulate(checked.emulated, some, dict(result))
+            _judge_again(result, len(some) - 1, entry, _EMULATED_IMAGES)
         return
     for images in (asked.images,) if asked.images else (_GPU_IMAGES,) if file.device == "gpu" else _CPU_IMAGES:
         seconds = _own_seconds(file, [problem.with_batch(images) for problem in problems], result)
@@ -60,22 +62,25 @@ def measure(asked: Asked, checked: Checked) -> None:
         entry["times"] = {"images": images, "seconds": {YOURS: own, **peers(large)}, "rooflines": {}}
         if file.device == "gpu":
             entry["times"]["rooflines"] = _rooflines(large)
-            _add_counters(checked, problem, entry)
+    if file.device == "gpu":
+        _add_counters(checked, problems)
 
 
 def _own_seconds(file: runner.File, problems: list[ConvProblem], result: dict[str, Any]) -> list[float]:
     """Return the median seconds of each layer's calls, and check some images of the first one's output."""
-    found = []
+    arrays = [inputs(problem) for problem in problems]
+    seconds: list[list[float]] = [[] for _ in problems]
     with runner.Session(file, problems) as session:
-        for number, problem in enumerate(problems):
-            x, w = inputs(problem)
-            session.call(number, x, w)
-            some = sorted({0, 1 % problem.batch, problem.batch - 1})
-            part = explain(x[some], w, session.output(number)[some], 0.0, result["source"])
-            entry = judged(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
-            _judge_again(result, number, entry, problem.batch, f"; images {some} are shown")
-            found.append(statistics.median(session.call(number, x, w) for _ in range(_CALLS)))
-    return found
+        # All layers in turn, as in the course: a file may count its calls.
+        for turn in range(1 + _CALLS):
+            for number, (problem, (x, w)) in enumerate(zip(problems, arrays)):
+                seconds[number].append(session.call(number, x, w))
+                if turn == 0:
+                    some = sorted({0, 1 % problem.batch, problem.batch - 1})
+                    part = explain(x[some], w, session.output(number)[some], 0.0, result["source"])
+                    entry = judged(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
+                    _judge_again(result, number, entry, problem.batch, f"; images {some} are shown")
+    return [statistics.median(one[1:]) for one in seconds]
 
 
 def _judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], images: int, shown: str = "") -> None:
@@ -111,25 +116,26 @@ def _rooflines(problem: ConvProblem) -> Mapping[str, float]:
     return {"memory": ceilings.memory_seconds(problem), "FP32": ceilings.arithmetic_seconds(problem)}
 
 
-def _add_counters(checked: Checked, problem: ConvProblem, entry: dict[str, Any]) -> None:
-    """Add the emulator's counters and findings for one image, where it can run the file."""
+def _add_counters(checked: Checked, problems: list[ConvProblem]) -> None:
+    """Add the emulator's counters and findings for one image, where it can run the file, and the compiler's figures."""
     result, file = checked.result, checked.file
     assert file is not None
-    shapes: Sequence[LaunchShape] = ()
-    if emulator.can_emulate():
-        try:
-            report = compiled(file.path, checked.kernel)(problem, *inputs(problem))
-        except emulator.CompileError as error:
+    shapes: list[LaunchShape] = []
+    try:
+        run = compiled(file.path, checked.kernel) if emulator.can_emulate() else None
+        reports = run(problems, [inputs(problem) for problem in problems]) if run else []
+    except emulator.CompileError as error:
+        reports = []
+        for entry in result["layers"]:
             entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
-        else:
-            shapes = report.launches
-            entry.update(counted(report, result["lines_of"], problem), findings=list(map(asdict, report.findings)))
+    for problem, entry, report in zip(problems, result["layers"], reports):
+        shapes += report.launches
+        entry.update(counted(report, result["lines_of"], problem), findings=list(map(asdict, report.findings)))
     notes = file.notes
     if checked.kernel is not None:
-        notes, shapes = _of_plan(checked.kernel, problem)
-    for line in runner.compiler_lines(notes, shapes, device_limits()):
-        if line not in result["compiler"]:
-            result["compiler"].append(line)
+        found = [_of_plan(checked.kernel, problem) for problem in problems]
+        notes, shapes = found[0][0], [shape for _, some in found for shape in some]
+    result["compiler"] = list(dict.fromkeys(runner.compiler_lines(notes, shapes, device_limits())))
 
 
 def _of_plan(kernel: CudaKernel, problem: ConvProblem) -> tuple[tuple[KernelNotes, ...], list[LaunchShape]]:

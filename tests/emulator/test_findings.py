@@ -69,6 +69,19 @@ WRONG = {
         "y[i] = filters[i + 40];\ntable[i + b] = 1;",
         {("out of bounds", 5, 0), ("out of bounds", 6, 0)},
     ),
+    "an array in a function": (
+        "float sum[4] = {};\nfor (int n = 0; n <= 4 + b; n++) sum[n] += x[i];\ny[i] = sum[3];",
+        {("out of bounds", 6, 0)},
+    ),
+    "an array in a function, in front": (
+        "float sum[2][3] = {};\nfor (int n = 2; n >= -b; n--) sum[1][n] += x[i];\ny[i] = sum[1][0];",
+        {("out of bounds", 6, 0)},
+    ),
+    "from row to row of shared memory": (
+        "__shared__ float s[4][16];\nfloat sum[2] = {};\ns[0][i] = x[i];\n__syncthreads();\n"
+        "y[i] = s[0][63 - i] + sum[b];",
+        set(),
+    ),
     "too much shared memory": (
         "__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];",
         {("call", 13, 0)},
@@ -91,6 +104,12 @@ def test_it_is_found_with_its_lines(name: str, programs: Path) -> None:
 def test_the_array_is_named(programs: Path) -> None:
     body = "__shared__ float s[64], t[64];\ns[i] = t[i] = 1;\n__syncthreads();\ny[i] = s[i + 1] + t[i];"
     assert [one.message for one in run(body, programs).findings] == ["reads 4 bytes just behind the end of s"]
+
+
+def test_the_array_in_a_function_is_named(programs: Path) -> None:
+    body = "float sum[4] = {};\nfor (int n = 0; n <= 4; n++) sum[n] += x[n];\ny[i] = sum[0];"
+    messages = [one.message for one in run(body, programs).findings]
+    assert messages == ["index 4 is beyond sum, which has 4 elements"]
 
 
 def test_an_exit_is_a_finding_with_a_line(programs: Path) -> None:

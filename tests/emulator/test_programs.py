@@ -16,6 +16,7 @@ Y = np.einsum("bchwpq,mcpq->bmhw", np.lib.stride_tricks.sliding_window_view(X, (
 
 
 def report(source: str, programs: Path, name: str = "new-forward.cuh") -> emulator.Report:
+    programs.mkdir(exist_ok=True)
     path = programs / name
     path.write_text(source)
     return emulator.run(emulator.compile(path, folder=programs), X, W)
@@ -53,10 +54,60 @@ def test_what_the_emulator_lacks_is_named_with_its_line(name: str, line: int, me
     assert caught.value.lines[0][0] == line
 
 
-def test_an_unknown_name_of_cuda_is_named_with_its_line(programs: Path) -> None:
-    source = (SUBMISSIONS / "naive.cuh").read_text().replace("sum +=", "__activemask();\nsum +=", 1)
-    with pytest.raises(emulator.UnsupportedCodeError, match="the emulator does not know __activemask"):
-        report(source, programs)
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("__activemask", "__activemask();"),
+        ("cudaDeviceGetStreamPriority", "cudaDeviceGetStreamPriority(0);"),
+        ("cuda/pipeline", "#include <cuda/pipeline>"),
+        ("grid_group", "cooperative_groups::grid_group all;"),
+        ("nvcuda::wmma::precision", "nvcuda::wmma::precision::tf32 one;"),
+        ("wmma of other sizes", "nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 8, float> f;"),
+        ("wmma of other types", "nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, int> f;"),
+    ],
+)
+def test_an_unknown_part_of_cuda_is_named_with_its_line(name: str, code: str, programs: Path) -> None:
+    source = "#include <cooperative_groups.h>\n#include <mma.h>\n" + (SUBMISSIONS / "naive.cuh").read_text()
+    line = source[: source.index("float sum")].count("\n") + 1
+    with pytest.raises(emulator.UnsupportedCodeError, match=name) as caught:
+        report(source.replace("float sum", f"{code}\nfloat sum", 1), programs)
+    assert caught.value.lines[0][0] == line
+
+
+def test_layers_are_computed_in_one_process(programs: Path) -> None:
+    path = programs / "counts.cuh"
+    source = (SUBMISSIONS / "naive.cuh").read_text()
+    path.write_text(
+        source.replace("gridDim(B, M)", "gridDim(B, calls++ ? M : 2)").replace("dim3 g", "static int calls; dim3 g")
+    )
+    reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W[:2]), (X, W)])
+    assert [one.findings for one in reports] == [(), ()]
+    np.testing.assert_allclose(reports[1].y, Y, atol=1e-5)
+    assert 3 * reports[0].totals.global_loads == reports[1].totals.global_loads
+
+
+def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
+    path = programs / "ends.cuh"
+    source = (SUBMISSIONS / "naive.cuh").read_text()
+    path.write_text(source.replace("cudaStream_t s", "static int calls; if (calls++) _exit(0);\ncudaStream_t s"))
+    reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 3)
+    assert [[one.kind for one in report.findings] for report in reports] == [[], ["crash"]]
+
+
+def test_cooperative_groups_of_a_block_and_of_warps(programs: Path) -> None:
+    source = (
+        (SUBMISSIONS / "naive.cuh").read_text().replace("#include <mxnet/base.h>", "#include <cooperative_groups.h>")
+    )
+    groups = """
+    auto block = cooperative_groups::this_thread_block(); auto tile = cooperative_groups::tiled_partition<8>(block);
+    block.sync();
+    int lanes = 0;
+    for (int i = 0; i < 8; i++) lanes += tile.shfl(block.thread_rank(), i) == block.thread_rank() / 8 * 8 + i;
+    const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
+    """
+    source = source.replace("const int b = blockIdx.x", f"{groups} const int b = blockIdx.x")
+    source = source.replace("= sum;", "= one * sum;")
+    np.testing.assert_allclose(report(source, programs).y, Y, atol=1e-5)
 
 
 def test_a_launch_from_a_kernel_is_named_with_its_line(programs: Path) -> None:

@@ -1,4 +1,4 @@
-// nvcuda::wmma for matrices of 16 x 16 x 16 and its two sisters, half times half.
+// nvcuda::wmma, half times half.
 #pragma once
 #include "cuda_fp16.h"
 
@@ -22,6 +22,10 @@ struct ece408_shape<matrix_b, M, N, K> { static constexpr int rows = K, columns 
 // A lane has every 32nd element of the matrix. NVIDIA leaves open which lane has which.
 template <typename Use, int M, int N, int K, typename T, typename Layout = void>
 struct fragment {
+    static_assert(K == 16 && M * N == 256 && M >= 8 && N >= 8, "the emulator lacks wmma of other sizes than 16 x 16 x 16, "
+                  "32 x 8 x 16 and 8 x 32 x 16");
+    static_assert(std::is_same<T, half>::value || (std::is_same<T, float>::value && std::is_same<Use, accumulator>::value),
+                  "the emulator lacks wmma of other types than half, summed in half or float");
     typedef ece408_shape<Use, M, N, K> shape;
     static constexpr int rows = shape::rows, columns = shape::columns, num_elements = rows * columns / 32;
     T x[num_elements];

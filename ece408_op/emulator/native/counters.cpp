@@ -277,4 +277,6 @@ void write_counters(FILE *to) {
     }
 }
 
+void forget_counters() { counts.clear(), blocks.clear(); }
+
 }  // namespace emulator

@@ -161,9 +161,7 @@ void prepare(Thread &thread) {
     }
     const std::string text = std::to_string(waiting) + " of the block's " + std::to_string(thread_count) +
                              " threads wait for ever" + (second ? ", in different places" : "");
-    report("deadlock", text.c_str(), first->code, second ? second->code : nullptr);
-    stop(nullptr, nullptr, nullptr);
-    __builtin_unreachable();
+    stop("deadlock", text.c_str(), first->code, second ? second->code : nullptr);
 }
 
 void run_block() {

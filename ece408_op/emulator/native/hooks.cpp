@@ -1,4 +1,6 @@
 // What g++ calls before every access (-fsanitize=thread) and in every basic block (-fsanitize-coverage=trace-pc).
+#include <cstdio>
+
 #include "control_flow.h"
 
 namespace emulator {
@@ -76,6 +78,19 @@ extern "C" void __tsan_func_exit() {
 }
 extern "C" void __tsan_vptr_update(void **, void *) {}
 extern "C" void __tsan_vptr_read(void **) {}
+// What g++ passes of an index beyond an array of known size (-fsanitize=bounds); _indices.py reads the message.
+struct IndexedArray {
+    const char *file;
+    unsigned line, column;
+    const char *type;  // 4 bytes, then its name
+};
+extern "C" void __ubsan_handle_out_of_bounds(void *data, void *index) {
+    const Pause pause;
+    const IndexedArray &array = *static_cast<const IndexedArray *>(data);
+    char text[1000];
+    std::snprintf(text, sizeof text, "%s|%u|%u|%ld|%s", array.file, array.line, array.column, long(index), array.type + 4);
+    report("index", text, HERE);
+}
 extern "C" void __sanitizer_cov_trace_pc() {
     last_code = uint32_t(uintptr_t(HERE));
     if (!in_kernel || !counting) return;

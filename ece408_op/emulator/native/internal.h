@@ -75,6 +75,7 @@ void watch_shared(uintptr_t address, int bytes, int thread, Operation operation,
 void merge(int warp);
 void end_of_block();
 void write_counters(struct _IO_FILE *to);
+void forget_counters();
 
 // main.cpp
 void end_launch(const Grid &grid);

@@ -49,7 +49,8 @@ void wait_for_copies(size_t pending);
 enum Operation : uint8_t { READ, WRITE, ATOMIC, BLOCK };
 // Record an access that the compiler does not: an atomic operation's.
 void access(const void *address, int bytes, Operation operation, const void *code);
-void stop(const char *kind, const char *message, const void *code);  // ends the run with a finding
+// End the run with a finding, or only add it.
+[[noreturn]] void stop(const char *kind, const char *message, const void *code, const void *other = nullptr);
 void report(const char *kind, const char *message, const void *code, const void *other = nullptr);
 
 void misaligned();  // a vector of 16 bytes that is not at a multiple of 16

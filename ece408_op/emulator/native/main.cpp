@@ -1,8 +1,8 @@
-// The program's life: read the job, run it within its time, write what came out and what was found.
+// The program's life: read the job, make its calls, each within its time, write what came out and what was found.
 //
-// usage: PROGRAM JOB OUTPUT REPORT SECONDS. The job: the number of buffers as int64; of each its name in 32
-// bytes, its bytes, the alignment of its address, whether it is an output; the number of parameters and these, all int64;
-// then the contents, one behind the other. The outputs are written in order. The report is JSON.
+// usage: PROGRAM JOB SECONDS. The job: the number of calls as int64; for each call the number of buffers; of each its name
+// in 32 bytes, its bytes, the alignment of its address, whether it is an output; the number of parameters and these, all
+// int64; then the contents, one behind the other. Call N writes its outputs in order into output-N, then report-N, JSON.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +21,6 @@ extern "C" __attribute__((weak)) const int ece408_counting, ece408_racing;
 
 namespace emulator {
 
-const char *report_path;
 bool counting, racing;
 void check_surroundings();
 
@@ -39,8 +38,9 @@ struct LaunchShape {
     size_t static_shared;
 };
 std::vector<LaunchShape> launches;  // the first of each kernel with a block of that size
-const char *output_path;
 std::vector<std::pair<void *, size_t>> outputs;
+int call;    // its number
+bool ended;  // whether it is the last one, since it stopped the run
 alignas(16) char signal_stack[64 * 1024];
 
 std::string quoted(const std::string &text) {
@@ -52,12 +52,15 @@ std::string quoted(const std::string &text) {
     return all + '"';
 }
 
+FILE *open_next(const char *name) { return std::fopen((name + std::to_string(call)).c_str(), "wb"); }
+
 void write_all() {
-    if (FILE *to = std::fopen(output_path, "wb")) {
+    std::fflush(stdout);
+    if (FILE *to = open_next("output-")) {
         for (const auto &[address, bytes] : outputs) std::fwrite(address, 1, bytes, to);
         std::fclose(to);
     }
-    FILE *const to = std::fopen(report_path, "w");
+    FILE *const to = open_next("report-");
     if (!to) return;
     std::fprintf(to, "{\"findings\": [");
     const char *separator = "";
@@ -78,7 +81,7 @@ void write_all() {
     }
     std::fprintf(to, "],\n\"counters\": [");
     write_counters(to);
-    std::fprintf(to, "]}\n");
+    std::fprintf(to, "],\n\"ended\": %s}\n", ended ? "true" : "false");
     std::fclose(to);
 }
 
@@ -96,7 +99,7 @@ void on_signal(int number) {
 
 int64_t number(FILE *from) {
     int64_t value = 0;
-    if (std::fread(&value, 8, 1, from) != 1) std::exit(2);
+    if (std::fread(&value, 8, 1, from) != 1) _exit(2);
     return value;
 }
 
@@ -126,11 +129,11 @@ void end_launch(const Grid &now) {
     }
 }
 
-void stop(const char *kind, const char *message, const void *code) {
+void stop(const char *kind, const char *message, const void *code, const void *other) {
     in_kernel = false;
-    if (kind) report(kind, message, code);
+    report(kind, message, code, other);
     if (!counting) check_surroundings();
-    std::fflush(stdout);
+    ended = true;
     write_all();
     _exit(0);
 }
@@ -143,46 +146,61 @@ double milliseconds() {
 
 }  // namespace emulator
 
-int main(int count, char **words) {
-    using namespace emulator;
-    if (count != 5) return 2;
-    output_path = words[2], report_path = words[3];
-    counting = &ece408_counting && ece408_counting, racing = &ece408_racing && ece408_racing;
-    FILE *const job = std::fopen(words[1], "rb");
-    if (!job) return 2;
-    std::vector<void *> buffers;
+namespace emulator {
+
+// End the run where it takes longer; 0 ends the limit.
+void limit_time(double seconds) {
+    itimerval timer{};
+    timer.it_value = {time_t(seconds), suseconds_t((seconds - time_t(seconds)) * 1e6)};
+    setitimer(ITIMER_REAL, &timer, nullptr);
+}
+
+void run_call(FILE *job, double seconds) {
     struct Buffer {
         char name[32];
         int64_t bytes, alignment, output;
     };
     std::vector<Buffer> all(number(job));
-    if (!all.empty() && std::fread(all.data(), sizeof(Buffer), all.size(), job) != all.size()) return 2;
+    if (!all.empty() && std::fread(all.data(), sizeof(Buffer), all.size(), job) != all.size()) _exit(2);
     std::vector<long long> parameters(number(job));
     for (long long &each : parameters) each = number(job);
+    std::vector<void *> buffers;
     for (const Buffer &each : all) {
         void *const address = device_malloc(each.bytes, false, each.alignment);
-        if (std::fread(address, 1, each.bytes, job) != size_t(each.bytes)) return 2;
+        if (!address || std::fread(address, 1, each.bytes, job) != size_t(each.bytes)) _exit(2);
         if (each.output) outputs.push_back({address, each.bytes});
         name_allocation(address, each.name);
         buffers.push_back(address);
     }
-    std::fclose(job);
     buffers.push_back(nullptr);
+    limit_time(seconds);
+    try {
+        ece408_run(buffers.data(), parameters.data());
+    } catch (const std::exception &error) {
+        report("error", error.what(), reinterpret_cast<const void *>(uintptr_t(last_code)));
+    }
+    limit_time(0);
+    if (!counting) check_surroundings();
+    write_all();
+    findings.clear(), launches.clear(), outputs.clear(), forget_counters();
+    for (void *const each : buffers) device_free(each);
+}
+
+}  // namespace emulator
+
+int main(int count, char **words) {
+    using namespace emulator;
+    FILE *const job = count == 3 ? std::fopen(words[1], "rb") : nullptr;
+    if (!job) return 2;
+    counting = &ece408_counting && ece408_counting, racing = &ece408_racing && ece408_racing;
     stack_t stack{};
     stack.ss_sp = signal_stack, stack.ss_size = sizeof signal_stack;
     sigaltstack(&stack, nullptr);
     struct sigaction action{};
     action.sa_handler = on_signal, action.sa_flags = SA_ONSTACK | SA_NODEFER;
     for (const int each : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGILL, SIGALRM}) sigaction(each, &action, nullptr);
-    const double seconds = std::atof(words[4]);
-    itimerval timer{};
-    timer.it_value = {time_t(seconds), suseconds_t((seconds - time_t(seconds)) * 1e6)};
-    setitimer(ITIMER_REAL, &timer, nullptr);
     std::atexit([] { stop("crash", "it ended the process, by exit()", reinterpret_cast<const void *>(uintptr_t(last_code))); });
-    try {
-        ece408_run(buffers.data(), parameters.data());
-    } catch (const std::exception &error) {
-        report("error", error.what(), reinterpret_cast<const void *>(uintptr_t(last_code)));
-    }
-    stop(nullptr, nullptr, nullptr);
+    const int64_t calls = number(job);
+    for (; call < calls; call++) run_call(job, std::atof(words[2]));
+    _exit(0);
 }
