@@ -208,8 +208,7 @@ class CudaKernel:
             DeviceError: compiling or launching fails.
         """
         arrays = self._checked(problem, x, w, out)
-        with x.device:  # a library plans for the current GPU
-            program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
+        program = self.program(problem, x.device.id, *(array.data.ptr for array in (x, w, out)))
         if problem.batch:
             cuda.execute(program, problem.batch, arrays, stream)
         elif out.nbytes:  # the weight gradient of no images
@@ -250,10 +249,11 @@ Kernel = Union[CpuKernel, CudaKernel]
 @lru_cache(maxsize=256)
 def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: int) -> cuda.Program:
     chip = cuda.chip(device)
-    reasons = kernel.not_supported_reasons(problem, chip)
-    if reasons:
-        raise UnsupportedError(f"{kernel.name} does not take {problem}: {'; '.join(reasons)}")
-    plan = kernel.plan(problem, chip, aligned)
+    with cuda.on(device):  # a library plans for the current GPU
+        reasons = kernel.not_supported_reasons(problem, chip)
+        if reasons:
+            raise UnsupportedError(f"{kernel.name} does not take {problem}: {'; '.join(reasons)}")
+        plan = kernel.plan(problem, chip, aligned)
     return cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan)
 
 

@@ -1,24 +1,29 @@
 """cudnn: NVIDIA's library, through its Python package nvidia-cudnn-frontend, where it is faster than our kernels.
 
-cuDNN chooses an engine by its heuristics. Engines are excluded that round the factors to TF32 or to shorter formats, or
-that add in these. Gradients to the data may differ in the last bits from run to run: the order of cuDNN's sums varies.
+The first call for a layer times the first plans of cuDNN's heuristics, and the process keeps the fastest. Plans are
+excluded that round the factors to TF32 or to shorter formats, that add in these, or whose transforms lose digits. The
+results of two runs may differ in the last bits: the order of cuDNN's sums and the fastest plan vary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache, lru_cache
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache, partial
 from importlib import import_module
-from math import prod
+from itertools import chain, islice
+from math import pi, prod, sqrt
 from threading import Lock
 from typing import Any
 
-from ece408_op.core.kernel import CudaKernel, sum_bound
+from ece408_op.core import timer
+from ece408_op.core.kernel import EPS32, CudaKernel, float32_bound
 from ece408_op.errors import DeviceError
 from ece408_op.problem import (
     ATTRIBUTES,
     DATA_GRADIENT,
     DILATE,
+    GROUPS,
     STRIDE,
     WEIGHT_GRADIENT,
     ConvProblem,
@@ -27,15 +32,20 @@ from ece408_op.problem import (
 )
 from ece408_op.runtime import cuda
 from ece408_op.runtime.install_hint import command
-from ece408_op.runtime.launch import Chip, LibraryCall, Plan
+from ece408_op.runtime.launch import Chip, LibraryCall, Plan, round_up
 
-_EXCLUDED = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION")
-#: The most scratch memory of an engine, in bytes.
+_EXCLUDED = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13")
+#: The most scratch memory of a plan, in bytes.
 _WORKSPACE_BYTES = 1 << 30
-#: From this many channels and filters on, cuDNN's engines are faster than blocked_gemm (benchmarks/gradients_gpu.py).
-_WIDE = 64
-#: Rounding errors of the transforms of cuDNN's Winograd and FFT engines, counted as products of a sum.
-_TRANSFORMS = 1 << 8
+#: Plans that a layer's first call times, as many as PyTorch (torch.backends.cudnn.benchmark_limit); the timed calls of
+#: each; the seconds of one plan, and of all, after which no further call is timed.
+_TIMED_PLANS, _TIMED_CALLS, _PLAN_SECONDS, _TIMED_SECONDS = 10, 3, 0.05, 1.0
+#: From this many channels and filters on, cuDNN is faster than blocked_gemm, in a forward pass and in a gradient to the
+#: weight (benchmarks/gradients_gpu.py).
+_WIDE, _WIDE_WEIGHT_GRADIENT = 64, 32
+#: The tile of cuDNN's FFT, and the elements of a filter, by the share of the tiles that an image uses, from which on it
+#: is faster than three products on tensor cores (the same script).
+_FFT_TILE, _FFT_ELEMENTS = 32, 20
 
 
 @cache
@@ -90,26 +100,65 @@ class _Graph:
                 filled = problem.shapes[2]
                 out.set_output(True).set_data_type(single).set_dim(list(filled)).set_stride(_strides(filled))
                 self._tensors = dict(zip(problem.operands, (a, b, out)))
-                self._plan(package)
+                self._create_plans(package)
+                #: Builds the plans that are left; the number of the plan to run.
+                self._plans = self._built()
+                self._number = next(self._plans, -1)
+                if self._number < 0:
+                    raise RuntimeError("none that can be built")
             except Exception as error:
                 raise DeviceError(f"cuDNN: expected a plan for {problem}, got {error}") from error
+        self._timed = False
 
-    def _plan(self, package: Any) -> None:
+    def _create_plans(self, package: Any) -> None:
         self._graph.validate()
         self._graph.build_operation_graph()
         self._graph.create_execution_plans([package.heur_mode.A, package.heur_mode.FALLBACK])
         self._graph.deselect_numeric_notes([getattr(package.numerical_note, name) for name in _EXCLUDED])
         self._graph.deselect_workspace_greater_than(_WORKSPACE_BYTES)
         self._graph.check_support()
-        self._graph.build_plans(package.build_plan_policy.HEURISTICS_CHOICE)
-        self.workspace_bytes: int = self._graph.get_workspace_size()
+
+    def _built(self) -> Iterator[int]:
+        """Build one plan after another, in the order of cuDNN's heuristics; yield the numbers of those that exist."""
+        for number in range(self._graph.get_execution_plan_count()):
+            try:
+                self._graph.build_plan_at_index(number)
+            except Exception:  # cuDNN's: the plan is excluded, or not for this GPU
+                continue
+            yield number
 
     def __call__(self, addresses: Mapping[str, int], stream: Any) -> None:
-        """Queue the computation on a stream of the GPU that it is planned for, the current one."""
+        """Queue the computation on a stream of the GPU that it is planned for, the current one.
+
+        The first call also times other plans, on the caller's arrays, unless a CUDA graph is captured.
+        """
         pointers = {tensor: addresses[name] for name, tensor in self._tensors.items()}
-        with _lock:
+        with _lock, stream:
             library().set_stream(handle=_handle(), stream=stream.ptr)
-            self._graph.execute(pointers, addresses["workspace"], handle=_handle())
+            if not self._timed and not stream.is_capturing():
+                self._number, self._timed = self._fastest(pointers), True
+            self._execute(self._number, pointers)
+
+    def _execute(self, number: int, pointers: Mapping[Any, int]) -> None:
+        size = self._graph.get_workspace_size_plan_at_index(number)
+        # CuPy's pool gives the memory to later work of this stream only. No plan needs an address of size 0.
+        workspace = cuda.cupy().cuda.alloc(max(1, size))
+        self._graph.execute_plan_at_index(pointers, workspace.ptr, number, handle=_handle())
+
+    def _fastest(self, pointers: Mapping[Any, int]) -> int:
+        """Return the number of the fastest of the first plans; those that do not run, or have no room, are left out."""
+        seconds: dict[int, float] = {}
+        end = time.perf_counter() + _TIMED_SECONDS
+        clock = timer.GpuClock("cudnn")
+        for number in chain([self._number], islice(self._plans, _TIMED_PLANS - 1)):
+            try:
+                run = partial(self._execute, number, pointers)
+                seconds[number] = min(timer.measure(run, clock, repeats=_TIMED_CALLS, budget=_PLAN_SECONDS).seconds)
+            except (RuntimeError, MemoryError):
+                continue
+            if time.perf_counter() > end:
+                break
+        return min(seconds, key=lambda number: seconds[number], default=self._number)
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
@@ -137,26 +186,49 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-    graph = _planned(problem)
-    call = LibraryCall((*problem.operands, "workspace"), graph)
-    # No engine needs an address of size 0, but every plan has one.
-    scratch = {"workspace": max(1, graph.workspace_bytes)}
-    return Plan({}, max(1, problem.batch), lambda images: (call,), scratch=scratch)
+    call = LibraryCall(problem.operands, _planned(problem))
+    return Plan({}, max(1, problem.batch), lambda images: (call,))
+
+
+#: Winograd's F(4x4, 3x3), the worst of the transforms that are left. For factors of equal variance, a rounding error of
+#: the transformed products has 31 times the effect on an output that one of the products has: along each axis the root
+#: of the largest row of A^2 (G^2 1) (B^2 1) / 3, with the squares of each element of the matrices in "Fast Algorithms
+#: for Convolutional Neural Networks" (A. Lavin and S. Gray, 2016). The transforms and the product round 20 times.
+_AMPLIFICATION, _ROUNDINGS = 31.4, 20
+#: A sum of the transformed products has n / 9 terms, and rounds each half as often, on average.
+_SUM_ROUNDINGS = 1 / 18
+#: Six standard deviations of rounding errors that are uniform up to 2^-24. The square of normal factors' root mean
+#: square by that of their mean magnitude.
+_DEVIATIONS, _NORMAL = 6 / sqrt(3), pi / 2
 
 
 def _bound(problem: ConvProblem) -> float:
-    """Return the bound of a float32 sum with the transforms' errors.
+    """Return the larger bound of a float32 sum and of Winograd's algorithm, for independent roundings and factors.
 
-    For Winograd's algorithm and the FFT, theory bounds the error by norms of whole tiles: where neighbours in a tile
-    have very different magnitudes, or are infinite, the error of an element can be larger.
+    Independent roundings add up like a random walk (N. Higham and T. Mary, SIAM J. Sci. Comput. 41, 2019). The FFT
+    amplifies none. For other factors, only norms of whole tiles bound the errors of both algorithms (B. Barabasz et
+    al., ACM Trans. Math. Softw. 46, 2020): where neighbours in a tile have very different magnitudes, or are infinite,
+    the error of an element can be larger.
     """
-    return sum_bound(problem.products + _TRANSFORMS)
+    walk = sqrt(_ROUNDINGS / problem.products + _SUM_ROUNDINGS)
+    return max(float32_bound(problem), _DEVIATIONS * _NORMAL * _AMPLIFICATION * walk * EPS32)
+
+
+def is_faster_than_fp16x3(problem: ConvProblem, chip: Chip) -> bool:
+    """Return whether cuDNN is there and computes a data gradient faster than fp16x3 kernels do: by the FFT."""
+    if not isinstance(problem, DataGradient) or problem.needs & {STRIDE, DILATE, GROUPS}:
+        return False
+    elements = 1.0
+    for size, taps in ((problem.height, problem.kernel), (problem.width, problem.kernel_width)):
+        elements *= taps * size / round_up(size, max(1, _FFT_TILE - taps + 1))
+    return elements >= _FFT_ELEMENTS and not KERNEL.not_supported_reasons(problem, chip)
 
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:
     if problem.groups > 1 or isinstance(problem, DataGradient):
         return problem.groups == 1
-    wide = min(problem.channels, problem.filters) >= _WIDE and problem.kernel * problem.kernel_width > 1
+    fewest = _WIDE_WEIGHT_GRADIENT if isinstance(problem, WeightGradient) else _WIDE
+    wide = min(problem.channels, problem.filters) >= fewest and problem.kernel * problem.kernel_width > 1
     return wide and not problem.needs & {STRIDE, DILATE}
 
 

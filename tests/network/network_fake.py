@@ -109,7 +109,8 @@ class Module(SimpleNamespace):
 
 
 def fake_cupy():
-    runtime = SimpleNamespace(memGetInfo=lambda: (Gpu.free, MEMORY), memcpyAsync=_copy, CUDARuntimeError=Error)
+    memory = {"memGetInfo": lambda: (Gpu.free, MEMORY), "memcpyAsync": _copy}
+    runtime = SimpleNamespace(**memory, getDevice=lambda: Device.id, CUDARuntimeError=Error)
     namespace = SimpleNamespace(
         alloc=_alloc,
         Event=lambda: SimpleNamespace(record=lambda: None),

@@ -16,6 +16,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, ceil_div
 
+from .. import cudnn
 from ._wide_tiles import PRODUCERS, PROMOTED_PRODUCTS, THREADS, Convolution, WideTile, limits, recompute, split_filters
 
 _FOLDER = Path(__file__).parent
@@ -110,10 +111,11 @@ def promoted_bound(components: int, problem: ConvProblem) -> float:
     return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
 
 
-def _recommended(problem: ConvProblem, chip: Chip) -> bool:
+def _recommended(components: int, problem: ConvProblem, chip: Chip) -> bool:
     own = Convolution.of(problem)
     enough = own.channels >= _FEWEST_CHANNELS and own.filters >= _FEWEST_FILTERS
-    return enough and problem.products >= _FEWEST_PRODUCTS
+    enough = enough and problem.products >= _FEWEST_PRODUCTS
+    return enough and not (components == 2 and cudnn.is_faster_than_fp16x3(problem, chip))
 
 
 def _kernel(name: str, components: int, summary: str) -> CudaKernel:
@@ -131,7 +133,7 @@ def _kernel(name: str, components: int, summary: str) -> CudaKernel:
         options=("--gpu-architecture=sm_90a",),
         exact_capability=True,
         arithmetic=f"fp16x{2 * components - 1}",
-        recommended=_recommended,
+        recommended=partial(_recommended, components),
         features=ATTRIBUTES | {DATA_GRADIENT},
     )
 
