@@ -95,6 +95,20 @@ def test_auto_takes_every_problem_on_the_gpu():
         check(dispatch.select(problem, "gpu", chip=cuda.chip()), problem)
 
 
+@KERNEL
+def test_arrays_of_another_gpu_than_the_current_one(kernel):
+    require(kernel)
+    cupy = require_gpu()
+    if cuda.device_count() < 2:
+        pytest.skip("needs several GPUs: 2")
+    problem = next(one for one in PROBLEMS if not kernel.not_supported_reasons(one, cuda.chip(1)))
+    with cupy.cuda.Device(1):
+        a, b = (cupy.ones(shape, "f") for shape in problem.shapes[:2])
+        out = cupy.full(problem.shapes[2], cupy.nan, "f")
+    kernel.run(problem, a, b, out)
+    assert compare(out.get(), a.get(), b.get(), kernel, problem=problem).passed
+
+
 def test_gradients_of_no_images():
     cupy = require_gpu()
     for problem in (PROBLEMS[0].with_batch(0).weight_gradient, PROBLEMS[0].with_batch(0).data_gradient):

@@ -20,7 +20,7 @@ from ece408_op.core import dispatch, reference
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import EPS32
 from ece408_op.plugin import mxnet_import
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, DataGradient
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -245,16 +245,20 @@ class OperatorCases:
         @given(problems(), st.integers(0, 99))
         @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
         def check(problem, seed):
-            random = np.random.RandomState(seed)
-            shapes = problem.x_shape, problem.w_shape, (problem.filters,)
-            x, w, bias = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
-            y = self.convolved(problem, [self.array(each) for each in (x, w, bias)], impl=self.quick).asnumpy()
-            kernel = dispatch.find(ece408_op.op_times()[-1].implementation)
-            exact = reference.convolve(x, w, problem) + bias[:, None, None]
-            scale = reference.convolve(abs(x), kernel.magnitude_weights(w), problem) + abs(bias)[:, None, None]
-            assert (abs(y - exact) <= (kernel.error_bound(problem) + 2 * EPS32) * scale).all()
+            self.check_output(problem, seed, impl=self.quick)
 
         check()
+
+    def check_output(self, problem, seed=0, **options):
+        """Compare a convolution with a bias with float64, within the bound of the kernel that computed it."""
+        random = np.random.RandomState(seed)
+        shapes = problem.x_shape, problem.w_shape, (problem.filters,)
+        x, w, bias = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+        y = self.convolved(problem, [self.array(each) for each in (x, w, bias)], **options).asnumpy()
+        kernel = dispatch.find(ece408_op.op_times()[-1].implementation)
+        exact = reference.convolve(x, w, problem) + bias[:, None, None]
+        scale = reference.convolve(abs(x), kernel.magnitude_weights(w), problem) + abs(bias)[:, None, None]
+        assert (abs(y - exact) <= (kernel.error_bound(problem) + 2 * EPS32) * scale).all()
 
     def test_any_gradient_is_right(self):
         @given(problems(), st.integers(0, 99))
@@ -344,6 +348,17 @@ class GpuOperatorCases(OperatorCases):
     def gpu(self, setup):
         """Skip where there is no GPU."""
         self.cupy = require_gpu()
+
+    @pytest.mark.parametrize("impl", ["auto", "cudnn"])
+    def test_cudnn_computes_outputs_and_gradients(self, impl):
+        pytest.importorskip("cudnn")
+        problem = ConvProblem(37, 64, 14, 12, 72, 3, stride=(2, 2), pad=(1, 1))
+        self.check_output(problem, impl=impl)
+        for requests in (("write", "write", "write"), ("add", "add", "add")):
+            self.check_gradients(problem, requests, impl=impl)
+            used = {type(call.problem): call.implementation for call in ece408_op.op_times()}
+            assert used[DataGradient] == "cudnn"
+            assert impl == "auto" or set(used.values()) == {"cudnn"}
 
     def test_many_calls_leave_no_memory_behind(self):
         x, w = values((20, 2, 20, 20), 8, 3)
