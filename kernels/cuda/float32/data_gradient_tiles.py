@@ -15,7 +15,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DATA_GRADIENT, ITEM_BYTES, PAD, RECTANGULAR, ConvProblem, DataGradient
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
-from ._pipeline import MULTIPROCESSOR_SHARED, step_cycles
+from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
 
 _FOLDER = Path(__file__).parent
 #: Threads of a block, its bytes of shared memory (two such blocks fit a multiprocessor of sm_90), sums of a thread.
@@ -73,30 +73,27 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
     vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
     copy = next(v for v in vectors if problem.output_width % v == 0)
     promotion = ceil_div(_PROMOTED_PRODUCTS, problem.kernel * problem.kernel_width)
-    # Whole vectors, an odd number of them: those of eight threads in a row then lie in different banks.
-    for columns in (4, 12):
-        store = next(v for v in vectors if problem.width % v == 0)
-        groups = {ceil_div(problem.channels, n) for n in range(1, problem.channels + 1)}
-        for channels in sorted({ceil_div(problem.channels, n) for n in groups if ceil_div(problem.channels, n) <= 8}):
-            for rows in (1, 2, 3, 4, 5, 6, 7, 8) if channels == 1 else (1,):
-                if rows * columns * channels > _MOST_SUMS:
-                    continue
-                one = DataGradientTile(rows, columns, channels, 1, 1, 2, 0, 0, promotion, copy, store)
-                last_column = (ceil_div(problem.width, columns) - 1) * columns
-                # An odd number of 16-byte vectors: rows then begin in different banks of shared memory.
-                pitch = 4 * (ceil_div(last_column + one.row_floats(problem), 4) | 1)
-                map_rows = round_up(problem.height, rows) + problem.kernel - 1
-                for images, filters, stages in product(range(1, 17), (1, 2, 4, 8), (2, 3, 4)):
-                    sizes = (images, filters, stages, pitch, map_rows, promotion, copy, store)
-                    tile = DataGradientTile(rows, columns, channels, *sizes)
-                    threads, shared = tile.threads(problem), tile.shared_bytes(problem)
-                    if threads > _MOST_THREADS or shared > _MOST_SHARED:
-                        continue
-                    # Each of a multiprocessor's four schedulers holds whole warps.
-                    warps = REGISTERS // (128 * tile.registers(problem))
-                    blocks = min(MULTIPROCESSOR_SHARED // (shared + 1024), 128 * warps // threads)
-                    if blocks:
-                        yield DataGradientTile(rows, columns, channels, *sizes, blocks)
+    store = next(v for v in vectors if problem.width % v == 0)
+    sizes = sorted({ceil_div(problem.channels, n) for n in range(1, problem.channels + 1)} & {*range(9)})
+    # Columns in whole vectors, an odd number of them: those of eight threads in a row then lie in different banks.
+    for columns, channels, rows in product((4, 12), sizes, range(1, 9)):
+        if rows * columns * channels > _MOST_SUMS or min(rows, channels) > 1:
+            continue
+        one = DataGradientTile(rows, columns, channels, 1, 1, 2, 0, 0, promotion, copy, store)
+        last_column = (ceil_div(problem.width, columns) - 1) * columns
+        pitch = odd_vectors(last_column + one.row_floats(problem))
+        map_rows = round_up(problem.height, rows) + problem.kernel - 1
+        for images, filters, stages in product(range(1, 17), (1, 2, 4, 8), (2, 3, 4)):
+            layout = (images, filters, stages, pitch, map_rows, promotion, copy, store)
+            tile = DataGradientTile(rows, columns, channels, *layout)
+            threads, shared = tile.threads(problem), tile.shared_bytes(problem)
+            if threads > _MOST_THREADS or shared > _MOST_SHARED:
+                continue
+            # Each of a multiprocessor's four schedulers holds whole warps.
+            warps = REGISTERS // (128 * tile.registers(problem))
+            blocks = min(MULTIPROCESSOR_SHARED // (shared + 1024), 128 * warps // threads)
+            if blocks:
+                yield DataGradientTile(rows, columns, channels, *layout, blocks)
 
 
 def _cost(problem: ConvProblem, tile: DataGradientTile) -> float:

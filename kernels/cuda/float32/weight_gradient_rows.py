@@ -18,7 +18,7 @@ from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, Con
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
 from . import partial_sums
-from ._pipeline import MULTIPROCESSOR_SHARED, step_cycles
+from ._pipeline import MULTIPROCESSOR_SHARED, odd_vectors, step_cycles
 
 _FOLDER = Path(__file__).parent
 #: Blocks, whole waves of 132 multiprocessors with one, two, three or four blocks each: the problem alone decides, so
@@ -58,20 +58,14 @@ class WeightGradientTile:
         return ceil_div(problem.output_height, self.step_rows)
 
 
-def _odd_vectors(floats: int) -> int:
-    """Return a pitch of an odd number of 16-byte vectors: rows then begin in different banks of shared memory."""
-    return 4 * (ceil_div(floats, 4) | 1)
-
-
 def _tiles(problem: ConvProblem, aligned: int) -> Iterator[WeightGradientTile]:
     width = problem.width + 2 * problem.pad[1]
     vectors = [v for v in (4, 2, 1) if 4 * v <= aligned]
     x_vector = next(v for v in vectors if problem.width % v == 0) if problem.pad == (0, 0) else 1
     y_vector = next(v for v in vectors if problem.output_width % v == 0)
-    x_pitch = _odd_vectors(max(width, round_up(problem.output_width, 4) + round_up(problem.kernel_width + 3, 4) - 4))
-    y_pitch = _odd_vectors(problem.output_width)
-    groups = {ceil_div(problem.filters, n) for n in range(1, problem.filters + 1)}
-    for filters in sorted({ceil_div(problem.filters, n) for n in groups}):
+    x_pitch = odd_vectors(max(width, round_up(problem.output_width, 4) + round_up(problem.kernel_width + 3, 4) - 4))
+    y_pitch = odd_vectors(problem.output_width)
+    for filters in sorted({ceil_div(problem.filters, n) for n in range(1, problem.filters + 1)}):
         unit = problem.channels * problem.kernel * ceil_div(problem.filters, filters)
         if filters * problem.kernel_width > _MOST_SUMS or unit > _MOST_THREADS:
             continue
