@@ -22,7 +22,7 @@ from ece408_op.plugin import mxnet_import
 
 #: The networks and their learning rates. With larger ones, rounding errors grow a hundredfold at each step.
 NETWORKS = {"resnet18_v1": 1e-4, "mobilenetv2_1.0": 1e-5}
-STEPS, BATCH, SIZE, CLASSES = 20, 4, 64, 10
+STEPS, BATCH, SIZE, CLASSES = 20, 32, 64, 10
 NOISE, NOISY_RUNS = 2.0**-23, 6
 FACTOR, LEAST = 4, 2.0**-20
 
