@@ -11,6 +11,7 @@ import os
 import re
 import struct
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -31,11 +32,11 @@ LABELS = RANDOM.randint(0, 10, COUNT).astype(np.uint8)
 NOWHERE = ("http://127.0.0.1:9/", "http://127.0.0.1:9/again/")
 
 
-def write(path: Path, array: np.ndarray) -> bytes:
-    """Write the array as a gzipped IDX file; return the file's content."""
-    header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.tobytes(), mtime=0))
-    return path.read_bytes()
+def write(path: Path, array: np.ndarray) -> list[bytes]:
+    """Write the array as a gzipped IDX file; return the content without and with compression."""
+    plain = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+    path.write_bytes(gzip.compress(plain, mtime=0))
+    return [plain, path.read_bytes()]
 
 
 @pytest.fixture
@@ -46,9 +47,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for which in ("TEST", "TRAINING"):
         files = []
         for file, array in zip(getattr(_fashion_mnist, which), (IMAGES, LABELS)):
-            content = write(folder / f"{file.name}.gz", array)
-            sums = [hashlib.sha256(data).hexdigest() for data in (array.tobytes(), content)]
-            files.append(_fashion_mnist.PublishedFile(file.name, array.shape, sums[0], len(content), sums[1]))
+            both = write(folder / f"{file.name}.gz", array)
+            sums = [hashlib.sha256(content).hexdigest() for content in both]
+            files.append(_fashion_mnist.PublishedFile(file.name, array.shape, sums[0], len(both[1]), sums[1]))
         monkeypatch.setattr(_fashion_mnist, which, tuple(files))
     (tmp_path / "project").mkdir()
     monkeypatch.setattr(_fashion_mnist, "PROJECT_FOLDER", tmp_path / "project")
@@ -147,9 +148,46 @@ def test_wrong_file_is_refused_and_named(published: Path, by: str, monkeypatch: 
     path = published / "t10k-images-idx3-ubyte.gz"
     write(path, other)
     monkeypatch.setenv("ECE408_DATA", str(published))
-    expected = f"{path}: not the published t10k-images-idx3-ubyte: expected elements of SHA-256"
+    expected = f"{path}: not the published t10k-images-idx3-ubyte: expected content of SHA-256"
     with pytest.raises(DataError, match=re.escape(expected)):
         load_test(folder=published if by == "folder" else None, count=COUNT)
+
+
+def refused(path: Path, content: bytes) -> bool:
+    """Whether the labels' file is refused by name with that content; otherwise the published labels are returned."""
+    path.write_bytes(content)
+    try:
+        check(load_test(folder=path.parent, count=COUNT))
+    except DataError as error:
+        assert str(error).startswith(f"{path}: ")
+        return True
+    return False
+
+
+def test_every_truncation_addition_and_wrong_bit_is_refused(published: Path) -> None:
+    path = published / "t10k-labels-idx1-ubyte.gz"
+    packed = path.read_bytes()
+    plain = gzip.decompress(packed)
+    assert not refused(path, gzip.compress(plain[:9]) + gzip.compress(plain[9:]))
+    assert refused(path, plain + b"\0") and refused(path, packed + b"more") and refused(path, packed + packed)
+    for length in range(len(plain)):
+        assert refused(path, plain[:length]) and refused(path, gzip.compress(plain[:length]))
+    assert all(refused(path, packed[:length]) for length in range(len(packed)))
+    for content, least in ((plain, len(plain)), (packed, len(packed) - 10)):  # gzip's header has a time, for example
+        flipped = [bytearray(content) for _ in range(8 * len(content))]
+        for bit, one in enumerate(flipped):
+            one[bit // 8] ^= 1 << bit % 8
+        assert sum(refused(path, bytes(one)) for one in flipped) >= 8 * least
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_does_not_fill_the_memory(published: Path) -> None:
+    content = gzip.compress(bytes(2**26), 1)
+    tracemalloc.start()
+    try:
+        assert refused(published / "t10k-labels-idx1-ubyte.gz", content)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_download(server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
