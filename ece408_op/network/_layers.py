@@ -293,23 +293,25 @@ class BatchNorm(Operator):
         arrays.xp.add(out, shift, out=out)
 
     def train(self, arrays: Arrays, inputs: Sequence[Any], out: Any, seed: int) -> Any:
-        """Return the batch's mean and variance, or the stored ones with ``use_global_stats``."""
+        """Return the batch's mean and variance, or the stored ones with ``use_global_stats``, and new stored ones."""
         if self.use_global_stats:
             self.compute(arrays, inputs, out)
             return tuple(array.astype(np.float64) for array in inputs[3:])
-        x, count = _channels_second(inputs[0], self.axis), inputs[0].size // inputs[1].size
+        x, count = channels_second(inputs[0], self.axis), inputs[0].size // inputs[1].size
         zero = arrays.xp.zeros(inputs[1].size, np.float64)
         # In float64 the difference of squares is exact enough: float32 values have 24 bits.
         sums, squares = arrays.channel_sums(x, x, zero)
         mean = sums / count
         variance = arrays.xp.maximum(squares / count - mean * mean, 0)
         scale, shift = self.factors((*inputs[1:3], mean, variance))
-        arrays.channel_mix((scale, zero, zero, shift), x, x, _channels_second(out, self.axis))
-        return mean, variance
+        arrays.channel_mix((scale, zero, zero, shift), x, x, channels_second(out, self.axis))
+        # The batch's count as 1 - momentum.
+        keep, pairs = self.momentum, zip(inputs[3:], (mean, variance))
+        return mean, variance, *((keep * old + (1 - keep) * new).astype(np.float32) for old, new in pairs)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        x, dy = (_channels_second(array, self.axis) for array in (given.inputs[0], gradient))
-        (gamma, (mean, variance)), xp = (given.inputs[1], given.saved), arrays.xp
+        x, dy = (channels_second(array, self.axis) for array in (given.inputs[0], gradient))
+        (gamma, (mean, variance, *_)), xp = (given.inputs[1], given.saved), arrays.xp
         inverse = (variance + self.eps) ** -0.5
         sums, products = arrays.channel_sums(dy, x, mean)
         dgamma = xp.zeros_like(inverse) if self.fix_gamma else products * inverse
@@ -319,18 +321,15 @@ class BatchNorm(Operator):
             share = 0 if self.use_global_stats else scale * (gamma.size / gradient.size)
             factors = (scale, -share * inverse**2 * products + zero, mean, -share * sums + zero)
             found[0] = xp.empty(gradient.shape, np.float32)
-            arrays.channel_mix(factors, dy, x, _channels_second(found[0], self.axis))
+            arrays.channel_mix(factors, dy, x, channels_second(found[0], self.axis))
         return found
 
     def new_states(self, given: Trained) -> Mapping[int, Any]:
-        """Return the moving mean and variance with the batch's, which count as 1 - momentum."""
-        if self.use_global_stats:
-            return {}
-        old, keep = given.inputs[3:], self.momentum
-        return {3 + i: (keep * old[i] + (1 - keep) * given.saved[i]).astype(np.float32) for i in range(2)}
+        """Return the moving mean and variance."""
+        return dict(enumerate(given.saved[2:], 3))
 
 
-def _channels_second(x: Any, axis: int) -> Any:
+def channels_second(x: Any, axis: int) -> Any:
     """Return a view (n, channels, m) of a C-contiguous array with channels along an axis."""
     axis %= x.ndim
     return x.reshape(prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]))
@@ -338,5 +337,5 @@ def _channels_second(x: Any, axis: int) -> Any:
 
 def _channel_sum(arrays: Arrays, x: Any, axis: int) -> Any:
     """Return the sums of all but one axis, summed in float64."""
-    x = _channels_second(x, axis)
+    x = channels_second(x, axis)
     return arrays.channel_sums(x, x, arrays.xp.zeros(x.shape[1], np.float64))[0].astype(np.float32)

@@ -17,7 +17,7 @@ from ece408_op.runtime import cuda
 from ._definition import Shape, Trained
 from ._elementwise import Activation
 from ._gpu import Chooser
-from ._layers import Convolution
+from ._layers import BatchNorm, Convolution
 from ._passes import Pass, pool
 from ._pooling import Pooling
 from ._training import Operators
@@ -38,6 +38,8 @@ class GpuOperators(Operators):
         if isinstance(operator, Pooling) and out.size:
             cuda.execute(_pool(operator, inputs[0].shape, out.shape).program, 1, {"x": inputs[0], "y": out}, None)
             return None
+        if isinstance(operator, BatchNorm) and not operator.use_global_stats and out.size:
+            return self.arrays.batch_norm(operator, inputs, out)
         if not isinstance(operator, Convolution) or not out.size:
             return super().train(node, inputs, out, seed)
         (x, w, *bias), problem = inputs, operator.problem(inputs[0].shape)
@@ -63,6 +65,8 @@ class GpuOperators(Operators):
             return [self.arrays.activation_gradient(operator.activation, gradient, given.out)]
         if isinstance(operator, Pooling):
             return [self.arrays.pool_gradient(operator, gradient, given.inputs[0], given.out)]
+        if isinstance(operator, BatchNorm) and not operator.use_global_stats and gradient.size:
+            return self.arrays.batch_norm_gradients(operator, given, gradient, wanted[0])
         if not isinstance(operator, Convolution) or not gradient.size:
             return super().gradients(node, given, gradient, wanted)
         x, w = given.inputs[:2]

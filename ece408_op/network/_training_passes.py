@@ -12,8 +12,9 @@ import numpy as np
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Launch, ceil_div
 
-from ._definition import Shape
+from ._definition import Shape, Trained
 from ._dense import GpuArrays
+from ._layers import BatchNorm, channels_second
 from ._passes import program
 from ._pooling import Pooling
 from ._updates import Adam, Sgd, Update
@@ -41,22 +42,58 @@ class TrainingArrays(GpuArrays):
 
     def channel_sums(self, x: Any, y: Any, center: Any) -> tuple[Any, Any]:
         """Return sum x and sum x (y - center) for each channel, in float64: see ``Arrays``."""
-        cp, (n, channels, inner) = self.xp, x.shape
         if not x.size:
             return super().channel_sums(x, y, center)
-        parts = min(n, ceil_div(_FILLING, channels))
-        partial, sums = (cp.empty((2, *shape), np.float64) for shape in ((parts, channels), (channels,)))
-        programs = sums_programs(x.shape, parts, _vector(inner, x, y))
-        for one, arrays in zip(programs, ({"x": x, "y": y, "center": center}, {"x": sums})):
-            cuda.execute(one, 1, {**arrays, "partial": partial}, None)
+        sums = self.xp.empty((2, x.shape[1]), np.float64)
+        partial = self._partial_sums(x, y, center)
+        cuda.execute(parts_program(x.shape[1], partial.shape[1]), 1, {"partial": partial, "x": sums}, None)
         return sums[0], sums[1]
+
+    def _partial_sums(self, x: Any, y: Any, center: Any) -> Any:
+        """Return both sums, (2, parts, channels), in parts."""
+        n, channels, inner = x.shape
+        parts = min(n, ceil_div(_FILLING, channels))
+        partial = self.xp.empty((2, parts, channels), np.float64)
+        one = sums_program(x.shape, parts, _vector(inner, x, y))
+        cuda.execute(one, 1, {"x": x, "y": y, "center": center, "partial": partial}, None)
+        return partial
 
     def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
         """Fill out with a x + b (y - c) + d: see ``Arrays``."""
         if out.size:
-            stacked = self.xp.stack(factors).astype(np.float32)
-            one = mix_program(x.shape, _vector(x.shape[2], x, y, out))
-            cuda.execute(one, 1, {"x": x, "y": y, "factors": stacked, "out": out}, None)
+            self._mix(self.xp.stack(factors).astype(np.float32), x, y, out)
+
+    def _mix(self, factors: Any, x: Any, y: Any, out: Any) -> None:
+        one = mix_program(x.shape, _vector(x.shape[2], x, y, out))
+        cuda.execute(one, 1, {"x": x, "y": y, "factors": factors, "out": out}, None)
+
+    def batch_norm(self, norm: BatchNorm, inputs: Sequence[Any], out: Any) -> Any:
+        """Fill ``out`` and return what ``BatchNorm.train`` does, for a batch that is not empty."""
+        (x, gamma, beta, *moving), cp = inputs, self.xp
+        x, out = (channels_second(array, norm.axis) for array in (x, out))
+        channels = x.shape[1]
+        partial = self._partial_sums(x, x, cp.zeros(channels, np.float64))
+        statistics = cp.empty((2, channels), np.float64)
+        factors, new = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
+        arrays = {"x": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
+        arrays |= {"statistics": statistics, "factors": factors, "moving": new}
+        cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[0], 1, arrays, None)
+        self._mix(factors, x, x, out)
+        return (*statistics, *new)
+
+    def batch_norm_gradients(self, norm: BatchNorm, given: Trained, gradient: Any, to_data: bool) -> Sequence[Any]:
+        """Return the gradients of ``batch_norm``, to data if wanted."""
+        (x, gamma, *_), (mean, *_), cp = given.inputs, given.saved, self.xp
+        found = cp.empty(x.shape, np.float32) if to_data else None
+        x, dy = (channels_second(array, norm.axis) for array in (x, gradient))
+        channels = x.shape[1]
+        partial = self._partial_sums(dy, x, mean)
+        factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
+        arrays = {"x": partial, "statistics": mean, "gamma": gamma, "gradients": gradients, "factors": factors}
+        cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[1], 1, arrays, None)
+        if to_data:
+            self._mix(factors, dy, x, channels_second(found, norm.axis))
+        return [found, *gradients, None, None]
 
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
         """Return the gradient times the activation's derivative, from its output y."""
@@ -90,16 +127,31 @@ def _vector(inner: int, *arrays: Any) -> int:
 
 
 @lru_cache(maxsize=1024)
-def sums_programs(shape: Shape, parts: int, vector: int) -> tuple[cuda.Program, cuda.Program]:
-    """Return the sums of ``parts`` parts, arrays x, y, center and partial, and their sum, arrays partial and x."""
+def sums_program(shape: Shape, parts: int, vector: int) -> cuda.Program:
+    """Return the sums of ``parts`` parts; arrays x, y, center and partial."""
     n, channels, inner = shape
-    sizes = np.int32(channels), np.int32(parts)
     numbers = (np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts))
     # One block for each channel and part.
     blocks = parts * channels * _THREADS * vector
     index = {"INDEX": "unsigned long long"} if prod(shape) >= 1 << 31 else {}
-    first = _program("channel_sums", blocks, ("x", "y", "center", "partial", *numbers), vector, index)
-    return first, _program("sum_parts", 2 * channels, ("partial", "x", *sizes))
+    return _program("channel_sums", blocks, ("x", "y", "center", "partial", *numbers), vector, index)
+
+
+@lru_cache(maxsize=1024)
+def parts_program(channels: int, parts: int) -> cuda.Program:
+    """Return the sum of the parts; arrays partial and x."""
+    return _program("sum_parts", 2 * channels, ("partial", "x", np.int32(channels), np.int32(parts)))
+
+
+@lru_cache(maxsize=1024)
+def norm_programs(norm: BatchNorm, shape: Shape, parts: int) -> tuple[cuda.Program, cuda.Program]:
+    """Return what BatchNorm computes between sums and mixture, forward and backward; x has the sums in parts."""
+    channels, numbers = shape[1], (np.int32(shape[1]), np.int32(parts), np.float64(prod(shape) // shape[1]))
+    fixed, eps, momentum = {"FIXED": int(norm.fix_gamma)}, np.float64(norm.eps), np.float64(norm.momentum)
+    given = ("x", "gamma", "beta", "old_mean", "old_variance", "statistics", "factors", "moving")
+    forward = _program("norm_factors", channels, (*given, *numbers, eps, momentum), 1, fixed)
+    given_back = ("x", "statistics", "gamma", "gradients", "factors")
+    return forward, _program("norm_gradient_factors", channels, (*given_back, *numbers, eps), 1, fixed)
 
 
 @lru_cache(maxsize=1024)

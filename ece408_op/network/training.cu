@@ -1,4 +1,5 @@
-// Passes of a training step over memory: sums per channel, mixtures per channel, gradients of pooling and activations.
+// Passes of a training step over memory: sums and mixtures per channel, what BatchNorm computes between them, gradients
+// of pooling and activations, updates of parameters.
 //
 // Each input element is read once and each output element written once, except in the gradient of pooling, where a
 // thread reads all windows over its element, mostly from L1. Memory bandwidth limits all of them (below one FLOP per
@@ -9,6 +10,7 @@
 // Constants, defined in front of this text:
 //     INDEX                the type that counts elements: 32 bits if they suffice
 //     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
+//     norm_factors         FIXED: gamma is 1
 //     update               ADAM: Adam, else SGD with momentum
 //     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
 
@@ -62,6 +64,55 @@ extern "C" __global__ void sum_parts(const double *partial, double *x, int chann
         x[i] = sum;
     }
 }
+
+#ifdef FIXED
+// The sums of one of partial's two halves (parts, channels) over the parts.
+__device__ __forceinline__ double total(const double *partial, int channels, int parts, int channel) {
+    double sum = 0;
+    for (int part = 0; part < parts; part++) sum += partial[(size_t)part * channels + channel];
+    return sum;
+}
+
+// From the sums of x and x^2 in partial, x here: mean and variance of count elements in statistics, the factors of
+// channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance.
+extern "C" __global__ void norm_factors(const double *x, const float *gamma, const float *beta, const float *old_mean,
+                                        const float *old_variance, double *statistics, float *factors, float *moving,
+                                        int channels, int parts, double count, double eps, double momentum) {
+    const int i = first_element();
+    if (i >= channels) return;
+    const double mean = total(x, channels, parts, i) / count;
+    // In float64 the difference of squares is exact enough: float32 values have 24 bits.
+    double variance = total(x + (size_t)parts * channels, channels, parts, i) / count - mean * mean;
+    if (variance < 0) variance = 0;
+    const double scale = (FIXED ? 1. : gamma[i]) / sqrt(variance + eps);
+    statistics[i] = mean;
+    statistics[channels + i] = variance;
+    factors[i] = scale;
+    factors[channels + i] = factors[2 * channels + i] = 0;
+    factors[3 * channels + i] = beta[i] - mean * scale;
+    moving[i] = momentum * old_mean[i] + (1 - momentum) * mean;
+    moving[channels + i] = momentum * old_variance[i] + (1 - momentum) * variance;
+}
+
+// From the sums of dy and dy (x - mean) in partial, x here: the gradients to gamma and beta, and the factors of
+// channel_mix for the gradient to BatchNorm's input.
+extern "C" __global__ void norm_gradient_factors(const double *x, const double *statistics, const float *gamma,
+                                                 float *gradients, float *factors, int channels, int parts,
+                                                 double count, double eps) {
+    const int i = first_element();
+    if (i >= channels) return;
+    const double sums = total(x, channels, parts, i);
+    const double products = total(x + (size_t)parts * channels, channels, parts, i);
+    const double inverse = 1 / sqrt(statistics[channels + i] + eps);
+    const double scale = FIXED ? inverse : inverse * gamma[i];
+    gradients[i] = FIXED ? 0 : products * inverse;
+    gradients[channels + i] = sums;
+    factors[i] = scale;
+    factors[channels + i] = -scale / count * inverse * inverse * products;
+    factors[2 * channels + i] = statistics[i];
+    factors[3 * channels + i] = -scale / count * sums;
+}
+#endif
 
 // out = a x + b (y - c) + d with factors (4, channels): a, b, c and d of each channel.
 extern "C" __global__ void channel_mix(const Elements *x, const Elements *y, const float *__restrict__ factors,

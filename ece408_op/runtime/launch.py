@@ -58,7 +58,7 @@ class TensorMap:
 
 #: A buffer ("x", "w", "y" or a scratch name: a pointer), the round's "first" image (long long) or
 #: number of "images" (int), a number whose NumPy type is the parameter's type, or a TMA descriptor.
-Argument = Union[str, np.int32, np.int64, np.float32, TensorMap]
+Argument = Union[str, np.int32, np.int64, np.float32, np.float64, TensorMap]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from plan_runs import launch, races
 from ece408_op.network import _training_passes as passes
 from ece408_op.network._definition import Arrays, Trained
 from ece408_op.network._elementwise import Activation
+from ece408_op.network._layers import BatchNorm
 from ece408_op.network._pooling import Pooling
 
 SHAPES = [(3, 5, 8), (1, 1, 1), (7, 2, 9), (300, 3, 1), (2, 4, 1200), (5, 70, 6)]
@@ -35,7 +36,7 @@ def test_sums_and_mixtures(shape, vector, programs):
         return
     (x, y), center, parts = random(shape, shape), np.linspace(-1, 1, shape[1]), min(shape[0], 4)
     partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
-    first, second = passes.sums_programs(shape, parts, vector)
+    first, second = passes.sums_program(shape, parts, vector), passes.parts_program(shape[1], parts)
     run(first, programs, x=x, y=y, center=center, partial=partial)
     run(second, programs, x=sums, partial=partial)
     expected = NumpyArrays().channel_sums(x.astype("d"), y.astype("d"), center)
@@ -45,6 +46,36 @@ def test_sums_and_mixtures(shape, vector, programs):
     expected = np.empty(shape)
     NumpyArrays().channel_mix(factors.astype("d"), x, y, expected)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize(("shape", "parts"), [((7, 300, 9), 3), ((2, 1, 1), 1)])
+def test_what_batch_norm_computes_between_sums_and_mixture(shape, parts, fixed, programs):
+    n, channels, inner = shape
+    norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed)
+    x, dy, gamma, beta, mean, variance = random(shape, shape, *[(channels,)] * 4)
+    variance = np.abs(variance)
+    out = np.empty(shape, "f")
+    saved = norm.train(NumpyArrays(), (x, gamma, beta, mean, variance), out, 0)
+    given = Trained((x, gamma, beta, mean, variance), out, saved)
+    expected = norm.gradients(NumpyArrays(), given, dy, [True] * 3)
+
+    def parted(first, second):
+        return np.array([[one[part::parts].sum((0, 2)) for part in range(parts)] for one in (first, second)])
+
+    d, got = x.astype("d"), np.empty(shape, "f")
+    statistics, factors, moving = np.full((2, channels), np.nan), *(np.full((k, channels), np.nan, "f") for k in (4, 2))
+    forward, backward = passes.norm_programs(norm, shape, parts)
+    vectors = {"gamma": gamma, "beta": beta, "old_mean": mean, "old_variance": variance}
+    run(forward, programs, x=parted(d, d * d), **vectors, statistics=statistics, factors=factors, moving=moving)
+    np.testing.assert_allclose([*statistics, *moving], saved, rtol=1e-6, atol=1e-7)
+    NumpyArrays().channel_mix(factors, x, x, got)
+    np.testing.assert_allclose(got, out, rtol=1e-4, atol=1e-5)
+    gradients, sums = np.full((2, channels), np.nan, "f"), parted(dy.astype("d"), dy * (d - saved[0].reshape(1, -1, 1)))
+    run(backward, programs, x=sums, statistics=statistics, gamma=gamma, gradients=gradients, factors=factors)
+    np.testing.assert_allclose(gradients, expected[1:3], rtol=1e-5, atol=1e-5)
+    NumpyArrays().channel_mix(factors, dy, x, got)
+    np.testing.assert_allclose(got, expected[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
