@@ -257,7 +257,8 @@ class FullyConnected(Operator):
 class BatchNorm(Operator):
     """BatchNorm: y = gamma (x - mean) / sqrt(variance + eps) + beta along an axis.
 
-    At inference, mean and variance are the stored ones; in training, the batch's (Ioffe and Szegedy, 2015).
+    At inference, mean and variance are the stored ones; in training, the batch's (Ioffe and Szegedy, 2015). Fusion adds
+    a relu in training.
     """
 
     names = ("BatchNorm",)
@@ -270,6 +271,7 @@ class BatchNorm(Operator):
     fix_gamma: bool = flag(True)
     axis: int = integer(1)
     output_mean_var: str = choice("False")
+    relu: bool = False
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
         channels = shapes[0][axis_of(self.axis, len(shapes[0]))]
@@ -305,11 +307,14 @@ class BatchNorm(Operator):
         variance = arrays.xp.maximum(squares / count - mean * mean, 0)
         scale, shift = self.factors((*inputs[1:3], mean, variance))
         arrays.channel_mix((scale, zero, zero, shift), x, x, channels_second(out, self.axis))
+        if self.relu:
+            arrays.xp.maximum(out, np.float32(0), out=out)
         # The batch's count as 1 - momentum.
         keep, pairs = self.momentum, zip(inputs[3:], (mean, variance))
         return mean, variance, *((keep * old + (1 - keep) * new).astype(np.float32) for old, new in pairs)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        gradient = gradient * (given.out > 0) if self.relu else gradient
         x, dy = (channels_second(array, self.axis) for array in (given.inputs[0], gradient))
         (gamma, (mean, variance, *_)), xp = (given.inputs[1], given.saved), arrays.xp
         inverse = (variance + self.eps) ** -0.5
@@ -326,7 +331,7 @@ class BatchNorm(Operator):
 
     def new_states(self, given: Trained) -> Mapping[int, Any]:
         """Return the moving mean and variance."""
-        return dict(enumerate(given.saved[2:], 3))
+        return dict(enumerate(given.saved[2:4], 3))
 
 
 def channels_second(x: Any, axis: int) -> Any:

@@ -1,23 +1,26 @@
 """A network's forward and backward pass in training: every value is kept, and gradients are computed in reverse order.
 
-Reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). Nothing is fused, and no value's memory
-is used again, so each operator's gradient can read inputs and output. Memory comes from the library of arrays.
+Reverse-mode differentiation (A. Griewank, On automatic differentiation, 1989). No value's memory is used again, so each
+operator's gradient can read inputs and output. Memory comes from the library of arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ece408_op.errors import GraphError
-from ece408_op.graph.symbol_graph import VARIABLE, Node
+from ece408_op.graph.fusion import only_source
+from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
 
 from ._definition import Arrays, Trained, Unsupported
+from ._elementwise import Activation
+from ._layers import BatchNorm
 from ._network import Network, described
-from ._shaping import Dropout
+from ._shaping import Dropout, Identity
 from ._updates import Adam, Sgd, Update
 
 
@@ -62,6 +65,21 @@ def check_gradients(network: Network) -> None:
         raise GraphError(
             f"for_training: expected operators with a gradient, got {len(problems)} without: {'; '.join(problems)}"
         )
+
+
+def fused(network: Network) -> Network:
+    """Return the network with a relu computed by the BatchNorm before it, where nothing else reads what is between."""
+    graph = network.graph
+    source, nodes = only_source(graph), list(graph.nodes)
+    for index, node in enumerate(nodes):
+        before = source(index)
+        if before is None or not isinstance(node.operator, Activation) or node.operator.activation != "relu":
+            continue
+        norm = nodes[before].operator
+        if isinstance(norm, BatchNorm) and not norm.use_global_stats:
+            nodes[before] = replace(nodes[before], operator=replace(norm, relu=True))
+            nodes[index] = replace(node, operator=Identity("_copy"))
+    return replace(network, graph=Graph(nodes, graph.heads, graph.attrs))
 
 
 def is_random(network: Network) -> bool:

@@ -22,6 +22,8 @@ from ._updates import Adam, Sgd, Update
 _THREADS = 256
 #: The largest grid; each thread computes further elements in turn.
 _BLOCKS = 1 << 20
+#: RELU in training.cu.
+_NO_RELU, _RELU, _GRADIENT = 0, 1, 2
 #: Blocks that update a parameter.
 _UPDATE_BLOCKS = 64
 #: Blocks that fill a GPU.
@@ -49,13 +51,14 @@ class TrainingArrays(GpuArrays):
         cuda.execute(parts_program(x.shape[1], partial.shape[1]), 1, {"partial": partial, "x": sums}, None)
         return sums[0], sums[1]
 
-    def _partial_sums(self, x: Any, y: Any, center: Any) -> Any:
-        """Return both sums, (2, parts, channels), in parts."""
+    def _partial_sums(self, x: Any, y: Any, center: Any, relu: Any = None) -> Any:
+        """Return both sums, (2, parts, channels), in parts; relu: the factors of a relu that x is the gradient to."""
         n, channels, inner = x.shape
         parts = min(n, ceil_div(_FILLING, channels))
         partial = self.xp.empty((2, parts, channels), np.float64)
-        one = sums_program(x.shape, parts, _vector(inner, x, y))
-        cuda.execute(one, 1, {"x": x, "y": y, "center": center, "partial": partial}, None)
+        one = sums_program(x.shape, parts, _vector(inner, x, y), _NO_RELU if relu is None else _GRADIENT)
+        arrays = {"x": x, "y": y, "center": center, "partial": partial}
+        cuda.execute(one, 1, {**arrays, "relu": center if relu is None else relu}, None)
         return partial
 
     def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
@@ -63,9 +66,10 @@ class TrainingArrays(GpuArrays):
         if out.size:
             self._mix(self.xp.stack(factors).astype(np.float32), x, y, out)
 
-    def _mix(self, factors: Any, x: Any, y: Any, out: Any) -> None:
-        one = mix_program(x.shape, _vector(x.shape[2], x, y, out))
-        cuda.execute(one, 1, {"x": x, "y": y, "factors": factors, "out": out}, None)
+    def _mix(self, factors: Any, x: Any, y: Any, out: Any, mode: int = _NO_RELU, relu: Any = None) -> None:
+        one = mix_program(x.shape, _vector(x.shape[2], x, y, out), mode)
+        arrays = {"x": x, "y": y, "factors": factors, "out": out}
+        cuda.execute(one, 1, {**arrays, "relu": factors if relu is None else relu}, None)
 
     def batch_norm(self, norm: BatchNorm, inputs: Sequence[Any], out: Any) -> Any:
         """Fill ``out`` and return what ``BatchNorm.train`` does, for a batch that is not empty."""
@@ -78,21 +82,22 @@ class TrainingArrays(GpuArrays):
         arrays = {"x": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
         arrays |= {"statistics": statistics, "factors": factors, "moving": new}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[0], 1, arrays, None)
-        self._mix(factors, x, x, out)
-        return (*statistics, *new)
+        self._mix(factors, x, x, out, _RELU if norm.relu else _NO_RELU)
+        return (*statistics, *new, factors)
 
     def batch_norm_gradients(self, norm: BatchNorm, given: Trained, gradient: Any, to_data: bool) -> Sequence[Any]:
         """Return the gradients of ``batch_norm``, to data if wanted."""
-        (x, gamma, *_), (mean, *_), cp = given.inputs, given.saved, self.xp
+        (x, gamma, *_), (mean, *_, kept), cp = given.inputs, given.saved, self.xp
+        mode, relu = (_GRADIENT, kept) if norm.relu else (_NO_RELU, None)
         found = cp.empty(x.shape, np.float32) if to_data else None
         x, dy = (channels_second(array, norm.axis) for array in (x, gradient))
         channels = x.shape[1]
-        partial = self._partial_sums(dy, x, mean)
+        partial = self._partial_sums(dy, x, mean, relu)
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"x": partial, "statistics": mean, "gamma": gamma, "gradients": gradients, "factors": factors}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[1], 1, arrays, None)
         if to_data:
-            self._mix(factors, dy, x, channels_second(found, norm.axis))
+            self._mix(factors, dy, x, channels_second(found, norm.axis), mode, relu)
         return [found, *gradients, None, None]
 
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
@@ -127,14 +132,16 @@ def _vector(inner: int, *arrays: Any) -> int:
 
 
 @lru_cache(maxsize=1024)
-def sums_program(shape: Shape, parts: int, vector: int) -> cuda.Program:
-    """Return the sums of ``parts`` parts; arrays x, y, center and partial."""
+def sums_program(shape: Shape, parts: int, vector: int, relu: int = 0) -> cuda.Program:
+    """Return the sums of ``parts`` parts; arrays x, y, center, relu and partial."""
     n, channels, inner = shape
     numbers = (np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts))
     # One block for each channel and part.
     blocks = parts * channels * _THREADS * vector
-    index = {"INDEX": "unsigned long long"} if prod(shape) >= 1 << 31 else {}
-    return _program("channel_sums", blocks, ("x", "y", "center", "partial", *numbers), vector, index)
+    defines: dict[str, int | str] = {"RELU": relu}
+    if prod(shape) >= 1 << 31:
+        defines["INDEX"] = "unsigned long long"
+    return _program("channel_sums", blocks, ("x", "y", "center", "relu", "partial", *numbers), vector, defines)
 
 
 @lru_cache(maxsize=1024)
@@ -155,12 +162,12 @@ def norm_programs(norm: BatchNorm, shape: Shape, parts: int) -> tuple[cuda.Progr
 
 
 @lru_cache(maxsize=1024)
-def mix_program(shape: Shape, vector: int) -> cuda.Program:
-    """Return the mixture per channel; arrays x, y, factors and out."""
+def mix_program(shape: Shape, vector: int, relu: int = 0) -> cuda.Program:
+    """Return the mixture per channel; arrays x, y, factors, relu and out."""
     _, channels, inner = shape
     count = prod(shape)
     numbers = (np.int32(channels), np.int32(inner // vector), np.int64(count // vector))
-    return _program("channel_mix", count, ("x", "y", "factors", "out", *numbers), vector)
+    return _program("channel_mix", count, ("x", "y", "factors", "relu", "out", *numbers), vector, {"RELU": relu})
 
 
 @lru_cache(maxsize=1024)

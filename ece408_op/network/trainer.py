@@ -54,7 +54,7 @@ class Trainer:
     """The training steps of one network; ``text`` is its graph, which ``engine`` infers."""
 
     def __init__(self, text: str, engine: Engine) -> None:
-        self.network = parse(text)
+        self.network = _training.fused(parse(text))
         self._gpu = engine.gpu
         self._operators = GpuOperators(engine.chooser)
 

@@ -10,6 +10,8 @@
 // Constants, defined in front of this text:
 //     INDEX                the type that counts elements: 32 bits if they suffice
 //     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
+//     channel_sums, channel_mix   RELU: 1 if the result passes a relu, 2 if x is the gradient to such a relu's result,
+//                          which BatchNorm's factors "relu" make of y
 //     norm_factors         FIXED: gamma is 1
 //     update               ADAM: Adam, else SGD with momentum
 //     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
@@ -27,10 +29,17 @@ struct Elements { float x; };
 #define FOR_ELEMENTS(element) { element(x) }
 #endif
 
+#ifdef RELU
+// x itself or, if x is the gradient to a relu's output, its gradient to the relu's input, which the mixture of y is. The
+// mixture is rounded as in the forward pass.
+__device__ __forceinline__ float passed(float x, float y, const float *relu, int channel, int channels) {
+    return RELU != 2 || fmaf(relu[channel], y, relu[3 * channels + channel]) > 0.f ? x : 0.f;
+}
+
 // partial (2, parts, channels): block (channel, part) sums x, and x (y - center), over every parts-th n.
 extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const Elements *__restrict__ y,
-                                        const double *center, double *partial, int n, int channels, int inner,
-                                        int parts) {
+                                        const double *center, const float *relu, double *partial, int n,
+                                        int channels, int inner, int parts) {
     const int channel = blockIdx.x % channels, part = blockIdx.x / channels;
     const int count = (n - part + parts - 1) / parts;  // of n in this part
     const double c = center[channel];
@@ -39,7 +48,7 @@ extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const El
         const INDEX which = (INDEX)k / inner, rest = (INDEX)k % inner;
         const size_t i = ((size_t)(part + which * parts) * channels + channel) * inner + rest;
         const Elements a = x[i], b = y[i];
-#define ADD(e) sum += a.e; products += a.e * (b.e - c);
+#define ADD(e) { const float v = passed(a.e, b.e, relu, channel, channels); sum += v; products += v * (b.e - c); }
         FOR_ELEMENTS(ADD)
 #undef ADD
     }
@@ -54,6 +63,7 @@ extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const El
     }
     if (threadIdx.x < 2) partial[((size_t)threadIdx.x * parts + part) * channels + channel] = sums[threadIdx.x][0];
 }
+#endif
 
 // x (2, channels) = the sums of partial over the parts.
 extern "C" __global__ void sum_parts(const double *partial, double *x, int channels, int parts) {
@@ -114,21 +124,26 @@ extern "C" __global__ void norm_gradient_factors(const double *x, const double *
 }
 #endif
 
+#ifdef RELU
 // out = a x + b (y - c) + d with factors (4, channels): a, b, c and d of each channel.
 extern "C" __global__ void channel_mix(const Elements *x, const Elements *y, const float *__restrict__ factors,
-                                       Elements *out, int channels, int inner, long long count) {
+                                       const float *relu, Elements *out, int channels, int inner, long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int channel = (int)(i / inner % channels);
         const float a = factors[channel], b = factors[channels + channel];
         const float c = factors[2 * channels + channel], d = factors[3 * channels + channel];
         const Elements v = x[i], w = y[i];
         Elements result;
-#define MIX(e) result.e = fmaf(a, v.e, fmaf(b, w.e - c, d));
+#define MIX(e) { \
+            const float mixed = fmaf(a, passed(v.e, w.e, relu, channel, channels), fmaf(b, w.e - c, d)); \
+            result.e = RELU == 1 && mixed < 0.f ? 0.f : mixed; \
+        }
         FOR_ELEMENTS(MIX)
 #undef MIX
         out[i] = result;
     }
 }
+#endif
 
 #ifdef DERIVATIVE
 // out = x DERIVATIVE(y), where x is the gradient to an activation's output y.

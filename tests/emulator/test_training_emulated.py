@@ -29,22 +29,29 @@ def run(program, folder, **arrays):
     assert races(report) == 0
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["plain", "relu", "gradient"])
 @pytest.mark.parametrize("vector", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sums_and_mixtures(shape, vector, programs):
+def test_sums_and_mixtures(shape, vector, mode, programs):
     if shape[2] % vector:
         return
-    (x, y), center, parts = random(shape, shape), np.linspace(-1, 1, shape[1]), min(shape[0], 4)
+    (x, y), (relu,) = random(shape, shape), random((4, shape[1]))
+    center, parts = np.linspace(-1, 1, shape[1]), min(shape[0], 4)
     partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
-    first, second = passes.sums_program(shape, parts, vector), passes.parts_program(shape[1], parts)
-    run(first, programs, x=x, y=y, center=center, partial=partial)
+    first, second = passes.sums_program(shape, parts, vector, mode), passes.parts_program(shape[1], parts)
+    run(first, programs, x=x, y=y, center=center, partial=partial, relu=relu)
     run(second, programs, x=sums, partial=partial)
-    expected = NumpyArrays().channel_sums(x.astype("d"), y.astype("d"), center)
+    masked = x
+    if mode == 2:
+        slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
+        masked = np.where(slope * y + offset > 0, x, np.float32(0))
+    expected = NumpyArrays().channel_sums(masked.astype("d"), y.astype("d"), center)
     np.testing.assert_allclose(sums, expected, rtol=1e-12, atol=1e-12)
     factors, out = random((4, shape[1]))[0], np.full(shape, np.nan, "f")
-    run(passes.mix_program(shape, vector), programs, x=x, y=y, factors=factors, out=out)
+    run(passes.mix_program(shape, vector, mode), programs, x=x, y=y, factors=factors, relu=relu, out=out)
     expected = np.empty(shape)
-    NumpyArrays().channel_mix(factors.astype("d"), x, y, expected)
+    NumpyArrays().channel_mix(factors.astype("d"), masked, y, expected)
+    expected = np.maximum(expected, 0) if mode == 1 else expected
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 

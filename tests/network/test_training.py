@@ -88,6 +88,17 @@ def test_parameters_used_twice_and_several_outputs():
     compare(symbol, args, aux, [args["data"], 2 * args["data"], args["data"]])
 
 
+def test_a_relu_behind_batch_norm():
+    """It is computed with the normalization, unless something else reads what is between."""
+    x = S.relu(S.BatchNorm(S.Activation(S.BatchNorm(data, fix_gamma=False), act_type="relu"), axis=2))
+    x = S.BatchNorm(x, use_global_stats=True)
+    x = S.BatchNorm(S.relu(x), fix_gamma=False)
+    symbol = S.Group([S.relu(x), S.tanh(x)])
+    args, aux = values(symbol, {"data": (4, 3, 6, 5)})
+    heads = [np.random.RandomState(1).uniform(-1, 1, (4, 3, 6, 5)) for _ in range(2)]
+    compare(symbol, args, aux, heads, steps=2)
+
+
 def test_a_loss_beside_an_output_that_is_no_loss():
     x = S.FullyConnected(data, num_hidden=5, name="layer")
     symbol = S.Group([S.SoftmaxOutput(x, name="softmax"), S.BlockGrad(S.softmax(x))])
