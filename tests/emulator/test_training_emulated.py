@@ -67,18 +67,18 @@ def test_what_batch_norm_computes_between_sums_and_mixture(shape, parts, fixed, 
     given = Trained((x, gamma, beta, mean, variance), out, saved)
     expected = norm.gradients(NumpyArrays(), given, dy, [True] * 3)
 
-    def parted(first, second):
+    def partial(first, second):
         return np.array([[one[part::parts].sum((0, 2)) for part in range(parts)] for one in (first, second)])
 
     d, got = x.astype("d"), np.empty(shape, "f")
     statistics, factors, moving = np.full((2, channels), np.nan), *(np.full((k, channels), np.nan, "f") for k in (4, 2))
     forward, backward = passes.norm_programs(norm, shape, parts)
     vectors = {"gamma": gamma, "beta": beta, "old_mean": mean, "old_variance": variance}
-    run(forward, programs, x=parted(d, d * d), **vectors, statistics=statistics, factors=factors, moving=moving)
+    run(forward, programs, x=partial(d, d * d), **vectors, statistics=statistics, factors=factors, moving=moving)
     np.testing.assert_allclose([*statistics, *moving], saved, rtol=1e-6, atol=1e-7)
     NumpyArrays().channel_mix(factors, x, x, got)
     np.testing.assert_allclose(got, out, rtol=1e-4, atol=1e-5)
-    gradients, sums = np.full((2, channels), np.nan, "f"), parted(dy.astype("d"), dy * (d - saved[0].reshape(1, -1, 1)))
+    gradients, sums = np.full((2, channels), np.nan, "f"), partial(dy.astype("d"), dy * (d - saved[0].reshape(1, -1, 1)))
     run(backward, programs, x=sums, statistics=statistics, gamma=gamma, gradients=gradients, factors=factors)
     np.testing.assert_allclose(gradients, expected[1:3], rtol=1e-5, atol=1e-5)
     NumpyArrays().channel_mix(factors, dy, x, got)
