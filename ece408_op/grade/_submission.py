@@ -153,21 +153,18 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
     inner = folder / _INNER if isdir(folder / _INNER) else folder
-    # A file may lie next to ece408_src by mistake.
-    there = {kind: _source(inner, suffixes) or _named(folder, suffixes) for kind, suffixes in _SUFFIXES.items()}
+    there = {kind: _source(folder, inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
     if context is None:
         context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"
     return Submission(folder, there[context], context)
 
 
-def _source(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
-    """new-forward.* where it is there, else the only file of that kind."""
-    files = [
-        path for path in _listed(folder) if path.suffix.lower() in suffixes and isfile(path) and not _skipped(path)
-    ]
-    return _named(folder, suffixes) or (files[0] if len(files) == 1 else None)
-
-
-def _named(folder: Path, suffixes: tuple[str, ...]) -> Path | None:
-    files = {path.name.lower(): path for path in reversed(_listed(folder)) if isfile(path)}
-    return next((files[name] for suffix in suffixes if (name := f"new-forward{suffix}") in files), None)
+def _source(folder: Path, inner: Path, suffixes: tuple[str, ...]) -> Path | None:
+    """new-forward.* where it is there, also next to ece408_src by mistake; else the only file of that kind."""
+    files = [path for path in _listed(inner) if path.suffix.lower() in suffixes and isfile(path) and not _skipped(path)]
+    beside = [path for path in _listed(folder) if isfile(path)]
+    for suffix in suffixes:
+        for path in [*files, *beside]:
+            if path.name.lower() == f"new-forward{suffix}":
+                return path
+    return files[0] if len(files) == 1 else None
