@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
             if kernel.device != device:
                 raise TypeError(f"expected a kernel for the {device}, got {kernel.name} for the {kernel.device}")
             kernels.append(kernel)
-        except Exception as error:
+        except BaseException as error:  # whatever leaves a callback is lost
             _put(text, described(error, what))
 
     def forward(call: Any, layer: int, text: int) -> None:
@@ -61,8 +61,8 @@ def main(arguments: list[str]) -> int:
                 arrays[layer] = tuple(_array(getattr(call.contents, name), name, problem, device) for name in "xwy")
             _run(kernel, problem, *arrays[layer])
         except UnsupportedError as error:
-            _put(text, f"refused {error}")
-        except Exception as error:
+            _put(text, f"refused {_said(error)}")
+        except BaseException as error:
             _put(text, f"failed {described(error, what)}")
 
     serve = ctypes.CDLL(library).ece408_serve
@@ -122,7 +122,7 @@ def _array(at: int, name: str, problem: Any, device: str) -> Any:
 
 
 def _put(text: int, line: str) -> None:
-    data = " ".join(line.split()).encode()[: _TEXT - 1] + b"\0"
+    data = " ".join(line.split()).encode(errors="replace")[: _TEXT - 1] + b"\0"
     ctypes.memmove(text, data, len(data))
 
 
@@ -132,7 +132,14 @@ def described(error: BaseException, what: str) -> str:
     number = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
     line = frames[-1].lineno if frames else number
     place = f"{Path(what).name}:{line}: " if line else ""
-    return f"{place}{type(error).__name__}: {error}"
+    return f"{place}{type(error).__name__}: {_said(error)}"
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # the author's own text of an exception may fail
+        return "an exception without a text"
 
 
 if __name__ == "__main__":

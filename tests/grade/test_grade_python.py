@@ -22,6 +22,7 @@ VERDICTS = {
     "forgets_a_channel.py": ("wrong", "Your output equals the convolution of channel 0 alone"),
     "imports_nothing_there.py": ("compile_error", "imports_nothing_there.py:6: ModuleNotFoundError"),
     "raises.py": ("crashed", "raises.py:9: ZeroDivisionError"),
+    "exits.py": ("crashed", "exits.py:12: Silent"),
     "two_kernels.py": ("compile_error", "2 kernels"),
     "writes_its_input.py": ("crashed", "read-only"),
     "writes_through_a_pointer.py": ("tampered", "wrote into its input x"),
