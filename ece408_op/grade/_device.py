@@ -103,13 +103,13 @@ class Device:
         """The problem's roofline on a GPU with that arithmetic, see ``ece408_op.core.roofline``; None on the CPU."""
         return None if self.number is None else _ceilings(self.number).roofline_seconds(problem, arithmetic)
 
-    def check(self) -> int:
-        """The bytes that are free on a GPU, 0 on the CPU; raises HarnessError where it is not as usable as before.
+    def check(self) -> None:
+        """Raise HarnessError where a GPU is not as usable as before.
 
         Waits a little for the memory of a process that has just been ended.
         """
         if not self.gpu:
-            return 0
+            return
         with cuda.reported(self.name):
             cp = self.use()
             self.wake()
@@ -120,7 +120,6 @@ class Device:
                 time.sleep(0.05)
                 free, _ = cp.cuda.runtime.memGetInfo()
         self._most_free = max(free, self._most_free)
-        return int(free)
 
 
 @cache
