@@ -7,7 +7,6 @@ record is in the file.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -34,7 +33,7 @@ from ._device import Device, Turns
 from ._errors import EndedError, SpecError
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
-from ._sandbox import Tools
+from ._sandbox import Tools, beginning
 from ._spec import KNOWN, LATER, NETS, Net, Spec, batches_in, pointed_to
 from ._submission import Submission
 from ._tools import new_folder
@@ -291,11 +290,7 @@ def arithmetic(code: str) -> str:
 
 def read(path: Path | None) -> str:
     """A source's text; empty where there is none that can be read."""
-    try:
-        with open(path, "rb") if path and path.is_file() else io.BytesIO() as file:
-            return file.read(_sources.MOST_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+    return beginning(path, _sources.MOST_BYTES) if path and os.path.isfile(path) else ""
 
 
 def shown(path: Path | str) -> str:

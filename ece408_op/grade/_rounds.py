@@ -41,7 +41,7 @@ from ._verdict import (
     Run,
     judge_network,
 )  # fmt: skip
-from ._worker import Call, Program, Worker, kept
+from ._worker import Call, Program, Worker
 
 #: The purposes of a try: all that a verdict needs; enough to see whether it can.
 FULL, BRIEF = (WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES), (WARM_UP, TIMED)
@@ -116,7 +116,7 @@ def try_network(
                 if failures == _STARTS:
                     raise
                 time.sleep(_PAUSE_OF_STARTS)
-        result.printed = program.shown(kept(worker.printed))
+        result.printed = program.shown(worker.printed)
     return result
 
 

@@ -9,12 +9,12 @@ import glob
 import os
 import re
 import resource
-import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -37,7 +37,7 @@ _MOST_OUTPUT, _LONGEST_LINE = 1 << 20, 4000
 _INODES = 10_000
 #: Since Linux 5.14 a user namespace counts its own processes; before, all of the harness's user would count.
 _COUNTS_BY_NAMESPACE = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 14)
-_HELP = "; --unsafe grades without a sandbox"
+HELP = "; --unsafe grades without a sandbox"
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ class Tools:
     unsafe: bool = False
     trusted: bool = False
     processes: Processes = field(default_factory=Processes, compare=False)
-
-    @property
-    def supervisor(self) -> Path:
-        """Process 1 of a sandbox."""
-        return self.folder / "supervisor"
 
     @property
     def headers(self) -> Path:
@@ -108,7 +103,7 @@ def start(
     gpu = device is not None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # reports come with the sender's process id
-    words = [str(tools.supervisor), f"control={theirs.fileno()}"]
+    words = [str(tools.folder / "supervisor"), f"control={theirs.fileno()}"]
     inherited = [theirs.fileno(), *descriptors]
     filtered = filtered and not tools.trusted
     if filtered:
@@ -154,7 +149,7 @@ def start(
         one.end()
         tools.processes.require_open()
         said = Path(output.name).read_text(errors="replace").strip() or failed
-        raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else _HELP}")
+        raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else HELP}")
     return one
 
 
@@ -178,16 +173,15 @@ def run(
         process = start(tools, command, limits=limits, output=file, seen=seen, written=written, filtered=False)
         on_time = process.wait(seconds)
         ended = process.end()
-    with open(log, "rb") as file:
-        text = file.read(_MOST_OUTPUT).decode(errors="replace")
+    text = beginning(log, _MOST_OUTPUT)
     return ended if on_time else "", "\n".join(line[:_LONGEST_LINE] for line in text.splitlines())
 
 
-def require(unsafe: bool) -> None:
-    """Raise HarnessError where bubblewrap is missing and the sandbox has not been given up."""
-    if not unsafe and shutil.which("bwrap") is None:
-        what = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
-        raise HarnessError(what + _HELP)
+def beginning(path: Path, most: int) -> str:
+    """The first bytes of a file as text; empty where it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(most).decode(errors="replace")
+    return ""
 
 
 def _bubblewrap(

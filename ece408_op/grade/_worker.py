@@ -57,7 +57,7 @@ _LONGEST, _SPIN_SECONDS = 1 << 14, 0.1
 #: is in no cgroup.
 _LOOK_SECONDS = 0.05
 #: This many bytes of the printed text are kept.
-KEPT_BYTES = 1 << 16
+_KEPT_BYTES = 1 << 16
 #: Answers to a call that end the submission.
 _FAILURES = {
     "failed": ("crashed", "forward threw: {}"),
@@ -146,13 +146,13 @@ class Worker:
         )
         self._most = limits.memory - limits.tmp_bytes
         self._size = self._growth = 0
-        self.printed = folder / "printed.txt"
+        self._output = folder / "printed.txt"
         command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
         for p, one in zip(problems, buffers):
             sizes = (p.batch, p.channels, p.height, p.width, p.filters, p.kernel)
             command += [*map(str, sizes), *(array.handle for array in one.arrays)]
         try:
-            with open(self.printed, "ab") as printed:
+            with open(self._output, "ab") as printed:
                 self.process = _sandbox.start(
                     tools,
                     command,
@@ -266,6 +266,11 @@ class Worker:
         self._growth, self._size = (size - self._size if self._size else 0), size
 
     @property
+    def printed(self) -> str:
+        """The beginning of what the submission printed."""
+        return _sandbox.beginning(self._output, _KEPT_BYTES)
+
+    @property
     def outgrown(self) -> bool:
         """Would it have reached its memory limit by now, had it grown as in its last round?"""
         return self._growth > 0 and self._size + 2 * self._growth > self._most
@@ -276,7 +281,7 @@ class Worker:
         try:
             yield
         except (EndedError, BrokenPipeError) as error:
-            raise HarnessError(f"expected the worker to begin, but {error}: {kept(self.printed)}") from None
+            raise HarnessError(f"expected the worker to begin, but {error}: {self.printed}") from None
 
     def _go(self) -> None:
         self._stopped = False
@@ -338,15 +343,6 @@ class Worker:
         elif kind == "signal":
             said = _SIGNALS.get(int(number), f"it was ended by signal {number}")
         return EndedError("timed_out" if number == str(int(signal.SIGXCPU)) else "crashed", f"{said}, during {doing}")
-
-
-def kept(path: Path) -> str:
-    """The beginning of what a submission printed."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(KEPT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _forged(line: str, when: str = "") -> EndedError:

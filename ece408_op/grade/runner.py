@@ -32,7 +32,7 @@ from ._errors import EndedError
 from ._judge import EPS16
 from ._sandbox import Tools
 from ._spec import NETS, TERMS, LimitsSpec, batches_in, pointed_to
-from ._worker import Program, Worker, kept
+from ._worker import Program, Worker
 
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
@@ -195,7 +195,7 @@ class Session:
     @property
     def printed(self) -> str:
         """The beginning of what the file printed."""
-        return kept(self._worker.printed)
+        return self._worker.printed
 
     @contextmanager
     def _named(self) -> Iterator[None]:
