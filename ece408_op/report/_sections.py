@@ -97,9 +97,10 @@ def _milestones(runs: Runs) -> list[Block]:
     for command in runs.commands:
         run = runs.result(command.name) if command.group in MILESTONES else None
         if run:
+            script = run["milestone"]
             times, kernels = ([call[key] for call in run["op_times"]] for key in ("seconds", "implementation"))
-            context = run["context"].replace("gpu_network", "cuDNN in gpu_network" if command.group == "m1" else "")
-            cells = [run["milestone"], run["model"], str(run["size"]), run["source"], context, " + ".join(kernels)]
+            context = "cuDNN in gpu_network" if (script, run["context"]) == ("m1", "gpu_network") else run["context"]
+            cells = [script, run["model"], str(run["size"]), run["source"], context, " + ".join(kernels)]
             cells += [f"{run['accuracy']:.4f}", " + ".join(f"{time:.6f}" for time in times)]
             rows.append([*cells, *(f"{run['time'][key]:.2f}" for key in ("user", "system", "real"))])
     return [Block("", [Table(rows)])] if len(rows) > 1 else []

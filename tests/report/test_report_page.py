@@ -65,6 +65,9 @@ def keep_some(runs: Path) -> Path:
     """Results of one network with known figures; some of what was asked for is missing."""
     keep(runs, "machine", facts())
     keep(runs, "m1-ece408-high-10000", milestone("m1", []))
+    for script in ("m1", "m3"):
+        on_gpu = {**milestone(script, []), "context": "gpu_network"}
+        keep(runs, f"{script}-ece408-high-10000{'-gpu' * (script == 'm1')}", on_gpu)
     keep(runs, "m2-ece408-high-10000", milestone("m2", [0.0281, 0.002]))
     keep(runs, "m3-ece408-high-10000-profile", milestone("m3", [0.0068], "naive"), "New Inference\n 95.00% <naive>\n")
     table = (
@@ -112,10 +115,12 @@ def opened(runs: Path) -> Page:
 
 def test_figures_are_those_of_the_results_and_of_the_printed_lines(kept) -> None:
     page = opened(kept)
-    same, time = ["ece408-high", "10000", "sample", "cpu(0)"], ["3.25", "0.50", "2.75"]
+    same, time = ["ece408-high", "10000", "sample"], ["3.25", "0.50", "2.75"]
     assert page.rows["In short"][1:] == [
-        ["m1", *same, "", "0.9153", "", *time],
-        ["m2", *same, "direct + direct", "0.9153", "0.028100 + 0.002000", *time],
+        ["m1", *same, "cpu(0)", "", "0.9153", "", *time],
+        ["m1", *same, "cuDNN in gpu_network", "", "0.9153", "", *time],
+        ["m2", *same, "cpu(0)", "direct + direct", "0.9153", "0.028100 + 0.002000", *time],
+        ["m3", *same, "gpu_network", "", "0.9153", "", *time],
     ]
     printed = [["case", "kernel, ms", "x cuDNN"], ["a <i>layer</i>", "0.4", ""]]
     assert page.rows["Each CPU kernel"] == printed
