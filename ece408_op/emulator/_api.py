@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +30,12 @@ def can_emulate() -> bool:
     return _build.compiler_version() is not None
 
 
-def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folder: Path | None = None) -> Program:
+def compile(path: Path, *, folder: Path | None = None) -> Program:
     """Compile a submission; a program that the folder already has is not compiled again.
 
     Args:
         path: a file with the course's ``forward(y, x, w)`` for ``gpu`` in ``mxnet::op``. It may include files of its
             folder by quotes.
-        defines: macros in front of the source.
         folder: where compiled programs are kept; by default ``~/.cache/ece408-op/emulator``.
 
     Raises:
@@ -45,8 +44,7 @@ def compile(path: Path, *, defines: Mapping[str, str | int] | None = None, folde
         OSError: the file cannot be read.
     """
     folder = folder or _build.default_folder()
-    macros = "".join(f"#define {name} {value}\n" for name, value in (defines or {}).items())
-    text = f'{macros}#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
+    text = f'#line 1 "{path.name}"\n{_source(path)}\n#include <course_after.h>\n'
     with ThreadPoolExecutor(2) as pool:
         checks = ("counters", "indices") if _indices.has_arrays(text) else ("counters",)
         found = [pool.submit(_link, text, path.name, folder, check) for check in checks]

@@ -55,7 +55,7 @@ _LAST_GAPS = "".join(
 )
 #: What g++ says of CUDA's names and headers that are not in ``cuda/``.
 _LACKING = re.compile(
-    r"^‘(_*(?:cuda|cu|CU|nv|__)[A-Za-z]\w*)’ (?:was not|has not been|does not)"
+    r"^‘(_*(?:cuda|cu|CU|nv|atomic|__)[A-Za-z]\w*)’ (?:was not|has not been|does not)"
     r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’|^‘((?:nvcuda|cooperative_groups)::\S*)’ has not"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )
@@ -162,7 +162,8 @@ def _support(folder: Path) -> Path:
         for path in _COURSE.rglob("*.h"):
             target = scratch / "course" / path.relative_to(_COURSE)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_rewrite.rewrite(path.read_text(encoding="utf-8"), check=False), encoding="utf-8")
+            text = _rewrite.without_missing_headers(path.read_text(encoding="utf-8"), header_folders())
+            target.write_text(_rewrite.rewrite(text, check=False), encoding="utf-8")
         shutil.rmtree(scratch / "course" / "fallback")
         # One unit, which reads the C++ library's headers once; api.cpp sees the builtin variables as constants.
         native = _HERE / "native"

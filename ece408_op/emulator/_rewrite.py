@@ -32,7 +32,7 @@ _REPLACED = re.compile(
     r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
     r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|cublas_v2\.h$"
     r"|(cblas|mkl|npp|nvToolsExt)\.h$|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$"
-    r"|.*/include/\w+\.h(pp)?$|driver_types\.h$)"
+    r"|.*/include/\w+\.h(pp)?$|(driver_types|cooperative_groups/reduce)\.h$)"
 )
 #: What the emulator does not have: the code, and what to say.
 _UNSUPPORTED = (
@@ -44,7 +44,6 @@ _UNSUPPORTED = (
     (r"\b(cudaGraph\w+|cudaStreamBeginCapture)\s*\(", "CUDA graphs ({})"),
     (r"\b(cudaLaunch\w*|cudaConfigureCall)\s*\(", "launches by {}"),
     (r"\b(cu(?:Init|Ctx|Module|Mem|Launch|Func)[A-Z]\w*)\s*\(", "CUDA's driver ({})"),
-    (r"\b(__pipeline_\w+|__nvvm\w+)\s*\(", "{}"),
 )
 
 

@@ -101,18 +101,16 @@ template <typename T, typename V>
 inline void __stcs(T *p, V v) { *p = v; }
 
 inline unsigned __cvta_generic_to_shared(const void *p) { return emulator::shared_address(p); }
+inline void __pipeline_memcpy_async(void *to, const void *from, size_t bytes) {
+    emulator::copy_later(emulator::shared_address(to), from, bytes);
+}
+inline void __pipeline_commit() { emulator::commit_copies(); }
+inline void __pipeline_wait_prior(size_t pending) { emulator::wait_for_copies(pending); }
 
 // An atomic operation: the runtime hears of it, and no other thread runs in between.
 #define ECE408_ATOMIC(name, operation)                                                              \
     template <typename T>                                                                            \
     ECE408_PLAIN __attribute__((noinline)) T name(T *p, std::common_type_t<T> v) {                    \
-        emulator::access(p, sizeof(T), emulator::ATOMIC, __builtin_return_address(0));               \
-        const T old = *p;                                                                            \
-        *p = operation;                                                                              \
-        return old;                                                                                  \
-    }                                                                                                \
-    template <typename T>                                                                            \
-    ECE408_PLAIN __attribute__((noinline)) T name##_block(T *p, std::common_type_t<T> v) {            \
         emulator::access(p, sizeof(T), emulator::ATOMIC, __builtin_return_address(0));               \
         const T old = *p;                                                                            \
         *p = operation;                                                                              \

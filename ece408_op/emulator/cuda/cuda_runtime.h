@@ -1,1 +1,0 @@
-#include <ece408_emulator.h>
