@@ -26,7 +26,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import KernelNotes
 
 from . import _build, _hints, _sources, _submission, _tools, _worker, python_worker
-from ._buffers import MARK, Buffers
+from ._buffers import Buffers
 from ._device import Device
 from ._errors import EndedError
 from ._judge import EPS16
@@ -183,22 +183,14 @@ class Session:
         self.cuda_error = call.note
         return call.worker_seconds
 
-    def output(self, layer: int, images: Sequence[int] = ()) -> Any:
-        """Return the layer's output, (B, M, OH, OW) float32 in the host's memory, or only those of some images.
-
-        The next call changes the whole output on the CPU.
-        """
+    def output(self, layer: int) -> Any:
+        """Return the layer's output, (B, M, OH, OW) float32 in the host's memory; the next call changes it."""
         array: Any = self._buffers[layer].y.array
-        return np.stack([self._on_host(array[image]) for image in images]) if images else self._on_host(array)
+        return array.get() if self._device is not None else array
 
     def wrote_outside(self, layer: int) -> bool:
         """Return whether something wrote to the memory next to the layer's arrays."""
-        # On the host: CuPy takes many seconds to compile its first reduction.
-        zones = (zone for one in self._buffers[layer].arrays for zone in one.zones)
-        return any(bool((self._on_host(zone) != MARK).any()) for zone in zones)
-
-    def _on_host(self, array: Any) -> Any:
-        return array.get() if self._device is not None else array
+        return self._buffers[layer].wrote_outside()
 
     @property
     def printed(self) -> str:

@@ -83,7 +83,7 @@ def _own_seconds(
                 seconds[number].append(session.call(number, x, w))
                 if turn == 0:
                     some = sorted({0, 1 % problem.batch, problem.batch - 1})
-                    part = explain(x[some], w, session.output(number, some), 0.0, result["source"])
+                    part = explain(x[some], w, session.output(number)[some], 0.0, result["source"])
                     entry = judged(problem.with_batch(len(some)), part, cuda_error=session.cuda_error)
                     _judge_again(result, number, entry, problem.batch, f"; images {some} are shown")
     return [statistics.median(one[1:]) for one in seconds]

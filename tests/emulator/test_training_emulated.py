@@ -78,7 +78,10 @@ def test_what_batch_norm_computes_between_sums_and_mixture(shape, parts, fixed, 
     np.testing.assert_allclose([*statistics, *moving], saved, rtol=1e-6, atol=1e-7)
     NumpyArrays().channel_mix(factors, x, x, got)
     np.testing.assert_allclose(got, out, rtol=1e-4, atol=1e-5)
-    gradients, sums = np.full((2, channels), np.nan, "f"), partial(dy.astype("d"), dy * (d - saved[0].reshape(1, -1, 1)))
+    gradients, sums = (
+        np.full((2, channels), np.nan, "f"),
+        partial(dy.astype("d"), dy * (d - saved[0].reshape(1, -1, 1))),
+    )
     run(backward, programs, x=sums, statistics=statistics, gamma=gamma, gradients=gradients, factors=factors)
     np.testing.assert_allclose(gradients, expected[1:3], rtol=1e-5, atol=1e-5)
     NumpyArrays().channel_mix(factors, dy, x, got)

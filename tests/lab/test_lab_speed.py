@@ -49,8 +49,8 @@ class Session:
         self._y = reference.convolve(x, w).astype(np.float32)
         return self.problems[layer].batch / 1000
 
-    def output(self, layer: int, images: list[int] | tuple[int, ...] = ()) -> np.ndarray:
-        return self._y[list(images)] if images else self._y
+    def output(self, layer: int) -> np.ndarray:
+        return self._y
 
     def wrote_outside(self, layer: int) -> bool:
         return False
