@@ -108,8 +108,8 @@ class _Layer:
         return self._programs[aligned]
 
     def warm_up(self, program: cuda.Program, given: dict[str, int], stream: Any) -> None:
-        """Run the kernel once, untimed, unless it has run with another batch: that compiles and loads it."""
-        key = (program.name, self._problem.with_batch(1), self._device)
+        """Run the kernel once, untimed, unless that has been done: it compiles and loads the kernel."""
+        key = (program.name, self._kernel.prepared_with(self._problem), self._device)
         if key not in _warm:
             cuda.enqueue(program, self._problem.batch, given, self._device, stream)
             stream.synchronize()

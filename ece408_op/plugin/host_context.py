@@ -220,7 +220,7 @@ class Gpu:
 
     def warm_up(self, work: _Work, kernel: CudaKernel, part: ConvProblem) -> None:
         """Run a layer's kernel once, untimed: that compiles and loads it."""
-        key = (kernel.name, part.with_batch(1), work.bias)
+        key = (kernel.name, kernel.prepared_with(part), work.bias)
         if key not in self.warm:
             with self.hold.held(self.stream, work.arrays(part, 0)[0]):
                 pass

@@ -137,6 +137,8 @@ class _Graph:
             library().set_stream(handle=_handle(), stream=stream.ptr)
             if not self._timed and not stream.is_capturing():
                 self._number, self._timed = self._fastest(pointers), True
+                # The pool would keep the memory of every plan that was timed.
+                cuda.cupy().get_default_memory_pool().free_all_blocks(stream)
             self._execute(self._number, pointers)
 
     def _execute(self, number: int, pointers: Mapping[Any, int]) -> None:
