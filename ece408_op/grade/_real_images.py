@@ -29,17 +29,6 @@ _STEP = 1000
 
 
 @dataclass(frozen=True)
-class Labels:
-    """Of ``images``, the share with the right class, and the share with the class that exact convolutions give."""
-
-    model: str
-    images: int
-    source: str
-    accuracy: float
-    agreement: float
-
-
-@dataclass(frozen=True)
 class CourseNet:
     """A trained network. ``filters`` has each convolution's, float32; ``connected`` pairs of weights and bias.
 
@@ -77,10 +66,10 @@ class CourseNet:
         found = values.argmax(axis=1)
         return np.asarray(found.get() if hasattr(found, "get") else found)
 
-    def compare(self, got: np.ndarray, exact: np.ndarray) -> Labels:
-        """Accuracy of the classes got, and how many are those that exact convolutions give."""
-        right, same = agreement(got, self.test.labels), agreement(got, exact)
-        return Labels(self.name, len(got), self.test.source, right.share, same.share)
+    def compare(self, got: np.ndarray, exact: np.ndarray) -> dict[str, Any]:
+        """For the record: the shares of the classes got that are right, and that exact convolutions give."""
+        shares = {"accuracy": agreement(got, self.test.labels).share, "agreement": agreement(got, exact).share}
+        return {"model": self.name, "images": len(got), "source": self.test.source, **shares}
 
 
 def trained(net: Net, images: int) -> tuple[CourseNet, ...]:

@@ -41,23 +41,32 @@ class Submission:
         return self.source is not None and self.source.suffix.lower() == ".py"
 
 
-def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> list[Submission]:
+#: A path that is not graded, and why.
+Over = tuple[Path, str]
+
+
+def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> tuple[list[Submission], list[Over]]:
     """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
 
-    Raises SpecError where a path is neither, or holds no submission.
+    And what lies in the folders and is not graded: folders, archives, files that may be meant. Raises SpecError where a
+    path is neither, or holds no submission.
     """
     found: dict[Path, Submission] = {}
+    passed_over: list[Over] = []
     for path in paths:
         if not path.exists():
             raise SpecError(f"{path}: expected a file or a folder, found nothing")
-        here = _within(path, context, gpu_here)
+        if path.is_file() and path.suffix.lower() in _ARCHIVES:
+            raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
+        here, over = ([_of_file(path, context)], []) if path.is_file() else _within(path, context, gpu_here)
         if not here:
             text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
             python = path.is_dir() and any(child.suffix == ".py" for child in _listed(path))
             raise SpecError(f"{text}; a .py file is taken by its own path, and in no folder" if python else text)
         for one in here:
             found.setdefault(one.path, _checked(one, path))
-    return list(found.values())
+        passed_over += over
+    return list(found.values()), passed_over
 
 
 def _checked(one: Submission, given: Path) -> Submission:
@@ -72,46 +81,30 @@ def _checked(one: Submission, given: Path) -> Submission:
     return replace(one, alone=one.path != given and one.path == one.source)
 
 
-def passed_over(paths: list[Path], found: list[Submission]) -> list[tuple[Path, str]]:
-    """What lies in the folders given and is not graded, with the reason: folders, archives, files that may be meant."""
-    own = {one.path.absolute() for one in found}
-    above = {folder for path in own for folder in path.parents}
-    over, waiting = [], [path for path in paths if path.is_dir()]
-    for folder in waiting:
-        for child in _listed(folder):
-            if child.absolute() in own or _skipped(child):
-                continue
-            if folder.absolute() in own:
-                # A folder that is one submission may hold others: a class with the course's skeleton at its top.
-                if isdir(child) and child.name != _INNER and _is_one(child):
-                    over.append((child, f"it lies within {folder}, which is a submission by itself"))
-            elif isdir(child) and child.absolute() in above:
-                waiting.append(child)
-            elif isdir(child):
-                over.append((child, "no submission found in it"))
-            elif child.suffix.lower() in _ARCHIVES:
-                over.append((child, "an archive; unpack it first"))
-            elif child.suffix.lower() in SUFFIXES or "forward" in child.name.lower():
-                over.append((child, "taken for no submission; one that it is has to be given by its own path"))
-    return over
-
-
-def _within(path: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS) -> list[Submission]:
-    if path.is_file() and path.suffix.lower() in _ARCHIVES:
-        raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
-    if path.is_file():
-        return [_of_file(path, context)]
-    if _is_one(path):
-        return [_of_folder(path, context, gpu_here)]
-    found = []
-    for child in _listed(path):
-        if _skipped(child):
-            continue
+def _within(
+    folder: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS
+) -> tuple[list[Submission], list[Over]]:
+    children = [child for child in _listed(folder) if not _skipped(child)]
+    if _is_one(folder):
+        # A folder that is one submission may hold others: a class with the course's skeleton at its top.
+        others = [child for child in children if isdir(child) and child.name != _INNER and _is_one(child)]
+        why = f"it lies within {folder}, which is a submission by itself"
+        return [_of_folder(folder, context, gpu_here)], [(child, why) for child in others]
+    found: list[Submission] = []
+    over: list[Over] = []
+    for child in children:
+        suffix = child.suffix.lower()
         if isdir(child):
-            found += _within(child, context, gpu_here, levels - 1) if levels else []
-        elif child.suffix.lower() in (_SUFFIXES[context] if context else SUFFIXES[:-1]):
+            more, others = _within(child, context, gpu_here, levels - 1) if levels else ([], [])
+            found += more
+            over += others if more else [(child, "no submission found in it")]
+        elif suffix in _ARCHIVES:
+            over.append((child, "an archive; unpack it first"))
+        elif suffix in (_SUFFIXES[context] if context else SUFFIXES[:-1]):
             found.append(_of_file(child, context))
-    return found
+        elif suffix in SUFFIXES or "forward" in child.name.lower():
+            over.append((child, "taken for no submission; one that it is has to be given by its own path"))
+    return found, over
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -278,7 +278,7 @@ class NetworkResult:
     net: Net
     images: int
     layers: list[Layer]
-    accuracy: list[Any] = field(default_factory=list)
+    accuracy: list[dict[str, Any]] = field(default_factory=list)
     printed: str = ""
     #: Did it keep memory from call to call until there was none?
     leaks: bool = False
@@ -300,7 +300,7 @@ class NetworkResult:
         """For the record."""
         layers = [one.as_data() for one in self.layers]
         data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
-        data.update(layers=layers, leaks=self.leaks, accuracy=[asdict(one) for one in self.accuracy])
+        data.update(layers=layers, leaks=self.leaks, accuracy=self.accuracy)
         if self.timed and self.status == PASSED and all("seconds" in layer for layer in layers):
             data["seconds"] = sum(layer["seconds"]["median"] for layer in layers)
             for key in ("roofline_seconds", "own_kernel_seconds"):

@@ -115,7 +115,7 @@ def _printable(text: str, encoding: str | None) -> str:
 
 def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     """Grade all, and write what was asked for."""
-    found = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _no_gpu() is None)
+    found, passed_over = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _no_gpu() is None)
     without = _no_gpu() if {one.context for one in found} == {"cpu", "gpu"} else None
     if without is not None:  # of a class, those for a GPU that is not there are unsupported
         found = [replace(one, why=str(without)) if one.context == "gpu" else one for one in found]
@@ -130,7 +130,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
     if len(found) == 1:
         graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
-    for path, why in _submission.passed_over(arguments.path, found):
+    for path, why in passed_over:
         text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
         print(_printable(text, sys.stderr.encoding), file=sys.stderr)
     log = None

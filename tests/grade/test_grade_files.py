@@ -29,7 +29,7 @@ def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
     (members / "eve").symlink_to(members / "ann")
     (members / "other.h").symlink_to(members / "loose.h")
     (tmp_path / "given").symlink_to(members / "ann")
-    found = {one.path.name: one.why for one in _submission.find([members, tmp_path / "given"], "cpu", lambda: False)}
+    found = {one.path.name: one.why for one in _submission.find([members, tmp_path / "given"], "cpu", lambda: False)[0]}
     assert {name for name, why in found.items() if why} == {"bob", "dan", "eve", "other.h"}
     assert all("a link that leads out" in why for why in found.values() if why)
     assert {"ann", "cat", "loose.h", "given"} < set(found)
@@ -40,7 +40,7 @@ def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path: Path, alone: bool) 
     (tmp_path / "ann.h").write_text('#include "bob.h"\n')
     (tmp_path / "bob.h").write_text("")
     (tmp_path / "to").mkdir()
-    (one, *_) = _submission.find([tmp_path if alone else tmp_path / "ann.h"], "cpu", lambda: False)
+    ((one, *_), _) = _submission.find([tmp_path if alone else tmp_path / "ann.h"], "cpu", lambda: False)
     assert one.source is not None and one.alone == alone
     if alone:
         with pytest.raises(EndedError, match=r"includes bob\.h, which lies next to it"):
@@ -68,8 +68,8 @@ def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
     (path / "deep.h").write_text("")
     with pytest.raises(SpecError):
         _submission.find([tmp_path / "d"], "cpu", lambda: False)
-    found = _submission.find([tmp_path], "cpu", lambda: False)
-    assert len(found) == 1 and _submission.passed_over([tmp_path], found) == []
+    found, passed_over = _submission.find([tmp_path], "cpu", lambda: False)
+    assert len(found) == 1 and passed_over == []
 
 
 def test_a_name_with_a_line_break_stays_in_one_line() -> None:
@@ -78,7 +78,7 @@ def test_a_name_with_a_line_break_stays_in_one_line() -> None:
 
 def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
     (tmp_path / "KERNEL.PY").write_text("")
-    (one,) = _submission.find([tmp_path / "KERNEL.PY"], None, lambda: False)
+    ((one,), _) = _submission.find([tmp_path / "KERNEL.PY"], None, lambda: False)
     assert one.python
 
 

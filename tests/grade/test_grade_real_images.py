@@ -47,7 +47,7 @@ def test_agreement_and_accuracy_are_counted() -> None:
     wrong = truth.copy()
     wrong[:3] = (truth[:3] + 1) % 10
     found = net.compare(wrong, np.where(np.arange(10) < 2, wrong, truth))
-    assert (found.accuracy, found.agreement) == (0.7, 0.9)
+    assert (found["accuracy"], found["agreement"]) == (0.7, 0.9)
 
 
 def test_layers_of_the_graders_own_have_no_trained_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_folders_and_files(tmp_path: Path) -> None:
         path.write_text("")
 
     def found(context: str | None, gpu: bool) -> list[tuple[str, str, str]]:
-        here = _submission.find([tmp_path], context, lambda: gpu)
+        here, _ = _submission.find([tmp_path], context, lambda: gpu)
         return [(one.path.name, one.context, one.source.name if one.source else "") for one in here]
 
     assert found(None, False) == [
@@ -106,9 +106,9 @@ def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     (tmp_path / "c" / "home").symlink_to(tmp_path)
-    found = _submission.find([tmp_path], "cpu", lambda: False)
+    found, passed_over = _submission.find([tmp_path], "cpu", lambda: False)
     assert [one.path for one in found] == [tmp_path / "a", tmp_path / "c" / "deep"]
-    assert [path for path, _ in _submission.passed_over([tmp_path], found)] == [tmp_path / "b", tmp_path / "d.zip"]
+    assert [path for path, _ in passed_over] == [tmp_path / "b", tmp_path / "d.zip"]
     with pytest.raises(SpecError, match="unpack"):
         _submission.find([tmp_path / "d.zip"], None, lambda: False)
 
@@ -122,12 +122,12 @@ def test_whoever_is_left_out_further_down_or_beside_a_skeleton_is_named(tmp_path
         path.write_text("")
 
     def graded(path: Path) -> tuple[list[str], list[str]]:
-        found = _submission.find([path], "cpu", lambda: False)
-        left_out = [where.name for where, _ in _submission.passed_over([path], found)]
+        found, passed_over = _submission.find([path], "cpu", lambda: False)
+        left_out = [where.name for where, _ in passed_over]
         return [str(one.source.relative_to(tmp_path)) for one in found if one.source], left_out
 
     ones = ["s1/ann/new-forward.h", "s2/Eve/New-Forward.H", "top/new-forward.h"]
-    assert graded(tmp_path) == (ones, ["gus.py", "bob", "dan.zip", "forward.txt"])
+    assert graded(tmp_path) == (ones, ["gus.py", "bob", "dan.zip", "forward.txt", "hal"])
     assert graded(tmp_path / "top") == (["top/new-forward.h"], ["hal"])
 
 
@@ -140,7 +140,7 @@ def test_the_courses_own_files_are_no_submission(tmp_path: Path) -> None:
     (tmp_path / "b" / "ece408_src").mkdir()
 
     def sources_for(context: str) -> list[str | None]:
-        found = _submission.find([tmp_path], context, lambda: True)
+        found, _ = _submission.find([tmp_path], context, lambda: True)
         return [str(one.source.relative_to(tmp_path)) if one.source else None for one in found]
 
     assert sources_for("cpu") == ["a/ece408_src/old.h", "b/new-forward.h"]
@@ -257,8 +257,8 @@ def test_a_folder_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "one" / "private").mkdir(parents=True)
     (tmp_path / "one" / "new-forward.h").write_text("")
     (tmp_path / "one" / "private").chmod(0)
-    found = _submission.find([tmp_path / "one"], "cpu", lambda: False)
-    assert len(found) == 1 and _submission.passed_over([tmp_path / "one"], found) == []
+    found, passed_over = _submission.find([tmp_path / "one"], "cpu", lambda: False)
+    assert len(found) == 1 and passed_over == []
 
 
 @needs_sandbox
