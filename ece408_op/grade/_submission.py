@@ -87,9 +87,9 @@ def _within(
     children = [child for child in _listed(folder) if not _skipped(child)]
     if _is_one(folder):
         # A folder that is one submission may hold others: a class with the course's skeleton at its top.
-        others = [child for child in children if isdir(child) and child.name != _INNER and _is_one(child)]
+        inner = [child for child in children if isdir(child) and child.name != _INNER and _is_one(child)]
         why = f"it lies within {folder}, which is a submission by itself"
-        return [_of_folder(folder, context, gpu_here)], [(child, why) for child in others]
+        return [_of_folder(folder, context, gpu_here)], [(child, why) for child in inner]
     found: list[Submission] = []
     over: list[Over] = []
     for child in children:
