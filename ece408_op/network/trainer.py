@@ -185,6 +185,8 @@ def _step(
             device = _Device(gpu, inputs, compute)
             try:
                 device.run(inputs, outputs)
+                # Without outputs nothing has waited yet, and the next step's copies may use memory that is free then.
+                cuda.wait("training", gpu.stream)
                 return device.result
             except cuda.cupy().cuda.memory.OutOfMemoryError as error:
                 gpu.wait()
