@@ -158,7 +158,10 @@ def whole(case: Case) -> Iterator[Guess]:
     """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
     yield from _exchanged(case)
     yield from _running_sums(case)
-    yield Guess("accumulated", "plus what y held before: the sum must replace it", case.before + case.exact)
+    # In some elements, if only a part of y was set to 0.
+    text = "plus what y held before: the sum must replace it"
+    yield Guess("accumulated", text, case.before + case.exact, case.exact)
+    yield _copied_by_bytes(case)
     yield from _strides(case)
     yield from _wrapped(case)
 
@@ -194,17 +197,29 @@ def _running_sums(case: Case) -> Iterator[Guess]:
     yield guess("that of the image before it", exact.cumsum(0), shape[0])
 
 
+def _copied_by_bytes(case: Case) -> Guess:
+    read = case.w.reshape(-1).copy()
+    read[len(read) // 4 :] = 0
+    text = "with a quarter of the filters, and 0 for the rest: a copy's size is in bytes, sizeof(float) per element"
+    return Guess("copied_bytes", text, products(windows(case.x, case.problem), read.reshape(case.w.shape)))
+
+
 def _strides(case: Case) -> Iterator[Guess]:
-    """Rows or maps of y as long as those of x; and loops to H and W, where a row's surplus lands in the next row."""
+    """Wrong strides of y, such as x's; and loops to H and W, where a row's surplus lands in the next row."""
     p, exact = case.problem, case.exact
     b, m, i, j = np.ogrid[: p.batch, : p.filters, : p.output_height, : p.output_width]
     area = p.output_height * p.output_width
-    for size, what in ((area, "the row length W of x"), (p.height * p.width, "the sizes H and W of x")):
-        at = (b * p.filters + m) * size + i * p.width + j
+    own = "y has H - K + 1 rows of W - K + 1"
+    image = b * p.filters
+    for start, width, what in (
+        ((image + m) * area, p.width, f"the row length W of x in y's index: {own}"),
+        ((image + m) * p.height * p.width, p.width, f"the sizes H and W of x in y's index: {own}"),
+        ((b + m) * area, p.output_width, "one map per image in y's index: an image has M of them"),
+    ):
+        at = start + i * width + j
         inside, moved = at < exact.size, case.before.copy().reshape(-1)
         moved[at[inside]] = exact[inside]
-        text = f"with {what} in y's index: y has H - K + 1 rows of W - K + 1"
-        yield Guess("y_strides", text, moved.reshape(exact.shape))
+        yield Guess("y_strides", f"with {what}", moved.reshape(exact.shape))
     # x is read on beyond the row's end, as the code does.
     beyond = min(p.kernel - 1, p.output_width)
     flat = np.pad(case.x.reshape(p.batch, p.channels, -1), ((0, 0), (0, 0), (0, p.width + p.kernel)))

@@ -52,6 +52,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "halo": [r"__shared__[^;\n]*"],
         "sum": [rf"\b(float|double|auto|half|__half)\s+{total}\b"],
         "accumulated": [r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
+        "copied_bytes": [r"cudaMemcpy(?![^;]*sizeof)[^;]*;"],
         "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],
         "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
         "unwritten": [r"\b\w+ *(<|>=) *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;", *tiles],

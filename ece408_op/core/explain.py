@@ -49,7 +49,7 @@ class Explanation:
         rest: the number of elements that the mistake does not explain.
         counts: the number of wrong elements at each row and column, (OH, OW).
         images: the number in each image, (B,). filters: the number in each filter, (M,).
-        pattern: where in a tile the wrong elements are, if they repeat from tile to tile.
+        pattern: where in a tile the wrong elements are, if they repeat from tile to tile, or that none was written.
         worst: the index (b, m, i, j) of the element that is farthest from the exact result, got and expected.
     """
 
@@ -137,12 +137,16 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
         return Explanation(0, y.size)
     before = np.broadcast_to(np.asarray(before, np.float64), y.shape)
     case = Case(problem, x, w, y, before, exact)
-    name, sentence, rest = _best(case, wrong, allowed, size)
+    unwritten = wrong & ((y == before) | (np.isnan(y) & np.isnan(before)))
+    name, sentence, rest = _best(case, wrong, unwritten, allowed, size)
+    pattern = _pattern(wrong.any((0, 1)))
+    if not pattern and (unwritten == wrong).all():
+        pattern = "Your code does not write these elements: are there enough blocks?"
     error = np.where(np.isfinite(y), np.abs(y - exact), np.inf)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), y.shape))
     return Explanation(
         *(int(wrong.sum()), y.size, name, sentence, line_of(name, source) if sentence else None, rest),
-        *(wrong.sum((0, 1)), wrong.sum((1, 2, 3)), wrong.sum((0, 2, 3)), _pattern(wrong.any((0, 1)))),
+        *(wrong.sum((0, 1)), wrong.sum((1, 2, 3)), wrong.sum((0, 2, 3)), pattern),
         (worst, float(y[worst]), float(exact[worst])),
     )
 
@@ -152,10 +156,11 @@ def line_of(mistake: str, source: str) -> int | None:
     return _source_lines.find(mistake, source)
 
 
-def _best(case: Case, wrong: np.ndarray, allowed: np.ndarray, size: np.ndarray) -> tuple[str, str, int]:
+def _best(
+    case: Case, wrong: np.ndarray, unwritten: np.ndarray, allowed: np.ndarray, size: np.ndarray
+) -> tuple[str, str, int]:
     """Return the hypothesis that explains the output: its name, the sentence, and the elements left; or empty ones."""
     few = max(int(_FEW * wrong.sum()), min(_FEW_AT_LEAST, int(wrong.sum()) // 10))
-    unwritten = wrong & ((case.y == case.before) | (np.isnan(case.y) & np.isnan(case.before)))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
         name, where = _region(unwritten)

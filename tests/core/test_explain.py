@@ -70,6 +70,17 @@ def long_rows(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
     y.reshape(-1)[at[at < y.size]] = sums[at < y.size]
 
 
+def one_map_per_image(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    for b, image in enumerate(sums):
+        start = b * image[0].size
+        y.reshape(-1)[start : start + image.size] = image.reshape(-1)
+
+
+def half_added(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
+    y.reshape(-1)[: y.size // 2] = 0
+    y += sums
+
+
 def eight_bits(p: ConvProblem, y: np.ndarray, sums: np.ndarray) -> None:
     for at, value in enumerate(sums.reshape(-1)):
         y.reshape(-1)[at % 256] = value
@@ -117,10 +128,12 @@ KERNELS = {
         output=lambda p, y, sums: y.__setitem__(ALL, sums.swapaxes(0, 1).reshape(y.shape)),
     ),
     "y_strides": Kernel("the sizes H and W of x in y's index", output=long_rows),
+    "y_strides of images": Kernel("one map per image in y's index", output=one_map_per_image),
     "sum": Kernel("adds to the one before it in the row", output=add_along(3)),
     "sum of images": Kernel("adds to that of the image before it", output=add_along(0)),
     "sum of all": Kernel("adds to the one before it in all of y", output=flat),
     "accumulated": Kernel("plus what y held before", output=lambda p, y, sums: y.__iadd__(sums) is None),
+    "accumulated half": Kernel("plus what y held before", output=half_added),
     "overflow": Kernel("an index of 8 bits in y", output=eight_bits),
     "unwritten": Kernel("does not write the last row", output=part(ALL, ALL, slice(-1))),
     "unwritten images": Kernel("does not write the first image", output=part(slice(1, None))),
@@ -197,6 +210,23 @@ def test_without_a_mistake_it_says_where_the_wrong_elements_are() -> None:
     assert found.as_data()["map"] == found.map()
 
 
+def test_filters_copied_by_a_number_of_elements_are_told() -> None:
+    for p in PROBLEMS:
+        x, w = inputs(p)
+        read = w.copy()
+        read.reshape(-1)[w.size // 4 :] = 0
+        found = explain(x, w, Kernel("")(p, x, read), BEFORE)
+        assert (found.mistake, found.rest) == ("copied_bytes", 0)
+
+
+def test_blocks_that_are_missing_are_told() -> None:
+    p = PROBLEMS[1]
+    x, w = inputs(p)
+    y = Kernel("")(p, x, w)
+    y[:, :, 8:, 16:] = y[:, :, 20:, :9] = BEFORE
+    assert "Your code does not write these elements: are there enough blocks?" in explain(x, w, y, BEFORE).lines()
+
+
 def test_noise_is_not_explained() -> None:
     for p in PROBLEMS:
         x, w = inputs(p)
@@ -226,8 +256,9 @@ for (int m = 0; m < M; m++)
         ("w_channels", "dim3 grid(1);\n\ns[i] = k[((c * M + m) * K + p) * K + q];"),
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
+        ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "tiles"],
+    ids=["KS", "channels", "last row", "tiles", "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
