@@ -35,7 +35,8 @@ def findings(program: Program, outcome: Outcome) -> tuple[Finding, ...]:
         path, line, column, index, kind = row["message"].split("|", 4)
         file, size = Path(path).name, re.search(r"\[(\d+)\]", kind)
         name = _name(_line(program.text, file, int(line)), int(column))
-        if re.search(_OTHER_SPACES.format(re.escape(name) if name else r"\w+"), program.text):
+        # A member may be in any memory.
+        if name[:1] in (".", "-") or re.search(_OTHER_SPACES.format(re.escape(name) if name else r"\w+"), program.text):
             continue
         message = f"index {index} is beyond {name or 'an array'}, which has {size[1] if size else 'fewer'} elements"
         place = (tuple(row["block"]), tuple(row["thread"]))
@@ -60,11 +61,11 @@ def _line(text: str, file: str, number: int) -> str:
 
 
 def _name(line: str, column: int) -> str:
-    """Return a of ``a[i][j]``, given the column of a closing bracket, from 1; empty where there is none."""
+    """Return a of ``a[i][j]``, or .a of ``b.a[i]``, given the column of a closing bracket, from 1; or nothing."""
     depth = 0
     for i in range(min(column, len(line)) - 1, -1, -1):
         depth += (line[i] == "]") - (line[i] == "[")
         if depth == 0:
-            name = re.search(r"(\w+)\s*((?:\[[^\[\]]*\]\s*)*)$", line[:i])
+            name = re.search(r"((?:\.|->)?\w+)\s*((?:\[[^\[\]]*\]\s*)*)$", line[:i])
             return name[1] if name else ""
     return ""

@@ -82,6 +82,11 @@ WRONG = {
         "y[i] = s[0][63 - i] + sum[b];",
         set(),
     ),
+    "from row to row of a member": (
+        "struct All { float s[4][16]; };\n__shared__ All all;\nfloat sum[2] = {};\nall.s[0][i] = sum[b];\n"
+        "y[i] = all.s[0][i];",
+        set(),
+    ),
     "too much shared memory": (
         "__shared__ float s[13000];\ns[i] = 1;\n__syncthreads();\ny[i] = s[63 - i];",
         {("call", 13, 0)},
