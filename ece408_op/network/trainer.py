@@ -182,8 +182,8 @@ def _step(
         inputs = [*inputs, np.zeros(1, np.float32)]
     with gpu.lock, gpu.device, cuda.reported("training"):
         for last_try in (False, True):
-            device = _Device(gpu, inputs, compute)
             try:
+                device = _Device(gpu, inputs, compute)
                 device.run(inputs, outputs)
                 # Without outputs nothing has waited yet, and the next step's copies may use memory that is free then.
                 cuda.wait("training", gpu.stream)

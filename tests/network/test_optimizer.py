@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from network_case import WAYS, computing, mx
+from network_case import mx
+from network_fake import OutOfMemoryError
 from test_training import S, assert_close, data, images, ndarrays
 
 import ece408_op
-from ece408_op.errors import ProblemError
+from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.network import trainer
+from ece408_op.runtime import cuda
 
-
-@pytest.fixture(params=WAYS[:2], autouse=True)
-def way(request):
-    """Compute on NumPy in place of CuPy, and on a GPU."""
-    with computing(request.param):
-        yield request.param
-
+pytestmark = pytest.mark.usefixtures("way")
 
 RULES = {
     "plain": ("sgd", {"learning_rate": 0.05}),
@@ -146,6 +142,40 @@ def test_gradients_on_the_gpu_are_nan_and_used_once():
     kept = found.get_params()[0]
     assert all(np.array_equal(kept[name].asnumpy(), array) for name, array in after.items())
     assert not trainer._left
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@pytest.mark.parametrize("fails", ["forward", "backward", "update"])
+def test_a_step_without_memory_changes_nothing(way, fails, monkeypatch):
+    node, args, aux = network("gpu")
+    found = module(node, args, aux, "gpusgd", RULES["momentum"][1])
+    batch = mx.io.DataBatch([mx.nd.ones((6, 3, 8, 8))], [mx.nd.array(args["softmax_label"])])
+
+    def values():
+        states = [array for _, state in sorted(found._updater.states.items()) for array in state.__reduce__()[1][0]]
+        executor = found._exec_group.execs[0]
+        arrays = [array.asnumpy() for array in (*executor.arg_dict.values(), *executor.aux_dict.values())]
+        return [array.tobytes() for array in (*states, *arrays)]
+
+    def no_room(*size):
+        raise OutOfMemoryError("no room")
+
+    steps(found, args, [0])
+    # BatchNorm's states change in the forward pass.
+    found.forward(batch, is_train=True)
+    mx.nd.waitall()
+    before = values()
+    if fails == "update":
+        found.backward()
+        mx.nd.waitall()
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.cupy(), "empty", no_room)
+        getattr(found, fails)(*([batch, True] if fails == "forward" else []))
+        with pytest.raises(DeviceError, match="expected room for a training step"):
+            mx.nd.waitall()
+    assert values() == before
+    steps(found, args, [1])
+    assert values() != before
 
 
 def test_wrong_uses():

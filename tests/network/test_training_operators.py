@@ -55,8 +55,32 @@ def trained(symbol, args, aux, data_names):
     return ece408_op.gpu_network(symbol, params, ndarrays(aux), for_training=True)
 
 
-def check(symbol, shapes, terms=1, seed=0, low=None, is_loss=False, args=None):
-    """Compare a step with MXNet's; ``terms``: terms of each sum, for the error of a float32 sum in any order."""
+#: The step of the differences: their error is about 1e-10.
+STEP = 1e-6
+
+
+def check_differences(symbol, args, aux, heads, gradients, terms):
+    """Compare gradients with differences of MXNet's outputs in float64, along a random direction."""
+    stream = np.random.RandomState(7)
+    direction = {name: stream.uniform(-1, 1, array.shape) for name, array in args.items()}
+
+    def value(distance):
+        given = {name: mx.nd.array(array + distance * direction[name], dtype="d") for name, array in args.items()}
+        states = {name: mx.nd.array(array, dtype="d") for name, array in aux.items()}
+        outputs = symbol.bind(mx.cpu(), given, aux_states=states, grad_req="null").forward(is_train=True)
+        return sum((head * output.asnumpy()).sum() for head, output in zip(heads, outputs))
+
+    products = [(gradients[name].astype("d") * direction[name]).ravel() for name in args]
+    expected = (value(STEP) - value(-STEP)) / (2 * STEP)
+    bound = 4 * (terms + FUNCTION) * EPS32 * max(1, sum(np.abs(one).sum() for one in products))
+    assert abs(sum(one.sum() for one in products) - expected) <= bound, (symbol.tojson(), expected, products)
+
+
+def check(symbol, shapes, terms=1, seed=0, low=None, is_loss=False, args=None, smooth=True):
+    """Compare a step with MXNet's, and with differences where outputs are smooth and no loss.
+
+    terms: of each sum, for the error of a float32 sum in any order.
+    """
     random, aux = values(symbol, shapes, seed)
     args = {**random, **(args or {})}
     if low is not None:
@@ -70,6 +94,8 @@ def check(symbol, shapes, terms=1, seed=0, low=None, is_loss=False, args=None):
     for theirs, ours in zip(expected[1:], got[1:]):
         pairs += [(theirs[name], ours[name]) for name in ours]
     assert set(got[1]) == set(expected[1])
+    if smooth and not is_loss:
+        check_differences(symbol, args, aux, heads, got[1], terms)
     for theirs, ours in pairs:
         assert ours.shape == theirs.shape
         bound = 4 * (terms + FUNCTION) * EPS32 * np.abs(theirs).max(initial=1)
@@ -105,6 +131,8 @@ def test_fully_connected(sizes, hidden, bias, flatten):
 
 #: MXNet's gradient of selu is wrong where x < 0, and the others are random in training.
 OTHERS = ("LeakyReLU selu", "LeakyReLU rrelu", "Dropout")
+#: MXNet computes these in float32 for float64 arrays, too: differences would be rounding errors.
+IN_FLOAT32 = ("LeakyReLU leaky", "LeakyReLU prelu", "LeakyReLU gelu")
 
 
 @pytest.mark.parametrize("name", [name for name in [*UNARY, *POSITIVE] if name not in OTHERS])
@@ -113,7 +141,8 @@ OTHERS = ("LeakyReLU selu", "LeakyReLU rrelu", "Dropout")
 def test_one_input(name, sizes):
     assume("prelu" not in name or len(sizes) > 1)
     symbol = (UNARY.get(name) or POSITIVE[name])(data)
-    check(symbol, {"data": sizes}, int(np.prod(sizes)), low=0.1 if name in POSITIVE else None, is_loss="Block" in name)
+    words = {"low": 0.1 if name in POSITIVE else None, "is_loss": "Block" in name, "smooth": name not in IN_FLOAT32}
+    check(symbol, {"data": sizes}, int(np.prod(sizes)), **words)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -135,7 +164,7 @@ def test_pooling(kind, pooling, equal):
     sizes, words = pooling
     # Of equal values, as behind a relu, the first one gets the gradient.
     symbol = S.Activation(data, act_type="relu") if equal else data
-    check(S.Pooling(symbol, pool_type=kind, **words), {"data": sizes}, sizes[2] * sizes[3])
+    check(S.Pooling(symbol, pool_type=kind, **words), {"data": sizes}, sizes[2] * sizes[3], smooth=not equal)
 
 
 @given(
@@ -212,17 +241,11 @@ def test_softmax_output(sizes, over, soft, ignored, words):
 
 
 def test_selu():
-    x = np.random.RandomState(4).uniform(-2, 2, (50,)).astype("f")
-    alpha, scale, h = 1.6732632423543772, 1.0507009873554805, 1e-3
-    node, *_ = trained(S.LeakyReLU(data, act_type="selu"), {"data": x}, {}, ("data",))
-    _, gradients, _ = step(node, {"data": x}, {}, [np.ones(50)])
-
-    def selu(v):
-        return scale * np.where(v > 0, v, alpha * np.expm1(v))
-
-    differences = (selu(x.astype("d") + h) - selu(x.astype("d") - h)) / (2 * h)
-    away = np.abs(x) > h
-    assert np.allclose(gradients["data"][away], differences[away], rtol=1e-5)
+    """MXNet's own gradient is wrong for negative values."""
+    args = {"data": np.random.RandomState(4).uniform(-2, 2, (50,)).astype("f")}
+    symbol, heads = S.LeakyReLU(data, act_type="selu"), [np.ones(50, "f")]
+    node, *_ = trained(symbol, args, {}, ("data",))
+    check_differences(symbol, args, {}, heads, step(node, args, {}, heads)[1], 1)
 
 
 def test_dropout_is_mxnets_distribution_and_repeats_after_a_seed():
