@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 
 import pytest
 
-from ece408_op.bench import _calls, _layer_names, _sweep, _tables, results
+from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, _tables, results
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.results import FAILED, FRESH, REUSED, SKIPPED, Case, Results, Row
 from ece408_op.core import dispatch
@@ -20,11 +21,16 @@ SMALL = ["--images", "20", "--repeats", "2", "--threads", "2"]
 TWO_LAYERS = ["--layer", "2x10x11x3x3", "1x9x9x2x1", *SMALL]
 
 
+#: The CPU's rates, measured once for all tests.
+measured = cache(_cpu_roofline.measure)
+
+
 @pytest.fixture
 def mxnet(monkeypatch):
     """Skip where MXNet is missing; main sets the variable."""
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(_cpu_roofline, "measure", measured)
 
 
 def rows_of(text):
