@@ -28,7 +28,7 @@ from .cuda.float32 import (
     weight_gradient_rows,
 )
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
-from .cuda.split_precision import data_gradient, split_precision, weight_gradient, wide, wide_weight_gradient
+from .cuda.split_precision import data_gradient, split_precision, weight_gradient, wide
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
@@ -51,7 +51,6 @@ KERNELS: tuple[Kernel, ...] = (
     im2col_gemm.MANY,
     im2col_gemm.ONE,
     register_tiled.STREAMS,
-    wide_weight_gradient.KERNEL,
     weight_gradient.KERNEL,
     weight_gradient_rows.KERNEL,
     data_gradient.KERNEL,

@@ -45,7 +45,7 @@ _TIMED_PLANS, _TIMED_CALLS, _PLAN_SECONDS, _TIMED_SECONDS = 10, 3, 0.05, 1.0
 _WIDE, _WIDE_WEIGHT_GRADIENT = 64, 32
 #: The tile of cuDNN's FFT, and the elements of a filter, by the share of the tiles that an image uses, from which on it
 #: is faster than three products on tensor cores (the same script).
-_FFT_TILE, _FFT_ELEMENTS = 32, {DataGradient: 20, WeightGradient: 12}
+_FFT_TILE, _FFT_ELEMENTS = 32, 20
 
 
 @cache
@@ -217,14 +217,13 @@ def _bound(problem: ConvProblem) -> float:
 
 
 def is_faster_than_fp16x3(problem: ConvProblem, chip: Chip) -> bool:
-    """Return whether cuDNN is there and computes a gradient faster than fp16x3 kernels do: by the FFT."""
-    least = _FFT_ELEMENTS.get(type(problem))
-    if least is None or problem.needs & {STRIDE, DILATE, GROUPS}:
+    """Return whether cuDNN is there and computes a data gradient faster than fp16x3 kernels do: by the FFT."""
+    if not isinstance(problem, DataGradient) or problem.needs & {STRIDE, DILATE, GROUPS}:
         return False
     elements = 1.0
     for size, taps in ((problem.height, problem.kernel), (problem.width, problem.kernel_width)):
         elements *= taps * size / round_up(size, max(1, _FFT_TILE - taps + 1))
-    return elements >= least and not KERNEL.not_supported_reasons(problem, chip)
+    return elements >= _FFT_ELEMENTS and not KERNEL.not_supported_reasons(problem, chip)
 
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:

@@ -16,7 +16,6 @@ from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.errors import UnsupportedError
 from ece408_op.kernels.cuda import cudnn
-from ece408_op.kernels.cuda.split_precision import wide_weight_gradient
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
@@ -166,6 +165,7 @@ def installed(monkeypatch):
     [
         (FIRST.data_gradient, True),
         (STRIDED.data_gradient, True),
+        (WIDE.weight_gradient, True),
         (STRIDED.weight_gradient, False),
         (FIRST.weight_gradient, False),
         (FIRST, False),
@@ -186,8 +186,6 @@ def test_wide_layers_need_it_on_gpus_without_wgmma_only(installed):
     assert dispatch.select(WIDE, "gpu", chip=chip_of(80)) is cudnn.KERNEL
     assert dispatch.select(WIDE, "gpu", chip=chip_of(90)) is not cudnn.KERNEL
     assert dispatch.select(WIDE.data_gradient, "gpu", chip=chip_of(90)) is not cudnn.KERNEL
-    assert dispatch.select(WIDE.weight_gradient, "gpu", chip=chip_of(80)) is cudnn.KERNEL
-    assert dispatch.select(WIDE.weight_gradient, "gpu", chip=chip_of(90)) is wide_weight_gradient.KERNEL
     # Maps that fill a small part of the FFT's tiles.
     for rows in (14, 35):
         unfilled = ConvProblem(128, 64, rows, rows, 64, 5, pad=(2, 2)).data_gradient

@@ -1,4 +1,4 @@
-"""The split-precision kernels for wide layers with every attribute, and for both gradients."""
+"""The split-precision kernels for wide layers with every attribute, and for the data gradient."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from gpu_case import require_gpu
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.kernels.cuda.split_precision import wide, wide_weight_gradient
+from ece408_op.kernels.cuda.split_precision import wide
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip, Launch, TensorMap
 
 POINTWISE, GENERAL = wide.FP16X3
-WEIGHTS = wide_weight_gradient.KERNEL
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 
 #: Padding, strides, dilation, rectangular filters, groups whose channels fill no multiple of TMA's eight, filters as
@@ -40,8 +39,8 @@ LAYERS = [
 PROBLEMS = [*LAYERS, *(layer.data_gradient for layer in LAYERS if layer.stride == (1, 1))]
 CASES = [
     (kernel, problem)
-    for kernel in (*wide.FP16X3, wide.FP16X1[1], WEIGHTS)
-    for problem in [*PROBLEMS, *(layer.weight_gradient for layer in LAYERS)]
+    for kernel in (*wide.FP16X3, wide.FP16X1[1])
+    for problem in PROBLEMS
     if not kernel.not_supported_reasons(problem)
 ]
 
@@ -51,8 +50,6 @@ def test_general_takes_every_attribute_and_pointwise_all_with_one_unpadded_tap()
     taken = [problem for kernel, problem in CASES if kernel is POINTWISE]
     assert taken == [problem for problem in PROBLEMS if problem.kernel_width == 1 and problem.pad == (0, 0)]
     assert len(taken) == 3
-    taken = [problem for kernel, problem in CASES if kernel is WEIGHTS]
-    assert taken == [layer.weight_gradient for layer in LAYERS if layer.groups == 1]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +62,6 @@ def test_general_takes_every_attribute_and_pointwise_all_with_one_unpadded_tap()
         (GENERAL, ConvProblem(1, 64, 9, 9, 64, 3).weight_gradient, "it does not support weight gradient"),
         (POINTWISE, ConvProblem(1, 64, 9, 9, 64, 1, pad=(1, 1)), "padding: expected none, got (1, 1)"),
         (POINTWISE, ConvProblem(1, 64, 9, 9, 64, 1, 3), "kernel: expected 1, got (1, 3)"),
-        (WEIGHTS, ConvProblem(1, 64, 9, 9, 64, 3, groups=2).weight_gradient, "it does not support several groups"),
-        (WEIGHTS, ConvProblem(1, 4096, 9, 9, 4096, 3).weight_gradient, "weights: at most 892 tiles of 128 x 128, got"),
-        (WEIGHTS, ConvProblem(1, 64, 2000, 2000, 64, 3).weight_gradient, "image: at most 268435456 bytes with its"),
     ],
 )
 def test_a_refusal_has_its_reason(kernel, problem, reason):
@@ -100,25 +94,10 @@ def _maps(step: Any) -> list[TensorMap]:
         (ConvProblem(128, 512, 7, 7, 512, 3, pad=(1, 1)).data_gradient, GENERAL),
         (ConvProblem(128, 256, 56, 56, 128, 1, stride=(2, 2)), POINTWISE),
         (ConvProblem(128, 256, 56, 56, 64, 1).data_gradient, POINTWISE),
-        (ConvProblem(128, 64, 56, 56, 64, 3, pad=(1, 1)).weight_gradient, WEIGHTS),
-        (ConvProblem(128, 3, 224, 224, 64, 7, stride=(2, 2), pad=(3, 3)).weight_gradient, WEIGHTS),
-        (ConvProblem(128, 256, 56, 56, 128, 1, stride=(2, 2)).weight_gradient, WEIGHTS),
     ],
 )
 def test_auto_takes_them_for_layers_of_real_networks(problem, expected):
     assert dispatch.select(problem, "gpu", chip=H200) is expected
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        ConvProblem(128, 64, 56, 56, 256, 1),  # few products per byte
-        ConvProblem(128, 3, 224, 224, 64, 11, stride=(4, 4), pad=(2, 2)),  # few channels
-        ConvProblem(8, 512, 7, 7, 512, 3, pad=(1, 1)),  # few products
-    ],
-)
-def test_auto_takes_another_kernel_for_weight_gradients_that_splitting_does_not_pay_for(problem):
-    assert dispatch.select(problem.weight_gradient, "gpu", chip=H200) is not WEIGHTS
 
 
 @pytest.mark.gpu

@@ -63,44 +63,6 @@ unsigned described(unsigned long long at, int row, int k) {
     return word;
 }
 
-// The same of an MN-major operand: with a swizzle, products are rows of 128, 64 or 32 bytes; the descriptor has the
-// distances between groups of eight products and, along the other dimension, between such rows.
-unsigned described_mn(unsigned long long at, int row, int k) {
-    const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
-    const int width = 256 >> (at >> 62), rows = width / 2;
-    unsigned short pair[2];
-    for (int i = 0; i < 2; i++) {
-        const int product = k / 2 * 2 + i;
-        const int from = field(0) + row / rows * field(16) + product / 8 * field(32) + product % 8 * width + row % rows * 2;
-        std::memcpy(pair + i, dynamic_shared + (from ^ (from >> 3 & (width - 16))), 2);
-    }
-    return pair[0] | unsigned(pair[1]) << 16;
-}
-
-// A warpgroup's products; word(b, column, k) reads B.
-template <typename Word>
-void multiply_warpgroup(float *d, const unsigned *a, unsigned long long b, int columns, const Word &word) {
-    const int warp = current / 32, lane = current % 32;
-    std::memcpy(rows_of[warp][lane], a, 16);
-    group_barrier(warp / 4);
-    for (int i = 0; i < columns / 2; i++) {
-        double terms[17] = {d[i]};
-        for (int k = 0; k < 16; k++)
-            terms[1 + k] = row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
-                           half_of(word(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
-        d[i] = truncated_sum(terms);
-    }
-    group_barrier(warp / 4);
-}
-
-// The same with A in shared memory.
-template <typename Word>
-void multiply_warpgroup(float *d, unsigned long long a, unsigned long long b, int columns, const Word &word) {
-    const int row = current / 32 % 4 * 16 + current % 32 / 4, k = current % 4 * 2;
-    const unsigned own[4] = {word(a, row, k), word(a, row + 8, k), word(a, row, k + 8), word(a, row + 8, k + 8)};
-    multiply_warpgroup(d, own, b, columns, word);
-}
-
 }  // namespace
 
 void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -135,13 +97,24 @@ void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 }
 
 void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
-    multiply_warpgroup(d, a, b, columns, described);
+    const int warp = current / 32, lane = current % 32;
+    std::memcpy(rows_of[warp][lane], a, 16);
+    group_barrier(warp / 4);
+    for (int i = 0; i < columns / 2; i++) {
+        double terms[17] = {d[i]};
+        for (int k = 0; k < 16; k++)
+            terms[1 + k] = row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
+                           half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
+        d[i] = truncated_sum(terms);
+    }
+    group_barrier(warp / 4);
 }
+
 void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
-    multiply_warpgroup(d, a, b, columns, described);
-}
-void wgmma_mn(float *d, unsigned long long a, unsigned long long b, int columns) {
-    multiply_warpgroup(d, a, b, columns, described_mn);
+    const int row = current / 32 % 4 * 16 + current % 32 / 4, k = current % 4 * 2;
+    const unsigned own[4] = {described(a, row, k), described(a, row + 8, k), described(a, row, k + 8),
+                             described(a, row + 8, k + 8)};
+    wgmma(d, own, b, columns);
 }
 
 }  // namespace emulator

@@ -4,7 +4,6 @@ split_precision  the kernels for few channels; ``block.cuh`` explains their sour
 data_gradient    data gradients of layers with few channels
 weight_gradient  weight gradients of layers with few channels and filters
 wide             the kernels for many channels
-wide_weight_gradient  weight gradients of layers with many channels and filters
 split_form       convolutions between which activations stay split, NHWC
 split_passes     pooling, depthwise convolution and other layers between those
 """

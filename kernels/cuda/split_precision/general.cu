@@ -23,7 +23,8 @@
 // Launches, in order: split_filters (once per call); then for every group of images range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 
-// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value; split_form, for the arrays of split_form.cu. With the macro SPLIT_FORM, only what that
+// Config beyond wide_tile.cuh's: promote_every, stages between two accumulator promotions; range_blocks, blocks that
+// search an image's largest value; split_form, for the arrays of split_form.cu. With the macro SPLIT_FORM, only what that
 // shares with this file is compiled.
 
 #ifndef SPLIT_FORM
@@ -117,16 +118,33 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// Main loop of one tile.
+// Main loop of one tile. On entry the stage's barrier `full` completes when its loads have arrived; on exit every stage
+// that was read is released to the producer.
 __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline &pipeline, int consumer, int &stage,
                                               int &phase) {
+    const auto release = [&](int which) {
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + which);
+    };
     sums.clear();
-    const auto multiply = [&](int which) { multiply_stage(sums, pipeline, which, consumer); };
-    const auto promote = [&] {
+#pragma unroll 1
+    for (int step = 0; step < STEPS;) {
+        const int last = min(STEPS, step + Config::promote_every);
+        int before = -1;
+#pragma unroll 1
+        for (; step < last; step++) {
+            mbarrier_wait(pipeline.full + stage, phase);
+            multiply_stage(sums, pipeline, stage, consumer);
+            wgmma_wait<1>();
+            if (before >= 0) release(before);
+            before = stage;
+            if (++stage == Config::stages) stage = 0, phase ^= 1;
+        }
+        wgmma_wait<0>();
+        release(before);
+        // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it.
 #pragma unroll
         for (int i = 0; i < SUMS; i++) sums.promoted[i] += sums.high[i], sums.high[i] = 0;
-    };
-    consume(pipeline, STEPS, stage, phase, multiply, promote);
+    }
 }
 
 // A block's whole work: producer and consumers, tile after tile. store(sums, staging, tile, consumer) is the epilogue.

@@ -22,8 +22,7 @@ from ._wide_tiles import PRODUCERS, PROMOTED_PRODUCTS, THREADS, Convolution, Wid
 _FOLDER = Path(__file__).parent
 #: What all kernels for wide layers begin with.
 SHARED_SOURCES = tuple(
-    _FOLDER / f"{file}.cuh"
-    for file in ("../denormals", "instructions", "tma", "range", "split_arrays", "pipeline", "wide_tile")
+    _FOLDER / f"{file}.cuh" for file in ("../denormals", "instructions", "tma", "range", "split_arrays", "wide_tile")
 )
 #: Threads of range_of_images; channels and pixels of a block of split_images.
 _RANGE_THREADS, _SPLIT_TILE = 512, 64

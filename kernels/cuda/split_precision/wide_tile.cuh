@@ -63,11 +63,31 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
     return matrix_descriptor(address, 16, 8 * ROW_BYTES) | SWIZZLE << 62;
 }
 
-// A stage has the components of its pixels and then of its filters.
-struct Pipeline : PipelineOf<STAGE_BYTES> {
-    using PipelineOf<STAGE_BYTES>::PipelineOf;
-    __device__ __forceinline__ unsigned char *pixels(int stage) const { return (*this)[stage]; }
-    __device__ __forceinline__ unsigned char *filters(int stage) const { return (*this)[stage] + COMPONENTS * PIXEL_BYTES; }
+// The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
+// components of its pixels and then of its filters; a full and an empty barrier per stage; then other arrays.
+struct Pipeline {
+    unsigned char *stages;
+    Barrier *full, *empty;
+    float *others;
+
+    __device__ __forceinline__ explicit Pipeline(unsigned char *memory)
+        : stages(memory + (-shared_address(memory) & 1023)),
+          full(reinterpret_cast<Barrier *>(stages + Config::stages * STAGE_BYTES)), empty(full + Config::stages),
+          others(reinterpret_cast<float *>(empty + Config::stages)) {}
+
+    // All threads; `arrivals` complete a full barrier.
+    __device__ __forceinline__ void init(int arrivals) const {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < Config::stages; i++)
+                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, Config::consumers);
+            fence_mbarrier_init();
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ unsigned char *pixels(int stage) const { return stages + stage * STAGE_BYTES; }
+    __device__ __forceinline__ unsigned char *filters(int stage) const {
+        return pixels(stage) + COMPONENTS * PIXEL_BYTES;
+    }
 };
 
 // The tile of that number: filters change fastest, so that blocks at work at the same time share pixels in L2. `filter`
