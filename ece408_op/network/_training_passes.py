@@ -83,18 +83,18 @@ class TrainingArrays(GpuArrays):
         arrays |= {"statistics": statistics, "factors": factors, "moving": new}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[0], 1, arrays, None)
         self._mix(factors, x, x, out, _RELU if norm.relu else _NO_RELU)
-        return (*statistics, *new, factors)
+        return (*statistics, *new, statistics, factors)
 
     def batch_norm_gradients(self, norm: BatchNorm, given: Trained, gradient: Any, to_data: bool) -> Sequence[Any]:
         """Return the gradients of ``batch_norm``, to data if wanted."""
-        (x, gamma, *_), (mean, *_, kept), cp = given.inputs, given.saved, self.xp
+        (x, gamma, *_), (*_, statistics, kept), cp = given.inputs, given.saved, self.xp
         mode, relu = (_GRADIENT, kept) if norm.relu else (_NO_RELU, None)
         found = cp.empty(x.shape, np.float32) if to_data else None
         x, dy = (channels_second(array, norm.axis) for array in (x, gradient))
         channels = x.shape[1]
-        partial = self._partial_sums(dy, x, mean, relu)
+        partial = self._partial_sums(dy, x, statistics[0], relu)
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
-        arrays = {"x": partial, "statistics": mean, "gamma": gamma, "gradients": gradients, "factors": factors}
+        arrays = {"x": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients, "factors": factors}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[1], 1, arrays, None)
         if to_data:
             self._mix(factors, dy, x, channels_second(found, norm.axis), mode, relu)

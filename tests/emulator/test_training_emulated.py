@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from plan_runs import launch, races
@@ -55,37 +57,38 @@ def test_sums_and_mixtures(shape, vector, mode, programs):
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize(("shape", "parts"), [((7, 300, 9), 3), ((2, 1, 1), 1)])
-def test_what_batch_norm_computes_between_sums_and_mixture(shape, parts, fixed, programs):
-    n, channels, inner = shape
-    norm = BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed)
-    x, dy, gamma, beta, mean, variance = random(shape, shape, *[(channels,)] * 4)
-    variance = np.abs(variance)
-    out = np.empty(shape, "f")
-    saved = norm.train(NumpyArrays(), (x, gamma, beta, mean, variance), out, 0)
-    given = Trained((x, gamma, beta, mean, variance), out, saved)
-    expected = norm.gradients(NumpyArrays(), given, dy, [True] * 3)
+class EmulatedArrays(passes.TrainingArrays):
+    xp = np
 
-    def partial(first, second):
-        return np.array([[one[part::parts].sum((0, 2)) for part in range(parts)] for one in (first, second)])
 
-    d, got = x.astype("d"), np.empty(shape, "f")
-    statistics, factors, moving = np.full((2, channels), np.nan), *(np.full((k, channels), np.nan, "f") for k in (4, 2))
-    forward, backward = passes.norm_programs(norm, shape, parts)
-    vectors = {"gamma": gamma, "beta": beta, "old_mean": mean, "old_variance": variance}
-    run(forward, programs, x=partial(d, d * d), **vectors, statistics=statistics, factors=factors, moving=moving)
-    np.testing.assert_allclose([*statistics, *moving], saved, rtol=1e-6, atol=1e-7)
-    NumpyArrays().channel_mix(factors, x, x, got)
-    np.testing.assert_allclose(got, out, rtol=1e-4, atol=1e-5)
-    gradients, sums = (
-        np.full((2, channels), np.nan, "f"),
-        partial(dy.astype("d"), dy * (d - saved[0].reshape(1, -1, 1))),
-    )
-    run(backward, programs, x=sums, statistics=statistics, gamma=gamma, gradients=gradients, factors=factors)
-    np.testing.assert_allclose(gradients, expected[1:3], rtol=1e-5, atol=1e-5)
-    NumpyArrays().channel_mix(factors, dy, x, got)
-    np.testing.assert_allclose(got, expected[0], rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "axis", "fixed"), [((7, 30, 3, 3), 1, False), ((3, 5, 8), -1, True), ((2, 70, 8), 1, False)]
+)
+def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
+    """All launches of both passes, with the arrays that they get on a GPU."""
+
+    def emulated(program, batch, arrays, stream):
+        # x may be y, too.
+        run(program, programs, **{name: array if name != "y" else array.copy() for name, array in arrays.items()})
+
+    monkeypatch.setattr(passes.cuda, "execute", emulated)
+    monkeypatch.setattr(passes, "_vector", lambda inner, *arrays: 4 if inner % 4 == 0 else 1)
+    norm = replace(BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed, axis=axis), relu=relu)
+    x, dy, *vectors, variance = random(shape, shape, *[(shape[axis],)] * 4)
+    inputs, outs, found = (x, *vectors, np.abs(variance)), [], []
+    for arrays in (NumpyArrays(), EmulatedArrays(0)):
+        outs.append(np.full(shape, np.nan, "f"))
+        if isinstance(arrays, NumpyArrays):
+            saved = norm.train(arrays, inputs, outs[-1], 0)
+            gradients = norm.gradients(arrays, Trained(inputs, outs[-1], saved), dy, [True] * 3)
+        else:
+            saved = arrays.batch_norm(norm, inputs, outs[-1])
+            gradients = arrays.batch_norm_gradients(norm, Trained(inputs, outs[-1], saved), dy, True)
+        found.append((outs[-1], *saved[:4], *gradients[:3]))
+    assert relu == (outs[0].min() >= 0)
+    for expected, got in zip(*found):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
