@@ -95,7 +95,10 @@ def _interrupted_when_terminated() -> Iterator[None]:
 
 
 def line(record: Record) -> str:
-    """One line for people: the verdict with its times and the speed compared with this package's own kernel."""
+    """For people: the verdict with its times, the speed compared with this package's own kernel, and the reason.
+
+    Further lines of a reason are indented: with #line, an author words the beginning of a compiler's line.
+    """
     text = record["status"] + (f" ({record['precision']})" if record.get("precision") else "")
     times = []
     for one in record["networks"]:
@@ -104,7 +107,8 @@ def line(record: Record) -> str:
             own = one.get("own_kernel_seconds")
             ratio = f", {own / one['seconds']:.2g} of ours" if own and one["seconds"] else ""
             times.append(f"{one['network']}: {medians} ms{ratio}")
-    return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {record['reason']}"
+    reason = record["reason"].replace("\n", "\n    ")
+    return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {reason}"
 
 
 def _printable(text: str, encoding: str | None) -> str:

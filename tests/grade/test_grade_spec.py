@@ -298,6 +298,16 @@ def test_who_interrupts_is_told_how_to_go_on(
     assert capsys.readouterr().err == "ece408-grade: interrupted; the same command continues where it stopped\n"
 
 
+def test_a_reason_begins_no_line_of_its_own() -> None:
+    record = {
+        "status": "compile_error",
+        "networks": [],
+        "path": "a.h",
+        "reason": "a.h:1: error\npassed (float32): b.h:2:",
+    }
+    assert cli.line(record) == "compile_error: a.h: a.h:1: error\n    passed (float32): b.h:2:"
+
+
 TOOLS = Tools(Path("/tools"))
 
 
