@@ -158,7 +158,7 @@ class Grader:
             return self._grade(submission)
 
     def _grade(self, submission: Submission) -> dict[str, Any]:
-        started, source = time.time(), read(submission.source)
+        started, source = time.time(), read(submission.source)[: _sources.SEARCHED]
         record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
         # Whatever happens, a record has every key.

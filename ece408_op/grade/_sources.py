@@ -13,6 +13,8 @@ from ._errors import EndedError
 #: Bytes and files of one submission, at most.
 MOST_BYTES = 8 << 20
 _MOST_FILES = 200
+#: Characters of a submission that are searched: an expression holds Python's lock, and no signal is taken meanwhile.
+SEARCHED = 1 << 20
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE)
 _ANY_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\r\n]+)"|<([^>\r\n]+)>)', re.MULTILINE)
@@ -79,9 +81,9 @@ def without_comments(code: str) -> str:
 
 
 def text(folder: Path) -> str:
-    """All that was copied, as one text."""
+    """The beginning of all that was copied, as one text."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)[:SEARCHED]
 
 
 def unroll_without_names(folder: Path) -> bool:
@@ -137,7 +139,7 @@ def _named(root: Path, content: bytes) -> list[str]:
 def _within(root: Path, folder: Path, content: bytes) -> list[str]:
     """The names, from the root, of what a file in that folder includes by quotes and that lies within the root."""
     names, top = [], os.path.realpath(root)
-    for raw in _INCLUDE.findall(content):
+    for raw in list(dict.fromkeys(_INCLUDE.findall(content)))[:_MOST_FILES]:
         with suppress(ValueError, OSError):
             names.append(str(Path(os.path.realpath(folder / raw.decode(errors="replace"))).relative_to(top)))
     return names

@@ -233,9 +233,15 @@ def test_files_that_are_no_submission_at_all(number: int, reasons: list[tuple[st
     [
         *("TILE" * 500 + "1" * 2000 + "x", "2*" * 5000 + "2", "TILE" + " " * 9000 + "x"),
         *("/*" * 117_000, "//" * 117_000 + "*/", "'\"/*\\" * 50_000, "/" * 234_000, '#include "' * 23_000),
-        *("# include </" + "/include" * 30_000, "cublasA" * 30_000, "cudnnA " * 30_000, " \t" * 117_000 + "#pragma"),
+        *(
+            "# include </" + "/include" * 30_000,
+            "".join(f'#include "{n}"\n' for n in range(200_000)),
+            "cublasA" * 30_000,
+            "cudnnA " * 30_000,
+            " \t" * 117_000 + "#pragma",
+        ),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     (tmp_path / "new-forward.h").write_text(text)
