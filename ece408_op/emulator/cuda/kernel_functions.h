@@ -1,7 +1,6 @@
 // The functions of the kernels' own headers that are made of instructions of Hopper: split_precision/instructions.cuh and
 // tma.cuh. Asynchronous copies are done at once. What a GPU requires of addresses and sizes is checked.
 #pragma once
-#include "tensor_cores.h"
 
 namespace emulator {
 

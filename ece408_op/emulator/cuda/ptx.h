@@ -1,7 +1,6 @@
 // PTX instructions: `asm("op ..." : outputs : inputs)` becomes op(outputs, inputs). The rewriter reads the names here.
 #pragma once
 #include "ece408_emulator.h"
-#include "tensor_cores.h"
 
 namespace emulator {
 namespace ptx {

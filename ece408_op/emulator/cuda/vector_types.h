@@ -43,6 +43,7 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     inline name##2 make_##name##2(T a, T b) { return {a, b}; }                                               \
     inline name##3 make_##name##3(T a, T b, T c) { return {a, b, c}; }
 #define ECE408_VECTORS4(name, T)                                                                             \
+    ECE408_VECTORS(name, T)                                                                                  \
     struct alignas(4 * sizeof(T)) name##4 {                                                                  \
         T x, y, z, w;                                                                                        \
         ECE408_COPIES(name##4)                                                                               \
@@ -50,32 +51,21 @@ inline __attribute__((always_inline)) std::enable_if_t<sizeof(T) != 16> copy(T *
     };                                                                                                       \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 #define ECE408_LONG4(name, T)                                                                                \
+    ECE408_VECTORS(name, T)                                                                                  \
     struct alignas(16) name##4 { T x, y, z, w; };                                                            \
     inline name##4 make_##name##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 
-ECE408_VECTORS(char, signed char)
 ECE408_VECTORS4(char, signed char)
-ECE408_VECTORS(uchar, unsigned char)
 ECE408_VECTORS4(uchar, unsigned char)
-ECE408_VECTORS(short, short)
 ECE408_VECTORS4(short, short)
-ECE408_VECTORS(ushort, unsigned short)
 ECE408_VECTORS4(ushort, unsigned short)
-ECE408_VECTORS(int, int)
 ECE408_VECTORS4(int, int)
-ECE408_VECTORS(uint, unsigned)
 ECE408_VECTORS4(uint, unsigned)
-ECE408_VECTORS(float, float)
 ECE408_VECTORS4(float, float)
-ECE408_VECTORS(long, long)
 ECE408_LONG4(long, long)
-ECE408_VECTORS(ulong, unsigned long)
 ECE408_LONG4(ulong, unsigned long)
-ECE408_VECTORS(longlong, long long)
 ECE408_LONG4(longlong, long long)
-ECE408_VECTORS(ulonglong, unsigned long long)
 ECE408_LONG4(ulonglong, unsigned long long)
-ECE408_VECTORS(double, double)
 ECE408_LONG4(double, double)
 
 struct dim3 {

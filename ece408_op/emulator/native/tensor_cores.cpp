@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "../cuda/tensor_cores.h"
 #include "internal.h"
 
 namespace emulator {
