@@ -22,10 +22,8 @@ def convolution(stream, x, channels):
     groups = groups if channels % groups == 0 else 1
     sizes = {"kernel": pair(stream, 1, 4), "stride": pair(stream, 1, 2), "pad": pair(stream, 0, 2)}
     filters = groups * int(stream.choice([3, 24, 32]) if groups < channels or groups == 1 else 1)
-    bias = bool(stream.randint(2))
-    return S.Convolution(
-        x, num_filter=filters, num_group=groups, dilate=pair(stream, 1, 2), no_bias=bias, **sizes, name=None
-    )
+    options = {"num_group": groups, "dilate": pair(stream, 1, 2), "no_bias": bool(stream.randint(2))}
+    return S.Convolution(x, num_filter=filters, **options, **sizes)
 
 
 def residual(stream, x, channels):
@@ -42,10 +40,8 @@ def shared(stream, x, channels):
 
 
 def pooling(stream, x, channels):
-    sizes, kind = (
-        {"kernel": pair(stream, 2, 3), "stride": pair(stream, 1, 2)},
-        str(stream.choice(["max", "avg", "sum"])),
-    )
+    sizes = {"kernel": pair(stream, 2, 3), "stride": pair(stream, 1, 2)}
+    kind = str(stream.choice(["max", "avg", "sum"]))
     if stream.randint(2):  # every window touches the image
         return S.Pooling(x, pool_type=kind, pooling_convention="full", **sizes)
     return S.Pooling(x, pool_type=kind, pad=pair(stream, 0, 1), **sizes)
