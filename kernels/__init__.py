@@ -28,7 +28,7 @@ from .cuda.float32 import (
     weight_gradient_rows,
 )
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
-from .cuda.split_precision import data_gradient, split_precision, weight_gradient, wide
+from .cuda.split_precision import split_precision, weight_gradient, wide
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
@@ -53,11 +53,10 @@ KERNELS: tuple[Kernel, ...] = (
     register_tiled.STREAMS,
     weight_gradient.KERNEL,
     weight_gradient_rows.KERNEL,
-    data_gradient.KERNEL,
+    *split_precision.FP16X3,
     data_gradient_tiles.KERNEL,
     depthwise.KERNEL,
     *wide.FP16X3,
-    *split_precision.FP16X3,
     cudnn.KERNEL,
     blocked_gemm.KERNEL,
     naive.NAIVE,

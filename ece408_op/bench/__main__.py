@@ -182,7 +182,8 @@ def _sweep_plan(options: argparse.Namespace) -> _Plan:
 
     problems = _sweep.layers(options.images, options.random or 0, options.seed, options.ranges)
     impls = layers.known_impls(options.impl, "gpu")
-    plan = _on_gpu(problems, layers.Settings(impls, options.repeats or 10, 0.3, 3, options.seed, peers=False))
+    settings = layers.Settings(impls, options.repeats or 10, 0.3, 3, options.seed, peers=False, tune=True)
+    plan = _on_gpu(problems, settings)
     return replace(plan, finish=lambda done: _sweep.record(done) if options.record and done.passed else None)
 
 

@@ -1,4 +1,4 @@
-"""The sweep: every GPU kernel on many layers, and the tuning table that ``auto`` chooses by."""
+"""The sweep: every GPU kernel on many layers, and the tuning table by which ``auto`` and kernels' tiles are chosen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def record(results: Results) -> None:
                 for kernel in kernels
                 if kernel.predicted_milliseconds is not roofline_milliseconds
             }
-            rows.append(tuning.Measured(case.problem, times, predicted))
+            tiles = {row.kernel: row.details["tile"] for row in case.rows if row.details.get("tile")}
+            rows.append(tuning.Measured(case.problem, times, predicted, tiles))
     table = tuning.ChipTable(chip.name, chip.capability, tuple(rows))
     with replacing(tuning.TABLE) as file:
         file.write(tuning.merged(tuning.read(tuning.TABLE), table).encode())

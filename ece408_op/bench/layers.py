@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.core import dispatch, timer
+from ece408_op.core import dispatch, timer, tuning
 from ece408_op.core.kernel import CudaKernel, Kernel, float32_bound
 from ece408_op.core.roofline import Ceilings
 from ece408_op.errors import DeviceError, UnsupportedError
@@ -47,6 +47,7 @@ class Settings:
     """What is timed, and how often; repeats, budget (seconds) and fewest are those of ``timer.measure``.
 
     precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN; on the CPU "float32" only.
+    tune: whether GPU kernels measure their tiles before.
     """
 
     impls: Sequence[str]
@@ -56,6 +57,7 @@ class Settings:
     seed: int = 0
     precision: str = "float32"
     peers: bool = True
+    tune: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
     """The rows of a layer whose x (B, C, H, W) and w (M, C, K, K) are CuPy arrays on the current GPU."""
     out = cuda.cupy().empty(problem.y_shape, np.float32)
     evict, precision = timer.Eviction(out), settings.precision
+    tiles: dict[str, Mapping[str, int]] = {}
 
     def run(kernel: Any) -> Any:
         kernel.run(problem, x, w, out)
@@ -202,6 +205,8 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             except UnsupportedError as error:
                 yield Row(impl, KERNEL, status=SKIPPED, reason=str(error), impl=impl)
                 continue
+            if settings.tune and isinstance(kernel, CudaKernel):
+                tiles[kernel.name] = tuning.tune(kernel, problem, x, w, out)
             calls: Calls = {KERNEL: (partial(run, kernel), evict)}
             yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
         for layout, channels_last in (
@@ -213,7 +218,8 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
     for row in _rows(contestants(), timer.GpuClock, timer.Reference(x, w, _CHECKED_ON_GPU, problem), settings):
         kernel = dispatch.find(row.kernel) if row.kernel and row.status == PASSED else None
         if isinstance(kernel, CudaKernel):
-            row = replace(row, details={"launches": launches(kernel, problem, x, w, out)})  # noqa: PLW2901
+            tile = {"tile": dict(tiles[kernel.name])} if tiles.get(kernel.name) else {}
+            row = replace(row, details={"launches": launches(kernel, problem, x, w, out), **tile})  # noqa: PLW2901
         yield row
 
 

@@ -7,6 +7,7 @@ CuPy arrays, all C-contiguous float32, and fills ``out``.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,11 @@ EPS32 = 2.0**-24
 
 def no_limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     """Return no reason: the kernel takes every problem."""
+    return []
+
+
+def no_tiles(problem: ConvProblem, chip: Chip, aligned: int) -> list[Mapping[str, int]]:
+    """Return no tile: the kernel has no choice."""
     return []
 
 
@@ -149,8 +155,10 @@ class CudaKernel:
         device: always "gpu".
         exact_capability: see capability.
         recommended: whether "auto" prefers the kernel for a problem; False outside the sizes that were timed.
-        predicted_milliseconds: the kernel's cost model, which the tuning table scales; infinite for problems that the
-            model does not cover.
+        predicted_milliseconds: the kernel's own prediction, which the tuning table scales; infinite for problems that
+            it does not cover.
+        tiles: ``tiles(problem, chip, aligned)`` returns the tiles that ``tuning.tune`` measures, in the words of
+            ``tuning.nearest_tile``, which the plan obeys; none for most kernels.
         magnitude_weights: as in CpuKernel.
         arithmetic: as in CpuKernel.
     """
@@ -169,6 +177,7 @@ class CudaKernel:
     exact_capability: bool = False
     recommended: Callable[[ConvProblem, Chip], bool] = always_recommended
     predicted_milliseconds: Callable[[ConvProblem, Chip], float] = roofline_milliseconds
+    tiles: Callable[[ConvProblem, Chip, int], Sequence[Mapping[str, int]]] = no_tiles
     features: frozenset[str] = frozenset()
     magnitude_weights: Callable[[Any], Any] = abs
     arithmetic: str = "fp32"
@@ -259,6 +268,11 @@ def _prepared(kernel: CudaKernel, problem: ConvProblem, device: int, aligned: in
             raise UnsupportedError(f"{kernel.name} does not take {problem}: {'; '.join(reasons)}")
         plan = kernel.plan(problem, chip, aligned)
     return cuda.Program(kernel.name, kernel.text(plan), kernel.options, plan)
+
+
+def forget_programs() -> None:
+    """Plan again at the next call: what plans depend on has changed."""
+    _prepared.cache_clear()
 
 
 def source_text(sources: tuple[Path, ...], plan: Plan) -> str:

@@ -1,8 +1,8 @@
 """The tuning table: measured times, from which the time of each GPU kernel on a layer is predicted.
 
 ``tuning.json`` has, for each chip on which ``ece408-bench sweep`` has recorded it, the median time of every kernel on
-some layers. For another layer, a kernel's own prediction is scaled by its ratio of measured to predicted times on the
-nearest of those.
+some layers, and the tile of kernels that have several. For another layer, a kernel's own prediction is scaled by its
+ratio of measured to predicted times on the nearest of those, and its tile is like the nearest one's.
 """
 
 from __future__ import annotations
@@ -10,31 +10,37 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from ece408_op.errors import DataError
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
-from .kernel import roofline_milliseconds
+from .kernel import CudaKernel, forget_programs, roofline_milliseconds
+from .timer import GpuClock
 
 TABLE = Path(__file__).with_name("tuning.json")
 SIZES = ("batch", "channels", "height", "width", "filters", "kernel")
 #: How many of the nearest measured layers predict a time, and the share added per doubling of distance to the nearest.
 _NEAREST, _DOUBT = 6, 0.1
+#: The most seconds that ``tune`` times calls for.
+_TUNING_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of kernels on one layer, in milliseconds by kernel name, and the predictions of those that have their
-    own cost model; the others' is ``kernel.roofline_milliseconds``."""
+    """The times of kernels on one layer, in milliseconds by kernel name; the predictions of those that have their own,
+    where the others' is ``kernel.roofline_milliseconds``; and the choices of those that have several tiles."""
 
     problem: ConvProblem
     milliseconds: dict[str, float]
     estimates: dict[str, float] = field(default_factory=dict)
+    tiles: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def order(self) -> list[str]:
@@ -63,17 +69,73 @@ def preference(
     tables = read(path)
     if not tables or not any(table.layers for table in tables):
         return []
-    near = (
-        [table for table in tables if table.chip == chip.name]
-        or [table for table in tables if table.capability == chip.capability]
-        or [table for table in tables if table.capability[0] == chip.capability[0]]
-        or list(tables)
-    )
-    if near[0].chip != chip.name:
-        _warn_of_other_chip(chip.name, near[0].chip)
-    rows = sorted(near[0].layers, key=lambda row: distance(row.problem, problem))
+    near = _nearest_chips(tables, chip)[0]
+    if near.chip != chip.name:
+        _warn_of_other_chip(chip.name, near.chip)
+    rows = sorted(near.layers, key=lambda row: distance(row.problem, problem))
     measured = [name for name in names if any(name in row.milliseconds for row in rows)]
     return sorted(measured, key=lambda name: _expected(name, problem, chip, rows, estimate(name)))
+
+
+def _nearest_chips(tables: tuple[ChipTable, ...], chip: Chip) -> list[ChipTable]:
+    """Return the tables, that of the chip or of the one most like it first."""
+
+    def unlike(table: ChipTable) -> tuple[bool, bool, bool]:
+        major = table.capability[0] == chip.capability[0]
+        return table.chip != chip.name, table.capability != chip.capability, not major
+
+    return sorted(tables, key=unlike)
+
+
+def nearest_tile(name: str, problem: ConvProblem, chip: Chip, path: Path = TABLE) -> tuple[Mapping[str, int], float]:
+    """Return the kernel's tile of the nearest layer that has one, and the distance of that; without one, ({}, inf).
+
+    A tile is what the kernel's candidates for a layer differ in, by name. One that ``use_tile`` was given comes first.
+    """
+    used = _used.get((name, problem.with_batch(1), chip.name))
+    if used is not None:
+        return used, 0.0
+    for table in _nearest_chips(read(path), chip):
+        rows = [row for row in table.layers if name in row.tiles]
+        if rows:
+            batch = problem.batch  # tiles serve every batch
+            near = min(rows, key=lambda row: distance(row.problem.with_batch(batch), problem))
+            return near.tiles[name], distance(near.problem.with_batch(batch), problem)
+    return {}, math.inf
+
+
+#: Tiles that were measured in this process.
+_used: dict[tuple[str, ConvProblem, str], Mapping[str, int]] = {}
+
+
+def use_tile(name: str, problem: ConvProblem, chip: Chip, tile: Mapping[str, int]) -> None:
+    """Have a kernel take this tile for a layer, any batch, in this process."""
+    _used[name, problem.with_batch(1), chip.name] = tile
+    forget_programs()
+
+
+def tune(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> Mapping[str, int]:
+    """Fill out with each of the kernel's tiles, and take the fastest for this layer from now on in this process.
+
+    The arrays are those of ``kernel.run``. The timed calls, two per tile, take 50 ms at most, or those of the first
+    tile; compiling takes seconds. Returns the tile, empty for kernels without a choice.
+    """
+    chip, clock = cuda.chip(x.device.id), GpuClock(kernel.name)
+    aligned = cuda.alignment(*(array.data.ptr for array in (x, w, out)))
+    best: Mapping[str, int] = {}
+    spent, fastest = 0.0, math.inf
+    for tile in kernel.tiles(problem, chip, aligned):
+        use_tile(kernel.name, problem, chip, tile)
+        kernel.run(problem, x, w, out)
+        seconds = [clock(lambda: kernel.run(problem, x, w, out))[0] for _ in range(2)]
+        if min(seconds) < fastest:
+            best, fastest = tile, min(seconds)
+        spent += sum(seconds)
+        if spent > _TUNING_SECONDS:
+            break
+    if best:
+        use_tile(kernel.name, problem, chip, best)
+    return best
 
 
 @cache
@@ -124,7 +186,10 @@ def read(path: Path) -> tuple[ChipTable, ...]:
                 (int(chip["capability"][0]), int(chip["capability"][1])),
                 tuple(
                     Measured(
-                        ConvProblem(*row["layer"]), _floats(row["milliseconds"]), _floats(row.get("estimates", {}))
+                        ConvProblem(*row["layer"]),
+                        _floats(row["milliseconds"]),
+                        _floats(row.get("estimates", {})),
+                        {name: dict(tile) for name, tile in row.get("tiles", {}).items()},
                     )
                     for row in chip["layers"]
                 ),
@@ -151,7 +216,7 @@ def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
     for row in (row for table in tables if table.chip == new.chip for row in table.layers):
         newer = layers.get(row.problem, row)
         times, estimates = {**row.milliseconds, **newer.milliseconds}, {**row.estimates, **newer.estimates}
-        layers[row.problem] = Measured(row.problem, times, estimates)
+        layers[row.problem] = Measured(row.problem, times, estimates, {**row.tiles, **newer.tiles})
     new = replace(new, layers=tuple(layers.values()))
     kept = [table for table in tables if table.chip != new.chip]
     chips = [
@@ -163,6 +228,7 @@ def merged(tables: tuple[ChipTable, ...], new: ChipTable) -> str:
                     "layer": [getattr(row.problem, size) for size in SIZES],
                     "milliseconds": {name: round(row.milliseconds[name], 4) for name in row.order},
                     "estimates": {name: round(row.estimates[name], 4) for name in row.order if name in row.estimates},
+                    "tiles": {name: row.tiles[name] for name in row.order if name in row.tiles},
                 }
                 for row in table.layers
             ],

@@ -178,7 +178,9 @@ class _Affine(Computation):
 
     def __init__(self, node: Node, x: Shape) -> None:
         self._operator, self._x = node.operator, x
-        self._program = split_passes.affine(x, _expression(_activation(node.operator) or node.epilogue))
+        following = _expression(_activation(node.operator) or node.epilogue)
+        # A convolution with windows of one pixel.
+        self._program = split_passes.depthwise(x, x, (1, 1), (1, 1), (0, 0), following)
         self._parameters: dict[str, Any] = {}
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -187,7 +189,7 @@ class _Affine(Computation):
         if isinstance(self._operator, BatchNorm):
             factors = self._operator.factors(inputs[1:])
         factor, added = (_padded(each.astype(np.float32)) for each in factors)
-        self._parameters = {"factor": factor, "added": added, "limits": split_form.output_limits(factor, added)}
+        self._parameters = {"w": factor, "bias": added, "limits": split_form.output_limits(factor, added)}
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         return cuda.prepared_launch(self._program, self._x[0], {**_arrays(inputs[:1], out), **self._parameters})

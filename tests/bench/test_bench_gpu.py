@@ -64,7 +64,7 @@ def test_the_sweep_records_its_times_in_the_tuning_table(tmp_path, monkeypatch):
     (chip,) = tuning.read(table)
     assert len(chip.layers) == 16
     assert all(row.milliseconds["naive"] > 0 for row in chip.layers)
-    assert any("fp16x3_mma_sync" in row.milliseconds for row in chip.layers)
+    assert any("fp16x3_mma_sync" in row.milliseconds and row.tiles["fp16x3_mma_sync"] for row in chip.layers)
 
 
 @pytest.mark.gpu

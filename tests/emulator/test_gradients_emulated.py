@@ -13,12 +13,13 @@ from plan_runs import races, run_plan
 from ece408_op.core import reference
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
-from ece408_op.kernels.cuda.split_precision import data_gradient, weight_gradient
+from ece408_op.kernels.cuda.split_precision import split_precision, weight_gradient
 from ece408_op.problem import ConvProblem
 
-KERNELS = tuple(
-    module.KERNEL
-    for module in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, data_gradient, weight_gradient)
+SPLIT = (split_precision.WARPGROUP, split_precision.MMA_SYNC)
+KERNELS = (
+    *(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, weight_gradient)),
+    *SPLIT,
 )
 
 
@@ -46,8 +47,8 @@ def test_it_is_right(kernel, problem: ConvProblem, programs: Path) -> None:
 @pytest.mark.parametrize("operand", [0, 1])
 @pytest.mark.parametrize(
     "kernel",
-    [data_gradient.KERNEL, data_gradient_tiles.KERNEL, weight_gradient.KERNEL],
-    ids=["fp16x3_data_gradient", "data_gradient_tiles", "fp16x3_weight_gradient"],
+    [data_gradient_tiles.KERNEL, weight_gradient.KERNEL, *SPLIT],
+    ids=lambda kernel: kernel.name,
 )
 def test_gradients_of_special_values_are_right(kernel, operand, value, programs: Path) -> None:
     plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), replace(chip_of(90), multiprocessors=1)

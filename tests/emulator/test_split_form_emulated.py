@@ -193,8 +193,9 @@ def test_a_factor_and_a_number_per_channel(programs):
     x = images(2, 20, 3, 5)
     factor, added = np.zeros(24, np.float32), np.zeros(24, np.float32)
     factor[:20], added[:20] = images(1, 20, 1, 1).reshape(20), 0.5
-    arrays = {"factor": factor, "added": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
-    got, _, _ = run(split_passes.affine(x.shape, RELU6), {**split(x), **arrays}, x.shape, programs)
+    arrays = {"w": factor, "bias": added, "limits": np.float32([np.abs(factor).max(), 0.5])}
+    program = split_passes.depthwise(x.shape, x.shape, (1, 1), (1, 1), (0, 0), RELU6)
+    got, _, _ = run(program, {**split(x), **arrays}, x.shape, programs)
     exact = np.clip(x * factor[:20, None, None].astype(np.float64) + 0.5, 0, 6)
     assert np.abs(got - exact).max() <= ROUNDING * 16
 

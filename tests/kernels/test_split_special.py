@@ -41,7 +41,7 @@ def _layer(kernel: CudaKernel, batch: int, layers: list[tuple[int, ...]]) -> Con
         reasons = kernel.not_supported_reasons(problem, cuda.chip())
         if not reasons:
             return problem
-    pytest.skip("; ".join(reasons))
+    pytest.skip(f"the kernel does not take the layer: {'; '.join(reasons)}")
 
 
 def _run(kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, times: int = 1) -> np.ndarray:

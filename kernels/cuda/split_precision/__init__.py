@@ -1,7 +1,6 @@
 """Split precision: three fp16 tensor-core products per float32 product (fp16x3), or one (fp16x1).
 
 split_precision  the kernels for few channels; ``block.cuh`` explains their sources, ``split.cuh`` the arithmetic
-data_gradient    data gradients of layers with few channels
 weight_gradient  weight gradients of layers with few channels and filters
 wide             the kernels for many channels
 split_form       convolutions between which activations stay split, NHWC

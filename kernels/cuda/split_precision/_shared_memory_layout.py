@@ -26,8 +26,8 @@ _MANY = 800
 Tap = tuple[int, int, int]
 NO_TAP: Tap = (-1, 0, 0)
 
-#: Plane strides modulo the banks that are tried, by the words between the positions of two lanes.
-_OFFSETS = {1: (0, 4, 8, 12, 16, 20, 24, 28), 4: (1, 2, 3, 6, 9)}
+#: Plane strides modulo the banks that are tried.
+_OFFSETS = (0, 4, 8, 12, 16, 20, 24, 28)
 
 
 def _window_taps(channels: int, kernel: int, shifts: int) -> list[Tap]:
@@ -51,8 +51,6 @@ def _no_conflict(distance: int, step: int) -> bool:
     """Return whether the reads of two words at this distance, by lanes ``step`` words apart, share no bank."""
     if distance % step:
         return True
-    if step == 4:
-        return distance == 0
     # Reads of the same words are one read.
     return abs(distance) < step * _LANES or step * _LANES <= distance % _BANKS <= _BANKS - step * _LANES
 
@@ -115,27 +113,26 @@ def layout(
     columns: int,
     width: int,
     high: int,
-    step: int = 1,
 ) -> tuple[int, int, tuple[Tap, ...], int]:
     """Return row stride, plane stride, taps and k-steps per filter row with few conflicts and little padding.
 
     by_row: output rows that share the words of a row, or 0 for k-steps that span rows. columns: positions per line.
-    width and high: columns and rows of the input. step: words from the position of one lane to the next lane's.
+    width and high: columns and rows of the input.
     """
     taps = row_taps(channels, kernel) * kernel if by_row else _window_taps(channels, kernel, shifts)
     position_rows = shifts * max(1, by_row)
     # Where a line ends, eight neighbouring positions continue in the next line: best in the banks that follow.
-    period = min(step * _LANES, _BANKS)
-    fitting = [s for s in range(width, width + 2 * period) if (position_rows * s - columns) % period == 0] or [width]
+    strides = range(width, width + 2 * _LANES)
+    fitting = [s for s in strides if (position_rows * s - columns) % _LANES == 0] or [width]
     options = []
     for row_stride in fitting if len(taps) < _MANY else fitting[:1]:
         least = high * row_stride
         several = channels > 2 and len(taps) < _MANY
-        for plane_stride in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS[step] if several else (9,))}):
+        for plane_stride in sorted({round_up(least - o, _BANKS) + o for o in (_OFFSETS if several else (9,))}):
             if by_row:
                 order, row_k_steps, conflicts = _ordered_by_rows(channels, kernel, row_stride, plane_stride)
             else:
-                (order, conflicts), row_k_steps = _ordered(taps, row_stride, plane_stride, step), 0
+                (order, conflicts), row_k_steps = _ordered(taps, row_stride, plane_stride), 0
             # A conflict doubles the time of its read; longer rows cost shared memory.
             cost = 4 * conflicts / len(taps) + 0.2 * plane_stride / (high * width)
             options.append((cost, row_stride, plane_stride, order, row_k_steps))

@@ -6,11 +6,13 @@ CUDA sources read its public numbers as ``Config::name``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
 from ._shared_memory_layout import NO_TAP, Tap
+from ._wgmma import wgmma_macro
 
 #: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
 _SLACK = 1536
@@ -18,6 +20,11 @@ _SLACK = 1536
 _STAGING_PITCH = 68
 #: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
 _MOST_PATTERNS = 5
+#: Per millisecond of an H200, fitted to the times of core/tuning.json: FLOP of tensor cores, reads of shared memory,
+#: bytes that producers load and that they split; milliseconds of a tile, whatever its size.
+_FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
+#: How much longer loads take without staging where a tile has a part of an image: its runs are short.
+_SHORT_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,6 @@ class Tile:
     components: int  # fp16 values per float32 value: 2 (fp16x3) or 1 (fp16x1)
     tile_images: int
     tile_lines: int  # lines of positions per image
-    tile_columns: int  # positions per line
     row_stride: int  # words of a stage from one input row to the next
     plane_stride: int  # and from one plane to the next: a plane holds two channels
     taps: tuple[Tap, ...]  # the im2col table: eight words per k-step of 16 products
@@ -40,12 +46,15 @@ class Tile:
     math_warps: int
     copy_floats: int  # floats per asynchronous copy of the input
 
+    #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
+    choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
+
     # Defaults of what only some kernels have.
     wgmma = one_channel = implicit_gemm = False
     filter_shifts = position_columns = 1
+    filter_blocks = 1  # blocks among which the filters are divided, where those of one do not fit
     row_accumulators = 1  # output rows with accumulators of their own, which share the words of their input rows
     row_k_steps = 0  # k-steps per filter row, where they go row by row
-    filter_blocks = 1  # blocks among which the filters are divided
     producer_warps = 4
     consumer_registers = 0  # per thread of a math warp; producers get the rest
     promotion_interval = 0  # k-steps after which accumulators are promoted; 0: never
@@ -59,8 +68,8 @@ class Tile:
     @property
     def config(self) -> dict[str, bool | int | float]:
         """The sources' ``struct Config``: every public number of the tile."""
-        names = [name for name in dir(self) if name[0] != "_" and name not in ("layer", "taps", "config", "defines")]
-        return {name: getattr(self, name) for name in names}
+        names = {name for name in dir(self) if name[0] != "_"} - {"layer", "taps", "config", "defines", "choices"}
+        return {name: getattr(self, name) for name in sorted(names)}
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -81,6 +90,11 @@ class Tile:
         warps = self.math_warps + self.producer_warps
         pool = REGISTERS // (32 * warps) // 8 * 8 * warps
         return (pool - self.math_warps * self.consumer_registers) // self.producer_warps // 8 * 8
+
+    @property
+    def tile_columns(self) -> int:
+        """Positions per line."""
+        return ceil_div(self.layer.output_width, self.position_columns)
 
     @property
     def positions(self) -> int:
@@ -105,7 +119,6 @@ class Tile:
 
     @property
     def column_groups(self) -> int:
-        """Column groups per block."""
         return ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks)
 
     @property
@@ -124,30 +137,18 @@ class Tile:
         return self.filter_bytes // self.filter_blocks // ITEM_BYTES
 
     @property
-    def tiles_across(self) -> int:
-        return ceil_div(self.layer.output_width, self.tile_columns * self.position_columns)
-
-    @property
-    def tiles_down(self) -> int:
-        return ceil_div(ceil_div(self.layer.output_height, self.position_rows), self.tile_lines)
-
-    @property
     def tiles_per_image(self) -> int:
         """Tiles that an image is cut into; 1 where a tile is one image or several."""
-        return self.tiles_across * self.tiles_down
+        return ceil_div(self.layer.output_height, self.position_rows * self.tile_lines)
 
     @property
     def input_rows(self) -> int:
         return min(self.layer.height, self.position_rows * self.tile_lines + self.layer.kernel - 1)
 
     @property
-    def input_columns(self) -> int:
-        return self.layer.width if self.tiles_across == 1 else self.tile_columns + self.layer.kernel - 1
-
-    @property
     def input_floats(self) -> int:
         """Floats of a tile's input."""
-        return self.tile_images * self.layer.channels * self.input_rows * self.input_columns
+        return self.tile_images * self.layer.channels * self.input_rows * self.layer.width
 
     @property
     def planes(self) -> int:
@@ -173,6 +174,43 @@ class Tile:
         return 2 * self.tile_images * self.layer.filters * self.output_pitch if self.bulk_store else 0
 
     @property
+    def unit_positions(self) -> int:
+        """Positions that a math warp, with wgmma a warpgroup, multiplies at a time."""
+        return 64
+
+    @property
+    def units(self) -> int:
+        """Units of work of a tile: some positions times a column group."""
+        return ceil_div(self.positions, self.unit_positions) * self.column_groups
+
+    @property
+    def padded_positions(self) -> int:
+        """Positions in whole units."""
+        return round_up(self.positions, self.unit_positions)
+
+    @property
+    def shared_reads(self) -> int:
+        """Reads of shared memory per tile, 128 bytes each."""
+        return 0
+
+    @property
+    def milliseconds(self) -> float:
+        """The time per image on an H200: of math warps or of producers, whichever take longer.
+
+        It knows neither latencies nor bank conflicts. Only ratios matter: ``core.tuning`` scales it.
+        """
+        columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
+        flops = 2 * 16 * self.k_steps * columns * self.padded_positions * (2 * self.components - 1)
+        # Math warps have units of two tiles at a time.
+        workers = self.math_warps // 4 if self.wgmma else self.math_warps
+        multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
+        slowly = _SHORT_RUNS if self.input_from_global and self.tiles_per_image > 1 else 1
+        producing = ITEM_BYTES * (slowly * self.input_floats / _LOADS + self.stage_words / _SPLITS)
+        # A norm between the sum and the maximum: they overlap, but not wholly.
+        of_tile = (multiplying**5 + producing**5) ** 0.2 + _TILE
+        return float(of_tile * self.filter_blocks * self.tiles_per_image / self.tile_images)
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         words = 2 * self.stage_words + self.staged_outputs + 8 * self.k_steps + 8 * self.padded_tiles
@@ -189,17 +227,23 @@ class Tile:
 class MmaSyncTile(Tile):
     """``mma_sync.cu``: a warp multiplies ``m_tiles`` x 16 positions by ``group_tiles`` x 8 filter columns."""
 
-    filter_shifts: int = 1
     m_tiles: int = 4
-    inputs_in_registers: bool = False  # a warp keeps the words of its positions while it goes through the filters
     input_from_global: bool = False
-    quad_stores: bool = False  # a lane stores four neighbouring outputs at a time
     filters_in_shared: bool = True
     promotion_interval: int = 0
+    choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
+
+    @property
+    def unit_positions(self) -> int:
+        return 16 * self.m_tiles
+
+    @property
+    def shared_reads(self) -> int:
+        return self.units * self.k_steps * self.components * (4 * self.m_tiles + 2 * self.group_tiles)
 
     @property
     def staged_outputs(self) -> int:
-        return 0 if self.quad_stores else self.math_warps * 8 * (16 * self.m_tiles + 4)
+        return self.math_warps * 8 * (16 * self.m_tiles + 4)
 
 
 @dataclass(frozen=True)
@@ -210,7 +254,6 @@ class OneChannelTile(Tile):
     m_tiles: int = 1
     filters_in_registers: bool = False
     filters_in_shared: bool = True
-    input_from_global: bool = False
     prefetch_input: bool = False
     store_floats: int = 1  # floats per store
     one_channel = True
@@ -238,16 +281,12 @@ class WarpgroupTile(Tile):
     filter_shifts: int = 1
     row_accumulators: int = 1
     row_k_steps: int = 0
+    filter_blocks: int = 1
     consumer_registers: int = 0
     input_from_global: bool = False
-    filter_blocks: int = 1
     promotion_interval: int = 0
     wgmma = True
-
-    @property
-    def warpgroups(self) -> int:
-        """Warpgroups that multiply."""
-        return self.math_warps // 4
+    choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
 
     @property
     def rest_k_steps(self) -> int:
@@ -255,8 +294,18 @@ class WarpgroupTile(Tile):
         return self.k_steps - self.layer.kernel * self.row_k_steps
 
     @property
+    def read_k_steps(self) -> int:
+        """K-steps of which a main loop reads the words."""
+        shared = self.row_k_steps * (self.layer.kernel + self.row_accumulators - 1)
+        return shared + self.row_accumulators * self.rest_k_steps
+
+    @property
+    def shared_reads(self) -> int:
+        return self.units * self.read_k_steps * 16 * self.components
+
+    @property
     def staged_outputs(self) -> int:
-        return self.warpgroups * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
+        return self.math_warps // 4 * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
 
     def _address_patterns(self) -> tuple[list[tuple[int, int]], list[int]]:
         halves: list[tuple[int, int]] = []
@@ -297,6 +346,7 @@ class ImplicitGemmTile(Tile):
     wgmma = implicit_gemm = prefetch_input = True
     barriers = 12
     position_columns = 2
+    choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
 
     @property
     def filters_in_shared(self) -> bool:  # type: ignore[override]
@@ -322,9 +372,17 @@ class ImplicitGemmTile(Tile):
         return super().stage_words + 4 * max(0, over)
 
     @property
-    def pieces(self) -> int:
-        """Strips of eight positions of ``wgmma_n`` / 8 lines that an image is multiplied in."""
-        return ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
+    def unit_positions(self) -> int:
+        return self.wgmma_n
+
+    @property
+    def units(self) -> int:
+        # Strips of eight positions of some lines.
+        return self.tile_images * ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
+
+    @property
+    def padded_positions(self) -> int:
+        return self.units * self.wgmma_n
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -336,21 +394,3 @@ class ImplicitGemmTile(Tile):
             **wgmma_macro("WGMMA_SHARED", shared, shared=True),
             **wgmma_macro("WGMMA_SHARED_OVERWRITE", shared, shared=True, overwrite=True),
         }
-
-
-def wgmma_macro(name: str, columns: int, shared: bool = False, overwrite: bool = False) -> dict[str, int | str]:
-    """Return wgmma as a macro, which does nothing for 0 columns.
-
-    It is d += a b or, with ``overwrite``, d = a b. b is a descriptor; a is in registers or, ``shared``, a descriptor.
-    """
-    if not columns:
-        return {f"{name}(d, a, b)": ""}
-    sums = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(sums))
-    factor = f"%{sums}" if shared else "{" + ", ".join(f"%{i}" for i in range(sums, sums + 4)) + "}"
-    shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
-    outputs = ", ".join(f'"{"=" if overwrite else "+"}f"((d)[{i}])' for i in range(sums))
-    inputs = '"l"(a)' if shared else ", ".join(f'"r"((a)[{i}])' for i in range(4))
-    flags = f"{0 if overwrite else 1}, 1, 1, 0{', 0' if shared else ''}"
-    text = f"{shape} {{{registers}}}, {factor}, %{sums + (1 if shared else 4)}, {flags};"
-    return {f"{name}(d, a, b)": f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))'}

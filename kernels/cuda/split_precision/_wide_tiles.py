@@ -1,7 +1,4 @@
-"""What the kernels for wide layers share: the convolution that they compute, and the tile of a block.
-
-CUDA sources read the fields of both as ``Config::name``.
-"""
+"""What the kernels for wide layers share: the tile of a block, whose fields CUDA sources read as ``Config::name``."""
 
 from __future__ import annotations
 
@@ -10,103 +7,26 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ece408_op.problem import ConvProblem, DataGradient
-from ece408_op.runtime.launch import Argument, Chip, Launch, Pair, TensorMap, ceil_div, round_up
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div, round_up
 
-from ._tiles import wgmma_macro
+from ._convolution import Convolution
+from ._wgmma import wgmma_macro
 
 _TILE_PIXELS, _CONSUMERS = 128, 2
 #: Filters of a tile, and how much longer it takes per filter than the widest: it loads each pixel more often.
 _POINTWISE_FILTERS, _TILE_FILTERS = 64, {128: 1.0, 96: 1.05, 64: 1.1, 32: 1.4}
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
-#: Producer warpgroups of ``pointwise.cu``, and blocks of the recomputation per multiprocessor.
-PRODUCERS, _RECOMPUTE_BLOCKS = 2, 4
-#: Threads of split_filters and of the recomputation.
-THREADS = 256
-#: TMA's limits: channels that a pixel has a multiple of; where windows begin, and the offsets in them; strides.
-_TMA_CHANNELS, _CORNERS, _MOST_OFFSET, _MOST_STRIDE = 8, range(-128, 128), 255, 8
-#: Pixels of an image, and of all images of a launch: 32 bits count them, rounded up to tiles.
-_MOST_IMAGE, _MOST_PIXELS = 2**30, 2**31 - 2**8
+#: Producer warpgroups of ``pointwise.cu``; threads of split_filters.
+PRODUCERS, THREADS = 2, 256
+#: TMA's limits: where windows begin, and the offsets in them; strides.
+_CORNERS, _MOST_OFFSET, _MOST_STRIDE = range(-128, 128), 255, 8
+#: Pixels of an image: 32 bits count those of a launch.
+_MOST_IMAGE = 2**30
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
 #: Bytes of shared memory besides the stages: what aligns them to the swizzle, and 32 filters' outputs per consumer.
 _OTHERS = 1024 + _CONSUMERS * 4 * 32 * (64 + 4)
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """The convolution that the kernels compute: that of the problem or, for a data gradient, that of y.
-
-    The data gradient of a convolution of stride 1 is a convolution of y with padding dilate (K - 1) - pad, in which
-    channels and filters change places and the filters' rows and columns are reversed.
-    """
-
-    groups: int
-    channels: int  # of a group
-    filters: int  # of a group
-    height: int
-    width: int
-    output_height: int
-    output_width: int
-    kernel_height: int
-    kernel_width: int
-    stride_height: int
-    stride_width: int
-    pad_height: int  # negative where a data gradient's y is larger than x
-    pad_width: int
-    dilate_height: int
-    dilate_width: int
-    transposed: bool
-
-    @classmethod
-    def of(cls, problem: ConvProblem) -> Convolution:
-        sizes = (problem.channels // problem.groups, problem.filters // problem.groups)
-        inputs, outputs = (problem.height, problem.width), (problem.output_height, problem.output_width)
-        kernel, pad, dilate = (problem.kernel, problem.kernel_width), problem.pad, problem.dilate
-        transposed = isinstance(problem, DataGradient)
-        if transposed:
-            sizes, inputs, outputs = sizes[::-1], outputs, inputs
-            pad = (dilate[0] * (kernel[0] - 1) - pad[0], dilate[1] * (kernel[1] - 1) - pad[1])
-        return cls(problem.groups, *sizes, *inputs, *outputs, *kernel, *problem.stride, *pad, *dilate, transposed)
-
-    @property
-    def all_filters(self) -> int:
-        return self.groups * self.filters
-
-    @property
-    def taps(self) -> int:
-        return self.kernel_height * self.kernel_width
-
-    @property
-    def area(self) -> int:
-        return self.height * self.width
-
-    @property
-    def output_area(self) -> int:
-        return self.output_height * self.output_width
-
-    @property
-    def padded_channels(self) -> int:
-        """Channels of a group in the split images and filters."""
-        return round_up(self.channels, _TMA_CHANNELS)
-
-    @property
-    def input_channels(self) -> int:
-        """Channels of a pixel of the split images."""
-        return self.groups * self.padded_channels
-
-    @property
-    def most_images(self) -> int:
-        """The most images of a launch."""
-        return _MOST_PIXELS // max(self.area, self.output_area)
-
-    @property
-    def im2col(self) -> tuple[Pair, Pair, Pair]:
-        """TMA's corners and steps of the windows, columns first."""
-        lower = (-self.pad_width, -self.pad_height)
-        reach = (self.dilate_width * (self.kernel_width - 1), self.dilate_height * (self.kernel_height - 1))
-        upper = (-lower[0] - reach[0], -lower[1] - reach[1])
-        return lower, upper, (self.stride_width, self.stride_height)
 
 
 @dataclass(frozen=True)
@@ -212,8 +132,3 @@ def split_filters(own: Convolution, images: str | np.int32) -> Launch:
     """Return the launch that splits the filters, and empties the list of ``images`` to recompute."""
     arguments = ("w", "split_w", "w_exponents", "listed", images)
     return Launch("split_filters", (own.all_filters, 1, 1), (THREADS, 1, 1), arguments)
-
-
-def recompute(chip: Chip, entry: str, arguments: tuple[Argument, ...]) -> Launch:
-    """Return the launch that recomputes the listed images."""
-    return Launch(entry, (_RECOMPUTE_BLOCKS * chip.multiprocessors, 1, 1), (THREADS, 1, 1), arguments)

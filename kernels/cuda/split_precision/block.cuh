@@ -5,8 +5,8 @@
 //     x (global) --copy--> input --split--> pipeline stage 0 / 1 --tensor cores--> registers --epilogue--> y (global)
 //                  \____ producer warps ____/        \_________________ math warps _________________/
 //
-// A block is persistent: it computes one tile after another. A tile is `tile_lines` lines of `tile_columns` positions
-// in each of `tile_images` images; a position is `position_rows` x `position_columns` outputs of every filter. Producer
+// A block is persistent: it computes one tile after another. A tile is `tile_lines` whole lines of positions in each of
+// `tile_images` images; a position is `position_rows` x `position_columns` outputs of every filter. Producer
 // warps fill one pipeline stage while math warps (consumers) multiply the other. Two mbarriers per stage keep them
 // apart: `full` completes when all producer threads have written the stage, `empty` when all math threads have read it.
 //
@@ -18,13 +18,17 @@
 //
 // The files, in the order in which data passes through them: split_filters.cu; the producers of operands.cu or
 // implicit_gemm_operands.cu; the consumers of one_channel.cu, implicit_gemm.cu, warpgroup_mma.cu or mma_sync.cu.
-// convolution.cu has the kernel, which calls `produce` and `consume`, and the float32 fallback. In the compiled text
-// split_filters.cu and convolution.cu come last, because they call the others. split.cuh has the arithmetic,
-// instructions.cuh the PTX.
+// convolution.cu has the kernel, which calls `produce` and `consume`. In the compiled text split_filters.cu and
+// convolution.cu come last, because they call the others. split.cuh has the arithmetic, recompute.cuh the fallback in
+// float32, instructions.cuh the PTX.
+//
+// With padding, the stage has the zeros around the image, and the staged input has not. A data gradient is the
+// convolution of the output gradient, padded, by the filters with rows and columns reversed and with channels and filters
+// exchanged (Config::transposed): C, M, H and W are this convolution's.
 
 // Names of Config's that most files use; _tiles.py explains them.
 constexpr int TILE_IMAGES = Config::tile_images, TILE_LINES = Config::tile_lines, TILE_COLUMNS = Config::tile_columns;
-constexpr int INPUT_ROWS = Config::input_rows, INPUT_COLUMNS = Config::input_columns;
+constexpr int INPUT_ROWS = Config::input_rows;
 constexpr int ROW_STRIDE = Config::row_stride, PLANE_STRIDE = Config::plane_stride, PLANES = Config::planes;
 constexpr int STAGE_WORDS = Config::stage_words, K_STEPS = Config::k_steps, ROW_STEPS = Config::row_k_steps;
 constexpr int POSITION_ROWS = Config::position_rows, POSITION_COLUMNS = Config::position_columns;
@@ -40,21 +44,21 @@ struct Tap {
     short plane, row, column;  // plane < 0: no word, its filter is zero
     __device__ int offset() const { return plane < 0 ? 0 : plane * PLANE_STRIDE + row * ROW_STRIDE + column; }
 };
-__constant__ const Tap TAPS[] = {TAP_TABLE};
+__constant__ const Tap WORD_TAPS[] = {TAP_TABLE};
 
 constexpr int POSITIONS = TILE_IMAGES * TILE_LINES * TILE_COLUMNS;
 constexpr int MATH_THREADS = 32 * MATH_WARPS, PRODUCER_THREADS = 32 * PRODUCER_WARPS;
 constexpr int ALL_THREADS = MATH_THREADS + PRODUCER_THREADS;
-constexpr int TILES_PER_IMAGE = Config::tiles_across * Config::tiles_down;
+constexpr int TILES_PER_IMAGE = Config::tiles_per_image;
 constexpr int TILE_ROWS = POSITION_ROWS * TILE_LINES;  // of outputs
+constexpr int PLANE_ROWS = TILE_ROWS + K - 1;          // of a stage
 constexpr int IMAGE_WORDS = PLANES * PLANE_STRIDE;     // of a stage; a word is two fp16
 constexpr int LOW = TILE_IMAGES * IMAGE_WORDS;         // words from high to low components
-constexpr bool WHOLE_ROWS = Config::tiles_across == 1, WHOLE_IMAGES = WHOLE_ROWS && INPUT_ROWS == H;
-constexpr int INPUT_SIZE = C * INPUT_ROWS * INPUT_COLUMNS;  // floats of one image's input
+constexpr bool WHOLE_IMAGES = TILES_PER_IMAGE == 1 && INPUT_ROWS == H, PADDED = PAD_H > 0 || PAD_W > 0;
+constexpr int INPUT_SIZE = C * INPUT_ROWS * W;  // floats of one image's input
 // Floats of the staged input; input that is not staged is read from global memory twice, from L2 the second time.
 constexpr int STAGED_INPUT = Config::input_from_global ? 0 : TILE_IMAGES * INPUT_SIZE;
-constexpr int INPUT_ROW = Config::input_from_global ? W : INPUT_COLUMNS;
-constexpr index_t INPUT_CHANNEL = Config::input_from_global ? index_t(H) * W : index_t(INPUT_ROWS) * INPUT_ROW;
+constexpr index_t INPUT_CHANNEL = (Config::input_from_global ? H : INPUT_ROWS) * index_t(W);
 constexpr index_t INPUT_IMAGE = Config::input_from_global ? IMAGE : index_t(INPUT_SIZE);
 // Where math warps keep their filters in registers, a table holds where each position's words begin: no divisions.
 constexpr int POSITION_TABLE = Config::filters_in_registers ? (POSITIONS + 15) / 16 * 16 : 0;
@@ -67,24 +71,26 @@ constexpr int MAY_MULTIPLY = 4;                      // of two warpgroups that m
 constexpr int OUTPUT_STAGED = 6, OUTPUT_STORED = 8;  // of outputs that the copy engine stores
 constexpr int INPUT_LOADED = 10;                     // of inputs that the copy engine loads
 
-// One tile: its first image and their number, its first output row, and its first column of positions.
+// One tile: its first image and their number, and its first output row.
 struct WorkTile {
-    int image, images, row, column;
+    int image, images, row;
 
     __device__ WorkTile(int number, int all_images) {
-        const int in_image = number % TILES_PER_IMAGE;
         image = number / TILES_PER_IMAGE * TILE_IMAGES;
         images = min(TILE_IMAGES, all_images - image);
-        row = in_image / Config::tiles_across * TILE_ROWS;
-        column = in_image % Config::tiles_across * TILE_COLUMNS;
+        row = number % TILES_PER_IMAGE * TILE_ROWS;
     }
-    __device__ int input_rows() const { return INPUT_ROWS == H ? H : min(INPUT_ROWS, H - row); }
-    __device__ int input_columns() const { return WHOLE_ROWS ? W : min(INPUT_COLUMNS, W - column); }
+    // The first input row, and how many there are.
+    __device__ int input_row() const { return PADDED ? max(row - PAD_H, 0) : row; }
+    __device__ int input_rows() const {
+        if (PADDED) return min(row - PAD_H + PLANE_ROWS, H) - input_row();
+        return INPUT_ROWS == H ? H : min(INPUT_ROWS, H - row);
+    }
 };
 
 // The scratch buffer `state`: the number of images that cannot be split, their list, a flag per image, and for each
-// set of blocks with the same filters the number of tiles taken: the dynamic tile scheduler. Multiprocessors
-// store at speeds that differ by up to a third, so a block takes its next tile when it needs one.
+// set of blocks with the same filters the number of tiles taken: the dynamic tile scheduler. Multiprocessors store at
+// speeds that differ by up to a third, so a block takes its next tile when it needs one.
 __device__ __forceinline__ int *tile_counter(int *state, int images) {
     return state + 1 + 2ll * images + blockIdx.x % FILTER_BLOCKS;
 }
@@ -130,7 +136,7 @@ constexpr int NEXT_TILE = 2, LATER_TILE = 4;  // indices of Shared::exponents
 __device__ __forceinline__ void prepare_tables(const Shared &s) {
     for (int i = threadIdx.x; i < K_STEPS * 4; i += ALL_THREADS) {
         const int k = i / 4 * 8 + i % 4;
-        s.taps[i] = make_int2(4 * TAPS[k].offset(), 4 * TAPS[k + 4].offset());
+        s.taps[i] = make_int2(4 * WORD_TAPS[k].offset(), 4 * WORD_TAPS[k + 4].offset());
     }
     // One thread initialises all barriers: of several lanes, compute-sanitizer reports an error that is not there.
     if (threadIdx.x == 0) {
@@ -151,8 +157,7 @@ __device__ __forceinline__ void prepare_tables(const Shared &s) {
 // All threads: copy the block's split filters and all filter scales to shared memory.
 __device__ __forceinline__ void load_filters(const Shared &s, const unsigned *filters, const int *filter_scales) {
     if (Config::filters_in_shared) {
-        const int block = blockIdx.x % FILTER_BLOCKS;
-        const int first = Config::implicit_gemm ? block * COMPONENTS + COMPONENTS - 1 : block;
+        const int first = Config::implicit_gemm ? COMPONENTS - 1 : blockIdx.x % FILTER_BLOCKS;
         const uint4 *const from = reinterpret_cast<const uint4 *>(filters) + first * (Config::filter_words / 4);
         uint4 *const to = reinterpret_cast<uint4 *>(s.filters);
         for (int i = threadIdx.x; i < Config::filter_words / 4; i += ALL_THREADS) to[i] = from[i];
@@ -164,22 +169,15 @@ __device__ __forceinline__ void load_filters(const Shared &s, const unsigned *fi
 __device__ __forceinline__ void load_input(float *to, const float *x, const WorkTile &tile, int thread) {
     if (Config::input_from_global) return;
     constexpr int FLOATS = Config::copy_floats;
-    const float *const from = image_of(x, tile.image, IMAGE) + index_t(tile.row) * W + tile.column;
+    const float *const from = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
     if (WHOLE_IMAGES) {
         for (int i = thread * FLOATS; i < tile.images * INPUT_SIZE; i += PRODUCER_THREADS * FLOATS)
             copy_async<FLOATS>(to + i, from + i);
-    } else if (WHOLE_ROWS) {
+    } else {
         const int length = tile.input_rows() * W;
         for (int c = 0; c < C; c++)
             for (int i = thread * FLOATS; i < length; i += PRODUCER_THREADS * FLOATS)
                 copy_async<FLOATS>(to + c * (INPUT_ROWS * W) + i, from + c * (index_t(H) * W) + i);
-    } else {
-        const int columns = tile.input_columns(), rows = tile.input_rows();
-        for (int run = thread / 32; run < C * rows; run += PRODUCER_WARPS) {
-            const int c = run / rows, row = run - c * rows;
-            for (int i = thread % 32; i < columns; i += 32)
-                copy_async<1>(to + (c * INPUT_ROWS + row) * INPUT_COLUMNS + i, from + (c * index_t(H) + row) * W + i);
-        }
     }
     copy_async_commit();
 }

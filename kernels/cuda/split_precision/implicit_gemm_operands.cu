@@ -38,7 +38,7 @@ __device__ __forceinline__ int filter_of_row(int row) {
 
 // As in operands.cu, for filter 8 tile + n. Its rows of A are the outputs of a position: two columns of each row. The
 // high components lie as a lane's A registers, the low ones behind them as core matrices.
-__device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
+__device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *w, int m, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
 #pragma unroll 1
@@ -50,8 +50,8 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
         const int warp = down * GROUP_TILES + row / 8, g = row % 8;
         const bool real =
             unit < FILTER_UNITS && at < OUTPUT_ROWS * C && tile * 8 + n < GEMM_COLUMNS && p >= 0 && p < K;
-        const float first = real && q >= 0 && q < K ? filter[(c * K + p) * K + q] * scale : 0.0f;
-        const float second = real && q >= -1 && q < K - 1 ? filter[(c * K + p) * K + q + 1] * scale : 0.0f;
+        const float first = real && q >= 0 && q < K ? w[weight_index(m, c, p * K + q)] * scale : 0.0f;
+        const float second = real && q >= -1 && q < K - 1 ? w[weight_index(m, c, p * K + q + 1)] * scale : 0.0f;
         const unsigned high = to_fp16x2(first, second);
         unsigned *const to = filters + k_step * 512;
         to[(warp * 32 + g * 4 + t) * 4 + right + 2 * word] = high;
@@ -95,7 +95,7 @@ constexpr int IMAGE_THREADS = INPUT_LINES * LINE_THREADS;
 // share. Rows and columns beyond the input meet filters that are zero, but must be numbers.
 __device__ __forceinline__ Range split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                              int thread) {
-    constexpr bool ALL_ROWS = Config::tiles_down == 1 && INPUT_LINES * OUTPUT_ROWS <= H;
+    constexpr bool ALL_ROWS = TILES_PER_IMAGE == 1 && INPUT_LINES * OUTPUT_ROWS <= H;
     constexpr bool ALL_COLUMNS = 2 * INPUT_PAIRS <= W;
     const int rows = tile.input_rows();
     Range range;
@@ -105,7 +105,7 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
         const int image = TILE_IMAGES == 1 ? 0 : at / IMAGE_THREADS, line = line_of_all - image * INPUT_LINES;
         const int row = line * OUTPUT_ROWS;
         if (pair >= INPUT_PAIRS) continue;
-        const float *const from = input + image * INPUT_IMAGE + row * index_t(INPUT_ROW) + column;
+        const float *const from = input + image * INPUT_IMAGE + row * index_t(W) + column;
         unsigned *const to = stage + image * IMAGE_WORDS + (line * ROW_STRIDE + pair) * 4;
 #pragma unroll
         for (int unit = 0; unit < UNITS_PER_PAIR; unit++) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
             for (int i = 0; i < 4; i++) {
                 const int word = 4 * unit + i, down = word / C, c = word % C;
                 const bool inside = word < OUTPUT_ROWS * C && (ALL_ROWS || row + down < rows);
-                const float *const two = from + c * INPUT_CHANNEL + down * INPUT_ROW;
+                const float *const two = from + c * INPUT_CHANNEL + down * W;
                 float a = 0.0f, b = 0.0f;
                 if (W % 2 == 0) {
                     if (inside && (ALL_COLUMNS || column < W)) {

@@ -8,9 +8,7 @@
 //                           |       + x_low w_high     |
 //                           +--------------------------+
 //
-// A position is filter_shifts output rows of one column. With inputs_in_registers the few k-steps of A stay in
-// registers while the warp goes through all GEMM columns; otherwise the next A and B are loaded while these are
-// multiplied.
+// A position is one output. The next A and B are loaded while these are multiplied.
 //
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component), products rounded up to 16 and
 // columns to 8. Bytes: x once, K - 1 rows more per tile, and y once: 168 FLOP per byte for the course's last layer.
@@ -20,36 +18,29 @@
 constexpr int UNITS = (POSITIONS + 16 * Config::m_tiles - 1) / (16 * Config::m_tiles) * COLUMN_GROUPS;
 constexpr int M_TILES = Config::m_tiles;
 constexpr int STAGING_PITCH = 16 * M_TILES + 4;  // floats from one GEMM column to the next
-constexpr int STORES = Config::quad_stores ? M_TILES / 2 : (M_TILES + 1) / 2;
+constexpr int STORES = (M_TILES + 1) / 2;
 
-// Where the unit's positions lie, in the stage and in y. A lane has two of each 16: g and g + 8; with quad_stores it
-// has four neighbours of each 32, so that it stores four floats and eight lanes 128 bytes: positions are contiguous in
-// y.
+// Where the unit's positions lie, in the stage and in y. A lane multiplies two of each 16, g and g + 8, and stores one of
+// each 32.
 struct Positions {
     FirstWords words[M_TILES];
-    float *to[STORES];  // of positions lane, lane + 32, or of quad g
-    int rows[STORES];   // output rows that exist, from the position's first on
+    float *to[STORES];  // of positions lane, lane + 32; null where there is no output
 
     __device__ Positions(const WorkTile &tile, int unit, int lane, const unsigned *stage, float *y) {
-        constexpr bool QUADS = Config::quad_stores;
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
-            const int in_unit = QUADS ? i / 4 * 32 + lane / 4 * 4 + i % 4 : i * 8 + lane / 4;
-            const int at = min(unit * (16 * M_TILES) + in_unit, POSITIONS - 1), line = at / TILE_COLUMNS;
+            const int at = min(unit * (16 * M_TILES) + i * 8 + lane / 4, POSITIONS - 1), line = at / TILE_COLUMNS;
             const int image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
             words[i / 2].of[i % 2] = reinterpret_cast<const unsigned char *>(
-                stage + image * IMAGE_WORDS + (line - image * TILE_LINES) * (FILTER_SHIFTS * ROW_STRIDE) +
-                (at - line * TILE_COLUMNS));
+                stage + image * IMAGE_WORDS + (line - image * TILE_LINES) * ROW_STRIDE + (at - line * TILE_COLUMNS));
         }
 #pragma unroll
         for (int i = 0; i < STORES; i++) {
-            const int at = unit * (16 * M_TILES) + i * 32 + (QUADS ? lane / 4 * 4 : lane);
-            const int line = at / TILE_COLUMNS, image = line / TILE_LINES;
-            const int row = tile.row + line % TILE_LINES * FILTER_SHIFTS;
-            const int column = tile.column + at % TILE_COLUMNS;
-            const bool real = image < tile.images && column < OW && (M_TILES % 2 == 0 || i * 32 + lane < 16 * M_TILES);
-            rows[i] = real ? OH - row : 0;
-            to[i] = image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
+            const int at = unit * (16 * M_TILES) + i * 32 + lane;
+            const int line = at / TILE_COLUMNS, image = line / TILE_LINES, row = tile.row + line % TILE_LINES;
+            const bool real = image < tile.images && row < OH && (M_TILES % 2 == 0 || i * 32 + lane < 16 * M_TILES);
+            float *const map = image_of(y, tile.image + image, OUTPUTS);
+            to[i] = real ? map + row * index_t(OW) + at % TILE_COLUMNS : nullptr;
         }
     }
 };
@@ -73,17 +64,16 @@ struct Accumulators {
     }
 };
 
-// One k-step of 16 positions i and TILES column tiles.
-template <int TILES>
+// One k-step of 16 positions i.
 __device__ __forceinline__ void multiply_add(Accumulators *sums, const Fragment &f, const FilterFragment *b, int i) {
 #pragma unroll
-    for (int n = 0; n < TILES; n++) mma(sums[n].main[i], f.a[0], b[n].word[0], b[n].word[1]);
+    for (int n = 0; n < GROUP_TILES; n++) mma(sums[n].main[i], f.a[0], b[n].word[0], b[n].word[1]);
     if (COMPONENTS == 2) {
 #pragma unroll
-        for (int n = 0; n < TILES; n++)
+        for (int n = 0; n < GROUP_TILES; n++)
             mma(sums[n].cross[i], f.a[0], b[n].word[FILTER_WORDS - 2], b[n].word[FILTER_WORDS - 1]);
 #pragma unroll
-        for (int n = 0; n < TILES; n++) mma(sums[n].cross[i], f.a[COMPONENTS - 1], b[n].word[0], b[n].word[1]);
+        for (int n = 0; n < GROUP_TILES; n++) mma(sums[n].cross[i], f.a[COMPONENTS - 1], b[n].word[0], b[n].word[1]);
     }
 }
 
@@ -110,7 +100,7 @@ __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (
             if (i + 1 < M_TILES) f[1 - now].load(words[i + 1], tap);
             else if (more) f[1 - now].load(words[0], next_tap);
             if (i == 0 && more) load_filters(k + 1, b[1 - odd]);
-            multiply_add<GROUP_TILES>(sums, f[now], b[odd], i);
+            multiply_add(sums, f[now], b[odd], i);
         }
         tap = next_tap;
         if (k + 2 < K_STEPS) next_tap = taps[(k + 2) * 4];
@@ -128,49 +118,28 @@ __device__ __forceinline__ void main_loop(Accumulators *sums, const FirstWords (
     }
 }
 
-// Epilogue of one column tile: rescaled, through the warp's staging area or as quads, to y.
+// Epilogue of one column tile: rescaled, through the warp's staging area, to y.
 __device__ __forceinline__ void store(float *staging, const int *filter_scales, const Accumulators &sums,
                                       const Positions &positions, int tile, int exponent, int lane) {
     const int g = lane / 4, t = lane % 4;
     OutputScale scale[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) scale[i] = OutputScale(exponent, filter_scales[tile * 8 + 2 * t + i]);
-    if constexpr (Config::quad_stores) {
 #pragma unroll
-        for (int i = 0; i < STORES; i++)
+    for (int i = 0; i < M_TILES; i++)
 #pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float v[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float sum = sums.total(2 * i + j / 2, j % 2 * 2 + c);
-                    v[j] = scale[c](sum, sum);
-                }
-                const int m = tile * 8 + 2 * t + c;
-                if (positions.rows[i] > 0 && m < M)
-                    __stcs(reinterpret_cast<float4 *>(positions.to[i] + m * PIXELS),
-                           make_float4(v[0], v[1], v[2], v[3]));
-            }
-    } else {
-#pragma unroll
-        for (int i = 0; i < M_TILES; i++)
-#pragma unroll
-            for (int v = 0; v < 4; v++) {
-                const float sum = sums.total(i, v);
-                staging[(2 * t + v % 2) * STAGING_PITCH + 16 * i + v / 2 * 8 + g] = scale[v % 2](sum, sum);
-            }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < (M_TILES + 1) / 2; i++) {
-            float *const to = positions.to[i] + tile * (8 / FILTER_SHIFTS) * PIXELS;
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (tile * (8 / FILTER_SHIFTS) + j / FILTER_SHIFTS < M && j % FILTER_SHIFTS < positions.rows[i])
-                    __stcs(to + j / FILTER_SHIFTS * PIXELS + j % FILTER_SHIFTS * index_t(OW),
-                           staging[j * STAGING_PITCH + i * 32 + lane]);
+        for (int v = 0; v < 4; v++) {
+            const float sum = sums.total(i, v);
+            staging[(2 * t + v % 2) * STAGING_PITCH + 16 * i + v / 2 * 8 + g] = scale[v % 2](sum, sum);
         }
-        __syncwarp();
-    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < STORES; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (tile * 8 + j < M && positions.to[i] != nullptr)
+                __stcs(positions.to[i] + (tile * 8 + j) * PIXELS, staging[j * STAGING_PITCH + i * 32 + lane]);
+    __syncwarp();
 }
 
 // The math warps' loop over tiles. Warps take the units of all tiles in turn, so that none waits for those that have
@@ -193,32 +162,13 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
 #pragma unroll 1
         for (; unit < UNITS; unit += MATH_WARPS) {
             const Positions positions(tile, unit / COLUMN_GROUPS, lane, stage_words, y);
-            if constexpr (Config::inputs_in_registers) {
-                Fragment f[K_STEPS][M_TILES];
+            const int first_tile = unit % COLUMN_GROUPS * GROUP_TILES;
+            Accumulators sums[GROUP_TILES] = {};
+            main_loop(sums, positions.words, taps, filters, first_tile);
 #pragma unroll
-                for (int k = 0; k < K_STEPS; k++)
-#pragma unroll
-                    for (int i = 0; i < M_TILES; i++) f[k][i].load(positions.words[i], taps[k * 4]);
-#pragma unroll 1
-                for (int n = 0; n < COLUMN_TILES; n++) {
-                    Accumulators sums[1] = {};
-#pragma unroll
-                    for (int k = 0; k < K_STEPS; k++) {
-                        const FilterFragment b[1] = {filters[(k * COLUMN_TILES + n) * 32]};
-#pragma unroll
-                        for (int i = 0; i < M_TILES; i++) multiply_add<1>(sums, f[k][i], b, i);
-                    }
-                    store(staging, s.filter_scales, sums[0], positions, n, exponent, lane);
-                }
-            } else {
-                const int first_tile = unit % COLUMN_GROUPS * GROUP_TILES;
-                Accumulators sums[GROUP_TILES] = {};
-                main_loop(sums, positions.words, taps, filters, first_tile);
-#pragma unroll
-                for (int n = 0; n < GROUP_TILES; n++)
-                    if (COLUMN_TILES % GROUP_TILES == 0 || first_tile + n < COLUMN_TILES)
-                        store(staging, s.filter_scales, sums[n], positions, first_tile + n, exponent, lane);
-            }
+            for (int n = 0; n < GROUP_TILES; n++)
+                if (COLUMN_TILES % GROUP_TILES == 0 || first_tile + n < COLUMN_TILES)
+                    store(staging, s.filter_scales, sums[n], positions, first_tile + n, exponent, lane);
         }
         next_unit = unit - UNITS;
         mbarrier_arrive(s.barriers + EMPTY + stage);

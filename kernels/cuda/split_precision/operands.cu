@@ -8,8 +8,7 @@
 // Producers read a tile's input twice: for its range, then to split it. What limits them: the loads from
 // global memory that they can have in flight.
 
-constexpr int PLANE_ROWS = TILE_ROWS + K - 1;
-constexpr int ROW_WORDS = (INPUT_COLUMNS + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
+constexpr int ROW_WORDS = (W + 2 * PAD_W + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
 constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one GEMM column
 
 // The word's place among the split filters: words t and t + 4 of a k-step, column n of a tile of eight.
@@ -23,16 +22,16 @@ __device__ __forceinline__ int filter_word(int k_step, int tile, int n, int t, i
     return ((k_step * COLUMN_TILES + tile) * 32 + n * 4 + t) * FILTER_WORDS + 2 * component + word;
 }
 
-// Split what lane (n, t) has of a k-step of column 8 tile + n, which is filter (8 tile + n) / filter_shifts moved down
-// (one_channel: right) by the remainder. Returns bit n if a product is not zero, and bit 8 + n if a low component is
-// not.
-__device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *filter, float scale, int k_step,
+// Split what lane (n, t) has of a k-step of column 8 tile + n, which is filter m = (8 tile + n) / filter_shifts moved
+// down (one_channel: right) by the remainder. Returns bit n if a product is not zero, and bit 8 + n if a low component
+// is not.
+__device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const float *w, int m, float scale, int k_step,
                                                       int tile, int n, int t) {
     unsigned used = 0;
     const int column = tile * 8 + n, shift = column % FILTER_SHIFTS;
 #pragma unroll
     for (int word = 0; word < 2; word++) {
-        const Tap tap = TAPS[k_step * 8 + t + 4 * word];
+        const Tap tap = WORD_TAPS[k_step * 8 + t + 4 * word];
         const bool odd = C % 2 && tap.plane == C / 2, pairs_rows = Config::odd_channel_pairs_rows;
         float value[2];
 #pragma unroll
@@ -41,7 +40,7 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
             const int p = tap.row + (Config::one_channel ? 0 : (odd && pairs_rows ? j : 0) - shift);
             const int q = Config::one_channel ? 2 * tap.column + j - shift : tap.column + (odd && !pairs_rows ? j : 0);
             const bool real = tap.plane >= 0 && column < GEMM_COLUMNS && p >= 0 && p < K && q >= 0 && q < K;
-            value[j] = real ? filter[(c * K + p) * K + q] * scale : 0.0f;
+            value[j] = real ? w[weight_index(m, c, p * K + q)] * scale : 0.0f;
         }
         const unsigned high = to_fp16x2(value[0], value[1]);
         filters[filter_word(k_step, tile, n, t, word, 0)] = high;
@@ -106,16 +105,11 @@ __device__ __forceinline__ Range find_range(const float *input, const WorkTile &
         const int length = tile.images * INPUT_SIZE;
 #pragma unroll 8
         for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[i]);
-    } else if (WHOLE_ROWS) {
+    } else {
         const int length = tile.input_rows() * W;
         for (int c = 0; c < C; c++)
 #pragma unroll 8
             for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[c * INPUT_CHANNEL + i]);
-    } else {
-        const int columns = tile.input_columns(), rows = tile.input_rows();
-        for (int run = thread / 32; run < C * rows; run += PRODUCER_WARPS)
-            for (int i = thread % 32; i < columns; i += 32)
-                range.add(input[run / rows * INPUT_CHANNEL + run % rows * index_t(INPUT_ROW) + i]);
     }
     range.join_warp();
     return range;
@@ -130,13 +124,13 @@ __device__ __forceinline__ void write_word(unsigned *to, float first, float seco
     }
 }
 
-// Where rows are whole, every thread has the same words in every plane, and keeps their offsets in registers, if they
-// are few. The planes of one channel's images follow one another: ONE_PLANE is then all of them.
+// Without padding, every thread has the same words in every plane, and keeps their offsets in registers, if they are
+// few. The planes of one channel's images follow one another: ONE_PLANE is then all of them.
 constexpr bool ONE_PLANE = C == 1 && WHOLE_IMAGES && PLANE_ROWS == H && PLANE_STRIDE == PLANE_ROWS * ROW_STRIDE;
 constexpr int PLANE_WORDS = (ONE_PLANE ? TILE_IMAGES * PLANE_ROWS : PLANE_ROWS) * ROW_WORDS;
 constexpr int THREAD_WORDS = (PLANE_WORDS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
-constexpr bool KEEPS_OFFSETS = (WHOLE_ROWS || (!Config::input_from_global && C % 2 == 0)) &&
-                               THREAD_WORDS <= (Config::wgmma ? 14 : 24) && (POSITION_COLUMNS == 1 || W % 2 == 0);
+constexpr bool KEEPS_OFFSETS =
+    !PADDED && THREAD_WORDS <= (Config::wgmma ? 14 : 24) && (POSITION_COLUMNS == 1 || W % 2 == 0);
 
 struct WordOffsets {
     int offsets[KEEPS_OFFSETS ? THREAD_WORDS : 1];
@@ -150,13 +144,13 @@ struct WordOffsets {
     }
 };
 
-// Producers: every word of the stage, zeros beyond the image's end. Several words are read before the first is
+// Producers: every word of the stage, zeros outside the image. Several words are read before the first is
 // written: a write between two reads would have to wait for the first.
 __device__ __forceinline__ void split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                             const WordOffsets &kept, int thread) {
     constexpr int ALONG = POSITION_COLUMNS;
-    constexpr index_t ODD_PARTNER = Config::odd_channel_pairs_rows ? INPUT_ROW : 1;
-    const int rows = tile.input_rows(), columns = tile.input_columns();
+    constexpr index_t ODD_PARTNER = Config::odd_channel_pairs_rows ? W : 1;
+    const int rows = tile.input_rows();
     if (KEEPS_OFFSETS) {
         const int real = (ONE_PLANE ? tile.images * PLANE_ROWS : rows) * ROW_WORDS;
         constexpr int BATCH = THREAD_WORDS % 8 == 0 || THREAD_WORDS > 16 ? 8
@@ -192,7 +186,7 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
         }
         return;
     }
-    const int lines = tile.images * (PLANES * PLANE_ROWS);
+    const int lines = tile.images * (PLANES * PLANE_ROWS), zero_rows = PADDED ? tile.input_row() - tile.row + PAD_H : 0;
     // Consecutive words of a thread are PRODUCER_THREADS apart, counted along the rows: this many rows and columns.
     constexpr int DOWN = PRODUCER_THREADS / ROW_WORDS, ACROSS = PRODUCER_THREADS % ROW_WORDS, BATCH = 8;
     int line = thread / ROW_WORDS, column = thread % ROW_WORDS;
@@ -204,16 +198,17 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
             const bool real = line < lines;
             const int plane = PLANES * TILE_IMAGES == 1 ? 0 : line / PLANE_ROWS;  // of all images
             const int row = line - plane * PLANE_ROWS, image = TILE_IMAGES == 1 ? 0 : plane / PLANES;
-            const int pair = plane - image * PLANES;
+            const int pair = plane - image * PLANES, input_row = row - zero_rows, input_column = ALONG * column - PAD_W;
             const float *const from =
-                input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL + row * index_t(INPUT_ROW) + ALONG * column;
-            const bool odd = C % 2 && pair == C / 2;
-            const bool inside = real && ((INPUT_ROWS == PLANE_ROWS && WHOLE_IMAGES) || row < rows) &&
-                                (WHOLE_ROWS || ALONG * column < columns);
-            const bool both =
-                inside && (!odd || (Config::odd_channel_pairs_rows ? row + 1 < rows : ALONG * column + 1 < columns));
-            a[i] = inside ? from[0] : 0.0f;
-            b[i] = both ? from[odd ? ODD_PARTNER : INPUT_CHANNEL] : 0.0f;
+                input + image * INPUT_IMAGE + 2 * pair * INPUT_CHANNEL + input_row * index_t(W) + input_column;
+            const auto inside = [&](int down, int right) {
+                const bool in_rows = (!PADDED && INPUT_ROWS == PLANE_ROWS && WHOLE_IMAGES && !down) ||
+                                     unsigned(input_row + down) < unsigned(rows);
+                return real && in_rows && ((!PADDED && ALONG == 1 && !right) || unsigned(input_column + right) < W);
+            };
+            const bool odd = C % 2 && pair == C / 2, pairs_rows = Config::odd_channel_pairs_rows;
+            a[i] = inside(0, 0) ? from[0] : 0.0f;
+            b[i] = inside(odd && pairs_rows, odd && !pairs_rows) ? from[odd ? ODD_PARTNER : INPUT_CHANNEL] : 0.0f;
             to[i] = real ? image * IMAGE_WORDS + pair * PLANE_STRIDE + row * ROW_STRIDE + column : -1;
             line += DOWN, column += ACROSS;
             if (column >= ROW_WORDS) column -= ROW_WORDS, line++;
@@ -227,17 +222,16 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
 __device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
     constexpr int PREFETCH = Config::prefetch_input;
     const int thread = threadIdx.x - MATH_THREADS;
-    int number = blockIdx.x / FILTER_BLOCKS;  // the first tile's input is being copied
-    int coming = number + gridDim.x / FILTER_BLOCKS;
+    const int blocks = gridDim.x / FILTER_BLOCKS;
+    int number = blockIdx.x / FILTER_BLOCKS, coming = number + blocks;  // the first tile's input is being copied
     const WordOffsets kept(thread);
     int iteration = 0, lowest = 0, highest = 0;
     find_filter_exponents(s, lowest, highest);
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2;
-        const int taken =
-            thread == 0 ? (1 + PREFETCH) * (gridDim.x / FILTER_BLOCKS) + atomicAdd(tile_counter(state, images), 1) : 0;
-        const float *const global = image_of(x, tile.image, IMAGE) + index_t(tile.row) * W + tile.column;
+        const int taken = thread == 0 ? (1 + PREFETCH) * blocks + atomicAdd(tile_counter(state, images), 1) : 0;
+        const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
         const float *const input =
             Config::input_from_global ? global : s.input + iteration % (1 + PREFETCH) * STAGED_INPUT;
         if (!Config::input_from_global) {

@@ -2,8 +2,14 @@
 // columns.
 //
 // A filter's scale puts its largest weight into [2^14, 2^15). A filter with a weight below 2^-28 of that, or with NaN
-// or infinity, cannot be split: the block then writes 1 behind the scales, and convolution.cu computes all images in
-// float32. The kernel also empties the fallback list and resets the tile scheduler's counters.
+// or infinity, cannot be split: the block then writes 1 behind the scales, and recompute_images computes all images in
+// float32. The kernel also empties the fallback list and resets the tile scheduler's counter.
+
+__device__ __forceinline__ bool filters_unsplittable(const int *filter_scales) {
+    bool found = false;
+    for (int n = 0; n < COLUMN_TILES; n++) found = found || filter_scales[8 * COLUMN_TILES + n];
+    return found;
+}
 
 extern "C" __global__ void __launch_bounds__(256)
     split_precision_filters(const float *__restrict__ w, unsigned *__restrict__ filters,
@@ -14,18 +20,19 @@ extern "C" __global__ void __launch_bounds__(256)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
     for (int i = tile * 256 + threadIdx.x; i < images; i += gridDim.x * 256) state[1 + images + i] = 0;
     if (tile == 0 && threadIdx.x == 0) state[0] = 0;
-    if (threadIdx.x == 0) state[1 + 2ll * images + tile] = 0;  // there are at least as many blocks as counters
+    if (tile < FILTER_BLOCKS && threadIdx.x == 0) *tile_counter(state, images) = 0;  // that of tile % FILTER_BLOCKS
 
     // Warp n finds the range of column n, which belongs to this filter.
     const auto filter_of = [&](int n) { return min(tile * 8 + n, GEMM_COLUMNS - 1) / FILTER_SHIFTS; };
     Range range;
-    for (int i = lane; i < REDUCTION; i += 32) range.add(w[index_t(filter_of(warp)) * REDUCTION + i]);
+    for (int i = lane; i < REDUCTION; i += 32) range.add(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]);
     range.join_warp();
     const int top = range.largest >> 23, wanted = range.largest == 0 ? 0 : 141 - top;
     if (CORRECTS_SAME_SIGN) {
         float sum = 0;
         for (int i = lane; i < REDUCTION; i += 32)
-            sum += fabsf(w[index_t(filter_of(warp)) * REDUCTION + i]) * power_of_two(min(wanted, MAX_EXPONENT));
+            sum += fabsf(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]) *
+                   power_of_two(min(wanted, MAX_EXPONENT));
         for (int i = 16; i; i /= 2) sum += __shfl_sync(~0u, sum, lane ^ i);
         if (lane == 0) weight_sum[warp] = sum;
     }
@@ -46,9 +53,7 @@ extern "C" __global__ void __launch_bounds__(256)
     int used = 0, used_low = 0;
     for (int i = threadIdx.x; i < K_STEPS * 32; i += 256) {
         const int k_step = i / 32, n = i % 32 / 4, t = i % 4;
-        const float *const filter = w + index_t(filter_of(n)) * REDUCTION;
-        const float scale = power_of_two(exponent[n]);
-        unsigned columns = split_filter_step(filters, filter, scale, k_step, tile, n, t);
+        unsigned columns = split_filter_step(filters, w, filter_of(n), power_of_two(exponent[n]), k_step, tile, n, t);
         columns = __reduce_or_sync(~0u, columns) >> lane % 8;
         used += columns & 1, used_low += columns >> 8 & 1;
     }

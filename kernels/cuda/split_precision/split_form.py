@@ -23,10 +23,11 @@ from ece408_op.errors import UnsupportedError
 from ece408_op.problem import ATTRIBUTES, ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
-from ece408_op.runtime.launch import GRID_YZ, Chip, Launch, Plan, round_up
+from ece408_op.runtime.launch import GRID_YZ, Chip, Plan, round_up
 
 from . import wide
-from ._wide_tiles import THREADS, Convolution, WideTile, limits, split_filters
+from ._convolution import Convolution, recompute
+from ._wide_tiles import WideTile, limits, split_filters
 
 #: fp16x3_general with the sources of the split form; no kernel of the list, because its arrays are others.
 _KERNEL = replace(
@@ -130,9 +131,7 @@ def convolution(
     finish = ("limits", *added, "y", "y_scales", "images")
     launches = (
         tile.gemm("implicit_gemm_split", own, problem.batch, chip, (*maps, "x_scales", "w_exponents", *finish)),
-        Launch(
-            "recompute_split_images", (chip.multiprocessors, 1, 1), (THREADS, 1, 1), ("x", "x_scales", "w", *finish)
-        ),
+        recompute("recompute_split_images", chip.multiprocessors, ("x", "x_scales", "w", *finish)),
     )
     defines = {**tile.defines, "SPLIT_FORM": 1, **activation_define(activation)}
     config = tile.config(own, range_blocks=1, split_form=True, bias=bias, residual=residual)

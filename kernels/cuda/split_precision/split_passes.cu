@@ -89,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 
 #ifdef DEPTHWISE_SPLIT
-// Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation.
+// Depthwise convolution: w [tap][channel], with as many channels as a pixel of x; then bias and activation. With windows
+// of one pixel it multiplies each channel by a factor and adds a number.
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ w,
                     const float4 *__restrict__ bias, const float *__restrict__ limits, uint4 *__restrict__ y,
@@ -108,28 +109,6 @@ extern "C" __global__ void __launch_bounds__(256)
     });
     for (int i = 0; i < 8; i++) result[i] = activated(result[i]);
     store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
-    out.note(y_scales, own);
-}
-#endif
-
-#ifdef AFFINE_SPLIT
-// A factor and a number per channel, and an activation.
-extern "C" __global__ void __launch_bounds__(256)
-    affine_split(const uint4 *__restrict__ x, const ImageScale *__restrict__ x_scales, const float4 *__restrict__ factor,
-                 const float4 *__restrict__ added, const float *__restrict__ limits, uint4 *__restrict__ y,
-                 ImageScale *__restrict__ y_scales, int images) {
-    const Unit out;
-    if (out.image >= images) return;
-    const ImageScale from = x_scales[out.image], own = limited(from, limits);
-    const float4 a = factor[2 * out.unit], b = factor[2 * out.unit + 1];
-    const float4 c = added[2 * out.unit], d = added[2 * out.unit + 1];
-    const float factors[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    const float shifts[8] = {c.x, c.y, c.z, c.w, d.x, d.y, d.z, d.w};
-    const long long component = (long long)images * AREA * UNITS;
-    float values[8];
-    load_channels(x, component, out.index, from, values);
-    for (int i = 0; i < 8; i++) values[i] = activated(fmaf(values[i], factors[i], shifts[i]));
-    store_channels(y, component, out.index, own.exponent, values);
     out.note(y_scales, own);
 }
 #endif

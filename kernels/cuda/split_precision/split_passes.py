@@ -5,7 +5,6 @@ these exceptions and additions:
 
     pool        nothing else
     depthwise   w (K L, C') and bias (C',) of float32, C' channels with zeros beyond the last, and limits
-    affine      factor and added (C',) of float32, and limits
     concat      x, x1, x2, x3 and x_scales, scales1, scales2, scales3, as many as there are inputs
     join        y is float32, NCHW
     unfold      x is float32, NCHW; y_scales is zero before
@@ -67,13 +66,8 @@ def pool(
 
 
 def depthwise(x: Shape, y: Shape, window: Pair, stride: Pair, pad: Pair, activation: str | None = None) -> Program:
-    """Return the program of a convolution whose groups have one channel and one filter."""
+    """Return the program of a convolution whose groups have one channel and one filter, such as a BatchNorm."""
     return _program("depthwise_split", ("w", "bias", "limits"), x, y, _windows(window, stride, pad), activation)
-
-
-def affine(x: Shape, activation: str | None = None) -> Program:
-    """Return the program that multiplies each channel by a factor and adds a number."""
-    return _program("affine_split", ("factor", "added", "limits"), x, x, {}, activation)
 
 
 def concat(x: Sequence[Shape], activation: str | None = None) -> Program:

@@ -2,8 +2,8 @@
 
 The method is that of Markidis et al. 2018, refined by Ootomo and Yokota 2022; CUTLASS has it for tf32 (3xTF32).
 ``docs/numerics.md`` has the references and measurements; ``split.cuh`` has the arithmetic. Four kernels, in both
-precisions, share how inputs and filters are split and how images that cannot be split are computed in float32
-(``convolution.cu``). They differ in how they multiply.
+precisions, share how inputs and filters are split (``convolution.cu``) and how images that cannot be split are computed
+in float32 (``recompute.cuh``). They differ in how they multiply. Two of them compute data gradients too.
 
 The error, as a share of sum |x||w|. Let u = 2^-11 be the rounding to fp16; values are scaled by powers of two so that
 the largest of a tile, or of a filter, lies in [2^14, 2^15):
@@ -30,31 +30,41 @@ whole range of float32, which fp16 lacks.
 
 from __future__ import annotations
 
-from functools import cache, partial
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from itertools import islice
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, reduced_precision_bound, roofline_milliseconds
-from ece408_op.problem import ConvProblem
+from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
+from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
-from ..ladder import register_tiled
-from ._candidate_tiles import LONG_SUM
-from ._cost_model import ALIGNED, predicted_milliseconds, tile_for
+from ._candidate_tiles import LONG_SUM, MOST_IMAGES
+from ._convolution import Convolution, recompute
+from ._tile_choice import ALIGNED, candidates, kernel_name, tile_for
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 _FOLDER = Path(__file__).parent
-#: Blocks of the fallback kernel per multiprocessor, and threads of a block that splits filters.
-_FALLBACK_BLOCKS, _FILTER_THREADS = 2, 256
+#: Blocks of recompute_images per multiprocessor, and threads of a block that splits filters.
+_RECOMPUTE_BLOCKS, _FILTER_THREADS = 2, 256
 #: Shorter sums err by less in plain float32, (1 + 1) 2^-24 for two products, than the split of one product does here.
 _SHORT_SUM = 16
 #: The largest layers that were timed, rounded up: channels, filters, and sizes of filters.
 _TIMED_CHANNELS, _TIMED_FILTERS, _TIMED_KERNELS = 32, 64, range(3, 10)
+#: Candidates that tuning measures.
+_MEASURED_TILES = 6
 #: Blocks of the smallest call that was timed and was faster than without tensor cores.
 _FEWEST_BLOCKS = 10
 #: The most bands per image, which load some rows twice, for which ``implicit_gemm`` was faster than others.
 _MOST_BANDS = 4
-#: Images per launch: each takes 8 bytes of scratch memory.
-_MOST_IMAGES = 1 << 24
+#: Images per launch: each takes 8 bytes of scratch memory. Pixels per image, which recompute_images counts.
+_MOST_IMAGES, _MOST_PIXELS = 1 << 24, 1 << 30
+#: With fewer filters, most columns of a padded convolution's or a gradient's product are empty.
+_FEWEST_FILTERS = 4
+#: The latency of a call's three launches, and the memory traffic per millisecond, of an H200.
+_LATENCY, _BYTES = 0.012, 4e9
 #: The error of rounding to fp16, and what a product adds to the error of a tensor core's sum.
 _EPS, _EPS_SUM = 2.0**-11, 2.0**-22
 #: The mean truncation bias per k-step, in units of 2^-23: benchmarks/results/experiments.json.
@@ -75,55 +85,64 @@ def split_bound(problem: ConvProblem) -> float:
     return (3 + 2.0**-9) * 2.0**-22 + n / (1 - n) + 2.0**-22 + corrections
 
 
+def plain_convolution(problem: ConvProblem) -> ConvProblem:
+    """Return the convolution that is computed: for a data gradient, that of y, with channels and filters exchanged."""
+    own = Convolution.of(problem)
+    sizes = (own.channels, own.height, own.width, own.filters, own.kernel_height)
+    return ConvProblem(problem.batch, *sizes, pad=(own.pad_height, own.pad_width))
+
+
 def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     """Return the launches for a tile: split the filters, convolve, and compute in float32 what cannot be split."""
+    layer, (source, _, target) = tile.layer, problem.operands
     filter_blocks = tile.padded_tiles if tile.wgmma else tile.column_tiles
-    fallback = register_tiled.REGISTER_TILED.plan(problem, chip, aligned)
-    (fallback_launch,) = [step for step in fallback.steps(1) if isinstance(step, Launch)]
 
     @cache
     def steps(images: int) -> tuple[Launch, ...]:
         tiles = ceil_div(images, tile.tile_images) * tile.tiles_per_image
-        resident = max(1, chip.multiprocessors // tile.filter_blocks)
-        grid = (min(tiles, resident) * tile.filter_blocks, 1, 1)
         # Programmatic dependent launches; with little to do they cost more than they hide.
-        overlap = chip.capability >= (9, 0) and tiles >= resident
-        fallback_grid = (_FALLBACK_BLOCKS * chip.multiprocessors, 1, 1)
+        overlap = chip.capability >= (9, 0) and tiles * tile.filter_blocks >= chip.multiprocessors
+        resident = max(1, chip.multiprocessors // tile.filter_blocks)
+        grid, block = (min(tiles, resident) * tile.filter_blocks, 1, 1), (tile.threads, 1, 1)
+        shared = tile.shared_bytes
+        split, common = (
+            ("w", "filters", "filter_scales", "state", "images"),
+            ("filter_scales", "state", "first", "images"),
+        )
+        recomputing = _RECOMPUTE_BLOCKS * chip.multiprocessors
         # The filters are split again for each launch, and with them the lists in `state` are emptied.
         return (
-            Launch("split_precision_filters", (filter_blocks, 1, 1), (_FILTER_THREADS, 1, 1),
-                   ("w", "filters", "filter_scales", "state", "images")),
-            Launch("split_precision_convolution", grid, (tile.threads, 1, 1),
-                   ("x", "y", "filters", "filter_scales", "state", "first", "images"), tile.shared_bytes, overlap),
-            Launch("split_precision_fallback", fallback_grid, fallback_launch.block,
-                   ("x", "w", "y", "filter_scales", "state", "first", "images"), 0, overlap),
-        )  # fmt: skip
+            Launch("split_precision_filters", (filter_blocks, 1, 1), (_FILTER_THREADS, 1, 1), split),
+            Launch("split_precision_convolution", grid, block, (source, target, "filters", *common), shared, overlap),
+            recompute("recompute_images", recomputing, (source, "w", target, *common), overlap),
+        )
 
     images = max(1, min(problem.batch, _MOST_IMAGES))
     scratch = {
         "filters": tile.filter_bytes,
         "filter_scales": 4 * 9 * tile.column_tiles,  # and per tile of eight columns, whether they cannot be split
-        "state": 4 * (1 + 2 * images + filter_blocks),  # block.cuh
+        "state": 4 * (1 + 2 * images + tile.filter_blocks),  # block.cuh
     }
-    wide = max(layer_defines(problem, tile.tile_images + 1)["WIDE"], fallback.defines["WIDE"])
     per_step, most = _SAME_SIGN_BIAS
     config = {
-        **fallback.config,
+        **asdict(Convolution.of(problem)),
         **tile.config,
         "long_sum": LONG_SUM,
         "truncation_bias": _TRUNCATION_BIAS,
         "same_sign_bias": min(
-            per_step * tile.k_steps, most, _SAME_SIGN_BIAS_PER_PRODUCT * problem.products / tile.k_steps
+            per_step * tile.k_steps, most, _SAME_SIGN_BIAS_PER_PRODUCT * layer.products / tile.k_steps
         ),
     }
-    return Plan({**fallback.defines, **tile.defines, "WIDE": wide}, images, steps, scratch=scratch, config=config)
+    defines = {**layer_defines(layer, tile.tile_images + 1), **tile.defines}
+    return Plan(defines, images, steps, scratch=scratch, config=config)
 
 
-def _kernel(kind: type[Tile], components: int, name: str, summary: str, sources: tuple[str, ...]) -> CudaKernel:
+def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str, ...]) -> CudaKernel:
     wgmma = kind.wgmma
+    features = frozenset() if kind in (OneChannelTile, ImplicitGemmTile) else frozenset({PAD, DATA_GRADIENT})
 
-    def limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
-        reasons = []
+    def shape_reasons(problem: ConvProblem) -> list[str]:
+        own, reasons = Convolution.of(problem), []
         if kind is OneChannelTile:
             height, width = problem.output_height, problem.output_width
             if problem.channels != 1:
@@ -132,42 +151,65 @@ def _kernel(kind: type[Tile], components: int, name: str, summary: str, sources:
                 reasons.append(
                     f"output map: expected an even width and a multiple of 4 elements, got {height} x {width}"
                 )
-        known = chip or (_HOPPER if wgmma else _AMPERE)
-        if not reasons and tile_for(kind, problem, known, 4, components) is None:
-            registers = " and a warp's registers" if kind not in (MmaSyncTile, WarpgroupTile) else ""
-            reasons.append(f"tile: none of the layer fits {known.shared_bytes} bytes of shared memory{registers}")
+        if not all(0 <= pad < own.kernel_height for pad in (own.pad_height, own.pad_width)):
+            reasons.append(f"padding: expected less than the kernel {problem.kernel}, got {problem.pad}")
+        if max(own.area, own.output_area) >= _MOST_PIXELS:
+            reasons.append(f"image: fewer than 2^30 pixels, got {problem.height} x {problem.width}")
+        return reasons
+
+    def limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+        reasons, known = shape_reasons(problem), chip or (_HOPPER if wgmma else _AMPERE)
+        if not reasons and tile_for(kind, plain_convolution(problem), known, 4, components) is None:
+            reasons.append(
+                f"tile: none of the layer fits {known.shared_bytes} bytes of shared memory and the registers"
+            )
         return reasons
 
     def recommended(problem: ConvProblem, chip: Chip) -> bool:
         # In the range that was timed, with sums whose error in float32 is not smaller, and enough blocks.
-        if problem.products < _SHORT_SUM or problem.kernel not in _TIMED_KERNELS:
+        if not problem.needs <= features or shape_reasons(problem):
             return False
-        if problem.channels > _TIMED_CHANNELS or problem.filters > _TIMED_FILTERS:
+        layer = plain_convolution(problem)
+        if layer.products < _SHORT_SUM or layer.kernel not in _TIMED_KERNELS:
             return False
-        tile = tile_for(kind, problem, chip, ALIGNED, components)
+        if layer.channels > _TIMED_CHANNELS or layer.filters > _TIMED_FILTERS:
+            return False
+        if problem.needs and layer.filters < _FEWEST_FILTERS:
+            return False
+        tile = tile_for(kind, layer, chip, ALIGNED, components)
         if tile is None or (tile.implicit_gemm and tile.tiles_per_image > _MOST_BANDS):
             return False
-        blocks = ceil_div(problem.batch, tile.tile_images) * tile.tiles_per_image * tile.filter_blocks
-        return blocks >= _FEWEST_BLOCKS
+        return ceil_div(problem.batch, tile.tile_images) * tile.tiles_per_image * tile.filter_blocks >= _FEWEST_BLOCKS
+
+    def predicted_milliseconds(problem: ConvProblem, chip: Chip) -> float:
+        """The rooflines of what the tile computes and loads, and of the layer's memory traffic, one after the other."""
+        tile = tile_for(kind, problem, chip, ALIGNED, components)
+        return math.inf if tile is None else _LATENCY + problem.batch * tile.milliseconds + problem.bytes / _BYTES
+
+    def tiles(problem: ConvProblem, chip: Chip, aligned: int) -> list[Mapping[str, int]]:
+        if problem.needs:  # the tuning table has plain convolutions only
+            return []
+        found = candidates(kind, problem.with_batch(MOST_IMAGES), chip, aligned, components)
+        fitting = (tile for tile in found if tile.shared_bytes <= chip.shared_bytes)
+        return [{name: int(getattr(tile, name)) for name in tile.choices} for tile in islice(fitting, _MEASURED_TILES)]
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
-        tile = tile_for(kind, problem, chip, aligned, components)
+        tile = tile_for(kind, plain_convolution(problem), chip, aligned, components)
         assert tile is not None, "expected a problem without reasons against it"
         return plan_of(tile, problem, chip, aligned)
 
     shared = (
         "../layer.cuh",
         "../denormals.cuh",
-        "../ladder/register_tiled.cu",
         "instructions.cuh",
         "range.cuh",
+        "recompute.cuh",
         "split.cuh",
         "block.cuh",
     )
-    one_channel = kind is OneChannelTile
     return CudaKernel(
-        f"fp16x{2 * components - 1}_{name}",
-        summary if components == 2 else f"fp16x3_{name} with one fp16 product instead of three",
+        kernel_name(kind, components),
+        summary if components == 2 else f"{kernel_name(kind, 2)} with one fp16 product instead of three",
         tuple(_FOLDER / file for file in (*shared, *sources, "split_filters.cu", "convolution.cu")),
         plan,
         limits,
@@ -179,24 +221,22 @@ def _kernel(kind: type[Tile], components: int, name: str, summary: str, sources:
         options=("--gpu-architecture=sm_90a",) if wgmma else (),
         exact_capability=wgmma,  # wgmma is an instruction of that one architecture
         recommended=recommended,
-        predicted_milliseconds=roofline_milliseconds
-        if one_channel
-        else partial(predicted_milliseconds, kind, components),
+        predicted_milliseconds=predicted_milliseconds,
+        tiles=tiles,
+        features=features,
     )
 
 
 def _kernels(components: int) -> tuple[CudaKernel, ...]:
     operands = "operands.cu"
     return (
-        _kernel(OneChannelTile, components, "one_channel",
-                "split precision, one channel, outputs stored without staging", (operands, "one_channel.cu")),
-        _kernel(ImplicitGemmTile, components, "implicit_gemm",
-                "split precision by wgmma, which reads inputs itself",
+        _kernel(OneChannelTile, components, "split precision, one channel, outputs stored without staging",
+                (operands, "one_channel.cu")),
+        _kernel(ImplicitGemmTile, components, "split precision by wgmma, which reads inputs itself",
                 ("implicit_gemm_operands.cu", "implicit_gemm.cu")),
-        _kernel(WarpgroupTile, components, "warpgroup",
-                "split precision by wgmma, output rows share inputs", (operands, "warpgroup_mma.cu")),
-        _kernel(MmaSyncTile, components, "mma_sync",
-                "split precision by mma.sync", (operands, "mma_sync.cu")),
+        _kernel(WarpgroupTile, components, "split precision by wgmma, output rows share inputs",
+                (operands, "warpgroup_mma.cu")),
+        _kernel(MmaSyncTile, components, "split precision by mma.sync", (operands, "mma_sync.cu")),
     )  # fmt: skip
 
 

@@ -32,7 +32,8 @@
 // Arithmetic: 2 M C K K FLOP per output pixel, done 3 times (once with one component). Bytes: x once, K - 1 rows more
 // per tile, and y once. The course's last layer has 168 FLOP per byte; an H200 balances at 69, a third of its fp16
 // rate over its memory's. What limits it: shared memory and tensor cores together, and the registers that hold the
-// sums. Restrictions: sm_90a; group_tiles components <= 32. See "Asynchronous warpgroup level matrix instructions" in
+// sums. Restrictions: sm_90a; group_tiles components <= 32; 2 to 104 k-steps (_candidate_tiles.py), which the
+// compiler writes out. See "Asynchronous warpgroup level matrix instructions" in
 // the PTX ISA, and CUTLASS's persistent cooperative kernels.
 
 // Read from the end: `consume` calls the main loop, then `stage_output`; the main loop of the next unit stores what a
@@ -47,8 +48,6 @@ constexpr int ALL_STEPS = SHARED_ROW_STEPS + OUTPUT_ROWS * Config::rest_k_steps;
 constexpr int PER_ROW = ROW_STEPS ? ROW_STEPS : 1;                                // divisors
 constexpr int PER_REST = Config::rest_k_steps ? Config::rest_k_steps : 1;
 constexpr int REST_BEGIN = K * ROW_STEPS;  // the filters' first rest k-step
-constexpr int MOST_UNROLLED = 64;  // k-steps of a main loop that is written out
-constexpr bool UNROLLED = ALL_STEPS > 1 && ALL_STEPS <= MOST_UNROLLED;
 constexpr int FILTER_STEP = COLUMN_GROUPS * COMPONENTS * GROUP_TILES * 16;  // of B per k-step, in 16 bytes
 constexpr int ROW_BYTES = 4 * ROW_STRIDE;
 
@@ -107,7 +106,7 @@ struct Accumulators {
 constexpr int STAGING_PITCH = 64 + 4;
 constexpr int STAGING = OUTPUT_ROWS * 8 * GROUP_TILES * STAGING_PITCH;  // floats of a warpgroup
 constexpr int STORES = OUTPUT_ROWS * COMPONENT_SUMS;                    // outputs of a lane
-constexpr int STORES_PER_STEP = UNROLLED ? (STORES + ALL_STEPS - 2) / (ALL_STEPS - 1) : STORES;
+constexpr int STORES_PER_STEP = (STORES + ALL_STEPS - 2) / (ALL_STEPS - 1);
 
 // The staged outputs of a warpgroup's last unit. Warps 0 and 1 store its positions 0 to 31, warps 2 and 3 positions 32
 // to 63. In each pair one warp takes the even GEMM columns and the other the odd ones: `first_column` is 0 or 1.
@@ -127,10 +126,10 @@ struct StagedOutput {
         const int first_column = warp % 2, in_unit = warp / 2 * 32 + lane;
         const int at = row_block * 64 + in_unit, line = at / TILE_COLUMNS, image = line / TILE_LINES;
         const int row = tile.row + line % TILE_LINES * POSITION_ROWS + first_column % FILTER_SHIFTS;
-        const int column = tile.column + at % TILE_COLUMNS;
+        const int column = at % TILE_COLUMNS;
         from = staging + first_column * STAGING_PITCH + in_unit;
         columns = GEMM_COLUMNS - first_column_tile * 8 - first_column;
-        rows = image < tile.images && column < OW ? OH - row : 0;
+        rows = image < tile.images ? OH - row : 0;
         to = image_of(y, tile.image + image, OUTPUTS) + row * index_t(OW) + column;
         to += index_t((first_column_tile * 8 + first_column) / FILTER_SHIFTS) * PIXELS;
     }
@@ -174,14 +173,14 @@ __device__ __forceinline__ void stage_output(const Shared &s, const Accumulators
 
 // ---- Main loop: all k-steps of a unit, from the words at `words` and the filters at `b`. The last products may still
 // be running on exit. While the products of one fragment are added, the next fragment is loaded.
-
-// With the k-steps written out. Half k-steps whose four words lie alike share an address register per pattern:
+//
+// The k-steps are written out. Half k-steps whose four words lie alike share an address register per pattern:
 // HALF_STEPS has, per half, the offset of its first word and its pattern; PATTERN_EXAMPLES has a half with each
 // pattern. With two fragments ahead OUTPUT_ROWS 2 is faster, but OUTPUT_ROWS 3, which gains more, has no registers for
 // it.
-constexpr int PATTERNS = UNROLLED && Config::address_patterns > 0 ? Config::address_patterns : 1;
-__device__ __forceinline__ void main_loop_unrolled(Accumulators &accumulators, const FirstWords &words,
-                                                   const int2 *taps, Descriptor b, const StagedOutput &output) {
+constexpr int PATTERNS = Config::address_patterns > 0 ? Config::address_patterns : 1;
+__device__ __forceinline__ void main_loop(Accumulators &accumulators, const FirstWords &words, const int2 *taps,
+                                          Descriptor b, const StagedOutput &output) {
     // Static: the compiler then knows the values before it asks whether the addresses are in shared memory.
     static constexpr int HALF_STEPS[][2] = {HALF_STEP_TABLE}, PATTERN_EXAMPLES[] = {PATTERN_TABLE};
     const unsigned char *by_pattern[PATTERNS];
@@ -225,50 +224,6 @@ __device__ __forceinline__ void main_loop_unrolled(Accumulators &accumulators, c
     }
 }
 
-// With the k-steps as a loop, three at a time, for filters with too many of them to write out.
-__device__ __forceinline__ void main_loop(Accumulators &accumulators, const FirstWords &words, const int2 *taps,
-                                          Descriptor b, const StagedOutput &output) {
-    hide_from_compiler(b);
-    output.store_all();
-    Fragment f0, f1, f2;
-    int j = 0, input_row = 0;  // of the next fragment: its k-step within the row, and the row
-    int2 tap = taps[0];
-    const auto load = [&](Fragment &f) {
-        f.load(words, tap, input_row * ROW_BYTES);
-        if (++j == ROW_STEPS) j = 0, input_row++;
-        tap = taps[j * 4];
-    };
-    int j_done = 0, row_done = 0;
-    const auto multiply_add = [&](const Fragment &f) {
-        accumulators.start_products(f, b + (row_done * ROW_STEPS + j_done) * FILTER_STEP, row_done - K + 1, row_done,
-                          ROW_STEPS * FILTER_STEP);
-        if (++j_done == ROW_STEPS) j_done = 0, row_done++;
-        wgmma_wait<1>();
-    };
-    if (SHARED_ROW_STEPS > 0) load(f0);
-    if (SHARED_ROW_STEPS > 1) load(f1);
-#pragma unroll 1
-    for (int k = 0; k < SHARED_ROW_STEPS; k += 3) {
-        multiply_add(f0);
-        if (k + 2 < SHARED_ROW_STEPS) load(f2);
-        if (k + 1 < SHARED_ROW_STEPS) multiply_add(f1);
-        if (k + 3 < SHARED_ROW_STEPS) load(f0);
-        if (k + 2 < SHARED_ROW_STEPS) multiply_add(f2);
-        if (k + 4 < SHARED_ROW_STEPS) load(f1);
-        if (PROMOTES && (k + 3) % PROMOTION_INTERVAL == 0) accumulators.promote_all();
-    }
-    wgmma_wait<0>();
-    // At most one k-step per filter row: too few to promote for.
-#pragma unroll
-    for (int k = 0; k < OUTPUT_ROWS * Config::rest_k_steps; k++) {
-        Fragment &f = k % 2 ? f1 : f0;
-        const int rest = REST_BEGIN + k % PER_REST, r = k / PER_REST;
-        wgmma_wait<1>();
-        f.load(words, taps[rest * 4], r * ROW_BYTES);
-        accumulators.start_products(f, b + rest * FILTER_STEP, r, r, 0);
-    }
-}
-
 // The math warps' loop over tiles. Warpgroups take the units of all tiles in turn, so that none waits for those that
 // have one more unit of a tile.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *, int images, int tiles) {
@@ -292,7 +247,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         for (; unit < UNITS; unit += WARPGROUPS) {
             const int row_block = unit / COLUMN_GROUPS, column_tile_in_block = unit % COLUMN_GROUPS * GROUP_TILES;
             const int first_column_tile = block_column_tile + column_tile_in_block;  // counted in the layer
-            FirstWords words;                              // of positions g and g + 8
+            FirstWords words;  // of positions g and g + 8
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int at = min(row_block * 64 + warp * 16 + i * 8 + g, POSITIONS - 1);
@@ -303,8 +258,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             }
             const Descriptor b = filters + column_tile_in_block * (COMPONENTS * 16);
             Accumulators accumulators;
-            if constexpr (UNROLLED) main_loop_unrolled(accumulators, words, taps, b, output);
-            else main_loop(accumulators, words, taps, b, output);
+            main_loop(accumulators, words, taps, b, output);
             wgmma_wait<0>();
 
             named_barrier(WARPGROUP_BARRIER + warpgroup, 128);  // all have stored the last unit's outputs

@@ -17,17 +17,21 @@ from ece408_op.problem import ATTRIBUTES, DATA_GRADIENT, ConvProblem
 from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, ceil_div
 
 from .. import cudnn
-from ._wide_tiles import PRODUCERS, PROMOTED_PRODUCTS, THREADS, Convolution, WideTile, limits, recompute, split_filters
+from ._convolution import Convolution, recompute
+from ._wide_tiles import PRODUCERS, PROMOTED_PRODUCTS, THREADS, WideTile, limits, split_filters
 
 _FOLDER = Path(__file__).parent
 #: What all kernels for wide layers begin with.
 SHARED_SOURCES = tuple(
-    _FOLDER / f"{file}.cuh" for file in ("../denormals", "instructions", "tma", "range", "split_arrays", "wide_tile")
+    _FOLDER / f"{file}.cuh"
+    for file in ("../denormals", "instructions", "tma", "range", "split_arrays", "recompute", "wide_tile")
 )
 #: Threads of range_of_images; channels and pixels of a block of split_images.
 _RANGE_THREADS, _SPLIT_TILE = 512, 64
 #: Values that a block of range_of_images looks at, about; blocks per image at most.
 _RANGE_VALUES, _MOST_RANGE_BLOCKS = 1 << 15, 16
+#: Blocks of recompute_images per multiprocessor.
+_RECOMPUTE_BLOCKS = 4
 #: Channels, filters and products of a sum from which on tensor cores pay.
 _FEWEST_CHANNELS, _FEWEST_FILTERS, _FEWEST_PRODUCTS = 24, 16, 64
 
@@ -66,7 +70,11 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
         return (
             *split_images(own, source, count),
             tile.gemm("implicit_gemm_tma", own, count, chip, gemm),
-            recompute(chip, "recompute_images", (source, "w", target, "w_exponents", "listed", "first", "images")),
+            recompute(
+                "recompute_images",
+                _RECOMPUTE_BLOCKS * chip.multiprocessors,
+                (source, "w", target, "w_exponents", "listed", "first", "images"),
+            ),
         )
 
     scratch = {
@@ -93,7 +101,11 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
         return (
             split_filters(own, "images"),
             tile.gemm("pointwise_gemm", own, count, chip, arguments),
-            recompute(chip, "recompute_images", (source, "w", target, "w_exponents", "listed", "first", "images")),
+            recompute(
+                "recompute_images",
+                _RECOMPUTE_BLOCKS * chip.multiprocessors,
+                (source, "w", target, "w_exponents", "listed", "first", "images"),
+            ),
         )
 
     scratch = {**tile.filter_buffers(own), "listed": 4 * (1 + 2 * images)}

@@ -1,16 +1,13 @@
 // What the split-precision kernels for wide layers share (general.cu, pointwise.cu): the filters, the pipeline's
-// barriers, the matrix products, the epilogue, and the images that are computed again in float32.
+// barriers, the matrix products and the epilogue.
 //
-// Config, from wide.py. The convolution: groups; channels and filters, of a group; height, width, output_height and
-// output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data gradient: it is
-// the convolution of y by filters whose channels and filters have changed places and whose rows and columns are
-// reversed. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
+// Config, from wide.py. The convolution (convolution.py): groups; channels and filters, of a group; height, width,
+// output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
+// gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
 // (fp16x1); consumers, the consumer warpgroups, 64 pixels each. padded_channels: those of a group, rounded
 // up to TMA's multiple of eight, in the split filters and images.
 
-constexpr int C = Config::channels, M = Config::filters, TAPS = Config::kernel_height * Config::kernel_width;
-constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;
-constexpr int OUTPUT_AREA = Config::output_height * OUTPUT_WIDTH;
+constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
 
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
@@ -20,12 +17,6 @@ constexpr int SUMS = Config::tile_filters / 2;  // accumulators of a thread, per
 constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
 constexpr int GROUP_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
 constexpr int FILTER_TILES = Config::groups * GROUP_TILES;
-
-// Where the weight of a filter lies, for channel c of its group.
-__device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
-    return Config::transposed ? ((long long)(filter / M * C + c) * M + filter % M) * TAPS + (TAPS - 1 - tap)
-                              : ((long long)filter * C + c) * TAPS + tap;
-}
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
@@ -55,6 +46,12 @@ extern "C" __global__ void __launch_bounds__(256)
         to[i] = high;
         if (COMPONENTS == 2) to[(long long)Config::groups * M * WORDS + i] = fp16x2_residual(first, second, high);
     }
+}
+
+__device__ __forceinline__ bool filters_unsplittable(const int *exponents) {
+    int unsplittable = 0;
+    for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= exponents[m] == Range::UNSPLITTABLE;
+    return __syncthreads_or(unsplittable);
 }
 
 // The descriptor of a matrix whose rows of ROW_BYTES are swizzled over their own width, eight rows 8 ROW_BYTES apart.
@@ -185,63 +182,3 @@ __device__ __forceinline__ void store_tile(const Accumulators &sums, float *stag
         }
     }
 }
-
-// Recompute images in float32, by warps that share the work: a thread computes one pixel of eight filters. Its sums have
-// two levels: the products of a channel, and the channels. image_of(number) returns the image of a number below `count`,
-// or -1 to leave it out; load(image, group, channel, pixel) an input. store(image, filter, pixel, value) takes an output.
-template <typename ImageOf, typename Load, typename Store>
-__device__ __forceinline__ void recompute(const float *w, int count, int warp, int warps, const ImageOf &image_of,
-                                          const Load &load, const Store &store) {
-    constexpr int FILTERS = 8, FILTER_BLOCKS = (M + FILTERS - 1) / FILTERS;
-    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 31) / 32;
-    constexpr long long IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
-    for (long long i = warp; i < count * IMAGE_BLOCKS; i += warps) {
-        const int block = i % IMAGE_BLOCKS / PIXEL_BLOCKS, image = image_of(int(i / IMAGE_BLOCKS));
-        const int pixel = i % PIXEL_BLOCKS * 32 + threadIdx.x % 32;
-        if (image < 0 || pixel >= OUTPUT_AREA) continue;
-        const int group = block / FILTER_BLOCKS, filter0 = block % FILTER_BLOCKS * FILTERS;
-        const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
-        const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
-        float sums[FILTERS] = {};
-        for (int c = 0; c < C; c++) {
-            float products[FILTERS] = {};
-#pragma unroll 1
-            for (int tap = 0; tap < TAPS; tap++) {
-                const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
-                const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
-                const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
-                const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;
-#pragma unroll
-                for (int f = 0; f < FILTERS; f++) {
-                    const int filter = group * M + min(filter0 + f, M - 1);
-                    products[f] = multiply_add(value, w[weight_index(filter, c, tap)], products[f]);
-                }
-            }
-#pragma unroll
-            for (int f = 0; f < FILTERS; f++) sums[f] = multiply_add(products[f], 1.0f, sums[f]);
-        }
-#pragma unroll
-        for (int f = 0; f < FILTERS; f++)
-            if (filter0 + f < M) store(image, group * M + filter0 + f, pixel, sums[f]);
-    }
-}
-
-#ifndef SPLIT_FORM
-// The listed images, or all of them where a filter could not be split.
-extern "C" __global__ void __launch_bounds__(256)
-    recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
-                     const int *__restrict__ w_exponents, const int *__restrict__ listed, long long first, int images) {
-    int unsplittable = 0;
-    for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= w_exponents[m] == Range::UNSPLITTABLE;
-    const bool all = __syncthreads_or(unsplittable);
-    recompute(
-        w, all ? images : listed[0], blockIdx.x * 8 + threadIdx.x / 32, gridDim.x * 8,
-        [&](int number) { return all ? number : listed[1 + number]; },
-        [&](int image, int group, int c, int pixel) {
-            return x[(first + image) * IMAGE + (group * C + c) * (long long)AREA + pixel];
-        },
-        [&](int image, int filter, int pixel, float value) {
-            y[(first + image) * OUTPUTS + filter * (long long)OUTPUT_AREA + pixel] = value;
-        });
-}
-#endif

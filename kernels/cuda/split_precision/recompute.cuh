@@ -1,0 +1,82 @@
+// recompute: the images that cannot be split, again in float32, for all kernels of the family. Config has the convolution
+// (Convolution of convolution.py).
+
+constexpr int TAPS = Config::kernel_height * Config::kernel_width;
+constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;
+constexpr int OUTPUT_AREA = Config::output_height * OUTPUT_WIDTH;
+
+// Where the weight of a filter lies, for channel c of its group. A data gradient is the convolution of y by filters whose
+// channels and filters have changed places and whose rows and columns are reversed.
+__device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
+    constexpr int CHANNELS = Config::channels, FILTERS = Config::filters;
+    return Config::transposed
+               ? ((long long)(filter / FILTERS * CHANNELS + c) * FILTERS + filter % FILTERS) * TAPS + (TAPS - 1 - tap)
+               : ((long long)filter * CHANNELS + c) * TAPS + tap;
+}
+
+// Whether a filter cannot be split: then all images are recomputed. All threads of a block call it.
+__device__ __forceinline__ bool filters_unsplittable(const int *filter_scales);
+
+// A warp's share: a thread computes one pixel of eight filters. Its sums have two levels: the products of a channel, and
+// the channels. Padding is zeros, whose product with an infinite weight is NaN; a data gradient leaves out the taps that
+// lie outside y. image_of(number) returns the image of a number below `count`, or -1 to leave it out;
+// load(image, group, channel, pixel) an input. store(image, filter, pixel, value) takes an output.
+template <typename ImageOf, typename Load, typename Store>
+__device__ __forceinline__ void recompute(const float *w, int count, int warp, int warps, const ImageOf &image_of,
+                                          const Load &load, const Store &store) {
+    constexpr int FILTERS = 8, GROUP = Config::filters, FILTER_BLOCKS = (GROUP + FILTERS - 1) / FILTERS;
+    constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 31) / 32;
+    constexpr long long IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
+    for (long long i = warp; i < count * IMAGE_BLOCKS; i += warps) {
+        const int block = i % IMAGE_BLOCKS / PIXEL_BLOCKS, image = image_of(int(i / IMAGE_BLOCKS));
+        const int pixel = i % PIXEL_BLOCKS * 32 + threadIdx.x % 32;
+        if (image < 0 || pixel >= OUTPUT_AREA) continue;
+        const int group = block / FILTER_BLOCKS, filter0 = block % FILTER_BLOCKS * FILTERS;
+        const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
+        const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+        float sums[FILTERS] = {};
+        for (int c = 0; c < Config::channels; c++) {
+            float products[FILTERS] = {};
+#pragma unroll 1
+            for (int tap = 0; tap < TAPS; tap++) {
+                const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
+                const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
+                const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
+                if (Config::transposed && !inside) continue;
+                const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;
+#pragma unroll
+                for (int f = 0; f < FILTERS; f++) {
+                    const int filter = group * GROUP + min(filter0 + f, GROUP - 1);
+                    products[f] = multiply_add(value, w[weight_index(filter, c, tap)], products[f]);
+                }
+            }
+#pragma unroll
+            for (int f = 0; f < FILTERS; f++) sums[f] = multiply_add(products[f], 1.0f, sums[f]);
+        }
+#pragma unroll
+        for (int f = 0; f < FILTERS; f++)
+            if (filter0 + f < GROUP) store(image, group * GROUP + filter0 + f, pixel, sums[f]);
+    }
+}
+
+#ifndef SPLIT_FORM
+// The listed images (their number, then their indices), or all of them where a filter cannot be split. With an empty list
+// the launch costs an idle grid.
+extern "C" __global__ void __launch_bounds__(256)
+    recompute_images(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y,
+                     const int *__restrict__ filter_scales, const int *__restrict__ listed, long long first, int images) {
+    constexpr long long IMAGE_SIZE = (long long)Config::groups * Config::channels * AREA;
+    constexpr long long OUTPUT_SIZE = (long long)Config::groups * Config::filters * OUTPUT_AREA;
+    wait_for_previous_grid();
+    const bool all = filters_unsplittable(filter_scales);
+    recompute(
+        w, all ? images : listed[0], blockIdx.x * 8 + threadIdx.x / 32, gridDim.x * 8,
+        [&](int number) { return all ? number : listed[1 + number]; },
+        [&](int image, int group, int c, int pixel) {
+            return x[(first + image) * IMAGE_SIZE + (group * Config::channels + c) * (long long)AREA + pixel];
+        },
+        [&](int image, int filter, int pixel, float value) {
+            y[(first + image) * OUTPUT_SIZE + filter * (long long)OUTPUT_AREA + pixel] = value;
+        });
+}
+#endif
