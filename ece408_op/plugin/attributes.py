@@ -20,7 +20,7 @@ from ece408_op.problem import ConvProblem, Pair
 HINTS = ("cudnn_tune", "cudnn_off", "workspace")
 #: The attributes of a Convolution, and those of the operator alone.
 CONVOLUTION = ("kernel", "num_filter", "stride", "pad", "dilate", "num_group", "no_bias", "layout", *HINTS)
-KNOWN = (*CONVOLUTION, "impl", "device", "precision", "fuse")
+KNOWN = (*CONVOLUTION, "impl", "device", "precision", "tune", "fuse")
 DEVICES = ("cpu", "gpu")
 PRECISIONS = tuple(dispatch.SERVES)
 INPUTS = ("data", "weight", "bias")
@@ -47,7 +47,8 @@ class Attributes:
 
     kernel: rows and columns of a filter; num_filter: filters; stride, pad, dilate, num_group: as in ConvProblem;
     no_bias: whether there is no third input, (M,); impl: a kernel's name or "auto"; device: "cpu", "gpu", or None for
-    the arrays' device; layer: the layer's name, or None; fuse: one of FUSES, or None.
+    the arrays' device; tune: whether GPU kernels time their tiles; layer: the layer's name, or None; fuse: one of
+    FUSES, or None.
     """
 
     kernel: Pair
@@ -60,6 +61,7 @@ class Attributes:
     impl: str = dispatch.AUTO
     device: str | None = None
     precision: str = "float32"
+    tune: bool = False
     layer: str | None = None
     fuse: str | None = None
 
@@ -114,6 +116,7 @@ class Attributes:
             impl=_one_of("impl", given.get("impl", dispatch.AUTO), (dispatch.AUTO, *dispatch.names())),
             device=_one_of("device", given["device"], DEVICES) if "device" in given else None,
             precision=_one_of("precision", given.get("precision", "float32"), PRECISIONS),
+            tune=_flag("tune", given.get("tune", False)),
             layer=given.get(LAYER),
             fuse=_one_of("fuse", given["fuse"], FUSES) if "fuse" in given else None,
         )

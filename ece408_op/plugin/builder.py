@@ -28,6 +28,7 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     impl: str = "auto",
     device: str | None = None,
     precision: str = "float32",
+    tune: bool = False,
     fuse: str | None = None,
     name: str | None = None,
     out: Any = None,
@@ -51,6 +52,8 @@ def New(  # noqa: N802 (the operator's name in MXNet)
             computes them.
         device: "cpu", "gpu", or None for the device of the arrays.
         precision: "float32"; "tf32" or "fp16" allow kernels that round the factors of each product to 11 bits.
+        tune: whether the first call with these shapes times the GPU kernel's tiles and keeps the fastest: 50 ms at most
+            after compiling, which takes seconds. Without it a tuning table decides.
         fuse: "tanh_pool" computes the tanh of the 2 x 2 maxima of the convolution as well, as MXNet's Activation and
             Pooling with the convention "valid" do; "tanh_pool_full" is the convention "full". It needs a square kernel
             and the other attributes' defaults, and has no gradient.
@@ -69,7 +72,7 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     """
     given: dict[str, Any] = {"kernel": kernel, "num_filter": num_filter, "stride": stride, "pad": pad}
     given.update({"dilate": dilate, "num_group": num_group, "no_bias": no_bias})
-    given.update({"impl": impl, "device": device, "precision": precision, "fuse": fuse})
+    given.update({"impl": impl, "device": device, "precision": precision, "tune": tune, "fuse": fuse})
     if isinstance(data, (mx.np.ndarray, mx.sym.np._Symbol)):
         data, weight, bias = map(_legacy, (data, weight, bias))
         result = New(data, weight, bias, **given, name=name, out=_legacy(out), **others)
@@ -112,8 +115,8 @@ def Convolution(  # noqa: N802 (as in MXNet)
 ) -> Any:
     """Compute MXNet's Convolution of 2-D images in layout NCHW, float32, by the operator: its signature and defaults.
 
-    The arguments are those of mx.nd.Convolution, mx.sym.Convolution or mx.npx.convolution, and impl, device and
-    precision of ``New``. Returns and raises as ``New``.
+    The arguments are those of mx.nd.Convolution, mx.sym.Convolution or mx.npx.convolution, and impl, device,
+    precision and tune of ``New``. Returns and raises as ``New``.
     """
     given = {"stride": stride, "dilate": dilate, "pad": pad, "num_group": num_group, "no_bias": no_bias}
     return New(data, weight, bias, kernel=kernel, num_filter=num_filter, **given, **others)
