@@ -52,7 +52,8 @@ def seconds_to_verdict(name: str) -> dict[str, list[float]]:
                 run.stderr.readline()  # it waits for the next save
                 path.write_text(f"{text}// {number} {time.time()}\n", encoding="utf-8")
             run.terminate()
-    return {"seconds": wall[1:], "processor": processor[1:]}
+    found = {"seconds": wall[1:], "processor": processor[1:]}
+    return {what: [round(each, 3) for each in seconds] for what, seconds in found.items()}
 
 
 def main() -> int:
@@ -60,11 +61,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     json_file = parser.parse_args().json
+    load = os.getloadavg()[0]
     files = {name: seconds_to_verdict(name) for name in AIMS}
     for name, found in files.items():
         for what, seconds in found.items():
             print(f"{name}: {what}: {statistics.median(seconds):.2f}, {min(seconds):.2f} to {max(seconds):.2f}")
-    result = {"files": files, "aims": AIMS, "machine": asdict(this_machine())}
+    result = {"files": files, "aims": AIMS, "load before": round(load, 1), "machine": asdict(this_machine())}
     if json_file:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(any(statistics.median(found["seconds"]) > AIMS[name] for name, found in files.items()))
