@@ -158,7 +158,7 @@ class CudaKernel:
         predicted_milliseconds: the kernel's own prediction, which the tuning table scales; infinite for problems that
             it does not cover.
         tiles: ``tiles(problem, chip, aligned)`` returns the tiles that ``tuning.tune`` measures, in the words of
-            ``tuning.nearest_tile``, which the plan obeys; none for most kernels.
+            ``tuning.recorded_tile``, which the plan obeys; none for most kernels.
         magnitude_weights: as in CpuKernel.
         arithmetic: as in CpuKernel.
     """

@@ -2,7 +2,7 @@
 
 ``tuning.json`` has, for each chip on which ``ece408-bench sweep`` has recorded it, the median time of every kernel on
 some layers, and the tile of kernels that have several. For another layer, a kernel's own prediction is scaled by its
-ratio of measured to predicted times on the nearest of those, and its tile is like the nearest one's.
+ratio of measured to predicted times on the nearest of those.
 """
 
 from __future__ import annotations
@@ -91,21 +91,17 @@ def _nearest_chips(tables: tuple[ChipTable, ...], chip: Chip) -> list[ChipTable]
     return sorted(tables, key=unlike)
 
 
-def nearest_tile(name: str, problem: ConvProblem, chip: Chip, path: Path = TABLE) -> tuple[Mapping[str, int], float]:
-    """Return the kernel's tile of the nearest layer that has one, and the distance of that; without one, ({}, inf).
+def recorded_tile(name: str, problem: ConvProblem, chip: Chip, path: Path = TABLE) -> Mapping[str, int]:
+    """Return the tile with which a kernel was fastest on a layer, of any batch; empty where none is recorded.
 
     A tile is what the kernel's candidates for a layer differ in, by name. One that ``use_tile`` was given comes first.
     """
     used = _used.get((name, problem.with_batch(1), chip.name))
     if used is not None:
-        return used, 0.0
-    for table in _nearest_chips(read(path), chip):
-        rows = [row for row in table.layers if name in row.tiles]
-        if rows:
-            batch = problem.batch  # tiles serve every batch
-            near = min(rows, key=lambda row: distance(row.problem.with_batch(batch), problem))
-            return near.tiles[name], distance(near.problem.with_batch(batch), problem)
-    return {}, math.inf
+        return used
+    rows = (row for table in _nearest_chips(read(path), chip) for row in table.layers if name in row.tiles)
+    same = (row.tiles[name] for row in rows if row.problem.with_batch(problem.batch) == problem)
+    return next(same, {})
 
 
 #: Tiles that were measured in this process.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import subprocess
 import sys
@@ -63,16 +62,16 @@ def test_the_nearest_measured_layer_decides(table):
     assert preference(ConvProblem(5000, 40, 30, 33, 128, 9), HOPPER, table) == ["b", "a"]
 
 
-def test_the_nearest_layers_tile_serves_until_another_is_used(tmp_path):
-    path, near, far = tmp_path / "tuning.json", {"lines": 2}, {"lines": 7}
-    rows = (Measured(SMALL, {"a": 1.0}, tiles={"a": near}), Measured(LARGE, {"a": 9.0}, tiles={"a": far}))
+def test_a_layers_tile_serves_every_batch_until_another_is_used(tmp_path):
+    path, recorded, other = tmp_path / "tuning.json", {"lines": 2}, {"lines": 7}
+    rows = (Measured(SMALL, {"a": 1.0}, tiles={"a": recorded}), Measured(LARGE, {"a": 9.0}, tiles={"a": other}))
     path.write_text(tuning.merged((), ChipTable("hopper", (9, 0), rows)))
-    assert tuning.nearest_tile("a", SMALL.with_batch(3), HOPPER, path) == (near, 0.0)
-    found, distance = tuning.nearest_tile("a", ConvProblem(50, 40, 30, 33, 128, 9), ADA, path)
-    assert found == far and distance > 0
-    assert tuning.nearest_tile("b", SMALL, HOPPER, path) == ({}, math.inf)
-    tuning.use_tile("a", SMALL, HOPPER, far)
-    assert tuning.nearest_tile("a", SMALL.with_batch(3), HOPPER, path) == (far, 0.0)
+    assert tuning.recorded_tile("a", SMALL.with_batch(3), HOPPER, path) == recorded
+    assert tuning.recorded_tile("a", LARGE, ADA, path) == other
+    assert tuning.recorded_tile("a", ConvProblem(50, 40, 30, 33, 128, 9), HOPPER, path) == {}
+    assert tuning.recorded_tile("b", SMALL, HOPPER, path) == {}
+    tuning.use_tile("a", SMALL, HOPPER, other)
+    assert tuning.recorded_tile("a", SMALL.with_batch(3), HOPPER, path) == other
 
 
 def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_expected_to_take(tmp_path):

@@ -1,11 +1,10 @@
-"""The tile of a layer: that which the tuning table has, or the candidate that is most like the nearest layer's.
+"""The tile of a layer: that which the tuning table has, or the candidate that takes the least time by a roofline.
 
 ``ece408-bench sweep`` measures the first candidates and writes the fastest one into the table.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -30,9 +29,6 @@ from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, Warpgro
 ALIGNED = 16
 #: The most shared memory of a tile that nearly fits, as a share of the chip's, and how many such tiles are examined.
 _NEARLY, _MOST_NEARLY = 1.1, 2
-#: What a factor in a tile's work counts beside a factor in one of its choices, for layers farther than _NEAR from those
-#: of the table.
-_WORK, _NEAR = 15.0, 1 / 3
 #: How much longer a tile with accumulator promotion may take than one without it, for a long sum.
 _PROMOTION_IS_WORTH = 1.09
 #: Each kernel's name without its precision, and its candidates.
@@ -58,12 +54,11 @@ def kernel_name(kind: type[Tile], components: int) -> str:
 def candidates(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> list[Tile]:
     """Return the candidate tiles for arrays at multiples of ``aligned`` bytes, the most promising first.
 
-    Those that nearly fit shared memory are among them. The nearest layer of the tuning table that has a tile decides
-    the more, the nearer it is; for the rest, the least work.
+    Those that nearly fit shared memory are among them.
     """
-    recorded, distance = tuning.nearest_tile(kernel_name(kind, components), layer, chip)
+    recorded = tuning.recorded_tile(kernel_name(kind, components), layer, chip)
     ranked: Callable[..., list[Tile]] = _ranked  # mypy takes the hash of the class for that of its instances
-    return ranked(kind, layer, chip, aligned, components, tuple(recorded.items()), distance)
+    return ranked(kind, layer, chip, aligned, components, tuple(recorded.items()))
 
 
 @lru_cache(maxsize=256)
@@ -74,13 +69,11 @@ def _ranked(
     aligned: int,
     components: int,
     recorded: tuple[tuple[str, int], ...],
-    distance: float,
 ) -> list[Tile]:
-    def rank(tile: Tile) -> float:
-        unlike = sum(abs(math.log2((1 + getattr(tile, name)) / (1 + value))) for name, value in recorded)
+    def rank(tile: Tile) -> tuple[bool, float]:
+        another = any(getattr(tile, name) != value for name, value in recorded)
         truncates = tile.k_steps >= LONG_SUM and not tile.promotion_interval
-        work = tile.milliseconds * (_PROMOTION_IS_WORTH if truncates else 1.0)
-        return unlike + _WORK * min(1.0, distance / _NEAR) * math.log2(work)
+        return another, tile.milliseconds * (_PROMOTION_IS_WORTH if truncates else 1.0)
 
     return sorted(_CANDIDATES[kind](layer, chip, aligned, components), key=rank)
 
