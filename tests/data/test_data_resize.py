@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +32,13 @@ def clothes() -> np.ndarray:
     return sample.generate()[0]
 
 
-def by_scikit_image(images: np.ndarray, size: int) -> np.ndarray:
-    transform = pytest.importorskip("skimage.transform", reason="scikit-image is the reference")
+@pytest.fixture(scope="module")
+def transform() -> Any:
+    """scikit-image's module."""
+    return pytest.importorskip("skimage.transform", reason="scikit-image is the reference")
 
+
+def by_scikit_image(transform: Any, images: np.ndarray, size: int) -> np.ndarray:
     def one(image: np.ndarray) -> np.ndarray:
         return transform.resize(image / 256, (size, size), mode="constant", cval=0, anti_aliasing=False) * 256
 
@@ -51,9 +56,9 @@ def by_scikit_image(images: np.ndarray, size: int) -> np.ndarray:
 @example(size=64, height=28, width=28, low=0, seed=0)
 @example(size=72, height=28, width=28, low=100, seed=1)  # no zero in the image: the clip at its least value
 @example(size=29, height=28, width=28, low=255, seed=2)  # rounding may not carry white beyond 255, nor below it
-def test_equals_scikit_image(size: int, height: int, width: int, low: int, seed: int) -> None:
+def test_equals_scikit_image(transform: Any, size: int, height: int, width: int, low: int, seed: int) -> None:
     images = np.random.RandomState(seed).randint(low, 256, (3, height, width)).astype(np.uint8)
-    np.testing.assert_array_equal(resize(images, size), by_scikit_image(images, size))
+    np.testing.assert_array_equal(resize(images, size), by_scikit_image(transform, images, size))
 
 
 @pytest.mark.parametrize("size", sorted(SAMPLE))
