@@ -56,6 +56,11 @@ def split_images(own: Convolution, source: str, images: int) -> tuple[Launch, La
     )
 
 
+def _recomputed(source: str, target: str, chip: Chip) -> Launch:
+    arguments = (source, "w", target, "w_exponents", "listed", "first", "images")
+    return recompute("recompute_images", _RECOMPUTE_BLOCKS * chip.multiprocessors, arguments)
+
+
 def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
     source, _, target = problem.operands
@@ -70,11 +75,7 @@ def _general(components: int, problem: ConvProblem, chip: Chip, aligned: int) ->
         return (
             *split_images(own, source, count),
             tile.gemm("implicit_gemm_tma", own, count, chip, gemm),
-            recompute(
-                "recompute_images",
-                _RECOMPUTE_BLOCKS * chip.multiprocessors,
-                (source, "w", target, "w_exponents", "listed", "first", "images"),
-            ),
+            _recomputed(source, target, chip),
         )
 
     scratch = {
@@ -101,11 +102,7 @@ def _pointwise(components: int, problem: ConvProblem, chip: Chip, aligned: int) 
         return (
             split_filters(own, "images"),
             tile.gemm("pointwise_gemm", own, count, chip, arguments),
-            recompute(
-                "recompute_images",
-                _RECOMPUTE_BLOCKS * chip.multiprocessors,
-                (source, "w", target, "w_exponents", "listed", "first", "images"),
-            ),
+            _recomputed(source, target, chip),
         )
 
     scratch = {**tile.filter_buffers(own), "listed": 4 * (1 + 2 * images)}
