@@ -150,11 +150,13 @@ class Turns:
     def timing(self) -> Iterator[None]:
         """Within ``working``: no other thread works."""
         self.working.release()
-        with self._alone:
-            for _ in range(self._jobs):
-                self.working.acquire()
-            try:
-                yield
-            finally:
-                self.working.release(self._jobs)
-        self.working.acquire()
+        try:
+            with self._alone:
+                for _ in range(self._jobs):
+                    self.working.acquire()
+                try:
+                    yield
+                finally:
+                    self.working.release(self._jobs)
+        finally:
+            self.working.acquire()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -122,16 +123,20 @@ def test_a_call_is_timed_alone() -> None:
 
     def work(number: int) -> None:
         for _ in range(20):
-            with turns.working:
+            # A call may end in an error.
+            with suppress(EndedError), turns.working:
                 with lock:
                     working.append(number)
+                time.sleep(1e-4)
                 with lock:
                     working.remove(number)
                 with turns.timing():
                     alone.append(number)
                     assert working == [] and alone == [number]
                     time.sleep(1e-4)
+                    assert working == []
                     alone.remove(number)
+                    raise EndedError("crashed", "")
 
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(work, number) for number in range(4)]:
