@@ -18,13 +18,17 @@ import numpy as np
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator.plans import Case, Plans
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import COURSE_LAYERS
 from ece408_op.profile import counters
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 
-LAYERS = ("1x28x28x50x5", "6x30x30x16x5", "12x33x33x24x7")
 IMAGES = 2
+#: The layers by their sizes, CxHxWxMxK.
+LAYERS = {
+    "x".join(map(str, [*layer.sizes.values()][1:])): layer.with_batch(IMAGES)
+    for layer in (COURSE_LAYERS[name] for name in ("2017", "2018sp-2", "2018fa-2"))
+}
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 * 1024)
 #: Counters that are compared: ncu's metrics, summed.
 METRICS = {
@@ -63,7 +67,7 @@ def measure(layer: str) -> dict[str, dict[str, float]]:
 
 def emulate(kernel: CudaKernel, layer: str, folder: Path | None = None) -> dict[str, float]:
     """Return the emulator's counters."""
-    problem = ConvProblem(IMAGES, *map(int, layer.split("x")))
+    problem = LAYERS[layer]
     rng = np.random.default_rng(0)
     plan = kernel.plan(problem, H200, 256)
     arrays = {
@@ -86,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("measure", "compare"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--layers", nargs="+", default=LAYERS, metavar="CxHxWxMxK", help="(default: all three)")
+    parser.add_argument("--layers", nargs="+", default=LAYERS, choices=LAYERS, help="(default: all three)")
     options = parser.parse_args()
     if options.action == "measure":
         result = {"device": cuda.chip().name, "layers": {layer: measure(layer) for layer in options.layers}}
