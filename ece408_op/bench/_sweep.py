@@ -46,3 +46,4 @@ def record(results: Results) -> None:
     with replacing(tuning.TABLE) as file:
         file.write(tuning.merged(tuning.read(tuning.TABLE), table).encode())
     tuning.read.cache_clear()
+    dispatch.forget_choices()

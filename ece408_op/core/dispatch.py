@@ -42,7 +42,7 @@ def added(kernel: Kernel) -> Iterator[None]:
         yield
     finally:
         _added.remove(kernel)
-        _select.cache_clear()
+        forget_choices()
 
 
 def names(device: str | None = None) -> list[str]:
@@ -56,6 +56,11 @@ def find(name: str) -> Kernel:
         if kernel.name == name:
             return kernel
     raise UnsupportedError(f"impl: expected one of {', '.join([AUTO, *names()])}; got {name!r}")
+
+
+def forget_choices() -> None:
+    """Choose again at the next call: what kernels support, or the tuning table, has changed."""
+    _select.cache_clear()
 
 
 def device_of(impl: str, default: str) -> str:

@@ -58,7 +58,7 @@ _LATE_SECONDS = 3e-4
 #: Honest answers that are measured for each layer.
 _TURNS = 5
 #: How often a worker is started, and the seconds between.
-_STARTS, _PAUSE_OF_STARTS = 3, 1.0
+STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def try_network(
             except HarnessError:
                 # A machine under load may fail to start a process or a GPU's context once.
                 failures += 1
-                if failures == _STARTS:
+                if failures == STARTS:
                     raise
-                time.sleep(_PAUSE_OF_STARTS)
+                time.sleep(SECONDS_BETWEEN_STARTS)
         result.printed = program.shown(worker.printed)
     return result
 

@@ -42,6 +42,10 @@ _DERIVATIVES = {
 class TrainingArrays(GpuArrays):
     """CuPy on the current device and stream, with passes of our own where CuPy needs several."""
 
+    def vector(self, inner: int, *arrays: Any) -> int:
+        """Return how many elements a thread reads at a time, of arrays whose channels have ``inner`` in a row."""
+        return 4 if inner % 4 == 0 and cuda.alignment(*(array.data.ptr for array in arrays)) == 16 else 1
+
     def channel_sums(self, x: Any, y: Any, center: Any) -> tuple[Any, Any]:
         """Return sum x and sum x (y - center) for each channel, in float64: see ``Arrays``."""
         if not x.size:
@@ -56,7 +60,7 @@ class TrainingArrays(GpuArrays):
         n, channels, inner = x.shape
         parts = min(n, ceil_div(_FILLING, channels))
         partial = self.xp.empty((2, parts, channels), np.float64)
-        one = sums_program(x.shape, parts, _vector(inner, x, y), _NO_RELU if relu is None else _GRADIENT)
+        one = sums_program(x.shape, parts, self.vector(inner, x, y), _NO_RELU if relu is None else _GRADIENT)
         arrays = {"x": x, "y": y, "center": center, "partial": partial}
         cuda.execute(one, 1, {**arrays, "relu": center if relu is None else relu}, None)
         return partial
@@ -67,7 +71,7 @@ class TrainingArrays(GpuArrays):
             self._mix(self.xp.stack(factors).astype(np.float32), x, y, out)
 
     def _mix(self, factors: Any, x: Any, y: Any, out: Any, mode: int = _NO_RELU, relu: Any = None) -> None:
-        one = mix_program(x.shape, _vector(x.shape[2], x, y, out), mode)
+        one = mix_program(x.shape, self.vector(x.shape[2], x, y, out), mode)
         arrays = {"x": x, "y": y, "factors": factors, "out": out}
         cuda.execute(one, 1, {**arrays, "relu": factors if relu is None else relu}, None)
 
@@ -104,7 +108,7 @@ class TrainingArrays(GpuArrays):
         """Return the gradient times the activation's derivative, from its output y."""
         out = self.xp.empty(y.shape, np.float32)
         if out.size:
-            one = activation_program(activation, out.size, _vector(out.size, gradient, y))
+            one = activation_program(activation, out.size, self.vector(out.size, gradient, y))
             cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
         return out
 
@@ -124,11 +128,6 @@ def _program(
     blocks = max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS)))
     launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), args)
     return program("training.cu", launch, {"INDEX": index, "VECTOR": vector, **(defines or {})})
-
-
-def _vector(inner: int, *arrays: Any) -> int:
-    """Return how many elements a thread reads at a time, of arrays whose channels have ``inner`` in a row."""
-    return 4 if inner % 4 == 0 and cuda.alignment(*(array.data.ptr for array in arrays)) == 16 else 1
 
 
 @lru_cache(maxsize=1024)

@@ -46,8 +46,8 @@ class _Left(NamedTuple):
     gradient: Any
 
 
-#: By the addresses of both on the host, until the next update or backward pass.
-_left: dict[tuple[int, int], _Left] = {}
+#: Gradients on a GPU that wait for an update, by the addresses of parameter and gradient on the host.
+waiting: dict[tuple[int, int], _Left] = {}
 
 
 class Trainer:
@@ -114,7 +114,7 @@ class Trainer:
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
             one = _Left(self._gpu, self._operators, before.values[number], found[number])
-            _left[at, address(array)] = one
+            waiting[at, address(array)] = one
 
 
 def update(
@@ -131,7 +131,7 @@ def update(
     GPU. rates, decays: see ``_updates.Update``. Raises DeviceError if a GPU fails, and ProblemError if a gradient
     that was left on a GPU has been changed or was used before; all parameters are then as they were.
     """
-    found = [_left.pop((address(parameter), address(one)), None) for parameter, one in zip(parameters, gradients)]
+    found = [waiting.pop((address(parameter), address(one)), None) for parameter, one in zip(parameters, gradients)]
     found = [one if _is_left(one, gradient) else None for one, gradient in zip(found, gradients)]
     first = host_context.gpu(0)
     for gpu in dict.fromkeys(one.gpu if one else first for one in found):

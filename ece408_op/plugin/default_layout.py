@@ -70,14 +70,10 @@ def reorder(array: Any) -> None:
     if array.stype != "default":  # formats a message only where it is wrong
         bridge.check_dense(array.stype, f"an array of shape {shape}")
     if 0 not in shape:
-        _reorder()(array.handle)
+        reorder_function(mx.base._LIB)(array.handle)
 
 
 @functools.cache
-def _reorder() -> Callable[[Any], None]:
-    return reorder_function(mx.base._LIB)
-
-
 def reorder_function(library: Any) -> Callable[[Any], None]:
     """Return the function of MXNet's library that queues a reorder; its C API has only one that waits.
 

@@ -38,8 +38,10 @@ _EXCLUDED = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"
 #: The most scratch memory of a plan, in bytes.
 _WORKSPACE_BYTES = 1 << 30
 #: Plans that a layer's first call times, as many as PyTorch (torch.backends.cudnn.benchmark_limit); the timed calls of
-#: each; the seconds of one plan, and of all, after which no further call is timed.
-_TIMED_PLANS, _TIMED_CALLS, _PLAN_SECONDS, _TIMED_SECONDS = 10, 3, 0.05, 1.0
+#: each; the seconds of one plan after which no further call is timed.
+_TIMED_PLANS, _TIMED_CALLS, _PLAN_SECONDS = 10, 3, 0.05
+#: Seconds of all plans of a layer after which no further plan is timed.
+TIMED_SECONDS = 1.0
 #: From this many channels and filters on, cuDNN is faster than blocked_gemm, in a forward pass and in a gradient to the
 #: weight (benchmarks/gradients_gpu.py).
 _WIDE, _WIDE_WEIGHT_GRADIENT = 64, 32
@@ -62,17 +64,18 @@ def library() -> Any:
     return package
 
 
-#: cuDNN's handles by GPU: a call sets the handle's stream first, so it holds the lock until its work is queued.
-_handles: dict[int, Any] = {}
+#: A call sets the stream of its GPU's handle first, so it holds the lock until its work is queued.
 _lock = Lock()
 
 
 def _handle() -> Any:
     """Return the current GPU's handle."""
-    device = cuda.cupy().cuda.runtime.getDevice()
-    if device not in _handles:
-        _handles[device] = library().create_handle()
-    return _handles[device]
+    return _handle_of(cuda.cupy().cuda.runtime.getDevice())
+
+
+@cache
+def _handle_of(device: int) -> Any:
+    return library().create_handle()
 
 
 class _Graph:
@@ -150,7 +153,7 @@ class _Graph:
     def _fastest(self, pointers: Mapping[Any, int]) -> int:
         """Return the number of the fastest of the first plans; those that do not run, or have no room, are left out."""
         seconds: dict[int, float] = {}
-        end = time.perf_counter() + _TIMED_SECONDS
+        end = time.perf_counter() + TIMED_SECONDS
         clock = timer.GpuClock("cudnn")
         for number in chain([self._number], islice(self._plans, _TIMED_PLANS - 1)):
             try:
@@ -171,6 +174,12 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 def _graph(problem: ConvProblem, device: int) -> _Graph:
     with cuda.on(device):
         return _Graph(problem)
+
+
+def forget_plans() -> None:
+    """Look for cuDNN again at the next call, and plan and time each layer again."""
+    for cached in (library, _handle_of, _graph):
+        cached.cache_clear()
 
 
 def _planned(problem: ConvProblem) -> _Graph:
@@ -196,7 +205,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 #: the transformed products has 31 times the effect on an output that one of the products has: along each axis the root
 #: of the largest row of A^2 (G^2 1) (B^2 1) / 3, with the squares of each element of the matrices in "Fast Algorithms
 #: for Convolutional Neural Networks" (A. Lavin and S. Gray, 2016). The transforms and the product round 20 times.
-_AMPLIFICATION, _ROUNDINGS = 31.4, 20
+AMPLIFICATION, _ROUNDINGS = 31.4, 20
 #: A sum of the transformed products has n / 9 terms, and rounds each half as often, on average.
 _SUM_ROUNDINGS = 1 / 18
 #: Six standard deviations of rounding errors that are uniform up to 2^-24. The square of normal factors' root mean
@@ -213,7 +222,7 @@ def _bound(problem: ConvProblem) -> float:
     the error of an element can be larger.
     """
     walk = sqrt(_ROUNDINGS / problem.products + _SUM_ROUNDINGS)
-    return max(float32_bound(problem), _DEVIATIONS * _NORMAL * _AMPLIFICATION * walk * EPS32)
+    return max(float32_bound(problem), _DEVIATIONS * _NORMAL * AMPLIFICATION * walk * EPS32)
 
 
 def is_faster_than_fp16x3(problem: ConvProblem, chip: Chip) -> bool:

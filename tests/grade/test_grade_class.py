@@ -20,6 +20,7 @@ from submissions import logged
 
 from ece408_op.grade import _grading, cli
 from ece408_op.grade._device import Device
+from ece408_op.grade._errors import EndedError
 from ece408_op.grade._grading import Grader
 from ece408_op.grade._rounds import Bench
 from ece408_op.grade._sandbox import Tools
@@ -113,18 +114,18 @@ def test_one_submission_at_a_time_has_the_gpu(monkeypatch: pytest.MonkeyPatch, t
         def check(self) -> None:
             checked.append(self.number)
 
-    def run(self: Grader, record: dict, program: object) -> None:
+    def run(*arguments: object) -> None:
         assert busy.acquire(blocking=False)
         time.sleep(0.02)
         busy.release()
-        record["status"], record["reason"] = "passed", "nothing was run"
+        raise EndedError("crashed", "nothing was run")
 
-    monkeypatch.setattr(Grader, "_run", run)
+    monkeypatch.setattr(_grading, "try_network", run)
     kernel = TEXTBOOK.parents[1] / "python" / "on_the_gpu.py"
     found = [Submission(Path(f"{number}.py"), kernel, "gpu") for number in range(9)]
     grader = Grader(Bench(Tools(tmp_path), Spec(), Checked(0)), "gpu", 1, alone=threading.Lock())
     records = _grading.grade_all(found, {"gpu": grader}, 5)
-    assert [record["status"] for record in records] == ["passed"] * 9
+    assert [record["status"] for record in records] == ["crashed"] * 9
     assert checked == [0] * 9
 
 

@@ -94,7 +94,7 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
         raise EndedError("crashed", "it did begin")
 
     monkeypatch.setattr(_rounds, "Worker", never)
-    monkeypatch.setattr(_rounds, "_PAUSE_OF_STARTS", 0.0)
+    monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_STARTS", 0.0)
     with pytest.raises(EndedError if failures == 2 else HarnessError):
         try_network(Bench(TOOLS, Spec()), PROGRAM, NET, 3, 1.0)
     assert len(begun) == 3

@@ -296,10 +296,10 @@ def test_records_need_a_folder_that_is_there(tmp_path: Path, capsys: pytest.Capt
 def test_who_interrupts_is_told_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **keywords: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_graded", interrupted)
+    monkeypatch.setattr(_submission, "find", interrupted)
     assert cli.main([str(tmp_path), "--json", str(tmp_path / "out.json")]) == 130
     assert capsys.readouterr().err == "ece408-grade: interrupted; the same command continues where it stopped\n"
 

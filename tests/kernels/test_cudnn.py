@@ -24,6 +24,8 @@ STRIDED = ConvProblem(128, 128, 56, 56, 128, 3, stride=(2, 2), pad=(1, 1))
 FIRST = ConvProblem(128, 3, 224, 224, 64, 7, stride=(2, 2), pad=(3, 3))
 LARGE = ConvProblem(128, 64, 27, 27, 192, 5, pad=(2, 2))
 DEPTHWISE = ConvProblem(128, 32, 112, 112, 32, 3, stride=(2, 2), pad=(1, 1), groups=32)
+#: Plans that shorten the factors or the sums, and the transforms that lose digits.
+EXCLUDED = {"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "WINOGRAD_TILE_13x13"}
 
 
 class Tensor:
@@ -134,10 +136,16 @@ def cupy():
     )
 
 
+def forget():
+    """Plan and choose again."""
+    cudnn.forget_plans()
+    dispatch.forget_choices()
+
+
 @pytest.fixture
 def installed(monkeypatch):
     """Have a package cudnn, and one GPU."""
-    notes = SimpleNamespace(**{name: name for name in (*cudnn._EXCLUDED, "WINOGRAD")})
+    notes = SimpleNamespace(**{name: name for name in (*EXCLUDED, "WINOGRAD")})
     package = SimpleNamespace(
         backend_version=lambda: 91900,
         create_handle=lambda: "handle",
@@ -151,12 +159,9 @@ def installed(monkeypatch):
     monkeypatch.setattr(cuda, "cupy", cupy)
     monkeypatch.setattr(Graph, "made", [])
     monkeypatch.setattr(Graph, "freed", [])
-    monkeypatch.setattr(cudnn, "_handles", {})
-    for cached in (cudnn.library, cudnn._graph, dispatch._select):
-        cached.cache_clear()
+    forget()
     yield package
-    for cached in (cudnn.library, cudnn._graph, dispatch._select):
-        cached.cache_clear()
+    forget()
 
 
 @pytest.mark.parametrize("architecture", [70, 80, 90])
@@ -202,8 +207,7 @@ def test_it_asks_for_the_convolution_in_float32(installed, problem, name):
     asked, words = graph.asked
     assert asked == f"conv_{name}"
     assert (words["stride"], words["padding"], words["dilation"]) == ([2, 2], [1, 1], [1, 1])
-    shortened = {"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}
-    assert graph.excluded == {*shortened, "WINOGRAD_TILE_13x13"}
+    assert graph.excluded == EXCLUDED
     (call,) = plan.steps(problem.batch)
     assert plan.launch_ranges(problem.batch) == [(0, problem.batch)]
     call.call(dict(zip(problem.operands, (16, 32, 48))), Stream())
@@ -254,11 +258,10 @@ def test_plans_are_timed_for_a_limited_time(installed, monkeypatch):
     monkeypatch.setattr(Graph, "workspaces", (1,) * 12)
     monkeypatch.setattr(Graph, "times", (1.0,) * 12)
     assert set(ran(STRIDED, Stream())[0]) == set(range(10))
-    for cached in (cudnn._graph, dispatch._select):
-        cached.cache_clear()
+    forget()
     Graph.made.clear()
     monkeypatch.setattr(Graph, "times", (100.0,) * 12)
-    monkeypatch.setattr(cudnn, "_TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(cudnn, "TIMED_SECONDS", 0.0)
     assert ran(STRIDED, Stream())[0] == [0, 0, 0]
 
 
@@ -285,7 +288,7 @@ def test_its_bound_covers_winograds_transforms():
         [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
          [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]], "f")  # fmt: skip
     squares = (a**2) @ ((g**2).sum(1) * (b**2).sum(1))
-    assert squares.max() / 3 == pytest.approx(cudnn._AMPLIFICATION, rel=0.01)
+    assert squares.max() / 3 == pytest.approx(cudnn.AMPLIFICATION, rel=0.01)
     rng = np.random.default_rng(1)
     for channels in (4, 64):
         problem = ConvProblem(500, channels, 6, 6, 8, 3)

@@ -141,7 +141,7 @@ def test_gradients_on_the_gpu_are_nan_and_used_once():
         mx.nd.waitall()
     kept = found.get_params()[0]
     assert all(np.array_equal(kept[name].asnumpy(), array) for name, array in after.items())
-    assert not trainer._left
+    assert not trainer.waiting
 
 
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
