@@ -30,10 +30,9 @@ def require_support(kernel: CudaKernel, problem: ConvProblem) -> Any:
     cupy = require_gpu()
     reasons = kernel.not_supported_reasons(problem, cuda.chip())
     if reasons:
-        shapes = (problem.x_shape, problem.w_shape, problem.y_shape)
         with pytest.raises(UnsupportedError, match=re.escape("; ".join(reasons))):
             # These arrays have no memory: the call must not read or write any.
-            kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in shapes))
+            kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in problem.shapes))
         pytest.skip(f"{kernel.name} does not take the layer: {'; '.join(reasons)}")
     return cupy
 

@@ -151,7 +151,7 @@ def test_promotion_lowers_the_error_of_long_sums(kernel, positive):
     # Of 588 products, added up by tensor cores alone, positive ones fell short by 21 units of 2^-23 in the mean, where
     # they do by 2 with promotion, and mixed ones erred by up to 1.9e-7 of sum |x||w|.
     require_gpu()
-    problem = ConvProblem(8, 12, 34, 34, 16, 7)
+    problem = _layer(kernel, 8, [(12, 34, 34, 16, 7)])
     rng = np.random.default_rng(408)
     low = 0 if positive else -1
     x, w = (rng.uniform(low, 1, shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
@@ -185,7 +185,7 @@ def test_images_that_cannot_be_split_leave_the_others_alone(kernel):
 @_kernels("fp16x3", parts=("warpgroup", "mma_sync"))
 def test_tuning_keeps_the_fastest_tile_which_is_right(kernel):
     cp = require_gpu()
-    problem = ConvProblem(40, 6, 31, 29, 17, 4)
+    problem = _layer(kernel, 40, [(6, 31, 29, 17, 4)])
     x, w = _random(problem)
     tile = tuning.tune(kernel, problem, cp.asarray(x), cp.asarray(w), cp.empty(problem.y_shape, np.float32))
     assert tile in kernel.tiles(problem, cuda.chip(), 4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_case import require_gpu
+from gpu_case import require_support
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
@@ -103,7 +103,7 @@ def test_auto_takes_them_for_layers_of_real_networks(problem, expected):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("kernel", "problem"), CASES, ids=[f"{kernel.name}-{problem}" for kernel, problem in CASES])
 def test_it_is_right_and_computes_what_cannot_be_split_in_float32(kernel: CudaKernel, problem: ConvProblem):
-    cupy = require_gpu()
+    cupy = require_support(kernel, problem)
     rng = np.random.default_rng(408)
     plain = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
     special = [array.copy() for array in plain]
