@@ -50,7 +50,7 @@ that does not support a layer is a row that says why.""",
         "time whole networks, and compare their predictions with MXNet's",
         """\
 forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
-take part, also with images that are on the GPU already (gpu). With --training, steps of gpu_network and PyTorch.""",
+take part, also with images that are on the GPU already (gpu). --training: gpu_network and PyTorch.""",
         "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
         "--context --training --set --network --images --seed",
     ),
@@ -264,7 +264,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--set": {
             "choices": list(sets),
             "default": "course",
-            "help": "what is timed: the course's, or that of known image classifiers, with 128 images",
+            "help": "the course's networks or layers, or those of known image classifiers, with 128 images",
         },
         "--layer": {
             **several,
@@ -273,7 +273,11 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
         "--network": {**several, "help": "of models/, or of Gluon's such as resnet50_v1, in place of --set"},
         "--random": {**number, "help": f"N random layers {'as well' if sweep else 'instead'}"},
         "--ranges": {**several, "default": list(ranges), "help": "what random layers come from, in turn"},
-        "--images": {**number, "default": images, "help": "images of each case, at most of random layers"},
+        "--images": {
+            **number,
+            "default": images,
+            "help": "images of each case; random layers have as many at most",
+        },
         "--training": {"action": "store_true", "help": "time training steps, on a GPU"},
         "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
         "--record": {"action": "store_true", "help": "write the times into the tuning table"},

@@ -1,7 +1,7 @@
-"""Training steps of whole networks: gpu_network with MXNet's optimiser and with the GPU's, and PyTorch.
+"""Training steps of whole networks: gpu_network with MXNet's optimiser and with one on the GPU, and PyTorch.
 
-A step is forward and backward pass and the update of SGD with momentum; it ends when the parameters are ready. "step"
-has the images in ordinary, pageable memory, "gpu" on the GPU. The losses of the first steps are compared.
+A step is the forward pass, the backward pass and the update of SGD with momentum; it ends when the parameters are
+ready. The call "step" has the images in pageable memory, "gpu" on the GPU. The losses of the first steps are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .results import FAILED, PASSED, Case, Row
 STEP, ON_GPU = "step", "gpu"
 
 _RATE, _MOMENTUM, _DECAY = 0.01, 0.9, 1e-4
-#: Steps whose losses are compared, and how far these may be apart: the steps multiply the rounding errors of the first.
+#: Steps whose losses are compared, and their largest relative difference: each step amplifies rounding errors.
 _COMPARED, _TOLERANCE = 3, 1e-3
 
 #: Does one step and returns its loss, or something that has it.
@@ -34,9 +34,9 @@ Step = Callable[[], Any]
 def case(
     name: str, images: int | None, repeats: int, seed: int, ceilings: None, progress: Callable[[Row], Any]
 ) -> Case:
-    """All contestants on one network, with ``images`` images in a step, and the same parameters at first.
+    """Time all contestants on one network, with ``images`` images in a step; they begin with the same parameters.
 
-    A row fails where the losses differ from those of the first contestant, unless dropout makes them random.
+    A row fails if its losses differ from the first contestant's, unless the network has dropout: they are random then.
     """
     network, pixels, labels = _given(name, images, seed)
     rows: list[Row] = []

@@ -38,8 +38,11 @@ _TUNED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of kernels on one layer, in milliseconds by kernel name; the predictions of those that have their own,
-    where the others' is ``kernel.roofline_milliseconds``; and the choices of those that have several tiles."""
+    """What was measured on one layer, by kernel name.
+
+    milliseconds: times. estimates: predictions of the kernels that have their own; that of the others is
+    ``kernel.roofline_milliseconds``. tiles: the fastest tile of the kernels that have several.
+    """
 
     problem: ConvProblem
     milliseconds: dict[str, float]
@@ -94,7 +97,7 @@ def _nearest_chips(tables: tuple[ChipTable, ...], chip: Chip) -> list[ChipTable]
 def recorded_tile(name: str, problem: ConvProblem, chip: Chip, path: Path = TABLE) -> Mapping[str, int]:
     """Return the tile with which a kernel was fastest on a layer, of any batch; empty where none is recorded.
 
-    A tile is what the kernel's candidates for a layer differ in, by name. One that ``use_tile`` was given comes first.
+    A tile has the values, by name, in which the kernel's candidates differ. A tile of ``use_tile`` comes first.
     """
     used = _used.get((name, problem.with_batch(1), chip.name))
     if used is not None:
@@ -115,10 +118,10 @@ def use_tile(name: str, problem: ConvProblem, chip: Chip, tile: Mapping[str, int
 
 
 def tune(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> Mapping[str, int]:
-    """Fill out with each of the kernel's tiles, and take the fastest for this layer from now on in this process.
+    """Time each of the kernel's tiles; the process takes the fastest for this layer from now on. Fills out.
 
-    The arrays are those of ``kernel.run``. The timed calls, two per tile, take 50 ms at most, or those of the first
-    tile; compiling takes seconds. Returns the tile, empty for kernels without a choice.
+    The arrays are those of ``kernel.run``. No tile is timed after 50 ms of timed calls, two per tile; compiling takes
+    seconds. Returns the tile, empty for kernels without a choice.
     """
     chip, clock = cuda.chip(x.device.id), GpuClock(kernel.name)
     aligned = cuda.alignment(*(array.data.ptr for array in (x, w, out)))

@@ -103,7 +103,7 @@ def _within(
         elif suffix in (_SUFFIXES[context] if context else SUFFIXES[:-1]):
             found.append(_of_file(child, context))
         elif suffix in SUFFIXES or "forward" in child.name.lower():
-            over.append((child, "taken for no submission; one that it is has to be given by its own path"))
+            over.append((child, "not taken for a submission; if it is one, give its own path"))
     return found, over
 
 

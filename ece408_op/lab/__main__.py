@@ -121,9 +121,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     option = parser.add_argument
     option("file", type=Path, metavar="FILE", help="a .h, .cu, .cuh or .py file; or: new FILE")
     option("--watch", action="store_true", help="check it again at each save")
-    layer = (
-        "layers: channels, rows, columns, filters, the filter's size (default: those that the file's constants mean)"
-    )
+    layer = "layers: channels, rows, columns, filters, the filter's size (default: the course's that fit the file)"
     option("--layer", nargs="+", type=_layer, default=[], metavar="CxHxWxMxK", help=layer)
     option("--images", type=_images, metavar="N", help="images (default: few, then more)")
     option("--emulate", action="store_true", help="emulate a CUDA file on the CPU, although there is a GPU")

@@ -40,8 +40,8 @@ def gpu_network(
     program that imports ``ece408_op`` can load the saved symbol.
 
     With ``for_training``, a forward pass with is_train=True keeps its values on the GPU, and the backward pass computes
-    the gradients to data and parameters; loss and optimiser are MXNet's. Each pass copies the parameters, or their
-    gradients, once.
+    the gradients to data and parameters; MXNet computes the loss and the update. A forward pass copies the parameters
+    to the GPU, and a backward pass copies their gradients back.
 
     Args:
         symbol: the network, an MXNet Symbol.
@@ -55,7 +55,7 @@ def gpu_network(
             each batch, and ``op_times`` has a record of each.
         for_training: whether the node has gradients, on one GPU.
         gradients: with ``for_training``, where the gradients to parameters are. With "gpu" they stay there for an
-            optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them have NaN.
+            optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them contain NaN.
 
     Returns:
         (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and outputs keep their

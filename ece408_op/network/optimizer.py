@@ -1,9 +1,9 @@
 """``gpusgd`` and ``gpuadam``: MXNet's optimisers SGD and Adam, which update the parameters on a GPU.
 
-They are MXNet's own classes but for the update itself: learning rates and their schedule, weight decay, the factors of
-single parameters, ``rescale_grad`` and ``clip_gradient`` are those of the base classes. A network whose gradients stay
-on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied there. The new
-parameters are in MXNet's arrays when the update ends, so whatever reads or saves these has the right values.
+They are subclasses of MXNet's optimisers that change the update alone: learning rates and their schedule, weight decay,
+the factors of single parameters, ``rescale_grad`` and ``clip_gradient`` work as in the base classes. A network whose
+gradients stay on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied there.
+The update ends with the new parameters in MXNet's arrays, which can be read and saved as always.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ._updates import Adam, Sgd
 
 
 class State:
-    """A parameter's state: float32 arrays on the host until the first update, then on a GPU; how many updates it had.
+    """A parameter's state: float32 arrays, and the number of its updates.
 
-    A pickled state has them on the host.
+    The arrays are on the host until the first update, then on a GPU. A pickled state has them on the host.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray], updates: int = 0) -> None:
@@ -103,7 +103,7 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
 
     Raises:
         ProblemError: a parameter is not float32 and dense in mx.cpu(), or a state is not this class's.
-        DeviceError: the GPU fails; whoever waits for the first parameter gets it. Parameters are as before.
+        DeviceError: the GPU fails; raised by a wait for the first parameter. All parameters are unchanged.
     """
 
     def __init__(self, **keywords: Any) -> None:

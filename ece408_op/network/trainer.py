@@ -5,7 +5,7 @@ back. The backward pass copies the outputs' gradients and the labels in, and the
 crosses the bus once per step in each direction, through the pipeline's pinned buffers and several threads.
 
 Gradients to parameters can stay on the GPU for an optimiser there, ``update``. MXNet's arrays for them then have a
-signalling NaN in each element: nobody can use these by mistake, and any arithmetic with them changes their bits.
+signalling NaN in each element: results computed from them are NaN, and arithmetic in place changes their bits.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _is_left(one: _Left | None, gradient: np.ndarray) -> bool:
     if bits[0] in (_LEFT, _CHANGED):
         raise ProblemError(
             "gradients='gpu': expected gradients as the network's last backward pass left them, got others: it ran "
-            "twice before this update or not at all, or something used the arrays; pass gradients='cpu'"
+            "twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"
         )
     return False
 

@@ -1,4 +1,4 @@
-"""Python functions in MXNet's engine: they run in one of its threads when the arrays that they use are ready."""
+"""Queue Python functions in MXNet's engine, which runs them in its threads when the arrays that they use are ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mxnet as mx
 
 from . import mxnet_errors
 
-_works: dict[int, Callable[[], None]] = {}
+_queued: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)
 
 
@@ -21,15 +21,15 @@ class _Context(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int), ("number", ctypes.c_int32))
 
 
-#: What MXNet calls, with its own context and the number of the work.
-_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda context, number: _works.pop(number)())
+#: MXNet calls this with its own context and the number of a queued function.
+_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda context, number: _queued.pop(number)())
 
 
 def queue(work: Callable[[], None], reads: Sequence[Any], writes: Sequence[Any], name: str) -> None:
-    """Have MXNet call ``work`` after all that is pending on these NDArrays; later readers of ``writes`` wait for it.
+    """Have MXNet call ``work`` after all pending operations on these NDArrays; later readers of ``writes`` wait for it.
 
-    The arrays are different ones in mx.cpu(). ``work`` calls nothing of MXNet's that waits. If it raises, whoever waits
-    for the first of ``writes`` gets the error.
+    All arrays are in mx.cpu(), and none is passed twice. ``work`` must not call functions of MXNet that wait. If it
+    raises, a wait for the first of ``writes`` raises the error. ``name`` is for MXNet's profiler.
     """
     failed: list[Exception] = []
 
@@ -43,7 +43,7 @@ def queue(work: Callable[[], None], reads: Sequence[Any], writes: Sequence[Any],
                 failed.append(reason)
 
     number = next(_numbers)
-    _works[number] = run
+    _queued[number] = run
     handles = ((ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays)) for arrays in (reads, writes))
     read, written = handles
     mx.base.check_call(

@@ -1,7 +1,7 @@
 """cudnn: NVIDIA's library, through its Python package nvidia-cudnn-frontend, where it is faster than our kernels.
 
-The first call for a layer times the first plans of cuDNN's heuristics, and the process keeps the fastest. Plans are
-excluded that round the factors to TF32 or to shorter formats, that add in these, or whose transforms lose digits. The
+The first call for a layer times the first plans of cuDNN's heuristics, and the process keeps the fastest. Excluded are
+plans that round the factors to TF32 or shorter formats, accumulate in these, or have transforms that lose digits. The
 results of two runs may differ in the last bits: the order of cuDNN's sums and the fastest plan vary.
 """
 
@@ -208,8 +208,8 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 AMPLIFICATION, _ROUNDINGS = 31.4, 20
 #: A sum of the transformed products has n / 9 terms, and rounds each half as often, on average.
 _SUM_ROUNDINGS = 1 / 18
-#: Six standard deviations of rounding errors that are uniform up to 2^-24. The square of normal factors' root mean
-#: square by that of their mean magnitude.
+#: Six standard deviations of rounding errors that are uniform up to 2^-24. For normal factors, the mean
+#: square divided by the square of the mean magnitude.
 _DEVIATIONS, _NORMAL = 6 / sqrt(3), pi / 2
 
 

@@ -137,7 +137,7 @@ def test_gradients_on_the_gpu_are_nan_and_used_once():
     mx.nd.waitall()
     gradients *= 0.5
     found.update()
-    with pytest.raises(ProblemError, match="something used the arrays; pass gradients='cpu'"):
+    with pytest.raises(ProblemError, match="something changed the arrays; pass gradients='cpu'"):
         mx.nd.waitall()
     kept = found.get_params()[0]
     assert all(np.array_equal(kept[name].asnumpy(), array) for name, array in after.items())
