@@ -96,9 +96,8 @@ def grade_all(
     keys = [key(one) for one in found]
     done: dict[str, Record] = dict(log.done) if log else {}
     waiting = {name: one for name, one in zip(keys, found) if name not in done}
-    seconds = 0.1 if sys.stderr.isatty() else 10.0  # in a file each update is a line
-    begun = {"total": len(found), "initial": len(found) - len(waiting), "disable": len(found) < 2}
-    bar = tqdm(desc="submissions", mininterval=seconds, **begun)
+    quiet = len(found) < 2 or not sys.stderr.isatty()
+    bar = tqdm(total=len(found), initial=len(found) - len(waiting), desc="submissions", disable=quiet)
     pool = ThreadPoolExecutor(jobs, THREADS)
     futures: dict[Future[Record], str] = {}
     with bar:

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,9 +132,8 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     jobs = 1 + _COMPILING if gpu else arguments.jobs
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
-    progress = _Progress()
     if len(found) == 1:
-        graders = {key: replace(one, bench=replace(one.bench, progress=progress)) for key, one in graders.items()}
+        graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
     for path, why in passed_over:
         text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
         print(_printable(text, sys.stderr.encoding), file=sys.stderr)
@@ -144,7 +142,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
         log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
     records = _grading.grade_all(found, graders, jobs, log)
-    progress("")
+    _progress("")
     if log:
         with replacing(arguments.json) as file:
             file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
@@ -155,21 +153,10 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     return records
 
 
-class _Progress:
-    """Shows the step of a single submission, on a terminal in one line that the next one overwrites.
-
-    Elsewhere a step is a line, once a second has passed since the line before.
-    """
-
-    def __init__(self) -> None:
-        self._shown = 0.0
-
-    def __call__(self, text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif text and time.monotonic() - self._shown >= 1:
-            self._shown = time.monotonic()
-            print(f"ece408-grade: {text}", file=sys.stderr, flush=True)
+def _progress(text: str) -> None:
+    """Show the step of a single submission on a terminal, in one line that the next one overwrites."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _private(arguments: argparse.Namespace, found: list[_submission.Submission]) -> tuple[Path, ...]:

@@ -158,9 +158,5 @@ def test_ended_by_a_signal_it_leaves_nothing_behind(tmp_path: Path, name: str, p
     time.sleep(pause)
     process.terminate()
     errors = process.communicate(timeout=20)[1]  # of several minutes that were left
-    assert process.returncode == 128 + signal.SIGTERM
-    *steps, last = errors.splitlines()
-    assert last == "ece408-grade: interrupted" and all(
-        "image" in step or step.endswith("compiling") for step in steps
-    ), errors
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "ece408-grade: interrupted\n")
     assert list(scratch.iterdir()) == []
