@@ -13,7 +13,6 @@ from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from math import prod
 from typing import Any
@@ -28,6 +27,7 @@ from ece408_op.errors import Ece408Error
 from ece408_op.models import files, shapes
 from ece408_op.runtime import cuda
 
+from . import layers
 from .results import FAILED, FIRST, PASSED, Case, Row
 
 #: Networks by set: one of each architecture of the course, and image classifiers of Gluon's with random weights.
@@ -229,12 +229,10 @@ def _pytorch(network: Any, pixels: np.ndarray) -> Iterator[tuple[str, dict[str, 
 
     The first call compiles.
     """
-    if not find_spec("torch"):
+    if not layers.pytorch_has_cuda():
         return
     import torch
 
-    if not torch.cuda.is_available():
-        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     images = torch.from_numpy(pixels)

@@ -7,7 +7,6 @@ ready. The call "step" has the images in pageable memory, "gpu" on the GPU. The 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ece408_op.data import load_test
 from ece408_op.models import files, shapes
 from ece408_op.runtime import cuda
 
-from . import _networks
+from . import _networks, layers
 from .results import FAILED, PASSED, Case, Row
 
 #: The kinds of call.
@@ -108,12 +107,10 @@ def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str
 
 def _pytorch(network: Any, pixels: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, str, Step]]:
     """PyTorch's steps in float32, with TF32 off; nothing where PyTorch has no GPU."""
-    if not find_spec("torch"):
+    if not layers.pytorch_has_cuda():
         return
     import torch
 
-    if not torch.cuda.is_available():
-        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     images, target = torch.from_numpy(pixels), torch.from_numpy(labels).long().cuda()

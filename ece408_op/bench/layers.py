@@ -210,7 +210,7 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
             calls: Calls = {KERNEL: (partial(run, kernel), evict)}
             yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
         for layout, channels_last in (
-            {"NCHW": False, "NHWC": True}.items() if settings.peers and _pytorch_has_cuda() else ()
+            {"NCHW": False, "NHWC": True}.items() if settings.peers and pytorch_has_cuda() else ()
         ):
             calls = {KERNEL: (_pytorch(problem, x, w, precision, channels_last), evict)}
             yield _Contestant(f"cuDNN {precision} {layout}", calls, _as_float32, _CUDNN_BOUND)
@@ -223,7 +223,8 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
         yield row
 
 
-def _pytorch_has_cuda() -> bool:
+def pytorch_has_cuda() -> bool:
+    """Return whether PyTorch is installed and has a GPU."""
     if not find_spec("torch"):
         return False
     import torch

@@ -77,18 +77,20 @@ def poolings(draw):
     return sizes, {**words, **draw(st.fixed_dictionaries({"count_include_pad": flag, "global_pool": flag}))}
 
 
+CONVOLUTIONS = {
+    "batch": st.integers(1, 3),
+    "groups": st.integers(1, 3),
+    "channels": st.integers(1, 4),
+    "filters": st.integers(1, 4),
+    "image": st.tuples(side, side),
+    "bias": flag,
+    "sizes": st.fixed_dictionaries({"kernel": pair, "stride": pair, "pad": padding, "dilate": pair}),
+}
+
+
 @covers("Convolution")
 @pytest.mark.parametrize("way", WAYS)
-@given(
-    batch=st.integers(1, 3),
-    groups=st.integers(1, 3),
-    channels=st.integers(1, 4),
-    filters=st.integers(1, 4),
-    image=st.tuples(side, side),
-    bias=flag,
-    act=flag,
-    sizes=st.fixed_dictionaries({"kernel": pair, "stride": pair, "pad": padding, "dilate": pair}),
-)
+@given(act=flag, **CONVOLUTIONS)
 @examples(60)
 def test_convolution(way, batch, groups, channels, filters, image, bias, act, sizes):
     kernel = sizes["kernel"]

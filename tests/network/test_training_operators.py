@@ -8,17 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from network_case import mx, ndarrays, values
 from test_network_operators import (
+    CONVOLUTIONS,
     FUNCTION,
     PAIRS,
     POSITIVE,
     UNARY,
     examples,
     flag,
-    padding,
-    pair,
     poolings,
     shape,
-    side,
 )
 
 import ece408_op
@@ -104,15 +102,7 @@ def check(symbol, shapes, terms=1, seed=0, low=None, is_loss=False, args=None, s
 
 # On a GPU, tests/kernels has all of this, and each shape would be compiled.
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
-@given(
-    batch=st.integers(1, 3),
-    groups=st.integers(1, 3),
-    channels=st.integers(1, 4),
-    filters=st.integers(1, 4),
-    image=st.tuples(side, side),
-    bias=flag,
-    sizes=st.fixed_dictionaries({"kernel": pair, "stride": pair, "pad": padding, "dilate": pair}),
-)
+@given(**CONVOLUTIONS)
 @examples(40)
 def test_convolution(way, batch, groups, channels, filters, image, bias, sizes):
     kernel = sizes["kernel"]

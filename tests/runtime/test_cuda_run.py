@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,11 +66,8 @@ def test_threads_with_other_filters_do_not_share_constant_memory():
                 results[seed, turn] = (x, w, out)
             stream.synchronize()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert len(results) == 40
     for arrays in results.values():
         assert_right(CONSTANT, problem, *arrays)

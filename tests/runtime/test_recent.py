@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -26,11 +27,8 @@ def test_threads_may_set_keys_at_once():
         for key in range(first, 40_000, 8):
             recent[key] = key
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert len(recent) == 10
     assert all(key == value for key, value in recent.items())
 
@@ -52,13 +50,10 @@ def test_compiled_code_that_nobody_uses_is_freed_once_enough_other_code_is_compi
 
 def test_threads_compile_once():
     made = []
-    make = llvm.compiled_once(lambda number: made.append(number) or Made())
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(make(7))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # While one thread compiles, the others ask for the same code.
+    make = llvm.compiled_once(lambda number: time.sleep(0.05) or made.append(number) or Made())
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(make, [7] * 8))
     assert made == [7]
     assert len(set(map(id, found))) == 1
 
