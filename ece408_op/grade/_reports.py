@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ece408_op.data.atomic import output_folder_problem, replacing
+from ece408_op.runtime import templates
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.occupancy import KernelNotes
 
@@ -154,16 +154,9 @@ def render(template: str, shown: Mapping[str, Any]) -> str:
 @cache
 def _templates() -> Any:
     try:
-        jinja2 = import_module("jinja2")
+        environment = templates.environment(Path(__file__).parent)
     except ImportError as error:
         raise SpecError(f"--reports: expected Jinja2, got {error}; {command('report')}") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     environment.filters.update(ms=_ms, share=_share)
     return environment
 

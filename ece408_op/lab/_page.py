@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
 from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import templates
 from ece408_op.runtime.install_hint import command
 
 from . import _screen
@@ -36,16 +36,9 @@ def write(result: Mapping[str, Any], folder: Path) -> Path:
 def as_page(result: Mapping[str, Any]) -> str:
     """Return the page, which fetches nothing; its style is that of the grader's pages."""
     try:
-        jinja2 = import_module("jinja2")
+        environment = templates.environment(Path(__file__).parent, Path(runner.__file__).parent)
     except ImportError as error:
         raise DeviceError(f"--html: expected Jinja2, got {error}; {command('report')}") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([Path(__file__).parent, Path(runner.__file__).parent]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     counted = [entry for entry in result["layers"] if entry["lines"]]
     entry = max(counted, key=lambda one: int(one["counters"]["sectors"]), default=None)
     shown = {"result": result, "name": _screen.layer_name, "lines": source_lines(result["source"], entry)}

@@ -13,6 +13,7 @@ from ece408_op.core import dispatch
 from ece408_op.data.atomic import output_folder_problem, replacing
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
+from ece408_op.runtime import templates
 from ece408_op.runtime.install_hint import command
 
 from ._commands import MILESTONES, Asked, all_commands
@@ -65,14 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def as_page(asked: Asked, runs: Runs) -> str:
     """The page in one file of HTML, in which all text is escaped; it fetches nothing."""
-    jinja2 = import_module("jinja2")
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = templates.environment(Path(__file__).parent)
     environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
     return str(environment.get_template("page.html.j2").render(sections=sections(asked, runs)))
 

@@ -11,6 +11,7 @@ thread_pool       threads that share the parts of one call
 memory            aligned scratch memory, outputs with mapped pages
 shared_libraries  the libraries of the nvidia-* wheels
 install_hint      the pip command that installs an extra
+templates         Jinja's environment of the HTML pages
 process_usage     time and memory of the process
 timing            medians and their intervals
 """
