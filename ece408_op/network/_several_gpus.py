@@ -33,23 +33,27 @@ class SeveralGpus:
         edges = [images * part // len(self._engines) for part in range(len(self._engines) + 1)]
         shares = [slice(first, last) for first, last in zip(edges, edges[1:])]
         first, *others = (number for number, share in enumerate(shares) if share.start < share.stop)
-        comparing = self._engines[first]
-        known = comparing.sent
+        known = self._engines[first].sent
+        #: What the first GPU computed with: other calls may change what it has at any time.
+        used: list[Sequence[np.ndarray]] = []
 
-        def run(engines: Sequence[int]) -> None:
+        def run(engines: Sequence[int], checked: Sequence[np.ndarray]) -> None:
             """Have some of the GPUs compute; the first one alone compares the parameters, for all."""
 
             def work(part: int) -> None:
                 number = engines[part]
-                mine, one = shares[number], self._engines[number]
-                checked = comparing if one is not comparing and parameters else None
+                mine = shares[number]
+                arrays = [x[mine] for x in data], parameters, [y[mine] for y in outputs]
                 try:
-                    one.run([x[mine] for x in data], parameters, [y[mine] for y in outputs], checked)
+                    if number == first:
+                        used.append(self._engines[number].run(*arrays))
+                    else:
+                        self._engines[number].run(*arrays, checked)
                 except DeviceError as error:
                     raise DeviceError(f"GPU {self._numbers[number]}: {error}") from error
 
             share(work, len(engines), len(engines))
 
-        run([first, *others] if known or not parameters else [first])
-        if comparing.sent is not known:
-            run(others)
+        run([first, *others] if known or not parameters else [first], known)
+        if used[0] is not known:
+            run(others, used[0])

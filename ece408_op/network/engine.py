@@ -73,17 +73,18 @@ class Engine:
         data: Sequence[np.ndarray],
         parameters: Sequence[int],
         outputs: Sequence[np.ndarray],
-        checked: Engine | None = None,
-    ) -> None:
+        checked: Sequence[np.ndarray] | None = None,
+    ) -> Sequence[np.ndarray]:
         """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
 
         Parameters are addresses: to make views of hundreds of arrays would take a millisecond. Outputs share no memory
-        with the others. Returns when they are filled. Raises DeviceError if the GPU fails or has no memory for one
-        image. checked: an engine of the same network that has run with these parameters.
+        with the others. Returns the copies of the parameters that it computed with, when the outputs are filled. Raises
+        DeviceError if the GPU fails or has no memory for one image. checked: what an engine of the same network
+        returned for these parameters: they are not compared.
         """
         with self.gpu.lock, self.gpu.device, cuda.reported("network"):
-            if checked is not None and self.sent is not checked.sent:
-                self._send(checked.sent)
+            if checked is not None and self.sent is not checked:
+                self._send(checked)
             known = bool(self._parameters) or not parameters
             if not known:
                 self._send(self._copied(parameters))
@@ -99,6 +100,7 @@ class Engine:
                 raise
             for record in batch.op_times(len(data[0])):
                 op_times.record(record)
+            return self.sent
 
     def compute(self, data: Sequence[Any]) -> list[Any]:
         """Return the outputs for CuPy arrays, all images at once on the current stream, with the parameters of ``run``.
@@ -125,12 +127,14 @@ class Engine:
 
     def _send(self, parameters: Sequence[np.ndarray]) -> None:
         """Send all parameters, arrays that nobody changes."""
+        # Where the GPU fails meanwhile, it has none of them.
+        self.sent, self._parameters = [], {}
         with self.gpu.stream:
-            self.sent, self._sent_at = parameters, [address(array) for array in parameters]
-            self._parameters = dict(zip(self.network.parameters, map(cuda.cupy().asarray, parameters)))
+            found = dict(zip(self.network.parameters, map(cuda.cupy().asarray, parameters)))
             for batch in self.batches.values():
-                batch.prepare(self._parameters)
+                batch.prepare(found)
         cuda.wait("network", self.gpu.stream)
+        self.sent, self._sent_at, self._parameters = parameters, [address(array) for array in parameters], found
 
     def _batch(self, shapes: Sequence[Shape], at_once: bool = False) -> Batch:
         """Return what computes data of these shapes, made at the first call with them."""

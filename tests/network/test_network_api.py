@@ -16,6 +16,7 @@ from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
 from ece408_op.plugin import bridge, host_context
+from ece408_op.runtime import cuda
 
 S = mx.sym
 data = S.Variable("data")
@@ -302,6 +303,50 @@ def test_a_batch_is_examined_once_for_several_gpus(gpu, monkeypatch):
     first = on_several(symbol, args, [0, 1])
     monkeypatch.delattr(engine, "splits")
     assert (on_several(symbol, args, [0, 1]) == first).all()
+
+
+def bound_several():
+    """Return an executor of a network on two GPUs, and what it has to compute; those of two have the same graph."""
+    symbol = S.broadcast_mul(data, S.Variable("factor"), name="product")
+    given = {"data": mx.nd.ones((4, 5)), "factor": mx.nd.array(np.random.uniform(1, 2, (1, 5)))}
+    node, params, _ = ece408_op.gpu_network(symbol, {"factor": given["factor"]}, device_ids=[0, 1])
+    return node.bind(mx.cpu(), {**given, **params}), np.repeat(given["factor"].asnumpy(), 4, axis=0)
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_several_gpus_have_the_parameters_of_their_call(gpu, monkeypatch):
+    (first, expected), (second, _) = bound_several(), bound_several()
+    assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
+    run, turns, compared = engine.Engine.run, [first, second], threading.Event()
+
+    def run_between(self, given, parameters, outputs, *checked):
+        """Have the other network compute when the first one's first GPU has computed, and not yet its second one."""
+        if any(checked) and len(turns) == 2:
+            compared.wait(10)
+            turns.pop().forward(is_train=False)[0].wait_to_read()
+        result = run(self, given, parameters, outputs, *checked)
+        compared.set()
+        return result
+
+    monkeypatch.setattr(engine.Engine, "run", run_between)
+    assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
+    assert turns == [first]
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_parameters_that_did_not_arrive_are_sent_again(gpu, monkeypatch):
+    executor, _ = bound_several()
+    executor.forward(is_train=False)[0].wait_to_read()
+    executor.arg_dict["factor"][:] = 7
+
+    def no_room(array):
+        raise network_fake.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.cupy(), "asarray", no_room)
+        with pytest.raises(DeviceError, match="no room"):
+            executor.forward(is_train=False)[0].wait_to_read()
+    assert (executor.forward(is_train=False)[0].asnumpy() == 7).all()
 
 
 def test_images_that_depend_on_each_other_stay_on_one_gpu(gpu):
