@@ -36,6 +36,11 @@ class State:
         self.updates = updates
         self._gpu: Gpu | None = None
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The arrays' shapes."""
+        return [array.shape for array in self._arrays]
+
     def on(self, gpu: Gpu) -> Sequence[Any]:
         """Return the arrays on a GPU, the current one."""
         if self._gpu is not gpu:
@@ -60,34 +65,43 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         return list(self._get_lrs(indices))
 
     def _limits(self) -> dict[str, float]:
-        return {"scale": self.rescale_grad, "clip": self.clip_gradient or math.inf}
+        # As for MXNet, a limit that is not positive is none.
+        clip = self.clip_gradient
+        return {"scale": self.rescale_grad, "clip": clip if clip and clip > 0 else math.inf}
 
     def create_state(self, index: Any, weight: Any) -> State:
         """Return zeros; raises ProblemError for a parameter that is not float32 and dense in mx.cpu()."""
-        if weight.dtype != np.float32 or weight.stype != "default" or bridge.on_gpu(weight):
-            got = f"{np.dtype(weight.dtype).name}, {weight.stype}, in {weight.context}"
-            raise ProblemError(f"{type(self).__name__}: expected float32 parameters, dense, in mx.cpu(), got {got}")
+        self._view(weight, weight.shape, "parameters")
         return State([np.zeros(weight.shape, np.float32) for _ in range(self._rule().states)])
+
+    def _view(self, array: Any, shape: tuple[int, ...], words: str) -> np.ndarray:
+        """Return a view of an array of this shape; raises ProblemError for others."""
+        if array.dtype != np.float32 or array.stype != "default" or bridge.on_gpu(array) or array.shape != shape:
+            expected = f"{type(self).__name__}: expected float32 {words}, dense, in mx.cpu(), of shape {shape}"
+            got = f"{np.dtype(array.dtype).name}, {array.stype}, in {array.context}, of shape {array.shape}"
+            raise ProblemError(f"{expected}, got {got}")
+        return bridge.cpu_view(array, shape)
 
     create_state_multi_precision = create_state
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Queue the update of one parameter or of lists of them."""
         several = isinstance(index, (list, tuple))
-        indices, weights, gradients, states = (
-            list(given) if several else [given] for given in (index, weight, grad, state)
-        )
-        for number, one in zip(indices, states):
-            if not isinstance(one, State):
+        indices, weights, gradients, states = (list(one) if several else [one] for one in (index, weight, grad, state))
+        parameters = [self._view(array, array.shape, "parameters") for array in weights]
+        given = [self._view(array, one.shape, "gradients") for array, one in zip(gradients, parameters)]
+        for number, one, parameter in zip(indices, states, parameters):
+            shapes = [parameter.shape] * self._rule().states
+            if not isinstance(one, State) or one.shapes != shapes:
+                got = f"arrays of the shapes {one.shapes}" if isinstance(one, State) else type(one).__name__
                 name = type(self).__name__
-                raise ProblemError(f"state: expected one that {name} has saved, got {type(one).__name__}")
+                raise ProblemError(f"state: expected one that {name} has saved, of the shapes {shapes}, got {got}")
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
         rates, decays = self._rates(indices), self._get_wds(indices)
-        parameters, given = ([bridge.cpu_view(array) for array in arrays] for arrays in (weights, gradients))
         work = partial(trainer.update, self._rule(), parameters, given, [one.on for one in states], rates, decays)
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 
@@ -102,7 +116,7 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
         keywords: those of mxnet.optimizer.SGD.
 
     Raises:
-        ProblemError: a parameter is not float32 and dense in mx.cpu(), or a state is not this class's.
+        ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), or a state is not this class's.
         DeviceError: the GPU fails; raised by a wait for the first parameter. All parameters are unchanged.
     """
 

@@ -193,5 +193,29 @@ def test_wrong_uses():
     with pytest.raises(ProblemError, match="GpuSGD: expected float32 parameters, dense, in mx.cpu.*got float64"):
         update(0, mx.nd.zeros(3, dtype="float64"), mx.nd.zeros(3, dtype="float64"))
     update.states[0], update.states_synced[0] = mx.nd.zeros(3), True
-    with pytest.raises(ProblemError, match="state: expected one that GpuSGD has saved, got NDArray"):
+    with pytest.raises(ProblemError, match="state: expected one that GpuSGD has saved, .*got NDArray"):
         update(0, mx.nd.zeros(3), mx.nd.zeros(3))
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd"))
+    rows = mx.nd.sparse.row_sparse_array(([[1.0, 2.0]], [1]), shape=(3, 2))
+    for wrong in (rows, mx.nd.ones((3, 2), dtype="float16"), mx.nd.ones((2, 2))):
+        with pytest.raises(ProblemError, match="GpuSGD: expected float32 gradients, dense, in mx.cpu.*, of shape"):
+            update(0, wrong, mx.nd.ones((3, 2)))
+    for rule, shape in (("gpuadam", (3, 2)), ("gpusgd", (2, 2))):
+        other = mx.optimizer.get_updater(mx.optimizer.create(rule))
+        other.set_states(update.get_states())
+        with pytest.raises(ProblemError, match=r"state: expected one that .*got arrays of the shapes \[\(3, 2\)\]"):
+            other(0, mx.nd.ones(shape), mx.nd.ones(shape))
+
+
+@pytest.mark.parametrize("clip", [0, -1.0])
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_a_limit_that_is_not_positive_is_none(rule, clip):
+    weights = {}
+    for name in (rule, f"gpu{rule}"):
+        update = mx.optimizer.get_updater(mx.optimizer.create(name, learning_rate=0.1, clip_gradient=clip))
+        weights[name] = mx.nd.ones(3)
+        update(0, mx.nd.array([0.5, -3, 2]), weights[name])
+    assert_close({"": weights[f"gpu{rule}"]}, {"": weights[rule]})
