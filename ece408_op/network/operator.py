@@ -168,6 +168,8 @@ class NetworkOp(mx.operator.CustomOp):
         #: The last forward pass in training, and the addresses of its parameters.
         self._before: Forward | None = None
         self._addresses: dict[int, int] = {}
+        #: Whether its batch was empty.
+        self._empty = False
 
     @mxnet_errors.reported_with_outputs
     def forward(self, is_train: bool, req: Sequence[str], in_data: Any, out_data: Any, aux: Any) -> None:
@@ -186,8 +188,8 @@ class NetworkOp(mx.operator.CustomOp):
         parameters = bridge.addresses(arrays[place] for place in self._parameters)
         outputs = [bridge.cpu_view(array) for array in out_data]
         # The memory of an earlier pass is free for this one.
-        self._before = None
-        if any(not array.size for array in data):
+        self._before, self._empty = None, any(not array.size for array in data)
+        if self._empty:
             return
         # An output that is added, or that shares memory with data, is computed into a temporary array.
         targets = [
@@ -227,9 +229,9 @@ class NetworkOp(mx.operator.CustomOp):
             for gradient, _ in wanted.values():
                 gradient[...] = np.nan
             raise DeviceError("there is no gradient; pass for_training=True to gpu_network")
-        if any(not array.size for array in out_data):
+        if self._empty:
             for gradient, request in wanted.values():
-                gradient[...] += 0 if request == "add" else -gradient
+                gradient[...] = gradient if request == "add" else 0
             return
         if before is None:
             raise DeviceError("backward: expected a forward pass with is_train=True before, got none")

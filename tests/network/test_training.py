@@ -193,7 +193,22 @@ def test_attributes_of_variables_stay():
     assert node.attr_dict()["w"] == symbol.attr_dict()["w"]
 
 
-def test_an_empty_batch_and_wrong_uses(way):
+@pytest.mark.parametrize("gradients", ["cpu", "gpu"])
+def test_an_empty_batch_has_gradients_of_zero(gradients):
+    symbol = S.FullyConnected(data, num_hidden=2, name="layer")
+    args, _ = values(symbol, {"data": (3, 4)})
+    del args["data"]
+    node = ece408_op.gpu_network(symbol, ndarrays(args), for_training=True, gradients=gradients)[0]
+    with mx.util.np_shape():
+        found = {name: mx.nd.full(array.shape, np.nan) for name, array in args.items()}
+        given = {**ndarrays(args), "data": mx.nd.zeros((0, 4))}
+        executor = node.bind(mx.cpu(), given, found)
+        assert executor.forward(is_train=True)[0].shape == (0, 2)
+        executor.backward([mx.nd.zeros((0, 2))])
+        assert all((array.asnumpy() == 0).all() for array in found.values())
+
+
+def test_wrong_uses():
     symbol = S.FullyConnected(data, num_hidden=2, name="layer")
     args, aux = values(symbol, {"data": (3, 4)})
     executor = bound(node_of(symbol, args), args, aux)
