@@ -121,6 +121,22 @@ def test_convolution_with_what_follows(problem, activation, special, programs):
     assert not np.isfinite(largest[~known]).any()
 
 
+def test_a_recomputed_value_beyond_fp16_is_infinite_for_the_next_layer(programs):
+    # No window holds the NaNs: all outputs are finite in float32.
+    problem = ConvProblem(2, 8, 3, 8, 8, 1, stride=(1, 2))
+    x = images(*problem.x_shape)
+    x[:, 0, 0, 1] = np.nan
+    x[1, :, 2, 2] = 6e4
+    program = split_form.convolution(problem, CHIP)
+    arrays = filters(program, problem, False, programs)
+    got, scales, _ = run(program, {**split(x, exponent=0), **arrays}, problem.y_shape, programs)
+    exact = reference.convolve(x, arrays["w"], problem)
+    too_large = np.abs(exact) > 65504
+    assert too_large[1].any()
+    assert (np.isinf(got) == too_large).all()
+    assert list(np.isfinite(scales[:, 1].view(np.float32))) == [True, False]
+
+
 def test_images_are_split(programs):
     x = images(2, 12, 9, 8)
     x[1] *= 1e-30

@@ -187,8 +187,9 @@ extern "C" __global__ void __launch_bounds__(256)
             const unsigned high_added = Config::residual ? added[0] : 0;
             const unsigned low_added = Config::residual && COMPONENTS == 2 ? added[finish.component()] : 0;
             value = finish(make_float2(value, 0), finish.residual_scale(image), high_added, low_added).x;
-            finish.note(image, __float_as_uint(value) & 0x7fffffff);
             const unsigned high = to_fp16x2(value, 0);
+            // The high component may be above the value, even infinite.
+            finish.note(image, __float_as_uint(fmaxf(fabsf(value), fabsf(from_fp16(high)))));
             y[at] = high;
             if (COMPONENTS == 2) y[finish.component() + at] = fp16x2_residual(value, 0, high);
             // The channels beyond the last.
