@@ -1,7 +1,7 @@
-"""Indices beyond arrays in functions, which g++ keeps in registers: no access shows them, but -fsanitize=bounds does.
+"""Indices beyond a function's own arrays. g++ may keep these in registers, where the emulator sees no access.
 
-It checks every array of known size. Of arrays in shared, constant and GPU memory the runtime knows more: an index
-beyond a row is right if the next row has that element. So this module leaves them out.
+Its option -fsanitize=bounds checks every array of known size. This module leaves out arrays in shared, constant and GPU
+memory, whose accesses the emulator checks itself: there, an index beyond a row is right if the next row has it.
 """
 
 from __future__ import annotations

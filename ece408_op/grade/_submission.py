@@ -46,10 +46,10 @@ Over = tuple[Path, str]
 
 
 def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> tuple[list[Submission], list[Over]]:
-    """The submissions that the paths mean: files, folders of one, folders of many; in order, each once.
+    """Return the submissions that the paths name, in order, each once, and what their folders have that is not graded.
 
-    And what lies in the folders and is not graded: folders, archives, files that may be meant. Raises SpecError where a
-    path is neither, or holds no submission.
+    A path is a file, a folder of one submission or a folder of many. Not graded are other folders, archives, and files
+    that may be submissions. Raises SpecError for a path that does not exist or has no submission.
     """
     found: dict[Path, Submission] = {}
     passed_over: list[Over] = []
@@ -62,7 +62,7 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
         if not here:
             text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
             python = path.is_dir() and any(child.suffix == ".py" for child in _listed(path))
-            raise SpecError(f"{text}; a .py file is taken by its own path, and in no folder" if python else text)
+            raise SpecError(f"{text}; pass each .py file by its own path" if python else text)
         for one in here:
             found.setdefault(one.path, _checked(one, path))
         passed_over += over
