@@ -38,12 +38,13 @@ _LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
 
 class _Left(NamedTuple):
-    """A parameter and its gradient on a GPU."""
+    """A parameter and its gradient on a GPU; ``seen``: a sample of the parameter on the host then."""
 
     gpu: Gpu
     operators: GpuOperators
     parameter: Any
     gradient: Any
+    seen: bytes
 
 
 #: Gradients on a GPU that wait for an update, by the addresses of parameter and gradient on the host.
@@ -87,15 +88,15 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
-        left: Mapping[int, tuple[int, np.ndarray]],
+        left: Mapping[int, tuple[int, bytes, np.ndarray]],
     ) -> None:
         """Fill the gradients to variables, ``targets`` by number, and leave others on the GPU for ``update``.
 
         labels: in the network's order. gradients: to the outputs, by position. left: by number, the parameter's address
-        on the host and the gradient's array. A variable that no gradient reaches gets zeros. Raises DeviceError as
-        ``forward``.
+        on the host, its sample before the forward pass, and the gradient's array. A variable that no gradient reaches
+        gets zeros. Raises DeviceError as ``forward``.
         """
-        network, wanted = self.network, {**targets, **{number: array for number, (_, array) in left.items()}}
+        network, wanted = self.network, {**targets, **{number: array for number, (*_, array) in left.items()}}
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any]]:
             xp = self._operators.arrays.xp
@@ -109,11 +110,11 @@ class Trainer:
             return [filled[number] for number in targets], filled
 
         found = _step(self._gpu, [*labels, *gradients.values()], list(targets.values()), compute)
-        for number, (at, array) in left.items():
+        for number, (at, seen, array) in left.items():
             bits = array.reshape(-1).view(np.uint32)
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
-            one = _Left(self._gpu, self._operators, before.values[number], found[number])
+            one = _Left(self._gpu, self._operators, before.values[number], found[number], seen)
             waiting[at, address(array)] = one
 
 
@@ -133,10 +134,16 @@ def update(
     """
     found = [waiting.pop((address(parameter), address(one)), None) for parameter, one in zip(parameters, gradients)]
     found = [one if _is_left(one, gradient) else None for one, gradient in zip(found, gradients)]
+    # What is on a GPU already: not a parameter that has changed since the forward pass.
+    there = [
+        (one.parameter if sample(parameter) == one.seen else None, one.gradient) if one else (None, None)
+        for one, parameter in zip(found, parameters)
+    ]
     first = host_context.gpu(0)
     for gpu in dict.fromkeys(one.gpu if one else first for one in found):
         mine = [place for place, one in enumerate(found) if (one.gpu if one else first) is gpu]
-        given = [array for place in mine if not found[place] for array in (parameters[place], gradients[place])]
+        pairs = ((parameters[place], gradients[place], there[place]) for place in mine)
+        given = [array for *arrays, copies in pairs for array, copy in zip(arrays, copies) if copy is None]
         operators = next((one.operators for one in found if one and one.gpu is gpu), None)
         if not operators:
             with gpu.device, gpu.stream:
@@ -147,13 +154,18 @@ def update(
         ) -> tuple[list[Any], None]:
             rest, updates = iter(arrays), []
             for place in mine:
-                one = found[place]
-                parameter, gradient = (one.parameter, one.gradient) if one else (next(rest), next(rest))
+                parameter, gradient = (next(rest) if copy is None else copy for copy in there[place])
                 updates.append(Update(parameter, gradient, states[place](gpu), rates[place], decays[place]))
             operators.update(rule, updates)
             return [one.parameter for one in updates], None
 
         _step(gpu, given, [parameters[place] for place in mine], compute)
+
+
+def sample(parameter: np.ndarray) -> bytes:
+    """Return some elements of a parameter, which show whether it has changed."""
+    flat = parameter.reshape(-1)
+    return flat[:: max(1, flat.size // 64)].tobytes()
 
 
 def _is_left(one: _Left | None, gradient: np.ndarray) -> bool:
@@ -232,4 +244,4 @@ class _Device:
             return self._gpu.stream.record()
 
 
-__all__ = ("Trainer", "update")
+__all__ = ("Trainer", "sample", "update")

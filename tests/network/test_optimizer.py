@@ -219,3 +219,16 @@ def test_a_limit_that_is_not_positive_is_none(rule, clip):
         weights[name] = mx.nd.ones(3)
         update(0, mx.nd.array([0.5, -3, 2]), weights[name])
     assert_close({"": weights[f"gpu{rule}"]}, {"": weights[rule]})
+
+
+def test_a_parameter_that_changed_after_the_forward_pass():
+    def weight(gradients, rule):
+        symbol, args, aux = network(gradients)
+        found = module(symbol, args, aux, rule, RULES["momentum"][1])
+        found.forward_backward(mx.io.DataBatch([mx.nd.ones((6, 3, 8, 8))], [mx.nd.array(args["softmax_label"])]))
+        changed = found._exec_group.execs[0].arg_dict["last_weight"]
+        changed[:] = 0
+        found.update()
+        return {"": changed}
+
+    assert_close(weight("gpu", "gpusgd"), weight(None, "sgd"))
