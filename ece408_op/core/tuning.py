@@ -127,17 +127,20 @@ def tune(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: Any) -> 
     aligned = cuda.alignment(*(array.data.ptr for array in (x, w, out)))
     best: Mapping[str, int] = {}
     spent, fastest = 0.0, math.inf
-    for tile in kernel.tiles(problem, chip, aligned):
-        use_tile(kernel.name, problem, chip, tile)
-        kernel.run(problem, x, w, out)
-        seconds = [clock(lambda: kernel.run(problem, x, w, out))[0] for _ in range(2)]
-        if min(seconds) < fastest:
-            best, fastest = tile, min(seconds)
-        spent += sum(seconds)
-        if spent > _TUNING_SECONDS:
-            break
-    if best:
-        use_tile(kernel.name, problem, chip, best)
+    before = recorded_tile(kernel.name, problem, chip)
+    try:
+        for tile in kernel.tiles(problem, chip, aligned):
+            use_tile(kernel.name, problem, chip, tile)
+            kernel.run(problem, x, w, out)
+            seconds = [clock(lambda: kernel.run(problem, x, w, out))[0] for _ in range(2)]
+            if min(seconds) < fastest:
+                best, fastest = tile, min(seconds)
+            spent += sum(seconds)
+            if spent > _TUNING_SECONDS:
+                break
+    finally:
+        # Not a tile that failed.
+        use_tile(kernel.name, problem, chip, best or before)
     return best
 
 

@@ -7,13 +7,14 @@ import random
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 from ece408_op.core import dispatch, tuning
 from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
 from ece408_op.core.tuning import ChipTable, Measured
-from ece408_op.errors import DataError
+from ece408_op.errors import DataError, DeviceError
 from ece408_op.kernels import KERNELS
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime.launch import Chip
@@ -72,6 +73,20 @@ def test_a_layers_tile_serves_every_batch_until_another_is_used(tmp_path):
     assert tuning.recorded_tile("b", SMALL, HOPPER, path) == {}
     tuning.use_tile("a", SMALL, HOPPER, other)
     assert tuning.recorded_tile("a", SMALL.with_batch(3), HOPPER, path) == other
+
+
+def test_a_tile_that_fails_does_not_stay(monkeypatch):
+    def run(problem, x, w, out):
+        if tuning.recorded_tile("failing", problem, HOPPER) == {"lines": 2}:
+            raise DeviceError("no room")
+
+    kernel = SimpleNamespace(name="failing", run=run, tiles=lambda *of: [{"lines": 1}, {"lines": 2}])
+    monkeypatch.setattr(tuning, "cuda", SimpleNamespace(chip=lambda number: HOPPER, alignment=lambda *at: 16))
+    monkeypatch.setattr(tuning, "GpuClock", lambda name: lambda call: (1e-3, call()))
+    array = SimpleNamespace(device=SimpleNamespace(id=0), data=SimpleNamespace(ptr=0))
+    with pytest.raises(DeviceError, match="no room"):
+        tuning.tune(kernel, SMALL, array, array, array)
+    assert tuning.recorded_tile("failing", SMALL, HOPPER) == {"lines": 1}
 
 
 def test_what_was_measured_on_the_very_layer_is_weighed_against_what_others_are_expected_to_take(tmp_path):
