@@ -215,4 +215,5 @@ def test_a_small_report(tmp_path) -> None:
     result = json.loads((tmp_path / "runs" / "m1-ece408-low-12.json").read_text(encoding="utf-8"))["result"]
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     figures = [f"{result['accuracy']:.4f}", *(f"{result['time'][key]:.2f}" for key in ("user", "system", "real"))]
-    assert "".join(f'<td class="n">{figure}</td>' for figure in figures) in page
+    accuracy, *seconds = (f'<td class="n">{figure}</td>' for figure in figures)
+    assert f"{accuracy}<td></td>{''.join(seconds)}" in page  # m1 has no Op Time
