@@ -1,4 +1,4 @@
-"""The sweep: every GPU kernel on many layers, and the tuning table by which ``auto`` and kernels' tiles are chosen."""
+"""The sweep: every GPU kernel on many layers, and the tuning table, from which kernels and their tiles are chosen."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Update(NamedTuple):
-    """One parameter's update: float32 arrays of one shape, of which parameter and states change; rate and decay.
+    """One parameter's update: float32 arrays of one shape; parameter and states change.
 
     parameter, gradient, states: of one library. rate: the learning rate; decay: the factor of the weight decay.
     """

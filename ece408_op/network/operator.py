@@ -232,7 +232,8 @@ class NetworkOp(mx.operator.CustomOp):
             raise DeviceError("there is no gradient; pass for_training=True to gpu_network")
         if self._empty:
             for gradient, request in wanted.values():
-                gradient[...] = gradient if request == "add" else 0
+                if request != "add":
+                    gradient[...] = 0
             return
         if before is None:
             raise DeviceError("backward: expected a forward pass with is_train=True before, got none")

@@ -58,6 +58,11 @@ class State:
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
     """What both optimisers share."""
 
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        # All parameters in one call.
+        self.aggregate_num = np.iinfo(np.int32).max
+
     def _rule(self) -> Sgd | Adam:
         raise NotImplementedError
 
@@ -120,11 +125,6 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
         DeviceError: the GPU fails; raised by a wait for the first parameter. All parameters are unchanged.
     """
 
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(**keywords)
-        # All parameters in one call.
-        self.aggregate_num = np.iinfo(np.int32).max
-
     def _rule(self) -> Sgd | Adam:
         return Sgd(**self._limits(), momentum=self.momentum)
 
@@ -139,10 +139,6 @@ class GpuAdam(_OnGpu, mx.optimizer.Adam):  # type: ignore[misc]
     Raises:
         ProblemError, DeviceError: as GpuSGD.
     """
-
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(**keywords)
-        self.aggregate_num = np.iinfo(np.int32).max
 
     def _rule(self) -> Sgd | Adam:
         return Adam(**self._limits(), beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)

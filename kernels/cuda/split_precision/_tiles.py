@@ -295,7 +295,7 @@ class WarpgroupTile(Tile):
 
     @property
     def read_k_steps(self) -> int:
-        """K-steps of which a main loop reads the words."""
+        """K-steps whose words a main loop reads."""
         shared = self.row_k_steps * (self.layer.kernel + self.row_accumulators - 1)
         return shared + self.row_accumulators * self.rest_k_steps
 
