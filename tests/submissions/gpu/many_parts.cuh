@@ -1,4 +1,5 @@
-// expected: passed. Streams, events, 3-D grids and blocks, constants by parts, atomics, votes, shuffles, templates.
+// expected: passed
+// Streams, events, 3-D grids and blocks, constants by parts, atomics, votes, shuffles, templates.
 #ifndef MXNET_OPERATOR_NEW_FORWARD_CUH_
 #define MXNET_OPERATOR_NEW_FORWARD_CUH_
 
