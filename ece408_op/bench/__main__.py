@@ -44,7 +44,7 @@ On the CPU: calls of the operator with fresh outputs (new memory) and with reuse
 PyTorch's if installed. With --context gpu: kernels on arrays of the GPU, and cuDNN through PyTorch. An implementation
 that does not support a layer is a row that says why.""",
         "ece408-bench layers --impl direct auto --layer 2017 3x32x32x16x5 --images 1000 --json layers.json",
-        "--context --impl --precision --set --layer --random --ranges --images --seed",
+        "--context --impl --precision --split-form --set --layer --random --ranges --images --seed",
     ),
     "networks": (
         "time whole networks, and compare their predictions with MXNet's",
@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage_error = subparsers[options.command].error
     if options.command == "layers" and options.context == "cpu" and options.precision != "float32":
         usage_error("--precision: expected float32 on the CPU; --context gpu has the others")
+    if options.command == "layers" and options.context == "cpu" and options.split_form:
+        usage_error("--split-form: expected --context gpu")
     for option, problem in (
         ("--json", folder_problem(options.json)),
         ("--plots", output_folder_problem(options.plots)),
@@ -158,7 +160,8 @@ def _layers_plan(options: argparse.Namespace) -> _Plan:
     impls = layers.known_impls(options.impl, options.context)
     if options.context == "gpu":
         repeats = options.repeats or 20
-        return _on_gpu(problems, layers.Settings(impls, repeats, seed=options.seed, precision=options.precision))
+        words = {"seed": options.seed, "precision": options.precision, "split_form": options.split_form}
+        return _on_gpu(problems, layers.Settings(impls, repeats, **words))
     from . import _cpu_roofline
 
     mxnet_import.load()
@@ -261,6 +264,10 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
             "help": "implementations, such as direct; or all",
         },
         "--precision": {"choices": ("float32", "tf32", "fp16"), "default": "float32", "help": "of auto and cuDNN"},
+        "--split-form": {
+            "action": "store_true",
+            "help": "on a GPU, also layers whose activations stay split, NHWC, as inside gpu_network",
+        },
         "--set": {
             "choices": list(sets),
             "default": "course",

@@ -22,6 +22,7 @@ from ece408_op.errors import DeviceError, UnsupportedError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
+from . import _split_form
 from .launches import launches
 from .results import FAILED, FRESH, KERNEL, PASSED, REUSED, SKIPPED, Case, Row
 
@@ -48,6 +49,7 @@ class Settings:
 
     precision: "float32", "tf32" or "fp16", of ``auto`` and of cuDNN; on the CPU "float32" only.
     tune: whether GPU kernels measure their tiles before.
+    split_form: whether a GPU also computes the layers on activations that stay split.
     """
 
     impls: Sequence[str]
@@ -58,6 +60,7 @@ class Settings:
     precision: str = "float32"
     peers: bool = True
     tune: bool = False
+    split_form: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,14 @@ def gpu_rows(problem: ConvProblem, x: Any, w: Any, settings: Settings) -> Iterat
                 tiles[kernel.name] = tuning.tune(kernel, problem, x, w, out)
             calls: Calls = {KERNEL: (partial(run, kernel), evict)}
             yield _Contestant(impl, calls, lambda output: output, kernel.error_bound(problem), impl, kernel)
+        if settings.split_form:
+            try:
+                layer = _split_form.SplitLayer(problem, x, w, precision)
+                yield _Contestant(
+                    _split_form.NAME, {KERNEL: (layer, layer.prepare)}, layer.values, layer.bound, dispatch.AUTO
+                )
+            except UnsupportedError as error:
+                yield Row(_split_form.NAME, KERNEL, status=SKIPPED, reason=str(error), impl=dispatch.AUTO)
         for layout, channels_last in (
             {"NCHW": False, "NHWC": True}.items() if settings.peers and pytorch_has_cuda() else ()
         ):

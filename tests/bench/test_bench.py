@@ -162,6 +162,7 @@ def test_the_table_sums_ratios_up():
         (["--impl", "naive"], "expected one for the cpu (auto,"),
         (["--context", "gpu", "--impl", "direct"], "expected one for the gpu (auto,"),
         (["--precision", "fp16"], "--context gpu has the others"),
+        (["--split-form"], "--split-form: expected --context gpu"),
         (["sweep", "--seed", "-1"], "expected at least 0"),
         (["sweep", "--impl", "nothing"], "register_tiled"),
         (["sweep", "--random", "3", "--ranges", "C=5-2"], "--ranges: expected a word like"),

@@ -12,6 +12,7 @@ from ece408_op.bench.results import KERNEL, PASSED, SKIPPED
 from ece408_op.core import dispatch, tuning
 from ece408_op.plugin import bridge
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import CopyToConstant, Launch, Plan
 
 PROBLEM = ConvProblem(50, 3, 20, 21, 5, 3)
@@ -52,6 +53,25 @@ def test_layers_are_checked_and_written_with_what_is_launched(tmp_path, capsys):
             assert row.error <= row.bound
             assert row.peer or row.details["launches"][0]["registers"] > 0
     assert "| 3x20x21x5x3 | 50 | naive |" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_a_layer_on_split_activations_is_checked(precision, tmp_path):
+    require_gpu()
+    file = tmp_path / "bench.json"
+    layers = ["--layer", "30x13x17x40x3p1", "24x99x99x36x3s9", "--images", "5", "--repeats", "2"]
+    arguments = ["layers", "--context", "gpu", "--split-form", "--precision", precision, "--json", str(file)]
+    assert main([*arguments, *layers]) == 0
+    computed, refused = (case.row("auto, split NHWC", KERNEL) for case in results.read(file).cases)
+    if cuda.chip().capability != (9, 0):
+        assert (computed.status, refused.status) == (SKIPPED, SKIPPED)
+        return
+    assert computed.status == PASSED
+    assert computed.median > 0
+    assert computed.error <= computed.bound
+    assert refused.status == SKIPPED
+    assert "stride: at most 8" in refused.reason
 
 
 @pytest.mark.gpu

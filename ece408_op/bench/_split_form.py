@@ -1,0 +1,69 @@
+"""The general split-precision convolution on activations that stay split, NHWC, as between layers of gpu_network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ece408_op.core import timer
+from ece408_op.kernels.cuda.split_precision import split_form
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+
+NAME = "auto, split NHWC"
+
+
+class SplitLayer:
+    """A layer whose input is split already, and whose output stays split.
+
+    x (B, C, H, W) and w (M, C / groups, K, K) are CuPy arrays of float32. precision is "float32" (two fp16 components
+    per value), or "tf32" or "fp16" (one). Raises UnsupportedError for a layer that has no split form.
+    """
+
+    def __init__(self, problem: ConvProblem, x: Any, w: Any, precision: str) -> None:
+        cp, chip = cuda.cupy(), cuda.chip()
+        components = 2 if precision == "float32" else 1
+        self._filters = problem.filters
+        self._y, self._y_scales = _arrays(problem.y_shape, components)
+        self._evict = timer.Eviction(self._y)
+        #: The kernel's bound, and the roundings of x and y to what is stored, as a share of sum |x||w|.
+        self.bound = split_form.error_bound(problem) + 2 * 2.0 ** (-22 if components == 2 else -11)
+        split_x, x_scales = _arrays(problem.x_shape, components)
+        given = {"x": x, "split_x": split_x, "x_scales": x_scales}
+        cuda.execute(split_form.split_activations(problem.x_shape, chip, components), problem.batch, given, None)
+        program = split_form.convolution(problem, chip, components)
+        split_w = cp.empty(split_form.split_weight_bytes(problem, components) // 4, np.float32)
+        filters = {"w": w, "split_w": split_w, "w_exponents": cp.empty(problem.filters, np.int32)}
+        cuda.execute(split_form.split_weights(program, problem), 1, {"x": w, **filters}, None)
+        arrays = {"x": split_x, "x_scales": x_scales, "limits": split_form.output_limits(w), **filters}
+        arrays |= {"y": self._y, "y_scales": self._y_scales}
+        self._launch: Callable[[], None] = cuda.prepared_launch(program, problem.batch, arrays)
+        # The launch has their addresses.
+        self._arrays = arrays
+
+    def prepare(self) -> None:
+        """Evict L2, poison the output, and reset its scales, which a network does for all layers at once."""
+        self._evict()
+        self._y_scales.fill(0)
+
+    def __call__(self) -> Any:
+        """Queue the convolution; returns the split output."""
+        self._launch()
+        return self._y
+
+    def values(self, output: Any) -> Any:
+        """Return the values of an output in float32, NCHW."""
+        cp = cuda.cupy()
+        high, *low = output[..., : self._filters].astype(np.float32)
+        exponents = self._y_scales[:, 0, None, None, None]
+        return cp.moveaxis(cp.ldexp(high + low[0] / 2048 if low else high, -exponents), 3, 1)
+
+
+def _arrays(shape: tuple[int, int, int, int], components: int) -> tuple[Any, Any]:
+    """Return a split array and its scales for values of a shape (B, C, H, W)."""
+    cp = cuda.cupy()
+    return cp.empty(split_form.activation_shape(*shape, components=components), np.float16), cp.zeros(
+        (shape[0], 2), np.int32
+    )
