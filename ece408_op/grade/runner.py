@@ -12,8 +12,10 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
 _DEFAULT = "2018sp"
 #: The suffixes of files that can be run, and the device that one computes on.
 SUFFIXES, device_of = _submission.SUFFIXES, _submission.device_of
-compiler_lines = _hints.lines
+compiler_lines, cached_folder = _hints.lines, _tools.cached_folder
 
 
 class FileError(Ece408Error):
@@ -128,7 +130,10 @@ def compile_file(path: Path) -> File:
         program = replace(program, paths=(*program.paths, str(path.resolve().parent)))
         return File(path, device, text, program, tools)
     try:
-        library, notes = _cached_library(path, device, tools, architecture)
+        with ThreadPoolExecutor(1) as pool:
+            if device == "gpu":
+                pool.submit(_warm_gpu)
+            library, notes = _cached_library(path, device, tools, architecture)
     except EndedError as ended:
         raise FileError.of(path, ended) from None
     except OSError as error:
@@ -183,9 +188,12 @@ class Session:
         self.cuda_error = call.note
         return call.worker_seconds
 
-    def output(self, layer: int) -> Any:
-        """Return the layer's output, (B, M, OH, OW) float32 in the host's memory; the next call changes it."""
-        array: Any = self._buffers[layer].y.array
+    def output(self, layer: int, images: Sequence[int] | None = None) -> Any:
+        """Return these images of the layer's output (default: all), (B, M, OH, OW) float32 in the host's memory.
+
+        The next call may change it.
+        """
+        array: Any = self._buffers[layer].y.array[slice(None) if images is None else list(images)]
         return array.get() if self._device is not None else array
 
     def wrote_outside(self, layer: int) -> bool:
@@ -242,6 +250,15 @@ def as_kernel(
         yield own, lambda: "".join(session.printed for session in sessions.values())
 
 
+@cache
+def _warm_gpu() -> None:
+    """Make the GPU's context and load CuPy's kernels for ``Buffers``, which takes a second: while nvcc runs."""
+    with Buffers(ConvProblem(1, 1, 1, 1, 1, 1), Device(0)) as buffers:
+        buffers.x.array[...] = buffers.xp.asarray(np.zeros(1, np.float32))
+        buffers.clear(0.0)
+        buffers.wrote_outside()
+
+
 def _cached_library(path: Path, device: str, tools: Tools, architecture: str) -> tuple[Path, tuple[KernelNotes, ...]]:
     with _tools.new_folder("sources") as name:
         _sources.copy(path, Path(name))
@@ -250,7 +267,7 @@ def _cached_library(path: Path, device: str, tools: Tools, architecture: str) ->
 
     def make(folder: Path) -> None:
         with _tools.new_folder("build") as name:
-            built = _build.build(path, device, Path(name), tools, LimitsSpec(), architecture)
+            built = _build.build(path, device, Path(name), tools, LimitsSpec(), architecture, quick=True)
             shutil.copy(built.library, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 

@@ -1,7 +1,17 @@
 // A replacement for MXNet's base header: its names, and the standard headers that it included.
 #pragma once
 
+#ifdef ECE408_GRADE_FEW_HEADERS  // nvcc spends seconds on all of them
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <vector>
+#else
 #include <bits/stdc++.h>
+#endif
 #include <math.h>
 #include <stdlib.h>
 #include <sys/time.h>
