@@ -57,7 +57,8 @@ def ladder() -> list[CudaKernel]:
 
 def measure(layer: str) -> dict[str, dict[str, float]]:
     """Return ncu's counters by kernel, summed over its launches."""
-    arguments = [layer, "--images", str(IMAGES), "--impl", *(kernel.name for kernel in ladder())]
+    names = [kernel.name for kernel in ladder()]
+    arguments = [*counters.AGAIN, layer, "--images", str(IMAGES), "--impl", *names, "--launch"]
     found = counters.measured(arguments, [name for names in METRICS.values() for name in names])
     return {
         kernel: {key: sum(one[metric] for one in launches for metric in metrics) for key, metrics in METRICS.items()}

@@ -17,7 +17,7 @@ from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 
-from . import _check, _page, _screen, _speed
+from . import _beside, _check, _ncu, _page, _screen, _speed
 from ._check import Asked
 
 _STARTERS = Path(__file__).with_name("starters")
@@ -55,21 +55,24 @@ def _once(asked: Asked, options: argparse.Namespace) -> int:
     """Check the file, print the verdict and then what is known about its speed; returns the exit code."""
     try:
         checked = _check.check(asked)
-        lines = _screen.verdict(checked.result)
-        print("\n".join(_screen.fitted(lines)), flush=True)
-        if checked.right:
+        result, lines = checked.result, _shown(_screen.verdict(checked.result), [])
+        ncu = [(_ncu.add, _screen.ncu)] if options.ncu else []
+        for step, part in ((_beside.add, _screen.beside), *ncu, (_speed.measure, _screen.speed)):
+            status = result["status"]
             try:
-                _speed.measure(asked, checked)
+                step(asked, checked)
             except runner.FileError as error:
-                checked.result.update(status=error.status, reason=error.reason)
+                result.update(status=error.status, reason=error.reason)
             # Where more images show a mistake, the verdict is another.
-            more = _screen.speed(checked.result) if checked.right else ["", *_screen.verdict(checked.result)]
-            print("\n".join(_screen.fitted([*lines, *more])[len(lines) :]))
+            same = result["status"] == status
+            lines = _shown(part(result) if same else ["", *_screen.verdict(result)], lines)
+            if not checked.right:
+                break
         if options.json is not None:
             with replacing(options.json) as file:
-                file.write((json.dumps(checked.result, indent=1) + "\n").encode())
+                file.write((json.dumps(result, indent=1) + "\n").encode())
         if options.html is not None:
-            print(_page.write(checked.result, options.html))
+            print(_page.write(result, options.html))
     except DeviceError as error:
         print(f"ece408-lab: {error}", file=sys.stderr)
         return CANNOT
@@ -77,6 +80,14 @@ def _once(asked: Asked, options: argparse.Namespace) -> int:
         print(f"ece408-lab: {error}", file=sys.stderr)
         return FAILED
     return OK if checked.right else FAILED
+
+
+def _shown(lines: Sequence[str], before: Sequence[str]) -> list[str]:
+    """Print lines below those of before, as far as the screen has room; returns all."""
+    every = [*before, *lines]
+    for line in _screen.fitted(every)[len(_screen.fitted(before)) :]:
+        print(line, flush=True)
+    return every
 
 
 def _new(arguments: Sequence[str]) -> int:
@@ -125,6 +136,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     option("--layer", nargs="+", type=_layer, default=[], metavar="CxHxWxMxK", help=layer)
     option("--images", type=_images, metavar="N", help="images (default: few, then more)")
     option("--emulate", action="store_true", help="emulate a CUDA file on the CPU, although there is a GPU")
+    option("--ncu", action="store_true", help="count by Nsight Compute as well, on a GPU")
     option("--json", type=Path, metavar="FILE", help="write the result to FILE as well")
     option("--html", type=Path, metavar="FOLDER", help="write the result as a page as well, FOLDER/index.html")
     options = parser.parse_args(arguments)

@@ -39,8 +39,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result as data; the compiled file, or the emulated one; and the CudaKernel of a .py file."""
+    """The file and the layers for one image, the result as data; the compiled file, or the emulated one.
 
+    kernel: the CudaKernel of a .py file.
+    """
+
+    path: Path
+    problems: list[ConvProblem]
     result: dict[str, Any]
     file: runner.File | None = None
     emulated: Run | None = None
@@ -60,7 +65,7 @@ def check(asked: Asked) -> Checked:
     images = asked.images or (EMULATED_IMAGES if emulated else IMAGES)
     result: dict[str, Any] = {"version": 1, "path": str(asked.path), "file": asked.path.name, "source": text}
     result.update(device="emulator" if emulated else device, term=term, images=images, status=RIGHT, reason="")
-    result.update(layers=[], compiler=[], printed="", hint="", lines_of=asked.path.name)
+    result.update(layers=[], compiler=[], printed="", hint="", ncu="", lines_of=asked.path.name)
     problems = [layer.with_batch(images) for layer in layers]
     file = kernel = run = None
     try:
@@ -83,7 +88,7 @@ def check(asked: Asked) -> Checked:
         result.update(status=status, reason=str(error))
     if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_told, result["layers"])):
         result["hint"] = runner.batch_hint(text, images)
-    return Checked(result, file, run, kernel)
+    return Checked(asked.path, layers, result, file, run, kernel)
 
 
 def inputs(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +106,7 @@ def judged(
     entry: dict[str, Any] = {"layer": [p.channels, p.height, p.width, p.filters, p.kernel], "images": p.batch}
     right = not findings and (found.wrong == 0 or found.mistake in (ROUNDED, ACCUMULATED))
     entry.update(status=RIGHT if right else WRONG, note="", text=found.lines(), findings=findings)
-    entry.update(times=None, counters=None, lines=[], hints=[])
+    entry.update(times=None, counters=None, ncu=None, lines=[], hints=[])
     entry["explanation"] = found.as_data() if found.wrong else None
     if right and found.wrong:
         forgiven = {
@@ -112,6 +117,15 @@ def judged(
     elif not right and cuda_error:
         entry["note"] = f"CUDA reported {cuda_error}, which the file did not look at"
     return entry
+
+
+def judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], images: int, shown: str = "") -> None:
+    """Replace a layer's entry by that for more images, if it is another verdict."""
+    if entry["status"] != result["layers"][number]["status"]:
+        few = f"{result['images']} image{'s' if result['images'] > 1 else ''}"
+        text = f"right for {few}, and wrong for {images}{shown}"
+        result["layers"][number] = {**entry, "note": ". ".join(filter(None, (text, entry["note"])))}
+        result["status"] = entry["status"]
 
 
 def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, Any]) -> None:

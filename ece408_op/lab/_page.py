@@ -41,7 +41,12 @@ def as_page(result: Mapping[str, Any]) -> str:
         raise DeviceError(f"--html: expected Jinja2, got {error}; {command('report')}") from None
     counted = [entry for entry in result["layers"] if entry["lines"]]
     entry = max(counted, key=lambda one: int(one["counters"]["sectors"]), default=None)
-    shown = {"result": result, "name": _screen.layer_name, "lines": source_lines(result["source"], entry)}
+    shown = {
+        "result": result,
+        "name": _screen.layer_name,
+        "ncu": _screen.ncu_words,
+        "lines": source_lines(result["source"], entry),
+    }
     return str(environment.get_template("lab.html.j2").render(**shown, entry=entry, roofline=roofline(result)))
 
 

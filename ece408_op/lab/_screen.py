@@ -40,21 +40,45 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def speed(result: Mapping[str, Any]) -> list[str]:
-    """Return the lines about speed: times in bars, the compiler's figures, counters per line, and hints."""
-    lines: list[str] = []
-    for entry in result["layers"]:
-        if entry["times"]:
-            lines += ["", *_bars(entry)]
-    compiler = result["compiler"][: _MOST["compiler"]]
-    lines += ["", *compiler] if compiler else []
-    counted = [entry for entry in result["layers"] if entry["counters"]]
-    if counted:
-        entry = max(counted, key=lambda one: int(one["counters"]["sectors"]))
+def beside(result: Mapping[str, Any]) -> list[str]:
+    """Return the lines of what the emulator found, and of a right result what it counted, with hints."""
+    emulated = [entry for entry in result["layers"] if entry["counters"]]
+    found = next((entry for entry in emulated if entry["findings"]), None)
+    if result["status"] != RIGHT:
+        return ["", *_findings(found, result["source"])] if found and result["device"] == "gpu" else []
+    lines = ["", *_findings(found, result["source"])] if found else []
+    if emulated:
+        entry = max(emulated, key=lambda one: int(one["counters"]["sectors"]))
         lines += ["", *_counters(entry, result["source"])]
-        lines += [_finding(one) for one in entry["findings"][: _MOST["findings"]]]
         lines += [text for hint in entry["hints"][: _MOST["hints"]] for text in _hint(hint)]
     return lines
+
+
+def ncu(result: Mapping[str, Any]) -> list[str]:
+    """Return what Nsight Compute counted, or why it could not."""
+    lines = _wrapped(result["ncu"], 4, 0)
+    for entry in result["layers"]:
+        if entry["ncu"]:
+            lines += [f"Nsight Compute, {layer_name(entry)}, {entry['ncu']['images']} images:", f"  {ncu_words(entry)}"]
+    return ["", *lines] if lines else []
+
+
+def ncu_words(entry: Mapping[str, Any]) -> str:
+    """Return a layer's counters of Nsight Compute in words."""
+    one = entry["ncu"]
+    per_request = one["sectors"] / max(1, one["requests"])
+    counted = f"{per_request:.2f} sectors per request, {one['bank_conflicts']:.0f} bank conflicts"
+    peaks = f"multiprocessors {one['compute']:.0f} %, memory and caches {one['memory']:.0f} %, DRAM {one['dram']:.0f} %"
+    return f"{counted}; of the peak: {peaks}"
+
+
+def speed(result: Mapping[str, Any]) -> list[str]:
+    """Return the lines about speed: the compiler's figures, and times in bars."""
+    lines = result["compiler"][: _MOST["compiler"]]
+    for entry in result["layers"]:
+        if entry["times"]:
+            lines = [*lines, "", *_bars(entry)]
+    return ["", *lines] if result["compiler"] else lines
 
 
 def fitted(lines: Sequence[str]) -> list[str]:
@@ -122,6 +146,13 @@ def _finding(one: Mapping[str, Any]) -> str:
     lines = f"lines {one['line']} and {one['other_line']}: " if one["other_line"] else f"line {one['line']}: "
     times = f" ({one['times']} times)" if one["times"] > 1 else ""
     return f"{lines if one['line'] else ''}{one['kind']}: {one['message']}{times}"
+
+
+def _findings(entry: Mapping[str, Any], source: str) -> Iterator[str]:
+    """Yield what the emulator found in a file that a GPU computed, and the first line of it."""
+    yield f"emulated on the CPU, {layer_name(entry)}, 1 image:"
+    yield from map(_finding, entry["findings"][: _MOST["findings"]])
+    yield from _code(source, next((one["line"] for one in entry["findings"] if one["line"]), 0))
 
 
 def _code(source: str, line: int) -> list[str]:

@@ -36,6 +36,8 @@ METRICS = {
 }
 
 _MARK = "next_is_"
+#: Python's arguments for this command.
+AGAIN = ("-m", "ece408_op.profile.counters")
 #: A kernel that repeats its launches more often than this is left out: ncu takes some 100 times as long as a launch.
 _MOST_REPEATS = 16
 #: Four of these bytes are 0.0115 in float32.
@@ -43,16 +45,17 @@ _BYTE = 0x3C
 
 
 def measured(arguments: Sequence[str], metrics: Iterable[str]) -> dict[str, list[dict[str, float]]]:
-    """Launch kernels under ncu, which leaves the clocks alone; the metrics of each launch, by the kernel's name.
+    """Run Python with these arguments under ncu, which leaves the clocks alone; each launch's metrics, by its ``mark``.
 
-    arguments: those of this command. Raises DataError where ncu fails, or may not read its counters.
+    Raises DeviceError without ncu, and DataError where it fails, or may not read its counters.
     """
+    if shutil.which(PROFILER) is None:
+        raise DeviceError(MISSING)
     wanted = list(metrics)
     with tempfile.TemporaryDirectory(prefix="ece408-counters-") as scratch:
         log = Path(scratch) / "log.csv"
         command = [PROFILER, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-        command += ["--log-file", str(log), "--metrics", ",".join(wanted)]
-        command += [sys.executable, "-m", "ece408_op.profile.counters", *arguments, "--launch"]
+        command += ["--log-file", str(log), "--metrics", ",".join(wanted), sys.executable, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = log.read_text(encoding="utf-8") if log.is_file() else ""
     if done.returncode:
@@ -64,14 +67,22 @@ def measured(arguments: Sequence[str], metrics: Iterable[str]) -> dict[str, list
         if name.startswith(_MARK):
             launches = found.setdefault(name[len(_MARK) :], [])
         elif line["ID"]:  # the line after the head has the units, and no ID
-            launches.append({metric: _number(line[metric]) for metric in wanted})
+            launches.append({metric: _number(line.get(metric) or "") for metric in wanted})
     return {name: launches for name, launches in found.items() if launches}
 
 
+def mark(name: str) -> None:
+    """Launch an empty kernel, so that ``measured`` gives the launches after it this name."""
+    cuda.cupy().RawKernel(f'extern "C" __global__ void {_MARK}{name}() {{}}', f"{_MARK}{name}")((1,), (1,), ())
+
+
 def counters(arguments: Sequence[str]) -> dict[str, dict[str, float]]:
-    """METRICS by kernel, summed over its launches; occupancy is a share from 0 to 1, the mean of the launches."""
+    """METRICS by kernel, summed over its launches; occupancy is a share from 0 to 1, the mean of the launches.
+
+    arguments: those of this command.
+    """
     found = {}
-    for name, launches in measured(arguments, METRICS.values()).items():
+    for name, launches in measured([*AGAIN, *arguments, "--launch"], METRICS.values()).items():
         sums = {key: sum(one[metric] for one in launches) for key, metric in METRICS.items()}
         found[name] = {**sums, "occupancy": sums["occupancy"] / len(launches) / 100}
     return found
@@ -96,7 +107,7 @@ def launch(problem: ConvProblem, names: Sequence[str]) -> None:
         if not isinstance(kernel, CudaKernel) or kernel.not_supported_reasons(problem, chip):
             continue
         if len(kernel.plan(problem, chip, aligned).launch_ranges(problem.batch)) <= _MOST_REPEATS:
-            cupy.RawKernel(f'extern "C" __global__ void {_MARK}{name}() {{}}', f"{_MARK}{name}")((1,), (1,), ())
+            mark(name)
             kernel.run(problem, x, w, y)
             cuda.wait(name, cupy.cuda.get_current_stream())
 
@@ -120,8 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             channels, height, width, filters, kernel = map(int, options.layer.split("x"))
             launch(ConvProblem(options.images, channels, height, width, filters, kernel), options.impl)
             return OK
-        if shutil.which(PROFILER) is None:
-            raise DeviceError(MISSING)
         found = counters([options.layer, "--images", str(options.images), "--impl", *options.impl])
     except DeviceError as error:
         print(error, file=sys.stderr)

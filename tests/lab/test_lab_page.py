@@ -61,6 +61,7 @@ def result(wrong: bool) -> dict[str, Any]:
         status="wrong" if wrong else "right",
         reason="",
         hint="",
+        ncu="",
         layers=layers,
         compiler=["32 registers"],
     )

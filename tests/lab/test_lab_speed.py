@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
+import re
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +24,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.grade import runner
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
-from ece408_op.lab import _speed
+from ece408_op.lab import _beside, _ncu
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
@@ -28,7 +33,8 @@ from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 << 10)
-LIMITS = DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
+
+needs_emulator = pytest.mark.skipif(not emulator.can_emulate(), reason="needs a g++ that knows 16-bit floats")
 
 
 class Session:
@@ -49,53 +55,125 @@ class Session:
         self._y = reference.convolve(x, w).astype(np.float32)
         return self.problems[layer].batch / 1000
 
-    def output(self, layer: int) -> np.ndarray:
-        return self._y
+    def output(self, layer: int, images: Sequence[int] | None = None) -> np.ndarray:
+        return self._y[slice(None) if images is None else list(images)]
 
     def wrote_outside(self, layer: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not emulator.can_emulate(), reason="needs a g++ that knows 16-bit floats")
-def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notes = (KernelNotes("convolve", registers=80),)
-    file = SimpleNamespace(
-        path=STARTER,
-        device="gpu",
-        text="",
-        notes=notes,
-    )
+class WrongSession(Session):
+    """A session whose file computes something else."""
+
+    def output(self, layer: int, images: Sequence[int] | None = None) -> np.ndarray:
+        return self._y + 1
+
+
+class EndedSession(Session):
+    """A session whose file ends its process."""
+
+    def call(self, layer: int, x: np.ndarray, w: np.ndarray, fill: float = 0.0) -> float:
+        raise runner.FileError.of_status(Path("own.cu"), "crashed", "the GPU reported cudaErrorIllegalAddress")
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stand-ins for a GPU with files that are right; returns the problems of which peers are timed, with the names."""
     asked: list[Any] = []
 
     def rows(problem: ConvProblem, x: Any, w: Any, settings: bench_layers.Settings) -> list[Row]:
-        asked.append((problem.batch, list(settings.impls)))
+        asked.append((problem, list(settings.impls)))
         times = {"naive": 0.01, settings.impls[1]: 0.002}
         found = [Row(f"New {name}", KERNEL, (seconds,), impl=name) for name, seconds in times.items()]
-        return [*found, Row("cuDNN float32 NCHW", KERNEL, (0.004,)), Row("cuDNN float32 NHWC", KERNEL, reason="none")]
+        peers = {"cuDNN float32 NCHW": 0.004, "cuDNN float32 NHWC": 0.005}
+        return [*found, *(Row(name, KERNEL, (seconds,)) for name, seconds in peers.items())]
 
+    def compile_file(path: Path) -> Any:
+        notes = (KernelNotes("convolve", registers=80),)
+        return SimpleNamespace(path=path, device="gpu", text="", notes=notes, program=SimpleNamespace(what="own.so"))
+
+    limits = DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
     monkeypatch.setattr(cuda, "driver_version", lambda: (13, 0))
     monkeypatch.setattr(cuda, "chip", lambda device=0: H200)
     monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(asarray=np.asarray))
     monkeypatch.setattr(roofline, "measure", lambda device=0: roofline.Ceilings(4e12, 6e13))
     monkeypatch.setattr(bench_layers, "gpu_rows", rows)
-    monkeypatch.setattr(
-        _speed, "device_limits", lambda: DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
-    )
-    monkeypatch.setattr(runner, "compile_file", lambda path: file)
+    monkeypatch.setattr(_beside, "device_limits", lambda: limits)
+    monkeypatch.setattr(runner, "compile_file", compile_file)
     monkeypatch.setattr(runner, "Session", Session)
-    assert lab.main([str(STARTER), *LAYER, "--images", "20"]) == 0
+    monkeypatch.setattr(runner, "cached_folder", lambda kind, key, make: made(tmp_path / key, make))
+    return asked
+
+
+def made(folder: Path, make: Any) -> Path:
+    """A cache without a limit."""
+    if not folder.exists():
+        folder.mkdir()
+        make(folder)
+    return folder
+
+
+@needs_emulator
+def test_a_right_file_is_compared_with_kernels_cudnn_and_rooflines(
+    gpu: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert lab.main([str(STARTER), *LAYER, "--images", "20"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("my_kernel.cu, on the GPU, 20 images: right\n")
+        bars = {line[2:26].strip(): line.split()[-1] for line in printed.splitlines() if line.endswith(("#", "-"))}
+        assert list(bars)[:2] == ["yours", "naive"] and len(bars) == 6
+        assert [len(bars[name]) for name in ("yours", "naive", "cuDNN float32 NCHW")] == [40, 20, 8]
+        assert set(bars["memory roofline"] + bars["FP32 roofline"]) == {"-"}
+        assert "convolve: 80 registers per thread, 0 bytes of static shared memory" in printed
+        blocks = "blocks of 16 x 16 threads: occupancy 38 %: its registers limit a multiprocessor to 3 blocks"
+        assert blocks in printed and "line 24: the 32 lanes" in printed
+    ((problem, names),) = gpu  # the second time from the cache
+    assert problem.batch == 20 and names[0] == "naive"
+
+
+@needs_emulator
+@pytest.mark.parametrize("session", [Session, WrongSession, EndedSession])
+def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
+    session: type, gpu: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.cu"
+    right = Path(__file__).with_name("shared_tile.cu").read_text(encoding="utf-8")
+    path.write_text(right.replace("      __syncthreads();\n      for (int i", "      for (int i"))
+    monkeypatch.setattr(runner, "Session", session)
+    assert lab.main([str(path), *LAYER, "--images", "3", "--json", str(tmp_path / "out.json")]) == (session != Session)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["status"] == {"WrongSession": "wrong", "EndedSession": "crashed"}.get(session.__name__, "right")
+    assert [one["kind"] for one in result["layers"][0]["findings"]] == ["race"]
     printed = capsys.readouterr().out
-    assert printed.startswith("my_kernel.cu, on the GPU, 20 images: right\n")
-    bars = {line[2:26].strip(): line.split()[-1] for line in printed.splitlines() if line.endswith(("#", "-"))}
-    assert list(bars)[:2] == ["yours", "naive"] and len(bars) == 6
-    assert [len(bars[name]) for name in ("yours", "naive", "cuDNN float32 NCHW")] == [40, 20, 8]
-    assert set(bars["memory roofline"] + bars["FP32 roofline"]) == {"-"}
-    assert "convolve: 80 registers per thread, 0 bytes of static shared memory" in printed
-    blocks = "blocks of 16 x 16 threads: occupancy 38 %: its registers limit a multiprocessor to 3 blocks"
-    assert blocks in printed and "line 24: the 32 lanes" in printed
-    assert asked[0][0] == 20 and asked[0][1][0] == "naive"
+    assert re.search(r"^emulated on the CPU, 3 x 12 x 12, .*, 1 image:\nlines (19|20) and 23: race: ", printed, re.M)
+
+
+@needs_emulator
+@pytest.mark.parametrize("code", ["", "sys.exit('ERR_NVGPUCTRPERM')"], ids=["counts", "may not"])
+def test_nsight_compute_counts_beside(
+    code: str, gpu: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = _ncu.METRICS
+    known = {"time": "1000", "sectors": "30", "requests": "4"}
+    values = [next((value for word, value in known.items() if f"_{word}_" in each), "25") for each in metrics]
+    lines = [["ID", "Kernel Name", *metrics], ["0", "next_is_layer_0", *values], *[["1", "convolve", *values]] * 2]
+    text = "".join(",".join(f'"{word}"' for word in line) + "\n" for line in lines)
+    program = tmp_path / "bin" / "ncu"
+    program.parent.mkdir()
+    log = "open(sys.argv[sys.argv.index('--log-file') + 1], 'w')"
+    program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n{log}.write({text!r})\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    assert lab.main([str(STARTER), *LAYER, "--images", "20", "--ncu", "--html", str(tmp_path / "page")]) == 0
+    printed = capsys.readouterr().out
+    page = (tmp_path / "page" / "index.html").read_text()
+    for shown in (printed, page):
+        assert ("without Nsight Compute's counters: ncu: ERR_NVGPUCTRPERM" in html.unescape(shown)) == bool(code)
+        assert ("7.50 sectors per request, 100 bank conflicts; of the peak: multiprocessors 25 %" in shown) != bool(
+            code
+        )
+    assert "yours" in printed
 
 
 @pytest.mark.gpu

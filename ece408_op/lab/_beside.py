@@ -1,0 +1,81 @@
+"""After the verdict: what the emulator finds and counts for the same file, and what the compiler reports on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ece408_op import emulator
+from ece408_op.bench.launches import launches
+from ece408_op.core.explain import explain
+from ece408_op.core.kernel import CudaKernel
+from ece408_op.grade import runner
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
+from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
+
+from ._check import Asked, Checked, counted, emulate, inputs, judge_again, judged
+from ._emulated import FILL, compiled
+
+#: Images of the smallest layer in the emulator, behind the first verdict.
+_IMAGES = 4
+#: Ends of a file on a GPU whose place the emulator may find.
+_RAN = ("right", "wrong", "crashed", "out_of_bounds", "timed_out")
+
+
+def add(asked: Asked, checked: Checked) -> None:
+    """Emulate the file once more: with more images, or, where a GPU computed it, for the lines of what is wrong."""
+    if checked.result["device"] == "gpu" and checked.result["status"] in _RAN:
+        _emulate_gpu_file(checked)
+    elif checked.emulated and checked.right and not asked.images:
+        # The layers before it too: a file may count its calls.
+        number = checked.problems.index(min(checked.problems, key=lambda one: one.flops))
+        some = [*checked.problems[:number], checked.problems[number].with_batch(_IMAGES)]
+        *_, entry = emulate(checked.emulated, some, dict(checked.result))
+        if not any(one["kind"] == "time" for one in entry["findings"]):
+            judge_again(checked.result, len(some) - 1, entry, _IMAGES)
+
+
+def _emulate_gpu_file(checked: Checked) -> None:
+    """Add the emulator's findings and counters for one image per layer, where it can run the file.
+
+    A layer that the file did not come to on the GPU becomes that of the emulator.
+    """
+    result, problems = checked.result, checked.problems
+    try:
+        run = compiled(checked.path, checked.kernel) if emulator.can_emulate() else None
+        arrays = [inputs(problem) for problem in problems]
+        reports = run(problems, arrays) if run else []
+    except (emulator.CompileError, runner.FileError) as error:
+        reports = []
+        for entry in result["layers"]:
+            entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
+    for number, (problem, report) in enumerate(zip(problems, reports)):
+        # The emulator's own limits say nothing about the file.
+        findings = [asdict(one) for one in report.findings if one.kind not in ("time", "unsupported")]
+        if number == len(result["layers"]):
+            entry = judged(problem, explain(*arrays[number], report.y, FILL, result["source"]), findings)
+            result["layers"].append({**entry, "note": "as emulated on the CPU"})
+        result["layers"][number].update(counted(report, result["lines_of"], problem), findings=findings)
+    if checked.right:
+        result["compiler"] = _compiler_lines(checked, [shape for report in reports for shape in report.launches])
+
+
+def _compiler_lines(checked: Checked, shapes: Sequence[LaunchShape]) -> list[str]:
+    notes = checked.file.notes if checked.file else ()
+    if checked.kernel is not None:
+        found = [_of_plan(checked.kernel, problem) for problem in checked.problems]
+        notes, shapes = found[0][0], [shape for _, some in found for shape in some]
+    return list(dict.fromkeys(runner.compiler_lines(notes, shapes, device_limits())))
+
+
+def _of_plan(kernel: CudaKernel, problem: ConvProblem) -> tuple[tuple[KernelNotes, ...], list[LaunchShape]]:
+    """Return what the driver reports on the functions of a kernel in Python, and their launches."""
+    arrays = (cuda.cupy().empty(shape, "f") for shape in problem.shapes)
+    notes: dict[str, KernelNotes] = {}
+    shapes = []
+    for one in launches(kernel, problem, *arrays):
+        name, static = one["entry"], one["static_shared"]
+        shapes.append(LaunchShape(name, one["grid"], one["block"], static, one["dynamic_shared"]))
+        notes[name] = KernelNotes(name, one["local"], registers=one["registers"], shared_bytes=static)
+    return tuple(notes.values()), shapes

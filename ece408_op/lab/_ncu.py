@@ -1,0 +1,94 @@
+"""What Nsight Compute counts of a file on a GPU.
+
+ncu runs this module: it loads the compiled file and calls it once per layer, without the worker's process around it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ece408_op.errors import DataError, DeviceError
+from ece408_op.grade import runner
+from ece408_op.problem import ConvProblem
+from ece408_op.profile import counters
+from ece408_op.runtime import cuda
+
+from ._check import Asked, Checked, inputs
+
+#: Images of a call: enough to fill a GPU, few enough for ncu, which repeats each launch and restores memory between.
+IMAGES = 1000
+_OPERATIONS = ("ld", "st")
+#: By the result's name: metrics to sum over the launches, and shares of the peak, in percent, to weight by their time.
+_SUMS = {
+    "sectors": [f"l1tex__t_sectors_pipe_lsu_mem_global_op_{one}.sum" for one in _OPERATIONS],
+    "requests": [f"l1tex__t_requests_pipe_lsu_mem_global_op_{one}.sum" for one in _OPERATIONS],
+    "bank_conflicts": [f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{one}.sum" for one in _OPERATIONS],
+}
+_SHARES = {
+    "compute": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "memory": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+    "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+}
+_TIME = "gpu__time_duration.sum"
+METRICS = [_TIME, *_SHARES.values(), *(metric for metrics in _SUMS.values() for metric in metrics)]
+
+
+def add(asked: Asked, checked: Checked) -> None:
+    """Add to each layer's entry what ncu counted, or to the result why it could not."""
+    result, images = checked.result, asked.images or IMAGES
+    try:
+        if checked.file is None:
+            raise DeviceError("expected a CUDA file that runs on a GPU")
+        what = str(checked.path.resolve()) if checked.kernel else checked.file.program.what
+        sizes = ["x".join(map(str, [images, *entry["layer"]])) for entry in result["layers"]]
+        found = counters.measured(["-m", __name__, what, *sizes], METRICS)
+    except (DataError, DeviceError) as error:
+        result["ncu"] = f"without Nsight Compute's counters: {' '.join(str(error).split())}"
+        return
+    for number, entry in enumerate(result["layers"]):
+        if f"layer_{number}" in found:
+            entry["ncu"] = {"images": images, **_together(found[f"layer_{number}"])}
+
+
+def _together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    total = sum(one[_TIME] for one in launches) or 1.0
+    sums = {name: sum(one[metric] for one in launches for metric in metrics) for name, metrics in _SUMS.items()}
+    return sums | {name: sum(one[_TIME] * one[each] for one in launches) / total for name, each in _SHARES.items()}
+
+
+class _Call(ctypes.Structure):
+    """The struct ece408_grade_call of ``grade/native/worker.cpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "yxw"),
+        *((f"{name}_shape", ctypes.c_uint * 4) for name in "yxw"),
+        ("stream", ctypes.c_void_p),
+        ("note", ctypes.c_char_p),
+    )
+
+
+def _launch(what: str, problems: Sequence[ConvProblem]) -> None:
+    cupy = cuda.cupy()
+    kernel: Any = runner.python_kernel(Path(what)) if what.endswith(".py") else None
+    library = None if kernel else ctypes.CDLL(what)
+    for number, problem in enumerate(problems):
+        x, w = map(cupy.asarray, inputs(problem))
+        y = cupy.empty(problem.y_shape, "f")
+        y.data.memset(0, y.nbytes)  # no kernel, so ncu does not list it
+        counters.mark(f"layer_{number}")
+        if library is None:
+            kernel.run(problem, x, w, y)
+        else:
+            shapes = (problem.y_shape, problem.x_shape, problem.w_shape)
+            pointers = (array.data.ptr for array in (y, x, w))
+            library.ece408_grade_forward(ctypes.byref(_Call(*pointers, *((ctypes.c_uint * 4)(*one) for one in shapes))))
+        cuda.wait(what, cupy.cuda.get_current_stream())
+
+
+if __name__ == "__main__":
+    asked: Any = [list(map(int, size.split("x"))) for size in sys.argv[2:]]
+    _launch(sys.argv[1], [ConvProblem(*sizes) for sizes in asked])
