@@ -220,16 +220,18 @@ def _strides(case: Case) -> Iterator[Guess]:
         inside, moved = at < exact.size, case.before.copy().reshape(-1)
         moved[at[inside]] = exact[inside]
         yield Guess("y_strides", f"with {what}", moved.reshape(exact.shape))
-    # x is read on beyond the row's end, as the code does.
+    # x is read on beyond the row's end, as the code does, or a tile has zeros there.
     beyond = min(p.kernel - 1, p.output_width)
     flat = np.pad(case.x.reshape(p.batch, p.channels, -1), ((0, 0), (0, 0), (0, p.width + p.kernel)))
     tap = np.arange(p.kernel)
     start = (np.arange(p.output_height)[:, None] * p.width + p.output_width + np.arange(beyond))[..., None, None]
-    late = products(flat[:, :, start + tap[:, None] * p.width + tap].transpose(0, 2, 3, 1, 4, 5), case.w)
-    other = exact.copy()
-    other[:, :, 1:, :beyond] = late[:, :, :-1]
+    read_on = flat[:, :, start + tap[:, None] * p.width + tap].transpose(0, 2, 3, 1, 4, 5)
+    with_zeros = np.pad(case.x[..., p.output_width :], ((0, 0), (0, 0), (0, 0), (0, p.kernel - 1)))
     text = "but for threads beyond a row's end, which write into the next row: threads and loops end at W - K + 1"
-    yield Guess("loops_to_w", text, exact, other)
+    for pixels in (read_on, windows(with_zeros, p)[:, :, :beyond]):
+        other = exact.copy()
+        other[:, :, 1:, :beyond] = products(pixels, case.w)[:, :, :-1]
+        yield Guess("loops_to_w", text, exact, other)
 
 
 def _wrapped(case: Case) -> Iterator[Guess]:

@@ -52,11 +52,12 @@ def _emulate_gpu_file(checked: Checked) -> None:
             entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
     for number, (problem, report) in enumerate(zip(problems, reports)):
         # The emulator's own limits say nothing about the file.
-        findings = [asdict(one) for one in report.findings if one.kind not in ("time", "unsupported")]
+        found = [asdict(one) for one in report.findings if one.kind not in ("time", "unsupported")]
+        entry = judged(problem, explain(*arrays[number], report.y, FILL, result["source"]), found)
         if number == len(result["layers"]):
-            entry = judged(problem, explain(*arrays[number], report.y, FILL, result["source"]), findings)
             result["layers"].append({**entry, "note": "as emulated on the CPU"})
-        result["layers"][number].update(counted(report, result["lines_of"], problem), findings=findings)
+        own = result["layers"][number]
+        own.update(counted(report, result["lines_of"], problem), findings=entry["findings"])
     if checked.right:
         result["compiler"] = _compiler_lines(checked, [shape for report in reports for shape in report.launches])
 

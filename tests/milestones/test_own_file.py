@@ -12,6 +12,7 @@ from milestone_run import run, started
 from submissions import HERE as SUBMISSIONS
 
 from ece408_op.grade import runner
+from ece408_op.lab import __path__ as lab_folders
 from ece408_op.plugin import bridge
 
 pytest.importorskip("mxnet")
@@ -19,6 +20,8 @@ if shutil.which("g++") is None:
     pytest.skip("needs g++", allow_module_level=True)
 
 TEXTBOOK = SUBMISSIONS / "cpu" / "textbook.h"
+NAIVE = SUBMISSIONS / "gpu" / "naive.cuh"
+STARTER = Path(lab_folders[0]) / "starters" / "my_kernel.cu"
 EINSUM = SUBMISSIONS / "python" / "einsum.py"
 
 
@@ -77,7 +80,7 @@ def test_a_file_that_fails_ends_with_one_message(change: tuple[str, str], reason
     ("arguments", "words"),
     [
         (["--impl", "nowhere.h"], "expected the path of a file, found no nowhere.h"),
-        (["--impl", SUBMISSIONS / "gpu" / "naive.cuh"], "expected a file for the cpu, .*; run it with m3.py or m4.py"),
+        (["--impl", NAIVE], "expected a file for the cpu, .*; run it with m3.py or m4.py"),
         (["--impl", TEXTBOOK, "--fuse"], "a file is not fused"),
     ],
 )
@@ -102,7 +105,7 @@ def test_without_a_folder_for_the_cache_a_file_runs_too(tmp_path: Path, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", [SUBMISSIONS / "gpu" / "naive.cuh", SUBMISSIONS / "python" / "on_the_gpu.py"], ids=str)
+@pytest.mark.parametrize("path", [NAIVE, STARTER, SUBMISSIONS / "python" / "on_the_gpu.py"], ids=lambda one: one.name)
 @pytest.mark.parametrize("script", ["m3.py", "m4.py"])
 def test_a_file_computes_all_layers_on_a_gpu(script: str, path: Path, tmp_path: Path) -> None:
     problem = bridge.gpu_problem("host")
