@@ -104,7 +104,8 @@ def told(path: Path, expected: str, emulate: bool) -> Told:
         assert run.stdout is not None
         verdict = 0.0
         for line in run.stdout:
-            verdict = verdict or time.perf_counter() - start
+            if line.startswith(path.name) and not verdict:
+                verdict = time.perf_counter() - start
             lines.append(line)
     whole = time.perf_counter() - start
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"status": "".join(lines), "layers": []}
@@ -178,7 +179,8 @@ def seconds_to_verdict(name: str, gpu: bool, saves: int) -> dict[str, list[float
                     assert run.poll() is None
                 wall.append(time.perf_counter() - start)
                 processor.append(processor_seconds(run.pid) - used)
-                run.stderr.readline()  # it waits for the next save
+                while not run.stderr.readline().startswith("waiting"):
+                    assert run.poll() is None
                 path.write_text(f"{text}// {number} {time.time()}\n", encoding="utf-8")
             run.terminate()
     found = {"seconds": wall[1:], "processor": processor[1:]}
@@ -192,7 +194,7 @@ def times(gpu: bool, saves: int, json_file: Path | None) -> bool:
     for name, one in found.items():
         for what, seconds in one.items():
             print(f"{name}: {what}: {statistics.median(seconds):.2f}, {min(seconds):.2f} to {max(seconds):.2f}")
-    result = {"files": found, "aims": AIMS, "load before": round(load, 1), "machine": asdict(this_machine())}
+    result = {"files": found, "aims": AIMS, "load before": round(load, 1), "machine": asdict(this_machine(gpu=gpu))}
     if json_file:
         json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return all(statistics.median(one["seconds"]) <= AIMS[name] for name, one in found.items())

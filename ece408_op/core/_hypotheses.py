@@ -230,7 +230,8 @@ def _strides(case: Case) -> Iterator[Guess]:
     text = "but for threads beyond a row's end, which write into the next row: threads and loops end at W - K + 1"
     for pixels in (read_on, windows(with_zeros, p)[:, :, :beyond]):
         other = exact.copy()
-        other[:, :, 1:, :beyond] = products(pixels, case.w)[:, :, :-1]
+        # Behind the last row of a map comes the next map.
+        other.reshape(-1, p.output_width)[1:, :beyond] = products(pixels, case.w).reshape(-1, beyond)[:-1]
         yield Guess("loops_to_w", text, exact, other)
 
 

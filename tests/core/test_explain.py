@@ -182,17 +182,26 @@ def test_right_outputs_and_less_precise_ones(p: ConvProblem) -> None:
     assert half.wrong == 0 or half.mistake == ROUNDED and "half precision" in half.sentence
 
 
-def test_threads_beyond_a_rows_end_are_found_whoever_wins_the_race() -> None:
+@pytest.mark.parametrize("zeros", [False, True], ids=["reads on", "a tile with zeros"])
+def test_threads_beyond_a_rows_end_are_found_whoever_wins_the_race(zeros: bool) -> None:
     p = PROBLEMS[1]
     x, w = inputs(p)
     y, rng = Kernel("")(p, x, w), np.random.default_rng(0)
-    for b, m, i, j in np.ndindex(p.batch, p.filters, p.output_height - 1, p.kernel - 1):
-        if rng.random() < 0.5:
-            start = i * p.width + p.output_width + j
-            rows = [x[b, 0].reshape(-1)[start + r * p.width :][: p.kernel] for r in range(p.kernel)]
-            y[b, m, i + 1, j] = (np.array(rows) * w[m, 0]).sum()
+    flat, rows = np.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))), y.reshape(-1, p.output_width)
+    if zeros:
+        x_rows = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, p.kernel)))
+    for row, (b, m, i) in enumerate(np.ndindex(p.batch, p.filters, p.output_height)):
+        for j in range(p.kernel - 1):
+            if row + 1 == len(rows) or rng.random() < 0.5:
+                continue
+            start = p.output_width + j
+            if zeros:
+                taken = x_rows[b, 0, i : i + p.kernel, start : start + p.kernel]
+            else:
+                taken = [flat[b, 0].reshape(-1)[(i + r) * p.width + start :][: p.kernel] for r in range(p.kernel)]
+            rows[row + 1, j] = (np.array(taken) * w[m, 0]).sum()  # behind the last row of a map, the next map's
     found = explain(x, w, y)
-    assert found.mistake == "loops_to_w"
+    assert found.mistake == "loops_to_w" and not found.rest
     assert found.counts[:, p.kernel :].sum() == 0
 
 
