@@ -87,18 +87,10 @@ inline void __trap() { std::abort(); }
 inline long long clock64() { return (long long)(1e6 * emulator::milliseconds()); }
 inline void __nanosleep(unsigned) { emulator::yield_thread(); }
 
-template <typename T>
-inline T __ldg(const T *p) { return *p; }
-template <typename T>
-inline T __ldcg(const T *p) { return *p; }
-template <typename T>
-inline T __ldca(const T *p) { return *p; }
-template <typename T>
-inline T __ldcs(const T *p) { return *p; }
-template <typename T, typename V>
-inline void __stcg(T *p, V v) { *p = v; }
-template <typename T, typename V>
-inline void __stcs(T *p, V v) { *p = v; }
+#define ECE408_LOAD(name) template <typename T> inline T name(const T *p) { return *p; }
+ECE408_LOAD(__ldg) ECE408_LOAD(__ldcg) ECE408_LOAD(__ldca) ECE408_LOAD(__ldcs)
+#define ECE408_STORE(name) template <typename T, typename V> inline void name(T *p, V v) { *p = v; }
+ECE408_STORE(__stcg) ECE408_STORE(__stcs)
 
 inline unsigned __cvta_generic_to_shared(const void *p) { return emulator::shared_address(p); }
 inline void __pipeline_memcpy_async(void *to, const void *from, size_t bytes) {

@@ -90,9 +90,11 @@ cudaError_t ece408_malloc(void **to, size_t bytes, bool host_may_use);
 cudaError_t cudaFree(void *address);
 cudaError_t cudaMemset(void *to, int value, size_t bytes);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr);
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind);
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t = nullptr) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
 inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                                      size_t height, cudaMemcpyKind kind, cudaStream_t = nullptr) {
     return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
@@ -145,28 +147,14 @@ inline cudaError_t cudaGetSymbolAddress(void **to, const T &symbol) { return *to
 #define ECE408_NOTHING(name) \
     template <typename... T> \
     inline cudaError_t name(T...) { return cudaSuccess; }
-ECE408_NOTHING(cudaDeviceSynchronize)
-ECE408_NOTHING(cudaThreadSynchronize)
-ECE408_NOTHING(cudaThreadExit)
-ECE408_NOTHING(cudaDeviceReset)
-ECE408_NOTHING(cudaSetDevice)
-ECE408_NOTHING(cudaDeviceSetCacheConfig)
-ECE408_NOTHING(cudaDeviceSetSharedMemConfig)
-ECE408_NOTHING(cudaDeviceSetLimit)
-ECE408_NOTHING(cudaThreadSetCacheConfig)
-ECE408_NOTHING(cudaFuncSetCacheConfig)
-ECE408_NOTHING(cudaFuncSetSharedMemConfig)
-ECE408_NOTHING(cudaStreamSynchronize)
-ECE408_NOTHING(cudaStreamQuery)
-ECE408_NOTHING(cudaStreamWaitEvent)
-ECE408_NOTHING(cudaEventSynchronize)
-ECE408_NOTHING(cudaEventQuery)
-ECE408_NOTHING(cudaHostRegister)
-ECE408_NOTHING(cudaHostUnregister)
-ECE408_NOTHING(cudaMemAdvise)
-ECE408_NOTHING(cudaMemPrefetchAsync)
-ECE408_NOTHING(cudaProfilerStart)
-ECE408_NOTHING(cudaProfilerStop)
+ECE408_NOTHING(cudaDeviceSynchronize) ECE408_NOTHING(cudaThreadSynchronize) ECE408_NOTHING(cudaThreadExit)
+ECE408_NOTHING(cudaDeviceReset) ECE408_NOTHING(cudaSetDevice) ECE408_NOTHING(cudaDeviceSetCacheConfig)
+ECE408_NOTHING(cudaDeviceSetSharedMemConfig) ECE408_NOTHING(cudaDeviceSetLimit)
+ECE408_NOTHING(cudaThreadSetCacheConfig) ECE408_NOTHING(cudaFuncSetCacheConfig)
+ECE408_NOTHING(cudaFuncSetSharedMemConfig) ECE408_NOTHING(cudaStreamSynchronize) ECE408_NOTHING(cudaStreamQuery)
+ECE408_NOTHING(cudaStreamWaitEvent) ECE408_NOTHING(cudaEventSynchronize) ECE408_NOTHING(cudaEventQuery)
+ECE408_NOTHING(cudaHostRegister) ECE408_NOTHING(cudaHostUnregister) ECE408_NOTHING(cudaMemAdvise)
+ECE408_NOTHING(cudaMemPrefetchAsync) ECE408_NOTHING(cudaProfilerStart) ECE408_NOTHING(cudaProfilerStop)
 #undef ECE408_NOTHING
 
 void ece408_allow_shared(size_t bytes);

@@ -45,10 +45,7 @@ ECE408_PLAIN T reduce(unsigned mask, T value, Join join) {
         return emulator::shuffle(mask, value, source, __builtin_return_address(0));                             \
     }                                                                                                           \
     template <typename T>                                                                                       \
-    ECE408_PLAIN __attribute__((noinline)) T name(T value, Lanes n, int width = 32) {                            \
-        const int lane = emulator::lane_number(), first = lane / width * width, at = lane - first;              \
-        return emulator::shuffle(~0u, value, source, __builtin_return_address(0));                              \
-    }
+    __forceinline__ T name(T value, Lanes n, int width = 32) { return name##_sync(~0u, value, n, width); }
 ECE408_SHUFFLE(__shfl, int, first + n % width)
 ECE408_SHUFFLE(__shfl_up, unsigned, at >= int(n) ? lane - int(n) : lane)
 ECE408_SHUFFLE(__shfl_down, unsigned, at + int(n) < width ? lane + int(n) : lane)

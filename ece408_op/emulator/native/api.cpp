@@ -39,10 +39,12 @@ bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
 static const char *wrong_side(const void *address, size_t bytes, bool device) {
     if (is_device(address)) {
         if (!is_inside(address, bytes)) return "the copy goes beyond the end of an allocation";
-        return device || allocation_near(uintptr_t(address))->host_may_use ? nullptr : "";
+        return device || allocation_near(uintptr_t(address))->host_may_use
+                   ? nullptr : "the copy's kind says host memory, but a pointer is the GPU's";
     }
-    return device && space_of(uintptr_t(address)) != Space::PROGRAM && space_of(uintptr_t(address)) != Space::CONSTANT
-               ? "" : nullptr;
+    const Space space = space_of(uintptr_t(address));
+    return device && space != Space::PROGRAM && space != Space::CONSTANT
+               ? "the copy's kind says GPU memory, but a pointer is the host's" : nullptr;
 }
 
 cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, const void *code) {
@@ -51,14 +53,8 @@ cudaError_t copy_memory(void *to, const void *from, size_t bytes, cudaMemcpyKind
                                                      : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDefault ? is_device(from)
                                                        : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    for (const auto &[address, device] : {std::pair<const void *, bool>(to, to_device), {from, from_device}}) {
-        const char *const wrong = wrong_side(address, bytes, device);
-        if (!wrong) continue;
-        if (*wrong) return failed(cudaErrorInvalidValue, wrong, code);
-        return failed(cudaErrorInvalidValue,
-                      device ? "the copy's kind says GPU memory, but a pointer is the host's"
-                             : "the copy's kind says host memory, but a pointer is the GPU's", code);
-    }
+    for (const auto &[address, device] : {std::pair<const void *, bool>(to, to_device), {from, from_device}})
+        if (const char *const wrong = wrong_side(address, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
     std::memmove(to, from, bytes);
     return cudaSuccess;
 }
@@ -71,11 +67,7 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
         return failed(cudaErrorInvalidValue, text.c_str(), code);
     }
     const bool device = kind == cudaMemcpyDeviceToDevice || (kind == cudaMemcpyDefault && is_device(memory));
-    const char *const wrong = wrong_side(memory, bytes, device);
-    if (wrong)
-        return failed(cudaErrorInvalidValue, *wrong ? wrong : device ? "the copy's kind says GPU memory, but the pointer is the host's"
-                                                                     : "the copy's kind says host memory, but the pointer is the GPU's",
-                      code);
+    if (const char *const wrong = wrong_side(memory, bytes, device)) return failed(cudaErrorInvalidValue, wrong, code);
     char *const at = static_cast<char *>(symbol) + offset;
     std::memcpy(to_symbol ? at : memory, to_symbol ? memory : at, bytes);
     return cudaSuccess;
@@ -85,24 +77,19 @@ cudaError_t copy_symbol(void *symbol, size_t symbol_bytes, void *memory, size_t 
 
 using namespace emulator;
 
-const char *cudaGetErrorName(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess: return "cudaSuccess";
-        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-        default: return "cudaErrorUnknown";
-    }
+static const struct Error {
+    cudaError_t number;
+    const char *name, *text;
+} known_errors[] = {{cudaSuccess, "cudaSuccess", "no error"},
+                    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+                    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+                    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+                    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"}};
+static const Error &known(cudaError_t error) {
+    return *std::find_if(known_errors, known_errors + 4, [=](const Error &each) { return each.number == error; });
 }
-const char *cudaGetErrorString(cudaError_t error) {
-    switch (error) {
-        case cudaSuccess: return "no error";
-        case cudaErrorInvalidValue: return "invalid argument";
-        case cudaErrorMemoryAllocation: return "out of memory";
-        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-        default: return "unknown error";
-    }
-}
+const char *cudaGetErrorName(cudaError_t error) { return known(error).name; }
+const char *cudaGetErrorString(cudaError_t error) { return known(error).text; }
 cudaError_t cudaGetLastError() {
     const cudaError_t error = last_error;
     last_error = cudaSuccess;
@@ -127,9 +114,6 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    return copy_memory(to, from, bytes, kind, __builtin_return_address(0));
-}
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
     return copy_memory(to, from, bytes, kind, __builtin_return_address(0));
 }
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,

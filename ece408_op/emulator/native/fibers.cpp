@@ -58,10 +58,14 @@ ece408_switch:
     ret
 )");
 
+void set_thread() {
+    const unsigned thread = current;
+    threadIdx = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
+}
+
 void leave() {
     ece408_switch(&threads[current].stack_pointer, scheduler_stack);
-    threadIdx = {unsigned(current) % blockDim.x, unsigned(current) / blockDim.x % blockDim.y,
-                 unsigned(current) / blockDim.x / blockDim.y};
+    set_thread();
 }
 
 bool complete_barrier(Barrier &barrier) {
@@ -121,8 +125,7 @@ void count_at(Barrier &barrier, int expected, const void *code) {
 }
 
 void start() {
-    threadIdx = {unsigned(current) % blockDim.x, unsigned(current) / blockDim.x % blockDim.y,
-                 unsigned(current) / blockDim.x / blockDim.y};
+    set_thread();
     in_kernel = true;
     running.call(running.kernel);
     in_kernel = false;

@@ -62,37 +62,34 @@ unsigned described(unsigned long long at, int row, int k) {
     return word;
 }
 
-}  // namespace
-
-void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+// A warp's product with K steps; ``product(warp, row, column, k)`` is one of its terms.
+template <int K, typename Product>
+void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Product product) {
     const int warp = current / 32, lane = current % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
     exchange();
     for (int v = 0; v < 4; v++) {
-        double terms[17] = {d[v]};
-        for (int k = 0; k < 16; k++) {
-            const unsigned word = columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 8 / 2][k / 8];
-            terms[1 + k] = row_value(warp, lane / 4 + v / 2 * 8, k) * half_of(word, k);
-        }
+        double terms[1 + K] = {d[v]};
+        for (int k = 0; k < K; k++) terms[1 + k] = product(warp, lane / 4 + v / 2 * 8, lane % 4 * 2 + v % 2, k);
         d[v] = truncated_sum(terms);
     }
     exchange();
 }
 
+}  // namespace
+
+void mma_fp16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply<16>(d, a, b0, b1, [](int warp, int row, int column, int k) {
+        return row_value(warp, row, k) * half_of(columns_of[warp][column * 4 + k % 8 / 2][k / 8], k);
+    });
+}
+
 void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    const int warp = current / 32, lane = current % 32;
-    std::memcpy(rows_of[warp][lane], a, 16);
-    columns_of[warp][lane][0] = b0, columns_of[warp][lane][1] = b1;
-    exchange();
-    for (int v = 0; v < 4; v++) {
-        double terms[9] = {d[v]};
-        for (int k = 0; k < 8; k++)
-            terms[1 + k] = float_of(rows_of[warp][lane / 4 * 4 + k % 4][v / 2 + k / 4 * 2]) *
-                           float_of(columns_of[warp][(lane % 4 * 2 + v % 2) * 4 + k % 4][k / 4]);
-        d[v] = truncated_sum(terms);
-    }
-    exchange();
+    multiply<8>(d, a, b0, b1, [](int warp, int row, int column, int k) {
+        return float_of(rows_of[warp][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2]) *
+               float_of(columns_of[warp][column * 4 + k % 4][k / 4]);
+    });
 }
 
 void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
