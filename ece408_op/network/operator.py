@@ -21,7 +21,7 @@ from ._network import Network, parse
 from ._several_gpus import SeveralGpus
 from ._training import Forward, reads_gradient
 from .engine import Engine, engine
-from .trainer import Trainer, sample
+from .trainer import Trainer
 
 OP_TYPE = default_layout.NETWORK
 #: The input with two random numbers of 24 bits, by MXNet's generator: a thread of MXNet's has another one.
@@ -165,9 +165,9 @@ class NetworkOp(mx.operator.CustomOp):
         self._data = [places[name] for name in network.names(network.data)]
         self._parameters = [places[name] for name in network.names(network.parameters)]
         self._sizes = [ITEM_BYTES * prod(network.shape(number)) for number in network.parameters]
-        #: The last forward pass in training, and the addresses and samples of its parameters.
+        #: The last forward pass in training, and the addresses of its parameters.
         self._before: Forward | None = None
-        self._seen: dict[int, tuple[int, bytes]] = {}
+        self._places: dict[int, int] = {}
         #: Whether its batch was empty.
         self._empty = False
 
@@ -199,8 +199,7 @@ class NetworkOp(mx.operator.CustomOp):
         if trainer:
             # MXNet knows that the forward pass changes states, not that the backward pass would.
             views = [bridge.cpu_view(arrays[place]) for place in self._parameters]
-            if self._leaves_gradients:
-                self._seen = dict(zip(network.parameters, zip(parameters, map(sample, views))))
+            self._places = dict(zip(network.parameters, parameters))
             states = {n: view for n, view in zip(network.parameters, views) if n in network.states}
             self._before = trainer.forward(data, views, targets, states, _seed(in_data[count:]))
         else:
@@ -249,14 +248,14 @@ class NetworkOp(mx.operator.CustomOp):
             values[name]: np.empty_like(gradient) if request == "add" else gradient
             for name, (gradient, request) in wanted.items()
         }
-        left: dict[int, tuple[int, bytes, np.ndarray]] = {}
+        left: dict[int, tuple[int, np.ndarray]] = {}
         for name, (_, request) in list(wanted.items()) if self._leaves_gradients else ():
             number = values[name]
             if number in network.parameters:
                 if request == "add":
                     raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
                 del wanted[name]
-                left[number] = (*self._seen[number], targets.pop(number))
+                left[number] = self._places[number], targets.pop(number)
         trainer.backward(before, labels, gradients, targets, left)
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
 

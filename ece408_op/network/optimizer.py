@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from ece408_op.errors import ProblemError
-from ece408_op.plugin import bridge, engine_queue
+from ece408_op.plugin import array_version, bridge, engine_queue
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
 
@@ -35,6 +34,8 @@ class State:
         self._arrays: Sequence[Any] = arrays
         self.updates = updates
         self._gpu: Gpu | None = None
+        #: The parameter of the last update, and its version then.
+        self._seen: tuple[Any, int] | None = None
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -46,6 +47,16 @@ class State:
         if self._gpu is not gpu:
             self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
         return self._arrays
+
+    def is_unchanged(self, parameter: Any) -> bool:
+        """Return whether only the last update has written a parameter since it began; the caller is the next one.
+
+        Then forward passes between the two have read what the parameter is now.
+        """
+        if not array_version.is_readable():
+            return False
+        before, self._seen = self._seen, (parameter, array_version.version(parameter))
+        return before is not None and before[0] is parameter and self._seen[1] == before[1] + 1
 
     def _on_host(self) -> list[np.ndarray]:
         return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]
@@ -107,7 +118,13 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
         rates, decays = self._rates(indices), self._get_wds(indices)
-        work = partial(trainer.update, self._rule(), parameters, given, [one.on for one in states], rates, decays)
+        array_version.is_readable()  # its trial must not run in MXNet's threads
+        rule, on_gpu = self._rule(), [one.on for one in states]
+
+        def work() -> None:
+            unchanged = [one.is_unchanged(array) for one, array in zip(states, weights)]
+            trainer.update(rule, parameters, given, on_gpu, rates, decays, unchanged)
+
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 
     update_multi_precision = update

@@ -23,6 +23,7 @@ from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
 from ece408_op.runtime.memory import address
+from ece408_op.runtime.recent import Recent
 
 from . import _training
 from ._gpu import Chooser
@@ -38,17 +39,20 @@ _LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
 
 class _Left(NamedTuple):
-    """A parameter and its gradient on a GPU; ``seen``: a sample of the parameter on the host then."""
+    """A parameter, as the forward pass read it, and its gradient, on a GPU."""
 
     gpu: Gpu
     operators: GpuOperators
     parameter: Any
     gradient: Any
-    seen: bytes
 
 
-#: Gradients on a GPU that wait for an update, by the addresses of parameter and gradient on the host.
-waiting: dict[tuple[int, int], _Left] = {}
+#: Where a parameter and its gradient are on the host.
+Places = tuple[int, int]
+
+#: Gradients on a GPU that wait for an update, of each of the last backward passes by the places of all its parameters:
+#: networks whose update never comes do not keep the GPU's memory.
+waiting: Recent[tuple[Places, ...], dict[Places, _Left]] = Recent(16)
 
 
 class Trainer:
@@ -88,34 +92,53 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         targets: Mapping[int, np.ndarray],
-        left: Mapping[int, tuple[int, bytes, np.ndarray]],
+        left: Mapping[int, tuple[int, np.ndarray]],
     ) -> None:
         """Fill the gradients to variables, ``targets`` by number, and leave others on the GPU for ``update``.
 
         labels: in the network's order. gradients: to the outputs, by position. left: by number, the parameter's address
-        on the host, its sample before the forward pass, and the gradient's array. A variable that no gradient reaches
-        gets zeros. Raises DeviceError as ``forward``.
+        on the host and the gradient's array. A variable that no gradient reaches gets zeros. Raises DeviceError as
+        ``forward``.
         """
-        network, wanted = self.network, {**targets, **{number: array for number, (*_, array) in left.items()}}
+        wanted = {**targets, **{number: array for number, (_, array) in left.items()}}
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], Mapping[int, Any]]:
-            xp = self._operators.arrays.xp
-            given = dict(zip(network.labels, arrays))
-            seeds = dict(zip(gradients, arrays[len(labels) :]))
-            found = _training.backward(network, self._operators, before, given, seeds, wanted)
-            filled = {
-                number: xp.ascontiguousarray(found[number]) if number in found else xp.zeros(array.shape, np.float32)
-                for number, array in wanted.items()
-            }
-            return [filled[number] for number in targets], filled
+            found = self._differentiated(before, arrays, gradients, wanted)
+            return [found[number] for number in targets], found
 
         found = _step(self._gpu, [*labels, *gradients.values()], list(targets.values()), compute)
-        for number, (at, seen, array) in left.items():
+        self._leave(before, found, left)
+
+    def _leave(
+        self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
+    ) -> None:
+        """Leave gradients for ``update``, and mark their arrays: see ``backward``."""
+        ones = {}
+        for number, (at, array) in left.items():
             bits = array.reshape(-1).view(np.uint32)
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
-            one = _Left(self._gpu, self._operators, before.values[number], found[number], seen)
-            waiting[at, address(array)] = one
+            ones[at, address(array)] = _Left(self._gpu, self._operators, before.values[number], found[number])
+        if ones:
+            waiting.pop(tuple(ones), None)
+            waiting[tuple(ones)] = ones
+
+    def _differentiated(
+        self,
+        before: _training.Forward,
+        arrays: Sequence[Any],
+        gradients: Mapping[int, np.ndarray],
+        wanted: Mapping[int, np.ndarray],
+    ) -> dict[int, Any]:
+        """Return the gradients, C-contiguous; ``arrays``: labels and gradients to the outputs, on the GPU."""
+        network, xp = self.network, self._operators.arrays.xp
+        given = dict(zip(network.labels, arrays))
+        seeds = dict(zip(gradients, arrays[len(network.labels) :]))
+        found = _training.backward(network, self._operators, before, given, seeds, wanted)
+        return {
+            number: xp.ascontiguousarray(found[number]) if number in found else xp.zeros(array.shape, np.float32)
+            for number, array in wanted.items()
+        }
 
 
 def update(
@@ -125,19 +148,19 @@ def update(
     states: Sequence[Callable[[Gpu], Sequence[Any]]],
     rates: Sequence[float],
     decays: Sequence[float],
+    unchanged: Sequence[bool],
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
     parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a
-    GPU. rates, decays: see ``_updates.Update``. Raises DeviceError if a GPU fails, and ProblemError if a gradient
-    that was left on a GPU has been changed or was used before; all parameters are then as they were.
+    GPU. rates, decays: see ``_updates.Update``. unchanged: which parameters are those of the forward pass; the others
+    are copied to the GPU again. Raises DeviceError if a GPU fails, and ProblemError if a gradient that was left on a
+    GPU has been changed or was used before; all parameters are then as they were.
     """
-    found = [waiting.pop((address(parameter), address(one)), None) for parameter, one in zip(parameters, gradients)]
-    found = [one if _is_left(one, gradient) else None for one, gradient in zip(found, gradients)]
-    # What is on a GPU already: not a parameter that has changed since the forward pass.
+    taken = [_taken(address(parameter), address(one)) for parameter, one in zip(parameters, gradients)]
+    found = [one if _is_left(one, gradient) else None for one, gradient in zip(taken, gradients)]
     there = [
-        (one.parameter if sample(parameter) == one.seen else None, one.gradient) if one else (None, None)
-        for one, parameter in zip(found, parameters)
+        (one.parameter if same else None, one.gradient) if one else (None, None) for one, same in zip(found, unchanged)
     ]
     first = host_context.gpu(0)
     for gpu in dict.fromkeys(one.gpu if one else first for one in found):
@@ -162,10 +185,15 @@ def update(
         _step(gpu, given, [parameters[place] for place in mine], compute)
 
 
-def sample(parameter: np.ndarray) -> bytes:
-    """Return some elements of a parameter, which show whether it has changed."""
-    flat = parameter.reshape(-1)
-    return flat[:: max(1, flat.size // 64)].tobytes()
+def _taken(*place: int) -> _Left | None:
+    """Take the newest gradient for a parameter and its gradient's array out of those that wait."""
+    for key, left in reversed(list(waiting.items())):
+        if place in left:
+            found = left.pop(place)
+            if not left:
+                waiting.pop(key, None)
+            return found
+    return None
 
 
 def _is_left(one: _Left | None, gradient: np.ndarray) -> bool:
@@ -244,4 +272,4 @@ class _Device:
             return self._gpu.stream.record()
 
 
-__all__ = ("Trainer", "sample", "update")
+__all__ = ("Trainer", "update", "waiting")

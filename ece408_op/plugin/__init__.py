@@ -10,6 +10,7 @@ bridge          views of MXNet's arrays, and which GPUs MXNet can use
 default_layout  keeps oneDNN's blocked layout away from the operator
 output_pool     memory for large outputs
 engine_queue    Python functions in MXNet's engine
+array_version   how often MXNet has written an array
 mxnet_errors    brings the reason of an error inside an operator to the caller
 op_times        ``op_times``: one entry per call
 host_context    a GPU for arrays in host memory

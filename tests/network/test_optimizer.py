@@ -11,6 +11,7 @@ from test_training import S, assert_close, data, images, ndarrays
 import ece408_op
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.network import trainer
+from ece408_op.plugin import array_version
 from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -221,14 +222,57 @@ def test_a_limit_that_is_not_positive_is_none(rule, clip):
     assert_close({"": weights[f"gpu{rule}"]}, {"": weights[rule]})
 
 
-def test_a_parameter_that_changed_after_the_forward_pass():
+@pytest.mark.parametrize("element", [None, (3, 7)])
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_parameter_that_changed_after_the_forward_pass(element, readable, monkeypatch):
+    """Whether all of it changes or one element, and whether or not MXNet's counts of writes can be read."""
+    monkeypatch.setattr(array_version, "is_readable", lambda: readable)
+
     def weight(gradients, rule):
         symbol, args, aux = network(gradients)
         found = module(symbol, args, aux, rule, RULES["momentum"][1])
+        steps(found, args, [0])
         found.forward_backward(mx.io.DataBatch([mx.nd.ones((6, 3, 8, 8))], [mx.nd.array(args["softmax_label"])]))
         changed = found._exec_group.execs[0].arg_dict["last_weight"]
-        changed[:] = 0
+        changed[element or slice(None)] = 0
         found.update()
         return {"": changed}
 
     assert_close(weight("gpu", "gpusgd"), weight(None, "sgd"))
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@pytest.mark.parametrize("changes", [False, True])
+def test_parameters_that_only_the_update_writes_stay_on_the_gpu(way, changes, monkeypatch):
+    node, args, aux = network("gpu")
+    found, copied, empty = module(node, args, aux, "gpusgd", {}), [], cuda.cupy().empty
+    executor = found._exec_group.execs[0]
+    steps(found, args, [0])
+    found.forward_backward(mx.io.DataBatch([mx.nd.ones((6, 3, 8, 8))], [mx.nd.array(args["softmax_label"])]))
+    if changes:
+        executor.arg_dict["last_weight"] *= 2
+    mx.nd.waitall()
+    monkeypatch.setattr(cuda.cupy(), "empty", lambda shape, dtype: copied.append(shape) or empty(shape, dtype))
+    found.update()
+    mx.nd.waitall()
+    # Where nothing is copied, the pipeline gets one element.
+    assert copied == ([executor.arg_dict["last_weight"].shape] if changes else [(1,)])
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
+    symbol = S.FullyConnected(data, num_hidden=2, no_bias=True, name="layer")
+    executors = []
+    for _ in range(20):
+        params = {"layer_weight": mx.nd.ones((2, 3))}
+        node = ece408_op.gpu_network(symbol, params, for_training=True, gradients="gpu")[0]
+        gradients = {"layer_weight": mx.nd.zeros((2, 3))}
+        executors.append(node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), **params}, gradients))
+        executors[-1].forward(is_train=True)
+        executors[-1].backward([mx.nd.ones((4, 2))])
+        mx.nd.waitall()
+    assert sum(map(len, trainer.waiting.values())) == 16
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
+    update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
+    assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
+    trainer.waiting.clear()

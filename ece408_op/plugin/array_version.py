@@ -1,0 +1,44 @@
+"""How often MXNet has written an array: its engine counts that for each array, but has no function for it."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+#: Where MXNet 1.9.1's wheels for x86-64 have them (include/mxnet/ndarray.h and engine.h), in bytes: an NDArray begins
+#: with the address of its Chunk; the address of a Chunk's variable; a variable's count.
+_VARIABLE, _COUNT = 72, 8
+
+
+def version(array: Any) -> int:
+    """Return a number that each write to the array's memory by MXNet increases by one, where it ``is_readable``.
+
+    Views of the memory count too. Writes that MXNet is not told of, through an array of NumPy on the same memory, do
+    not. No write may be pending: call it from a function of ``engine_queue`` that writes the array.
+    """
+    return _word(_word(_word(array.handle.value) + _VARIABLE) + _COUNT)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+@cache
+def is_readable() -> bool:
+    """Return whether this MXNet is one whose memory is known, after a trial, which waits for MXNet's engine."""
+    import mxnet as mx
+
+    # Without oneDNN, an array has other fields.
+    if mx.__version__ != "1.9.1" or not mx.runtime.Features().is_enabled("MKLDNN"):
+        return False
+    array = mx.nd.zeros((2, 3), mx.cpu())
+    counts: list[int] = []
+    for change in (lambda: None, array.asnumpy, lambda: array[1:].__imul__(2), lambda: array.__iadd__(1)):
+        change()
+        array.wait_to_read()
+        counts.append(version(array))
+    return [count - counts[0] for count in counts] == [0, 0, 1, 2]
+
+
+__all__ = ("is_readable", "version")
