@@ -61,7 +61,7 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     Args:
         block: the network, initialised.
         examples: arrays for its inputs; only their shapes matter: they complete the shapes of the parameters.
-        options: impl, precision, device_id and gradients of ``gpu_network``.
+        options: impl, precision, device_id, device_ids and gradients of ``gpu_network``.
 
     Raises:
         ProblemError: block is no HybridBlock, or there is no example; or as ``gpu_network``.

@@ -52,7 +52,7 @@ that does not support a layer is a row that says why.""",
 forward: from MXNet's memory to NumPy's. With --context gpu the convolutions run on the GPU, and gpu_network and PyTorch
 take part, also with images that are on the GPU already (gpu). --training: gpu_network and PyTorch.""",
         "ece408-bench networks --context gpu --network ece408-high resnet18_v1 --json networks.json",
-        "--context --training --set --network --images --seed",
+        "--context --training --gpus --set --network --images --seed",
     ),
     "transfers": (
         "time the operator on mx.cpu() arrays with device='gpu'",
@@ -199,7 +199,7 @@ def _networks_plan(options: argparse.Namespace) -> _Plan:
         except ValueError as error:
             raise ValueError(f"--network: expected {', '.join(own)}, or one of Gluon's: {error}") from None
     if options.training:
-        words = (options.images, options.repeats or 10, options.seed)
+        words = (options.images, options.repeats or 10, options.gpus, options.seed)
         return _Plan({name: partial(_training.case, name, *words) for name in chosen}, on_gpu=True)
     given = (options.images, options.context, options.repeats or 5, options.seed)
     return _Plan({name: partial(_networks.case, name, *given) for name in chosen}, options.context == "gpu")
@@ -286,6 +286,7 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
             "help": "images of each case; random layers have as many at most",
         },
         "--training": {"action": "store_true", "help": "time training steps, on a GPU"},
+        "--gpus": {**number, "default": 1, "help": "with --training, GPUs that share the images of a step"},
         "--fuse": {"action": "store_true", "help": "with tanh and 2 x 2 maxima in the same pass"},
         "--record": {"action": "store_true", "help": "write the times into the tuning table"},
         "--threads": {**number, "default": cores, "help": "threads of all contestants"},

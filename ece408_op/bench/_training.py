@@ -1,4 +1,4 @@
-"""Training steps of whole networks: gpu_network with MXNet's optimiser and with one on the GPU, and PyTorch.
+"""Training steps of whole networks: gpu_network with MXNet's optimiser and with one on the GPU or GPUs, and PyTorch.
 
 A step is the forward pass, the backward pass and the update of SGD with momentum; it ends when the parameters are
 ready. The call "step" has the images in pageable memory, "gpu" on the GPU. The losses of the first steps are compared.
@@ -31,19 +31,23 @@ Step = Callable[[], Any]
 
 
 def case(
-    name: str, images: int | None, repeats: int, seed: int, ceilings: None, progress: Callable[[Row], Any]
+    name: str, images: int | None, repeats: int, gpus: int, seed: int, ceilings: None, progress: Callable[[Row], Any]
 ) -> Case:
     """Time all contestants on one network, with ``images`` images in a step; they begin with the same parameters.
 
-    A row fails if its losses differ from the first contestant's, unless the network has dropout: they are random then.
+    gpus: how many share the images of a further contestant. A row fails if its losses differ from the first
+    contestant's, unless the network has dropout, whose losses are random, or several GPUs compute BatchNorm, each for
+    its own images.
     """
     network, pixels, labels = _given(name, images, seed)
     rows: list[Row] = []
     expected: list[float] = []
-    for contestant, kind, step in (*_gpu_networks(network, pixels, labels), *_pytorch(network, pixels, labels)):
+    text = network.symbol.tojson()
+    for contestant, kind, step in (*_gpu_networks(network, pixels, labels, gpus), *_pytorch(network, pixels, labels)):
         losses = [float(step()) for _ in range(_COMPARED)]
         expected = expected or losses
-        wrong = "Dropout" not in network.symbol.tojson() and not np.allclose(losses, expected, rtol=_TOLERANCE)
+        free = "Dropout" in text or ("BatchNorm" in text and contestant.endswith("GPUs"))
+        wrong = not free and not np.allclose(losses, expected, rtol=_TOLERANCE)
         seconds = () if wrong else timer.measure(step, timer.cpu_clock, repeats=repeats).seconds
         status, reason = (FAILED, f"losses: expected {expected}, got {losses}") if wrong else (PASSED, "")
         rows.append(Row(contestant, kind, seconds, status, reason, details={"loss": losses[-1]}))
@@ -67,13 +71,15 @@ def _given(name: str, images: int | None, seed: int) -> tuple[Any, np.ndarray, n
     return network, pixels, stream.randint(0, 1000, images).astype(np.float32)
 
 
-def _gpu_networks(network: Any, pixels: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, str, Step]]:
+def _gpu_networks(network: Any, pixels: np.ndarray, labels: np.ndarray, gpus: int) -> Iterator[tuple[str, str, Step]]:
     """gpu_network's steps with an optimiser on the GPU and with MXNet's."""
     for rule, gradients in (("gpusgd", "gpu"), ("sgd", "cpu")):
-        yield f"gpu_network {rule}", STEP, _gpu_network(network, pixels, labels, rule, gradients)
+        yield f"gpu_network {rule}", STEP, _gpu_network(network, pixels, labels, rule, gradients, 1)
+    if gpus > 1:
+        yield f"gpu_network gpusgd, {gpus} GPUs", STEP, _gpu_network(network, pixels, labels, "gpusgd", "gpu", gpus)
 
 
-def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str, gradients_in: str) -> Step:
+def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str, gradients_in: str, gpus: int) -> Step:
     """A step of an executor whose data array has the images, and of the optimiser of that name."""
     import mxnet as mx
 
@@ -81,9 +87,8 @@ def _gpu_network(network: Any, pixels: np.ndarray, labels: np.ndarray, rule: str
 
     arguments = {key: value.astype("float32") for key, value in network.arg_params.items()}
     symbol = mx.sym.SoftmaxOutput(network.symbol, name="softmax")
-    node, arguments, states = gpu_network(
-        symbol, arguments, network.aux_params, for_training=True, gradients=gradients_in
-    )
+    options: dict[str, Any] = {"for_training": True, "gradients": gradients_in, "device_ids": range(gpus)}
+    node, arguments, states = gpu_network(symbol, arguments, network.aux_params, **options)
     arrays = {**arguments, "data": mx.nd.array(pixels), "softmax_label": mx.nd.array(labels)}
     gradients = {key: mx.nd.zeros(value.shape) for key, value in arguments.items()}
     requests = {key: "write" if key in gradients else "null" for key in arrays}

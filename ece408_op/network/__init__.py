@@ -11,7 +11,8 @@ Private modules, from the bottom: ``_definition`` says what an operator is; ``_l
 ``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
 in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
 float32 (``_passes``, ``_split_precision``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
-graphs for one batch size, ``_timing`` the times of convolutions.
+graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpus`` divides a batch among GPUs, and
+``_several_trainers`` a training step.
 
 Training: ``_training`` computes the values and, in reverse order, their gradients. It keeps all values and fuses
 nothing. Each operator class has its gradient as a method, which CuPy and NumPy run alike; ``_training_gpu`` computes

@@ -182,8 +182,8 @@ class Operator:
         """Fill ``out``, C-contiguous float32, from the inputs; an ignored one may be None."""
         raise NotImplementedError
 
-    def check_gradient(self) -> None:
-        """Raise Unsupported if the operator with these attributes has no gradient."""
+    def check_gradient(self, several: bool) -> None:
+        """Raise Unsupported if the operator with these attributes has no gradient, or none on ``several`` GPUs."""
         if type(self).gradients is Operator.gradients:
             raise Unsupported("it has no gradient")
 

@@ -154,7 +154,7 @@ class LeakyReLU(Operator):
         x, gamma = inputs
         return gamma if x.ndim < 2 else gamma.reshape(1, -1, *[1] * (x.ndim - 2))
 
-    def check_gradient(self) -> None:
+    def check_gradient(self, several: bool) -> None:
         if self.act_type == "rrelu":
             raise Unsupported("act_type rrelu has no gradient here, because its slopes are random in training")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,34 @@ from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.runtime.thread_pool import share
 
 from .engine import Engine
+
+
+def shares(engine: Engine, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
+    """Return the place and the images of each GPU that gets some of a batch.
+
+    Raises ProblemError if the network does not compute each image by itself.
+    """
+    if not engine.divides([array.shape for array in data]):
+        raise ProblemError(
+            "device_ids: expected a network that computes each image by itself, with the images as the first axis "
+            "of all data and outputs, got another one; pass one GPU"
+        )
+    images = len(data[0])
+    edges = [images * gpu // gpus for gpu in range(gpus + 1)]
+    found = enumerate(map(slice, edges, edges[1:]))
+    return [(gpu, mine) for gpu, mine in found if mine.start < mine.stop]
+
+
+def on_each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
+    """Run work(0), work(1), ..., in a thread for each GPU; a DeviceError gets the number of its GPU, in ``numbers``."""
+
+    def named(part: int) -> None:
+        try:
+            work(part)
+        except DeviceError as error:
+            raise DeviceError(f"GPU {numbers[part]}: {error}") from error
+
+    share(named, len(numbers), len(numbers))
 
 
 class SeveralGpus:
@@ -24,15 +52,8 @@ class SeveralGpus:
         Raises ProblemError if the network does not compute each image by itself, and DeviceError, with the GPU's
         number, if one fails.
         """
-        if not self._engines[0].divides([array.shape for array in data]):
-            raise ProblemError(
-                "device_ids: expected a network that computes each image by itself, with the images as the first axis "
-                "of all data and outputs, got another one; pass one GPU"
-            )
-        images = len(data[0])
-        edges = [images * part // len(self._engines) for part in range(len(self._engines) + 1)]
-        shares = [slice(first, last) for first, last in zip(edges, edges[1:])]
-        first, *others = (number for number, share in enumerate(shares) if share.start < share.stop)
+        images = dict(shares(self._engines[0], data, len(self._engines)))
+        first, *others = images
         known = self._engines[first].sent
         #: What the first GPU computed with: other calls may change what it has at any time.
         used: list[Sequence[np.ndarray]] = []
@@ -42,18 +63,15 @@ class SeveralGpus:
 
             def work(part: int) -> None:
                 number = engines[part]
-                mine = shares[number]
+                mine = images[number]
                 arrays = [x[mine] for x in data], parameters, [y[mine] for y in outputs]
-                try:
-                    if number == first:
-                        used.append(self._engines[number].run(*arrays))
-                    else:
-                        self._engines[number].run(*arrays, checked)
-                except DeviceError as error:
-                    raise DeviceError(f"GPU {self._numbers[number]}: {error}") from error
+                if number == first:
+                    used.append(self._engines[number].run(*arrays))
+                else:
+                    self._engines[number].run(*arrays, checked)
 
-            share(work, len(engines), len(engines))
+            on_each(work, [self._numbers[number] for number in engines])
 
         run([first, *others] if known or not parameters else [first], known)
-        if used[0] is not known:
+        if others and used[0] is not known:
             run(others, used[0])

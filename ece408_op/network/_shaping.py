@@ -316,10 +316,15 @@ class SoftmaxOutput(Operator):
     def is_loss(self) -> bool:
         return True
 
-    def check_gradient(self) -> None:
+    def check_gradient(self, several: bool) -> None:
         if self.out_grad:
             # MXNet multiplies by the output instead.
             raise Unsupported("out_grad=True has no gradient here, because MXNet 1.9.1 computes another than it says")
+        if several and self.normalization != "null":
+            raise Unsupported(
+                f"normalization={self.normalization} has no gradient on several GPUs, which would each divide by a "
+                "number of their own; pass null, and rescale_grad to the optimiser"
+            )
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         """Return p - label as MXNet scales it, for labels that are numbers of classes or have p's shape."""

@@ -53,12 +53,12 @@ class Forward:
     states: Mapping[int, Any]
 
 
-def check_gradients(network: Network) -> None:
-    """Raise GraphError, which names the nodes, if operators have no gradient."""
+def check_gradients(network: Network, several: bool) -> None:
+    """Raise GraphError, which names the nodes, if operators have no gradient, or none on ``several`` GPUs."""
     problems = []
     for _, node in network.operators:
         try:
-            node.operator.check_gradient()
+            node.operator.check_gradient(several)
         except Unsupported as error:
             problems.append(f"{described(node)}: {error}")
     if problems:

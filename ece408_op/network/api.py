@@ -52,8 +52,9 @@ def gpu_network(
         precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
         device_id: the GPU's number.
         device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes an equal share of
-            each batch, and ``op_times`` has a record of each.
-        for_training: whether the node has gradients, on one GPU.
+            each batch, and ``op_times`` has a record of each. In training, NCCL sums their gradients on the first one,
+            BatchNorm normalizes each share by itself, and its new statistics are the mean of the GPUs'.
+        for_training: whether the node has gradients.
         gradients: with ``for_training``, where the gradients to parameters are. With "gpu" they stay there for an
             optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them contain NaN.
 
@@ -67,7 +68,8 @@ def gpu_network(
             gradient.
         ProblemError: an option is unknown, or an array is sparse; or, raised by the first call, several GPUs are to
             share the images of a network that does not compute each image by itself.
-        DeviceError: there is no such GPU; raised when the network is bound.
+        DeviceError: there is no such GPU; raised when the network is bound. In training on several GPUs, there is no
+            NCCL; raised by the first backward pass.
         UnsupportedError: the implementation that a ``New`` names cannot compute it; raised by the first call.
     """
     graph = graph_of(symbol)
@@ -78,15 +80,13 @@ def gpu_network(
     if gradients == "gpu" and not for_training:
         raise ProblemError("gradients: expected cpu without for_training, got gpu")
     numbers = _gpu_numbers(device_id, device_ids)
-    if for_training and len(numbers) > 1:
-        raise ProblemError(f"for_training: expected one GPU, got {numbers}; pass device_id")
     for params, name in ((arg_params, "arg_params"), (aux_params or {}, "aux_params")):
         check_arrays(params, name)
     states = dict(aux_params or {})
     text = _text(graph, {**arg_params, **states})
     network = parse(text)
     if for_training:
-        check_gradients(network)
+        check_gradients(network, several=len(numbers) > 1)
     if network.states & {*network.data}:
         missing = ", ".join(name for name in network.names(network.data) if name not in network.arguments)
         raise GraphError(f"aux_params: expected arrays for {missing}, got none")

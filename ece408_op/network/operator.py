@@ -19,7 +19,8 @@ from ece408_op.runtime import memory
 from ._gpu import CUDNN
 from ._network import Network, parse
 from ._several_gpus import SeveralGpus
-from ._training import Forward, reads_gradient
+from ._several_trainers import SeveralTrainers
+from ._training import reads_gradient
 from .engine import Engine, engine
 from .trainer import Trainer
 
@@ -143,9 +144,13 @@ class NetworkProp(mx.operator.CustomOpProp):
         # Symbols that were saved before there was device_ids have device_id.
         numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
         engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
-        trainer = Trainer(self._given["graph"], engines[0]) if self._for_training else None
-        one = engines[0] if len(engines) == 1 else SeveralGpus(engines, numbers)
-        return NetworkOp(network, one, trainer, self._given.get("gradients") == "gpu")
+        trainers = [Trainer(self._given["graph"], one) for one in engines] if self._for_training else []
+        infers: Engine | SeveralGpus = engines[0]
+        trains: Trainer | SeveralTrainers | None = trainers[0] if trainers else None
+        if len(engines) > 1:
+            infers = SeveralGpus(engines, numbers)
+            trains = SeveralTrainers(engines[0], trainers, numbers) if trainers else None
+        return NetworkOp(network, infers, trains, self._given.get("gradients") == "gpu")
 
 
 class NetworkOp(mx.operator.CustomOp):
@@ -155,7 +160,7 @@ class NetworkOp(mx.operator.CustomOp):
         self,
         network: Network,
         found: Engine | SeveralGpus,
-        trainer: Trainer | None = None,
+        trainer: Trainer | SeveralTrainers | None = None,
         leaves_gradients: bool = False,
     ) -> None:
         super().__init__()
@@ -165,8 +170,8 @@ class NetworkOp(mx.operator.CustomOp):
         self._data = [places[name] for name in network.names(network.data)]
         self._parameters = [places[name] for name in network.names(network.parameters)]
         self._sizes = [ITEM_BYTES * prod(network.shape(number)) for number in network.parameters]
-        #: The last forward pass in training, and the addresses of its parameters.
-        self._before: Forward | None = None
+        #: The last forward pass in training, the trainer's own, and the addresses of its parameters.
+        self._before: Any = None
         self._places: dict[int, int] = {}
         #: Whether its batch was empty.
         self._empty = False

@@ -62,6 +62,8 @@ class Trainer:
         self.network = _training.fused(parse(text))
         self._gpu = engine.gpu
         self._operators = GpuOperators(engine.chooser)
+        #: The GPU's stream of all steps.
+        self.stream = engine.gpu.stream
 
     def forward(
         self,
@@ -107,9 +109,32 @@ class Trainer:
             return [found[number] for number in targets], found
 
         found = _step(self._gpu, [*labels, *gradients.values()], list(targets.values()), compute)
-        self._leave(before, found, left)
+        self.leave(before, found, left)
 
-    def _leave(
+    def differentiate(
+        self,
+        before: _training.Forward,
+        labels: Sequence[np.ndarray],
+        gradients: Mapping[int, np.ndarray],
+        wanted: Mapping[int, np.ndarray],
+        sums: Sequence[int] = (),
+    ) -> tuple[Mapping[int, Any], list[Any]]:
+        """Return the gradients to variables on the GPU, of the shapes of ``wanted``, and memory for those of ``sums``.
+
+        Otherwise as ``backward``. The gradients are complete.
+        """
+
+        def compute(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Mapping[int, Any], list[Any]]]:
+            found = self._differentiated(before, arrays, gradients, wanted)
+            return [], (found, [self._operators.arrays.xp.empty(found[number].shape, np.float32) for number in sums])
+
+        return _step(self._gpu, [*labels, *gradients.values()], [], compute)
+
+    def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
+        """Wait for the GPU, and copy arrays from there."""
+        _step(self._gpu, [], targets, lambda _: (list(arrays), None))
+
+    def leave(
         self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
     ) -> None:
         """Leave gradients for ``update``, and mark their arrays: see ``backward``."""

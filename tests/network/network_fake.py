@@ -25,7 +25,7 @@ from ece408_op.network._layers import BatchNorm, Convolution
 from ece408_op.network._pooling import Pooling
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import STAGING_BYTES
-from ece408_op.runtime import cuda
+from ece408_op.runtime import cuda, nccl
 from ece408_op.runtime.copy_pipeline import StagingBuffer
 from ece408_op.runtime.launch import Chip, Launch
 
@@ -296,10 +296,20 @@ class Operators(trainer.GpuOperators):
             rule.apply(self.numpy.xp, one)
 
 
+class Group:
+    """NCCL on NumPy's arrays."""
+
+    def add(self, sources, sums, streams):
+        assert len(sources) == len(streams) > 1
+        for number, total in enumerate(sums):
+            total[...] = sum(arrays[number] for arrays in sources)
+
+
 @contextmanager
 def installed():
-    """Have the package use this GPU; yields it. Networks do not stay."""
+    """Have the package use this GPU under the number 0, and others like it; yields it. Networks do not stay."""
     gpu, module = Gpu(), fake_cupy()
+    gpus = {0: gpu}
     engine.clear()
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
@@ -308,7 +318,8 @@ def installed():
     patched["fill_with_zeros"] = lambda array, stream: None
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(cuda, **patched))
-        stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpu))
+        stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpus.setdefault(number, Gpu())))
+        stack.enter_context(mock.patch.object(nccl, "group", lambda numbers: Group()))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
         stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))
         stack.enter_context(mock.patch.dict(sys.modules, modules))

@@ -1,0 +1,91 @@
+"""Sums of arrays on several GPUs of this host by NCCL, in one process.
+
+The library is the system's, or that of the wheels nvidia-nccl-cu12 and -cu13, by its C interface (NCCL's user guide,
+API reference).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ece408_op.errors import DeviceError
+
+from .shared_libraries import load_libraries
+
+_NAME = "libnccl.so.2"
+#: NCCL's numbers: the type float32, the sum, and the member that gets the sums.
+_FLOAT, _SUM, _FIRST = 7, 0, 0
+
+_INT, _POINTER = ctypes.c_int, ctypes.c_void_p
+_ARGUMENTS: dict[str, list[Any]] = {
+    "ncclCommInitAll": [_POINTER, _INT, _POINTER],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
+    "ncclReduce": [_POINTER, _POINTER, ctypes.c_size_t, _INT, _INT, _INT, _POINTER, _POINTER],
+}
+
+
+class Group:
+    """GPUs of different numbers; the sums of their arrays are computed on the first of them."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._lock = threading.Lock()
+        self._members = (_POINTER * len(numbers))()
+        _call("ncclCommInitAll", self._members, len(numbers), (_INT * len(numbers))(*numbers))
+
+    def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
+        """Queue sums[n] = the sum of all sources[gpu][n], CuPy's C-contiguous float32 arrays, on the GPUs' streams.
+
+        Raises DeviceError if NCCL refuses it.
+        """
+        with self._lock:
+            _call("ncclGroupStart")
+            try:
+                for member, arrays, stream in zip(self._members, sources, streams):
+                    for array, total in zip(arrays, sums):
+                        addresses = array.data.ptr, total.data.ptr
+                        _call("ncclReduce", *addresses, array.size, _FLOAT, _SUM, _FIRST, member, stream.ptr)
+            finally:
+                _call("ncclGroupEnd")
+
+
+_groups: dict[tuple[int, ...], Group] = {}
+_lock = threading.Lock()
+
+
+def group(numbers: tuple[int, ...]) -> Group:
+    """Return the group of these GPUs, which stays; raises DeviceError if there is no NCCL, or if it fails."""
+    with _lock:
+        if numbers not in _groups:
+            _groups[numbers] = Group(numbers)
+        return _groups[numbers]
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    load_libraries([_NAME])
+    try:
+        library = ctypes.CDLL(_NAME)
+    except OSError as error:
+        raise DeviceError(
+            f"several GPUs: expected NCCL, which sums their gradients, got {error}; install nvidia-nccl-cu12 or "
+            "nvidia-nccl-cu13, for your CUDA, or pass one GPU"
+        ) from error
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    for name, types in _ARGUMENTS.items():
+        getattr(library, name).argtypes = types
+    return library
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(_library(), name)(*arguments)
+    if status:
+        reason = _library().ncclGetErrorString(status).decode()
+        raise DeviceError(f"{name}: expected success, got {reason}; NCCL_DEBUG=WARN in the environment says more")
+
+
+__all__ = ("Group", "group")

@@ -1,0 +1,190 @@
+"""Training on several GPUs, against one and against MXNet's own data parallel training on several CPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from network_case import mx
+from test_network_api import require_gpus
+from test_training import S, assert_close, bound, data, images, ndarrays, small
+
+import ece408_op
+from ece408_op.errors import DeviceError, GraphError, ProblemError
+from ece408_op.network.trainer import Trainer
+from ece408_op.plugin import host_context
+
+pytestmark = pytest.mark.usefixtures("way")
+
+
+@pytest.fixture(autouse=True)
+def several(way):
+    require_gpus("none" if way == "numpy" else "gpu", 2)
+
+
+def plain():
+    """A network with a loss, and parameters that are used twice, but without BatchNorm."""
+    w = S.Variable("w")
+    x = S.Activation(S.Convolution(data, kernel=(3, 3), num_filter=8, pad=(1, 1), name="first"), act_type="relu")
+    x = S.Convolution(x, w, kernel=(1, 1), num_filter=8, no_bias=True, name="second")
+    x = S.Pooling(S.Convolution(x, w, kernel=(1, 1), num_filter=8, no_bias=True, name="third"), kernel=(2, 2))
+    return S.SoftmaxOutput(S.FullyConnected(S.Flatten(x), num_hidden=10, name="last"), name="softmax")
+
+
+def on_gpus(symbol, args, aux, numbers, **options):
+    params = ndarrays({name: array for name, array in args.items() if name not in ("data", "softmax_label")})
+    words = {"for_training": True, "device_ids": numbers, **options}
+    node, *_ = ece408_op.gpu_network(symbol, params, ndarrays(dict(aux)), **words)
+    return node
+
+
+@pytest.mark.parametrize("request_", ["write", "add", {"data": "null", "w": "null"}])
+@pytest.mark.parametrize(("numbers", "batch"), [([0, 1], 7), ([1, 0], 6), ([0, 1], 1)])
+def test_outputs_and_gradients_are_those_of_one_gpu(numbers, batch, request_):
+    symbol = plain()
+    args, aux = images(symbol, batch)
+    executors = [bound(one, args, aux, request_) for one in (symbol, on_gpus(symbol, args, aux, numbers))]
+    for executor in executors:
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward()
+    theirs, ours = executors
+    assert_close({"y": ours.outputs[0]}, {"y": theirs.outputs[0]})
+    assert_close(*({n: g for n, g in e.grad_dict.items() if g is not None} for e in (ours, theirs)))
+
+
+def test_several_outputs_and_labels_in_any_shape():
+    x = S.Convolution(data, kernel=(3, 3), num_filter=4, name="layer")
+    symbol = S.Group([S.SoftmaxOutput(x, multi_output=True, name="softmax"), S.tanh(x)])
+    args, aux = images(symbol, 1)
+    args = {**args, "data": np.random.RandomState(3).uniform(-1, 1, (5, 3, 8, 8)).astype("f")}
+    args["softmax_label"] = (np.arange(5 * 36) % 4).astype("f").reshape(5, 36)
+    head = mx.nd.array(np.random.RandomState(4).uniform(-1, 1, (5, 4, 6, 6)))
+    found = []
+    for one, labels in ((symbol, (5, 36)), (on_gpus(symbol, args, aux, [0, 1]), (180,))):
+        found.append(bound(one, {**args, "softmax_label": args["softmax_label"].reshape(labels)}, aux))
+        found[-1].forward(is_train=True)
+        found[-1].backward([mx.nd.ones(head.shape), head])
+    assert_close(*({n: g for n, g in e.grad_dict.items() if g is not None} for e in reversed(found)))
+
+
+def fitted(symbol, args, aux, contexts, rule, words, batches=(6, 3, 7, 6)):
+    """Return the parameters and states after steps on batches of these sizes."""
+    module = mx.mod.Module(symbol, context=contexts)
+    module.bind([("data", (6, 3, 8, 8))], [("softmax_label", (6,))])
+    params = {name: array for name, array in args.items() if name not in ("data", "softmax_label")}
+    module.init_params(arg_params=ndarrays(params), aux_params=ndarrays(aux))
+    module.init_optimizer(optimizer=rule, optimizer_params=words)
+    for seed, batch in enumerate(batches):
+        given, _ = images(symbol, batch, seed)
+        label = mx.nd.array(given["softmax_label"])
+        module.forward_backward(mx.io.DataBatch([mx.nd.array(given["data"])], [label]))
+        module.update()
+    mx.nd.waitall()
+    return module.get_params()
+
+
+WORDS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3, "rescale_grad": 1 / 6}
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "gpu"}], ids=["cpu", "gpu"])
+def test_steps_of_changing_batch_sizes(options):
+    symbol = plain()
+    args, aux = images(symbol)
+    rule = "gpusgd" if options else "sgd"
+    theirs = fitted(symbol, args, aux, mx.cpu(), "sgd", WORDS)
+    ours = fitted(on_gpus(symbol, args, aux, [0, 1], **options), args, aux, mx.cpu(), rule, WORDS)
+    assert_close(ours[0], theirs[0], 20_000)
+    change = max(np.abs(theirs[0][name].asnumpy() - args[name]).max() for name in theirs[0])
+    assert change > 1e-2
+
+
+def test_batch_norm_is_that_of_mxnets_module_on_several_devices():
+    """Each share is normalized by itself, and the running statistics are averaged."""
+    symbol = small()
+    args, aux = images(symbol)
+    contexts, words = [mx.cpu(0), mx.cpu(1)], {**WORDS, "momentum": 0.0}
+    theirs = fitted(symbol, args, aux, contexts, "sgd", words, (6, 6, 6))
+    ours = fitted(on_gpus(symbol, args, aux, [0, 1]), args, aux, mx.cpu(), "sgd", words, (6, 6, 6))
+    for got, expected in zip(ours, theirs):
+        assert_close(got, expected, 20_000)
+    one = fitted(symbol, args, aux, mx.cpu(), "sgd", words, (6, 6, 6))
+    with pytest.raises(AssertionError):
+        assert_close(ours[1], one[1], 20_000)
+
+
+def test_the_gpus_draw_different_random_numbers():
+    node = on_gpus(S.Dropout(data, p=0.5), {}, {}, [0, 1])
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((64, 32))})
+    mx.random.seed(1)
+    first, second = np.split(executor.forward(is_train=True)[0].asnumpy(), 2)
+    assert {*first.ravel()} == {*second.ravel()} == {0, 2}
+    assert 0.4 < (first == second).mean() < 0.6
+
+
+def test_a_block_of_gluon():
+    def losses(*numbers):
+        mx.random.seed(3)
+        net = mx.gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(mx.gluon.nn.Conv2D(8, 3, activation="relu"), mx.gluon.nn.Dense(10))
+        net.initialize(mx.init.Xavier())
+        x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (9, 3, 12, 12)))
+        block = ece408_op.gluon.on_gpu(net, x, device_ids=numbers, gradients="gpu") if numbers else net
+        net(x)
+        learner, found = mx.gluon.Trainer(net.collect_params(), "gpuadam" if numbers else "adam"), []
+        for _ in range(4):
+            with mx.autograd.record():
+                loss = mx.gluon.loss.SoftmaxCELoss()(block(x), mx.nd.arange(9))
+            loss.backward()
+            learner.step(9)
+            found.append(loss.mean().asscalar())
+        return found
+
+    np.testing.assert_allclose(losses(0, 1), losses(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("fails", ["forward", "differentiate", "copy_out"])
+def test_a_gpu_that_fails_is_named_and_nothing_changes(fails, monkeypatch):
+    symbol = small()
+    args, aux = images(symbol)
+    executor = bound(on_gpus(symbol, args, aux, [0, 1]), args, aux)
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+
+    def values():
+        return [array.asnumpy().tobytes() for one in (executor.arg_dict, executor.aux_dict) for array in one.values()]
+
+    before, work, second = values(), getattr(Trainer, fails), host_context.gpu(1).stream
+
+    def fails_there(self, *given):
+        if self.stream is second:
+            raise DeviceError("out of order")
+        return work(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, fails, fails_there)
+        if fails != "forward":
+            executor.forward(is_train=True)
+            executor.outputs[0].wait_to_read()
+            before = values()
+        with pytest.raises(DeviceError, match="GPU 1: out of order"):
+            executor.forward(is_train=True) if fails == "forward" else executor.backward()
+            mx.nd.waitall()
+    assert values() == before
+    executor.forward(is_train=True)
+    executor.backward()
+    assert np.isfinite(executor.grad_dict["first_weight"].asnumpy()).all()
+
+
+def test_what_several_gpus_cannot_share():
+    x = S.FullyConnected(data, num_hidden=5, name="layer")
+    params = {"layer_weight": mx.nd.ones((5, 3)), "layer_bias": mx.nd.ones(5)}
+    for normalization in ("batch", "valid"):
+        symbol = S.SoftmaxOutput(x, normalization=normalization, name="softmax")
+        with pytest.raises(GraphError, match=f"'softmax' .*normalization={normalization} has no gradient on several"):
+            ece408_op.gpu_network(symbol, params, for_training=True, device_ids=[0, 1])
+    node = ece408_op.gpu_network(S.mean(x, axis=0), params, for_training=True, device_ids=[0, 1])[0]
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), **params})
+    with pytest.raises(ProblemError, match="device_ids: expected a network that computes each image by itself"):
+        executor.forward(is_train=True)[0].asnumpy()

@@ -1,0 +1,122 @@
+"""Sums on several GPUs: the calls of NCCL's C interface on a stand-in, its errors, and real sums on two GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gpu_case import require_gpu
+
+from ece408_op.errors import DeviceError
+from ece408_op.runtime import nccl
+
+
+class Function:
+    """A function of a library that notes its calls; ctypes sets attributes of functions."""
+
+    def __init__(self, name, library):
+        self.name, self.library = name, library
+
+    def __call__(self, *arguments):
+        if self.name == "ncclGetErrorString":
+            return f"reason {arguments[0]}".encode()
+        self.library.calls.append((self.name, arguments))
+        return 3 if self.name == self.library.failing else 0
+
+
+class Library:
+    """A library whose functions succeed, but for ``failing``, which returns the status 3."""
+
+    def __init__(self, failing=None):
+        self.calls, self.failing = [], failing
+
+    def __getattr__(self, name):
+        return self.__dict__.setdefault(name, Function(name, self))
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """A function: the module as it is before its first call, with that library, or with none."""
+
+    def made(library):
+        def load(name, **_):
+            if library is None:
+                raise OSError("no such file")
+            return library
+
+        spec = importlib.util.spec_from_file_location("ece408_op.runtime.nccl", nccl.__file__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        monkeypatch.setattr(module, "load_libraries", lambda names: [])
+        monkeypatch.setattr(module, "ctypes", SimpleNamespace(**{**vars(ctypes), "CDLL": load}))
+        return module
+
+    return made
+
+
+def array(address, count):
+    return SimpleNamespace(data=SimpleNamespace(ptr=address), size=count)
+
+
+def test_each_array_is_summed_on_the_first_gpu(fresh):
+    library = Library()
+    group = fresh(library).group((3, 1))
+    (name, (_, count, numbers)), *others = library.calls
+    assert (name, count, list(numbers), others) == ("ncclCommInitAll", 2, [3, 1], [])
+    library.calls.clear()
+    sources = [[array(10, 5), array(20, 7)], [array(30, 5), array(40, 7)]]
+    group.add(sources, [array(50, 5), array(60, 7)], [SimpleNamespace(ptr=1), SimpleNamespace(ptr=2)])
+    names, arguments = zip(*library.calls)
+    assert names == ("ncclGroupStart", *["ncclReduce"] * 4, "ncclGroupEnd")
+    reduced = [(*given[:6], given[7]) for given in arguments[1:-1]]
+    assert reduced == [
+        (10, 50, 5, 7, 0, 0, 1),
+        (20, 60, 7, 7, 0, 0, 1),
+        (30, 50, 5, 7, 0, 0, 2),
+        (40, 60, 7, 7, 0, 0, 2),
+    ]
+
+
+def test_a_group_stays(fresh):
+    module = fresh(Library())
+    assert module.group((0, 1)) is module.group((0, 1))
+    assert module.group((0, 1)) is not module.group((1, 0))
+
+
+def test_no_library_is_one_clear_error(fresh):
+    with pytest.raises(DeviceError, match="several GPUs: expected NCCL.*got no such file; install nvidia-nccl-cu12 or"):
+        fresh(None).group((0, 1))
+
+
+@pytest.mark.parametrize("failing", ["ncclCommInitAll", "ncclReduce", "ncclGroupEnd"])
+def test_a_status_is_an_error_with_its_reason(fresh, failing):
+    library = Library(failing)
+    module = fresh(library)
+    with pytest.raises(DeviceError, match=f"{failing}: expected success, got reason 3"):
+        module.group((0, 1)).add([[array(1, 2)]] * 2, [array(3, 2)], [SimpleNamespace(ptr=0)] * 2)
+    started = [name for name, _ in library.calls if name.startswith("ncclGroup")]
+    assert started in ([], ["ncclGroupStart", "ncclGroupEnd"])
+
+
+@pytest.mark.gpu
+def test_sums_on_two_gpus():
+    cupy = require_gpu()
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs several GPUs: 2")
+    host = [[np.random.default_rng((gpu, size)).random(size, np.float32) for size in (1, 7, 1001)] for gpu in range(2)]
+    sources, streams = [], []
+    for gpu, arrays in enumerate(host):
+        with cupy.cuda.Device(gpu):
+            streams.append(cupy.cuda.Stream(non_blocking=True))
+            sources.append([cupy.asarray(one) for one in arrays])
+            cupy.cuda.Device(gpu).synchronize()
+    with cupy.cuda.Device(0):
+        sums = [cupy.full(one.shape, np.nan, np.float32) for one in host[0]]
+        cupy.cuda.Device(0).synchronize()
+        nccl.group((0, 1)).add(sources, sums, streams)
+        streams[0].synchronize()
+        for first, second, total in zip(*host, sums):
+            np.testing.assert_array_equal(total.get(), first + second)
