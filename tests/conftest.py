@@ -9,6 +9,7 @@ With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -22,7 +23,7 @@ import ece408_op  # noqa: F401 - before MXNet, whose import fails on today's Num
 ACCEPTED = ("does not take the layer", "needs several GPUs")
 
 #: The longest files start first, so that none is left when the other workers are done.
-FIRST = ("test_grade_", "test_split_emulated", "test_cuda_compile", "test_kernels_cpu.py", "test_milestones.py")
+FIRST = ("test_grade_", "test_training.py", "test_kernels_cpu.py", "test_lab", "test_split_emulated", "test_docs.py")
 
 #: A part of a skip's reason, and the line of the summary for all skips of that kind.
 KINDS = {
@@ -43,6 +44,14 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no g++ that knows 16-bit floats (12 or newer)")
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Many tests start Python. Where it is to leave no bytecode in the checkout, each would compile the package again.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        folder = tempfile.TemporaryDirectory(prefix="ece408-bytecode-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

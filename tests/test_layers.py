@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 #: What each package may import besides itself, from the lowest layer to the highest: the table of docs/architecture.md.
@@ -40,11 +38,13 @@ def package(name: str) -> str:
     return name if name in MAY_IMPORT else name.partition(".")[0] or "__init__"
 
 
-def imports(name: str, top_only: bool = False) -> Iterator[str]:
-    """The full names that a file imports, inside its functions too; a name that is no module counts as its module."""
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+def imports(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The full names that nodes of a file import; a name that is no module counts as its module."""
     above = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
-    for node in tree.body if top_only else ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,8 +55,8 @@ def imports(name: str, top_only: bool = False) -> Iterator[str]:
                 yield inner if inner in MODULES else base
 
 
-def own_imports(name: str) -> set[str]:
-    return {other for other in imports(name) if other in MODULES and other != name}
+#: The modules of the package that each file imports, inside its functions too.
+OWN = {name: {*imports(name, ast.walk(tree))} & {*MODULES} - {name} for name, tree in TREES.items()}
 
 
 def test_every_file_belongs_to_a_package() -> None:
@@ -70,20 +70,19 @@ def test_a_package_may_import_lower_ones_only() -> None:
         assert set(others) <= set(order[:number]), name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_imports_come_from_the_packages_listed(name: str) -> None:
-    allowed = {package(name), *MAY_IMPORT[package(name)]}
-    assert [other for other in own_imports(name) if package(other) not in allowed] == []
+def test_imports_come_from_the_packages_listed() -> None:
+    edges = [(name, other) for name in MODULES for other in OWN[name] if package(other) != package(name)]
+    assert [edge for edge in edges if package(edge[1]) not in MAY_IMPORT[package(edge[0])]] == []
 
 
 def test_nothing_listed_is_unused() -> None:
-    used = {(package(name), package(other)) for name in MODULES for other in own_imports(name)}
+    used = {(package(name), package(other)) for name in MODULES for other in OWN[name]}
     assert [(name, x) for name, others in MAY_IMPORT.items() for x in others if (name, x) not in used] == []
 
 
 def test_a_private_module_is_imported_in_its_folder_only() -> None:
     for name in MODULES:
-        private = [other for other in own_imports(name) if other.rpartition(".")[2].startswith("_")]
+        private = [other for other in OWN[name] if other.rpartition(".")[2].startswith("_")]
         outside = [x for x in private if MODULES[x].parent != MODULES[name].parent]
         assert outside == [], name
 
@@ -93,31 +92,30 @@ def test_a_package_names_its_public_modules() -> None:
         stem = name.rpartition(".")[2]
         inner = path.name != "__init__.py" and path.parent != ROOT / "ece408_op"
         if inner and not stem.startswith("_"):
-            text = ast.get_docstring(ast.parse((path.parent / "__init__.py").read_text(encoding="utf-8")))
+            text = ast.get_docstring(TREES[name.rpartition(".")[0]])
             assert re.search(rf"\b{stem}\b", text or ""), f"{path.parent.name} does not name {stem}"
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    edges = {name: own_imports(name) for name in MODULES}
     done = set()
 
     def visit(name: str, path: list[str]) -> None:
         assert name not in path, f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
         if name not in done:
-            for other in sorted(edges[name]):
+            for other in sorted(OWN[name]):
                 visit(other, [*path, name])
             done.add(name)
 
-    for name in edges:
+    for name in OWN:
         visit(name, [])
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy(name: str) -> None:
-    loaded = {other.split(".")[0] for other in imports(name, top_only=True)}
-    assert "cupy" not in loaded
-    if package(name) in ("errors", "problem", "commands", "data", "runtime", "core", "kernels", "core.dispatch"):
-        assert "mxnet" not in loaded
+def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy() -> None:
+    for name, tree in TREES.items():
+        loaded = {other.split(".")[0] for other in imports(name, tree.body)}
+        assert "cupy" not in loaded, name
+        if package(name) in ("errors", "problem", "commands", "data", "runtime", "core", "kernels", "core.dispatch"):
+            assert "mxnet" not in loaded, name
 
 
 def test_kernels_never_name_mxnet() -> None:
@@ -130,8 +128,9 @@ def test_the_operator_never_names_cupy() -> None:
     assert not re.search("import.*cupy", MODULES["ece408_op.plugin.operator"].read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[-1].lstrip("_") not in KNOW_STREAMS])
-def test_only_few_files_know_streams(name: str) -> None:
-    nodes = ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
-    calls = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
-    assert {"Stream", "synchronize", "wait_event", "ExternalStream"}.isdisjoint(calls)
+def test_only_few_files_know_streams() -> None:
+    calls = {"Stream", "synchronize", "wait_event", "ExternalStream"}
+    for name in MODULES:
+        if name.split(".")[-1].lstrip("_") not in KNOW_STREAMS:
+            called = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+            assert calls.isdisjoint(called), name

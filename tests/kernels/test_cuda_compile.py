@@ -6,9 +6,8 @@ where it has them. ``--exhaustive`` adds the other architectures and more layers
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Union
 
@@ -97,10 +96,8 @@ def every(request) -> bool:
 def compiled(every) -> dict[Case, Result]:
     jobs = _jobs(every)
     different = list(dict.fromkeys(jobs.values()))  # some kernels differ in their launches only
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        # One text at a time: some take a hundred times as long as others.
-        results = dict(zip(different, pool.map(_compile, different, chunksize=1)))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # NVRTC compiles without Python's lock
+        results = dict(zip(different, pool.map(_compile, different)))
     return {case: results[job] for case, job in jobs.items()}
 
 
