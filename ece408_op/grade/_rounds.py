@@ -28,6 +28,7 @@ from ._sandbox import Tools
 from ._spec import Net, Spec
 from ._tools import new_folder
 from ._verdict import (
+    LATE_SECONDS,
     NEAR_DUPLICATE,
     POISONED,
     REAL_IMAGES,
@@ -51,12 +52,8 @@ TIMES = (TIMED,)
 _KINDS = {TIMED: REAL, NEAR_DUPLICATE: REAL, WIDE_RANGE: WIDE}
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
-#: A GPU takes its time to turn from the worker to the harness, 0.2 ms an H200, up to 0.2 ms more after long kernels.
-#: Where it takes this much longer than after the worker's own zeros, it did the worker's work first: that was not done
-#: when the answer came.
-_LATE_SECONDS = 3e-4
-#: Honest answers that are measured for each layer.
-_TURNS = 5
+#: Honest answers that are measured for each layer, before any other and after late ones, and the seconds between these.
+_TURNS, _TURNS_AGAIN, SECONDS_BETWEEN_TURNS = 5, 20, 0.1
 #: How often a worker is started, and the seconds between.
 STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0
 
@@ -151,6 +148,8 @@ class Trial:
         self._right: list[set[int]] = [set() for _ in buffers]
         #: Seconds in which a GPU usually turns to the harness after an honest answer.
         self._turn = 0.0
+        #: Were all answers late? Then honest ones are measured again.
+        self._late = False
 
     def go_through(self, worker: Worker, program: Program) -> bool:
         """Let the worker do what is left; False where another one should go on."""
@@ -160,10 +159,11 @@ class Trial:
             try:
                 worker.begin()
                 if self.bench.device.gpu:
-                    self._turn = self._honest_turn()
+                    self._measure_turns()
                 worker.load(self.bench.spec.limits.load_seconds)
                 worker.note_size()
-                self._finish(program)
+                if not self._finish(program):
+                    return False
             except MemoryError as error:
                 text = f"the grader found no memory for itself next to what the file had taken: {error}"
                 raise EndedError("crashed", text) from None
@@ -177,15 +177,27 @@ class Trial:
         judge_network(self.result.layers, end, self.bench.spec.half)
         return True
 
-    def _honest_turn(self) -> float:
+    def _measure_turns(self) -> None:
+        """Measure how soon a GPU turns to the harness after honest answers, those of a worker that has loaded nothing.
+
+        After late answers, the process that gave them has ended: what holds the GPU up now is another program's work.
+        """
         seconds = []
-        for layer, buffers in [*enumerate(self.buffers)] * _TURNS:
+        for layer, buffers in [*enumerate(self.buffers)] * (_TURNS_AGAIN if self._late else _TURNS):
+            time.sleep(SECONDS_BETWEEN_TURNS if self._late else 0)  # other programs work by fits and starts
             self.worker.zero(layer)
             seconds.append(buffers.turn_seconds())
-        return statistics.median(seconds)
+        if not self._late:
+            self._turn = statistics.median(seconds)
+            return
+        for one in self.result.layers:
+            one.held_up = max(0.0, statistics.quantiles(seconds, n=4)[-1] - self._turn)
 
-    def _finish(self, program: Program) -> None:
-        """All rounds that are left; raises EndedError where the worker may not go on."""
+    def _finish(self, program: Program) -> bool:
+        """All rounds that are left; False where another worker has to show whether the GPU is held up by others.
+
+        Raises EndedError where the worker may not go on.
+        """
         layers = self.result.layers
         for layer in layers:
             layer.overhead = self.worker.overhead
@@ -202,6 +214,12 @@ class Trial:
             self._steps.popleft()
             if not self._steps and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
                 self._steps.append((WIDE_RANGE, None))
+            # A near-duplicate is one for the worker that had the timed inputs.
+            over = not {TIMED, NEAR_DUPLICATE} & {purpose for purpose, _ in self._steps}
+            if over and not self._late and any(layer.late_by for layer in layers):
+                self._late = True
+                return False
+        return True
 
     def _all_layers(self, purpose: str) -> None:
         """Call each layer once."""
@@ -250,7 +268,7 @@ class Trial:
         call = self.worker.call(self._layer, self.seconds)
         if self.bench.device.gpu:
             late = buffers.turn_seconds() - self._turn
-            if late > _LATE_SECONDS:
+            if late > LATE_SECONDS:
                 call = replace(call, seconds=call.seconds + late, late_seconds=late)
         buffers.take_output()
         self.worker.idle(_PAUSE, self.seconds)

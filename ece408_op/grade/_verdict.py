@@ -43,6 +43,10 @@ VIOLATIONS = {
     "inputs": ("tampered", "it changed its input, which is const"),
     "replayed": ("tampered", "it gave the output of an earlier run again, though its inputs were others"),
 }
+#: A GPU takes its time to turn from the worker to the harness, 0.2 ms an H200, up to 0.2 ms more after long kernels.
+#: Where it takes this much longer than after the worker's own zeros, it did other work first: the worker's, which was
+#: not done when the answer came, or that of another program.
+LATE_SECONDS = 3e-4
 #: Runs of one computation have largest errors that differ by less than this factor.
 _APART = 8
 #: These speak against a submission on whatever network they happen.
@@ -85,8 +89,8 @@ class Outcome:
 class Run:
     """One call of forward: its purpose, seconds by the harness's clock and by the worker's, and the output's class.
 
-    ``note`` is the CUDA error that forward left unread. In the last ``late_seconds`` of its seconds a GPU did the
-    worker's work after the answer. ``explanation`` is that of some images of a wrong output.
+    ``note`` is the CUDA error that forward left unread. In the last ``late_seconds`` of its seconds a GPU did other
+    work than the harness's after the answer. ``explanation`` is that of some images of a wrong output.
     """
 
     purpose: str
@@ -132,7 +136,8 @@ class Layer:
     """One layer of a network: its runs and the verdict on them.
 
     ``overhead`` are the seconds of an empty call, ``roofline`` those of the layer's roofline, ``own`` those of this
-    package's kernel for the layer on the same device; None is unknown.
+    package's kernel for the layer on the same device; None is unknown. Other programs held a GPU up for ``held_up``
+    seconds after the answers of a process that had nothing of the submission.
     """
 
     problem: ConvProblem
@@ -140,6 +145,7 @@ class Layer:
     overhead: float = 0.0
     roofline: float | None = None
     own: float | None = None
+    held_up: float = 0.0
     verdict: Verdict = Verdict(STOPPED)
 
     @property
@@ -151,6 +157,14 @@ class Layer:
     def certainly_wrong(self) -> bool:
         """Was it wrong on whole numbers and on others? Then no further run can change the verdict."""
         return any(run.purpose == TIMED for run in self.runs) and all(run.wrong for run in self.runs)
+
+    @property
+    def late_by(self) -> float:
+        """The least seconds by which its answers were late; 0 if that is not beyond doubt in every timed run."""
+        late = [run.late_seconds for run in self.runs if run.purpose == TIMED]
+        # One late answer is no proof: the harness may have been held up itself.
+        least = min(late) if len(late) > 1 else 0.0
+        return least if least > self.held_up + LATE_SECONDS else 0.0
 
     @property
     def reduced(self) -> bool:
@@ -196,18 +210,21 @@ def judge_network(layers: Sequence[Layer], end: End | None, half_passes: bool) -
     for layer in layers:
         layer.verdict = Verdict(STOPPED)
         if end is None or any(run.wrong for run in layer.runs):
-            layer.verdict = judge_layer(layer.problem, layer.runs, half_passes)
+            layer.verdict = judge_layer(layer, half_passes)
     if end is not None and (end.status == "tampered" or all(one.verdict.status == STOPPED for one in layers)):
         layers[end.layer].verdict = Verdict(end.status, f"{end.reason} ({layers[end.layer].problem})")
 
 
-def judge_layer(problem: ConvProblem, runs: Sequence[Run], half_passes: bool) -> Verdict:
+def judge_layer(layer: Layer, half_passes: bool) -> Verdict:
     """The verdict on all runs of one layer."""
-    wide = [run for run in runs if run.purpose == WIDE_RANGE]
-    runs = [run for run in runs if run.purpose != WIDE_RANGE]
-    found = _some_wrong(runs) or _always_late(runs)
+    wide = [run for run in layer.runs if run.purpose == WIDE_RANGE]
+    runs = [run for run in layer.runs if run.purpose != WIDE_RANGE]
+    found = _some_wrong(runs)
     if found is not None:
-        return Verdict(found[0], f"{found[1]} ({problem})" if found[0] in ("wrong", "unstable") else found[1])
+        return Verdict(found[0], f"{found[1]} ({layer.problem})")
+    if layer.late_by:
+        text = f"in every run its answer came {1e3 * layer.late_by:.3g} ms and more before the GPU had done its work"
+        return Verdict("tampered", text)
     precision = max((run.outcome.precision for run in runs), key=PRECISIONS.index)
     if precision == HALF and wide and not any(run.wrong for run in wide):
         precision = TF32
@@ -260,15 +277,6 @@ def _differ(runs: Sequence[Run]) -> bool:
     wrong = [run.outcome.scaled for run in runs if run.wrong]
     right = [run.outcome.scaled for run in runs if not run.wrong]
     return bool(wrong and right) and min(wrong) > _APART * max(right)
-
-
-def _always_late(runs: Sequence[Run]) -> tuple[str, str] | None:
-    timed = [run for run in runs if run.purpose == TIMED]
-    # One late answer is no proof: the harness may have been held up itself.
-    if len(timed) < 2 or not all(run.late_seconds for run in timed):
-        return None
-    least = 1e3 * min(run.late_seconds for run in timed)
-    return "tampered", f"in every run its answer came {least:.3g} ms and more before the GPU had done its work"
 
 
 @dataclass

@@ -70,7 +70,7 @@ _FAILURES = {
 class Call:
     """Seconds of one call of forward by the harness's clock and by the worker's; CUDA's error left unread.
 
-    ``late_seconds``: those for which a GPU was at the worker's work after the answer, where that is beyond doubt.
+    ``late_seconds``: those for which a GPU was at other work than the harness's after the answer.
     """
 
     seconds: float

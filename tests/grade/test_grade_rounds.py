@@ -100,18 +100,33 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
     assert len(begun) == 3
 
 
-def test_a_gpus_work_after_the_answer_is_added_to_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    took, late = [3.0, 1.7, 1.2], [1.8, 0.5, 0]
+@pytest.mark.parametrize(
+    ("took", "late", "again", "status"),
+    [
+        ([3.0, 1.7, 1.2], [1.8, 0.5, 0], [], "passed"),
+        ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 20, "tampered"),
+        ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 17 + [9.0] * 3, "tampered"),
+        ([3.0, 1.7, 2.2], [1.8, 0.5, 1.0], [1.2] * 13 + [9.0] * 7, "passed"),  # another program's work
+    ],
+)
+def test_a_gpus_work_after_the_answer_is_added_to_its_time(
+    took: list[float], late: list[float], again: list[float], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_TURNS", 0.0)
     with Buffers(PROBLEM) as buffers:
         device = Device(0)
-        this, result = trial(Bench(TOOLS, Spec(), device), buffers, [WARM_UP, *[TIMED] * len(took)])
-        # Five after honest answers, the warm-up's, those that are timed; milliseconds.
-        turns = [1.2, 1.1, 1.3, 1.2, 1.2, 1.2, *took]
+        steps = [WARM_UP, *[TIMED] * len(took), NEAR_DUPLICATE]
+        this, result = trial(Bench(TOOLS, Spec(), device), buffers, steps)
+        # Five after honest answers, the warm-up's, those that are timed, the last round's; milliseconds.
+        turns = [1.2, 1.1, 1.3, 1.2, 1.2, 1.2, *took, 1.2, *again]
         monkeypatch.setattr(buffers, "turn_seconds", lambda: 1e-3 * turns.pop(0))
         monkeypatch.setattr(device, "wake", lambda: None)
         monkeypatch.setattr(device, "roofline_seconds", lambda problem, arithmetic: 1e-6)
-        assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
-    runs = result.layers[0].runs[1:]
+        # The worker that gave late answers goes before honest ones are measured again.
+        assert this.go_through(Worker(buffers), PROGRAM) == (not again)  # type: ignore[arg-type]
+        assert not again or this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
+    assert not turns and result.status == status
+    runs = result.layers[0].runs[1:-1]
     assert [run.late_seconds for run in runs] == pytest.approx([1e-3 * one for one in late])
     assert [run.seconds for run in runs] == pytest.approx([1e-3 + 1e-3 * one for one in late])
 

@@ -65,7 +65,7 @@ def runs(precisions: str) -> list[Run]:
     ],
 )
 def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None) -> None:
-    found = judge_layer(PROBLEM, runs(precisions), half_passes=True)
+    found = judge_layer(Layer(PROBLEM, runs(precisions)), half_passes=True)
     assert (found.status, found.precision) == (status, precision)
     later = precisions[0] == "F" and status == "wrong"
     assert ("its first call, on whole numbers, was right" in found.reason) == later
@@ -85,19 +85,28 @@ def test_all_runs_of_a_layer(precisions: str, status: str, precision: str | None
 def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> None:
     all_runs = [*runs("Ff"), Run(TIMED, 1e-3, 1e-3, outcome(precision))]
     all_runs += [Run(WIDE_RANGE, 1e-3, 1e-3, outcome(wide))] if wide else []
-    assert judge_layer(PROBLEM, all_runs, half_passes=True) == Verdict("passed", "", found)
-    strict = judge_layer(PROBLEM, all_runs, half_passes=False)
+    assert judge_layer(Layer(PROBLEM, all_runs), half_passes=True) == Verdict("passed", "", found)
+    strict = judge_layer(Layer(PROBLEM, all_runs), half_passes=False)
     assert strict.status == ("passed" if found in (FLOAT32, TRANSFORM) else "wrong")
     assert strict.status == "passed" or f"({found})" in strict.reason
 
 
 @pytest.mark.parametrize(
-    ("late", "status"),
-    [([0, 0, 0], "passed"), ([1.8, 0, 0], "passed"), ([1.8, 0.5, 1.8], "tampered"), ([1.8], "passed")],
+    ("late", "held_up", "status"),
+    [
+        ([0, 0, 0], 0, "passed"),
+        ([1.8, 0, 0], 0, "passed"),
+        ([1.8, 0.5, 1.8], 0, "tampered"),
+        ([1.8], 0, "passed"),
+        ([1.8, 0.5, 1.8], 0.1, "tampered"),
+        ([1.8, 0.5, 1.8], 0.3, "passed"),  # by other programs, nearly as long
+        ([1.8, 1.2, 1.8], 5, "passed"),
+        ([7, 6, 8], 5, "tampered"),
+    ],
 )
-def test_answers_before_the_gpus_work_is_done(late: list[float], status: str) -> None:
+def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float, status: str) -> None:
     timed = [Run(TIMED, 3e-3, 3e-3, outcome(F), late_seconds=1e-3 * one) for one in late]
-    assert judge_layer(PROBLEM, timed, half_passes=True).status == status
+    assert judge_layer(Layer(PROBLEM, timed, held_up=1e-3 * held_up), half_passes=True).status == status
 
 
 @pytest.mark.parametrize(
