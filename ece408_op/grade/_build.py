@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ece408_op.runtime import ptxas
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import _hints, _sandbox, _sources
+from . import _sandbox, _sources
 from ._errors import EndedError
 from ._sandbox import Tools
 from ._spec import LimitsSpec
@@ -128,7 +129,7 @@ def build(
         command = _command(context, unit, inner, tools.headers, _QUICK, architecture, code)
         ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
-            return Built(target / "submission.so", tuple(_hints.kernels(text)))
+            return Built(target / "submission.so", tuple(ptxas.kernels(text)))
     texts: list[str] = []
     for needed, attempt in _ATTEMPTS:
         if needed and not any(re.search(needed, text) for text in texts):
@@ -138,7 +139,7 @@ def build(
         if ended != "exit 0" and re.search(_UNROLL, text) and _sources.unroll_without_names(inner):
             ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
-            return Built(target / "submission.so", tuple(_hints.kernels(text)))
+            return Built(target / "submission.so", tuple(ptxas.kernels(text)))
         if ended.startswith("signal"):
             raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
         reason = None if re.search(_NEWER, text) else not_supported(code, text)

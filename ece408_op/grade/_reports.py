@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op.data.atomic import output_folder_problem, replacing
-from ece408_op.runtime import templates
+from ece408_op.runtime import ptxas, templates
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import _hints
 from ._errors import SpecError
 from ._spec import TERMS, RankingSpec
 
@@ -174,7 +173,7 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
         **{"meaning": meaning, "next_step": next_step, "networks": shown},
         "explained": explained[0] if explained and record["status"] != "passed" else None,
         "bars": any(layer["bar"] for one in shown for layer in one["layers"]),
-        "compiler": _hints.lines([KernelNotes(**note) for note in record.get("compiler", [])]),
+        "compiler": ptxas.lines([KernelNotes(**note) for note in record.get("compiler", [])]),
         "printed": record.get("printed", "")[:2000],
     }
 

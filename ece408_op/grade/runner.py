@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -21,17 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.core.kernel import CpuKernel, CudaKernel, float32_bound, reduced_precision_bound
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import _build, _hints, _sources, _submission, _tools, _worker, python_worker
+from . import _build, _sources, _submission, _tools, _worker
 from ._buffers import Buffers
 from ._device import Device
 from ._errors import EndedError
-from ._judge import EPS16
 from ._sandbox import Tools
 from ._spec import NETS, TERMS, LimitsSpec, batches_in, pointed_to
 from ._worker import Program, Worker
@@ -41,7 +38,7 @@ _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
 _DEFAULT = "2018sp"
 #: The suffixes of files that can be run, and the device that one computes on.
 SUFFIXES, device_of = _submission.SUFFIXES, _submission.device_of
-compiler_lines, cached_folder = _hints.lines, _tools.cached_folder
+cached_folder = _tools.cached_folder
 
 
 class FileError(Ece408Error):
@@ -52,58 +49,21 @@ class FileError(Ece408Error):
         self.status, self.reason = status, reason
 
     @classmethod
-    def of(cls, path: Path, ended: EndedError) -> FileError:
-        """Return the error of that file."""
-        reason = re.sub(rf"\S*/src/(?={re.escape(path.name)})", "", ended.reason)  # where it was compiled
-        return cls.of_status(path, ended.status, reason)
-
-    @classmethod
-    def of_status(cls, path: Path, status: str, reason: str) -> FileError:
+    def of(cls, path: Path, status: str, reason: str) -> FileError:
         """Return the error of that file, with a status of the grader."""
+        reason = re.sub(rf"\S*/src/(?={re.escape(path.name)})", "", reason)  # where it was compiled
         return cls(f"{path.name}: {status}: {reason}", status, reason)
 
 
 @dataclass(frozen=True)
 class File:
-    """A compiled file: its path, its device ("cpu" or "gpu"), its text, and what ptxas reports on its kernels."""
+    """A compiled file: its path, its device ("cpu" or "gpu"), and what ptxas reports on its kernels."""
 
     path: Path
     device: str
-    text: str
     program: Program
     tools: Tools
     notes: tuple[KernelNotes, ...] = ()
-
-
-def python_kernel(path: Path) -> CudaKernel:
-    """Load the CudaKernel of a .py file in this process; raises FileError."""
-    folder, modules, state = str(path.resolve().parent), set(sys.modules), sys.dont_write_bytecode
-    with python_errors(path):
-        # Its neighbours may change until the next call; two versions of one second may look like one compiled file.
-        sys.path.insert(0, folder)
-        sys.dont_write_bytecode = True
-        try:
-            kernel = python_worker.load_kernel(str(path.resolve()))
-        finally:
-            sys.path.remove(folder)
-            sys.dont_write_bytecode = state
-            for name in set(sys.modules) - modules:
-                if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
-                    del sys.modules[name]
-        if not isinstance(kernel, CudaKernel):
-            raise TypeError(f"expected a CudaKernel, got {kernel.name} for the {kernel.device}")
-    return kernel
-
-
-@contextmanager
-def python_errors(path: Path) -> Iterator[None]:
-    """Raise FileError, with the line of the .py file, in place of an exception of its code."""
-    try:
-        yield
-    except Ece408Error:
-        raise
-    except (Exception, SystemExit) as error:
-        raise FileError.of_status(path, "crashed", python_worker.described(error, str(path.resolve()))) from None
 
 
 def layers_of(text: str) -> tuple[str, list[ConvProblem]]:
@@ -123,22 +83,21 @@ def compile_file(path: Path) -> File:
     device, python = device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
     tools = _tools.build([(device == "gpu", python)], unsafe=True, trusted=True)
-    text = path.read_text(encoding="utf-8", errors="replace")
     if python:
         program = _worker.python_program(path.resolve())
         # The file's neighbours may be imported too.
         program = replace(program, paths=(*program.paths, str(path.resolve().parent)))
-        return File(path, device, text, program, tools)
+        return File(path, device, program, tools)
     try:
         with ThreadPoolExecutor(1) as pool:
             if device == "gpu":
                 pool.submit(_warm_gpu)
             library, notes = _cached_library(path, device, tools, architecture)
     except EndedError as ended:
-        raise FileError.of(path, ended) from None
+        raise FileError.of(path, ended.status, ended.reason) from None
     except OSError as error:
         raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
-    return File(path, device, text, Program(str(library), (library.parent,)), tools, notes)
+    return File(path, device, Program(str(library), (library.parent,)), tools, notes)
 
 
 def batch_hint(text: str, images: int) -> str:
@@ -211,43 +170,7 @@ class Session:
         try:
             yield
         except EndedError as ended:
-            raise FileError.of(self._file.path, ended) from None
-
-
-@contextmanager
-def as_kernel(
-    file: File, layers: Sequence[ConvProblem], batches: Iterable[int], precision: str
-) -> Iterator[tuple[CpuKernel, Callable[[], str]]]:
-    """Give a kernel, called as the file, that computes these layers with these numbers of images in worker processes.
-
-    The function next to it returns the beginning of what the file printed.
-
-    Its arrays are NumPy's also where the file computes on a GPU: the process copies them there and back. ``precision``
-    is the one that its error bound allows, "float32" or less.
-    """
-    with ExitStack() as stack:
-        # Here and not at the first call: MXNet's threads must not start processes.
-        sessions = {
-            batch: stack.enter_context(Session(file, [layer.with_batch(batch) for layer in layers]))
-            for batch in batches
-        }
-
-        def run(problem: ConvProblem, x: Any, w: Any, out: Any, threads: int) -> float:
-            session = sessions[problem.batch]
-            layer = session.problems.index(problem)
-            seconds = session.call(layer, x, w)
-            out[...] = session.output(layer)
-            return seconds
-
-        def limits(problem: ConvProblem) -> list[str]:
-            known = problem.batch in sessions and problem in sessions[problem.batch].problems
-            return [] if known else ["its process has no arrays for this layer"]
-
-        bound = float32_bound if precision == "float32" else reduced_precision_bound(EPS16, EPS16)
-        summary = f"the user's own file {file.path}"
-        name = file.path.name
-        own = CpuKernel(name, summary, run, limits=limits, device=file.device, precision=precision, error_bound=bound)
-        yield own, lambda: "".join(session.printed for session in sessions.values())
+            raise FileError.of(self._file.path, ended.status, ended.reason) from None
 
 
 @cache

@@ -11,7 +11,7 @@ from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime import cuda
+from ece408_op.runtime import cuda, ptxas
 from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
 
 from ._check import Asked, Checked, counted, emulate, inputs, judge_again, judged
@@ -67,7 +67,7 @@ def _compiler_lines(checked: Checked, shapes: Sequence[LaunchShape]) -> list[str
     if checked.kernel is not None:
         found = [_of_plan(checked.kernel, problem) for problem in checked.problems]
         notes, shapes = found[0][0], [shape for _, some in found for shape in some]
-    return list(dict.fromkeys(runner.compiler_lines(notes, shapes, device_limits())))
+    return list(dict.fromkeys(ptxas.lines(notes, shapes, device_limits())))
 
 
 def _of_plan(kernel: CudaKernel, problem: ConvProblem) -> tuple[tuple[KernelNotes, ...], list[LaunchShape]]:

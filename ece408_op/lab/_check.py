@@ -20,7 +20,7 @@ from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
-from ._emulated import FILL, Run, compiled
+from ._emulated import FILL, Run, compiled, python_kernel
 
 RIGHT, WRONG = "right", "wrong"
 #: Images of the first check, and of one in the emulator, which takes seconds per image of a layer.
@@ -70,7 +70,7 @@ def check(asked: Asked) -> Checked:
     file = kernel = run = None
     try:
         if device == "gpu" and asked.path.suffix.lower() == ".py":
-            kernel = runner.python_kernel(asked.path)
+            kernel = python_kernel(asked.path)
             source = kernel.sources[-1]
             result.update(source=source.read_text(encoding="utf-8"), lines_of=source.name)
         if emulated:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ import numpy as np
 from ece408_op import emulator
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator.plans import Case, Plans
-from ece408_op.grade import runner
+from ece408_op.errors import Ece408Error
+from ece408_op.grade import python_worker, runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
 
@@ -37,13 +40,44 @@ def compiled(path: Path, kernel: CudaKernel | None) -> Run:
     return lambda problems, arrays: emulator.run_layers(program, arrays, fill=FILL, seconds=_SECONDS)
 
 
+def python_kernel(path: Path) -> CudaKernel:
+    """Load the CudaKernel of a .py file in this process; raises FileError."""
+    folder, modules, state = str(path.resolve().parent), set(sys.modules), sys.dont_write_bytecode
+    with python_errors(path):
+        # Its neighbours may change until the next call; two versions of one second may look like one compiled file.
+        sys.path.insert(0, folder)
+        sys.dont_write_bytecode = True
+        try:
+            kernel = python_worker.load_kernel(str(path.resolve()))
+        finally:
+            sys.path.remove(folder)
+            sys.dont_write_bytecode = state
+            for name in set(sys.modules) - modules:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+                    del sys.modules[name]
+        if not isinstance(kernel, CudaKernel):
+            raise TypeError(f"expected a CudaKernel, got {kernel.name} for the {kernel.device}")
+    return kernel
+
+
+@contextmanager
+def python_errors(path: Path) -> Iterator[None]:
+    """Raise FileError, with the line of the .py file, in place of an exception of its code."""
+    try:
+        yield
+    except Ece408Error:
+        raise
+    except (Exception, SystemExit) as error:
+        raise runner.FileError.of(path, "crashed", python_worker.described(error, str(path.resolve()))) from None
+
+
 def _run_plan(
     path: Path, kernel: CudaKernel, problem: ConvProblem, inputs: tuple[np.ndarray, np.ndarray]
 ) -> emulator.Report:
-    with runner.python_errors(path):
+    with python_errors(path):
         reasons = kernel.not_supported_reasons(problem, _CHIP)
         if reasons:
-            raise runner.FileError.of_status(path, "unsupported", f"it does not take {problem}: {'; '.join(reasons)}")
+            raise runner.FileError.of(path, "unsupported", f"it does not take {problem}: {'; '.join(reasons)}")
         plan = kernel.plan(problem, _CHIP, 256)
         arrays = {"x": inputs[0], "w": inputs[1], "y": np.full(problem.y_shape, FILL, np.float32)}
         arrays.update((name, np.full(size, 0xFF, np.uint8)) for name, size in plan.scratch.items())

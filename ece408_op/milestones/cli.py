@@ -15,8 +15,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.grade import runner
 from ece408_op.models import files, shapes
 from ece408_op.plugin import bridge, mxnet_import, op_times
-from ece408_op.problem import ConvProblem
 from ece408_op.profile import session
 from ece408_op.runtime import process_usage
+
+from ._own_file import own_file
 
 #: Images of the test set.
 DATA_SET = 10_000
@@ -172,7 +173,7 @@ def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
     context, as_one_node = _context(mx, milestone, script, options.context)
     network = shapes.info(files.find(options.model))
     own = isinstance(options.impl, Path)
-    with _own_file(options, network) if own else nullcontext(options.impl) as options.impl:
+    with own_file(options, network) if own else nullcontext(options.impl) as options.impl:
         results, passed = _run_network(milestone, script, options, network, context, as_one_node)
     versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
     results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
@@ -180,34 +181,6 @@ def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
         with replacing(options.json) as file:
             file.write((json.dumps(results, indent=2) + "\n").encode())
     return OK if passed else FAILED
-
-
-@contextmanager
-def _own_file(options: argparse.Namespace, network: shapes.NetworkInfo) -> Iterator[str]:
-    """Compile the user's file and start processes that run it; gives its name for ``impl``.
-
-    At the end, what the file printed goes to stderr.
-    """
-    from ece408_op.models.inference import VERIFY_STEP
-
-    layers = [ConvProblem.from_shapes(one.x, one.w) for one in network.convolutions if _is_plain(one)]
-    if not layers:
-        raise Ece408Error(f"{network.network.name}: expected a convolution that a file can compute, without attributes")
-    verified = {min(options.size, VERIFY_STEP), options.size % VERIFY_STEP} if options.verify else set()
-    file = runner.compile_file(options.impl)
-    with runner.as_kernel(file, layers, {options.size, *verified} - {0}, options.precision) as (kernel, printed):
-        try:
-            with dispatch.added(kernel):
-                yield kernel.name
-        finally:
-            print(printed(), end="", file=sys.stderr)
-
-
-def _is_plain(layer: shapes.ConvLayer) -> bool:
-    """Return whether a convolution has square filters, one group, and neither stride, padding nor dilation."""
-    (_, channels, *image), (_, own_channels, *filters) = layer.x, layer.w
-    outputs = tuple(size - filters[0] + 1 for size in image)
-    return channels == own_channels and filters[0] == filters[1] and layer.y[2:] == outputs
 
 
 def _run_network(

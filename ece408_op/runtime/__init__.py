@@ -3,6 +3,7 @@
 cuda              the GPUs, compiling a kernel's text, launching it, streams
 nccl              sums of arrays on several GPUs
 occupancy         blocks that fit on a multiprocessor at a time
+ptxas             what the compiler reports on kernels, in words
 launch            a launch as integers: grids, blocks, arguments, constants, scratch memory
 prepared_launch   launches whose arguments are built once
 recent            a dictionary of bounded size

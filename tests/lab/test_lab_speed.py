@@ -73,7 +73,7 @@ class EndedSession(Session):
     """A session whose file ends its process."""
 
     def call(self, layer: int, x: np.ndarray, w: np.ndarray, fill: float = 0.0) -> float:
-        raise runner.FileError.of_status(Path("own.cu"), "crashed", "the GPU reported cudaErrorIllegalAddress")
+        raise runner.FileError.of(Path("own.cu"), "crashed", "the GPU reported cudaErrorIllegalAddress")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compile_file(path: Path) -> Any:
         notes = (KernelNotes("convolve", registers=80),)
-        return SimpleNamespace(path=path, device="gpu", text="", notes=notes, program=SimpleNamespace(what="own.so"))
+        return SimpleNamespace(path=path, device="gpu", notes=notes, program=SimpleNamespace(what="own.so"))
 
     limits = DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
     monkeypatch.setattr(cuda, "driver_version", lambda: (13, 0))

@@ -1,4 +1,4 @@
-"""What ptxas reports on a submission's kernels, and what an author can make of it."""
+"""What ptxas reports on kernels with -v, and what their author can make of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes, LaunchShape
+from .occupancy import DeviceLimits, KernelNotes, LaunchShape
 
 #: A multiprocessor's registers, and the threads that it holds at most, on every NVIDIA GPU since 2014 but a few.
 _REGISTERS, _THREADS = 65536, 2048
@@ -19,7 +19,7 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?(?:.*?(\d+) byt
 
 
 def kernels(text: str) -> list[KernelNotes]:
-    """The kernels in what ptxas printed with -v."""
+    """Return the kernels in what ptxas printed with -v."""
     found: list[KernelNotes] = []
     one = None
     for line in text.splitlines():
