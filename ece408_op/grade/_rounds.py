@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from ece408_op.problem import ConvProblem
 
+from . import _verdict
 from ._buffers import Buffers
 from ._device import Device, Turns
 from ._errors import EndedError, HarnessError, StoppedError
@@ -27,29 +28,14 @@ from ._real_images import CourseNet
 from ._sandbox import Tools
 from ._spec import Net, Spec
 from ._tools import new_folder
-from ._verdict import (
-    LATE_SECONDS,
-    NEAR_DUPLICATE,
-    POISONED,
-    REAL_IMAGES,
-    TIMED,
-    VIOLATIONS,
-    WARM_UP,
-    WIDE_RANGE,
-    End,
-    Layer,
-    NetworkResult,
-    Run,
-    judge_network,
-)  # fmt: skip
-from ._worker import Call, Program, Worker
+from ._verdict import POISONED, TIMED, End, Layer, NetworkResult, Run, judge_network
+from ._worker import Program, Worker
 
-#: The purposes of a try: all that a verdict needs; enough to see whether it can.
-FULL, BRIEF = (WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES), (WARM_UP, TIMED)
-#: That of another number of images, once the verdict is known.
-TIMES = (TIMED,)
+#: The purposes of a try: all that a verdict needs; enough to see whether it can; times, once the verdict is known.
+FULL = (_verdict.WARM_UP, POISONED, TIMED, _verdict.NEAR_DUPLICATE, _verdict.REAL_IMAGES)
+BRIEF, TIMES = (_verdict.WARM_UP, TIMED), (TIMED,)
 #: The data of those whose data is not whole numbers.
-_KINDS = {TIMED: REAL, NEAR_DUPLICATE: REAL, WIDE_RANGE: WIDE}
+_KINDS = {TIMED: REAL, _verdict.NEAR_DUPLICATE: REAL, _verdict.WIDE_RANGE: WIDE}
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
 #: Honest answers that are measured for each layer, before any other and after late ones, and the seconds between these.
@@ -95,22 +81,18 @@ def try_network(
     with new_folder("case") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
-        buffers = [
-            stack.enter_context(Buffers(problem, bench.device, bench.tools.processes.require_open))
-            for problem in problems
-        ]
+        made = (Buffers(problem, bench.device, bench.tools.processes.require_open) for problem in problems)
+        buffers = [stack.enter_context(one) for one in made]
         trial = Trial(bench, result, buffers, seconds, _steps(plan, course_nets, bench.spec.runs or bench.runs))
         done, failures = False, 0
         while not done:
             try:
                 with Worker(bench.tools, program, buffers, folder, bench.spec.limits, bench.device.number) as worker:
                     done = trial.go_through(worker, program)
-            except StoppedError:
-                raise
-            except HarnessError:
+            except HarnessError as error:
                 # A machine under load may fail to start a process or a GPU's context once.
                 failures += 1
-                if failures == STARTS:
+                if failures == STARTS or isinstance(error, StoppedError):
                     raise
                 time.sleep(SECONDS_BETWEEN_STARTS)
         result.printed = program.shown(worker.printed)
@@ -124,8 +106,8 @@ Step = tuple[str, Optional[CourseNet]]
 def _steps(plan: Sequence[str], nets: Sequence[CourseNet], runs: int) -> deque[Step]:
     steps: deque[Step] = deque()
     for purpose in plan:
-        if purpose == REAL_IMAGES:
-            steps.extend((REAL_IMAGES, net) for net in nets)
+        if purpose == _verdict.REAL_IMAGES:
+            steps.extend((_verdict.REAL_IMAGES, net) for net in nets)
         else:
             steps.extend([(purpose, None)] * (runs if purpose == TIMED and plan in (FULL, TIMES) else 1))
     return steps
@@ -140,10 +122,8 @@ class Trial:
         self, bench: Bench, result: NetworkResult, buffers: Sequence[Buffers], seconds: float, steps: deque[Step]
     ) -> None:
         self.bench, self.result, self.buffers, self.seconds, self._steps = bench, result, buffers, seconds, steps
-        self._layer = 0
-        self._round = 0
-        #: Rounds that this worker has ended.
-        self._ended = 0
+        #: The layer and the round at which it is, and the rounds that this worker has ended.
+        self._layer = self._round = self._ended = 0
         #: Digests of right outputs, per layer.
         self._right: list[set[int]] = [set() for _ in buffers]
         #: Seconds in which a GPU usually turns to the harness after an honest answer.
@@ -212,10 +192,10 @@ class Trial:
             self._ended += 1
             self.worker.note_size()
             self._steps.popleft()
-            if not self._steps and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
-                self._steps.append((WIDE_RANGE, None))
+            if not self._steps and purpose != _verdict.WIDE_RANGE and any(layer.reduced for layer in layers):
+                self._steps.append((_verdict.WIDE_RANGE, None))
             # A near-duplicate is one for the worker that had the timed inputs.
-            over = not {TIMED, NEAR_DUPLICATE} & {purpose for purpose, _ in self._steps}
+            over = not {TIMED, _verdict.NEAR_DUPLICATE} & {purpose for purpose, _ in self._steps}
             if over and not self._late and any(layer.late_by for layer in layers):
                 self._late = True
                 return False
@@ -228,53 +208,44 @@ class Trial:
             self._layer, problem = number, layer.problem
             rng = np.random.default_rng([self.bench.spec.seed, *problem.x_shape, *problem.w_shape, self._round])
             kind = _KINDS.get(purpose, WHOLE)
-            if purpose == NEAR_DUPLICATE:
+            if purpose == _verdict.NEAR_DUPLICATE:
                 buffers.draw_near_duplicate(rng)
             else:
                 buffers.draw(kind, rng)
-            run = self._timed_run(layer, buffers) if purpose == TIMED else self._run(purpose, kind, buffers)
-            if run.wrong:
-                before = POISON if purpose == POISONED else 0.0
-                run = replace(run, explanation=buffers.explanation(before, run.outcome.index[0], self._source))
+            run = self._run(purpose, kind, buffers)
             layer.runs.append(run)
             digest = buffers.digest()
             if not run.wrong:
                 self._right[number].add(digest)
             elif digest in self._right[number]:
-                raise EndedError(*VIOLATIONS["replayed"])
+                raise EndedError(*_verdict.VIOLATIONS["replayed"])
 
     def _run(self, purpose: str, kind: str, buffers: Buffers) -> Run:
-        before = POISON if purpose == POISONED else 0.0
-        call = self._call(buffers, before)
-        return Run(purpose, call.seconds, call.worker_seconds, buffers.outcome(kind, before), call.note)
-
-    def _timed_run(self, layer: Layer, buffers: Buffers) -> Run:
-        device, turns, own = self.bench.device, self.bench.turns, self.bench.own
-        with turns.timing() if turns else nullcontext():
-            key = buffers.problem, device.name
-            if key not in own:
-                own[key] = buffers.own_seconds()
-            layer.own = own[key]
-            device.wake()
-            call = self._call(buffers, timed=True)
-        return Run(TIMED, call.seconds, call.worker_seconds, buffers.outcome(REAL), call.note, call.late_seconds)
-
-    def _call(self, buffers: Buffers, fill: float = 0.0, timed: bool = False) -> Call:
-        buffers.clear(fill)
-        if timed:
-            # Processes long asleep take half a millisecond to wake, and the inputs must not be there meanwhile.
-            self.worker.ping()
-        buffers.present(flush=timed)
-        call = self.worker.call(self._layer, self.seconds)
-        if self.bench.device.gpu:
-            late = buffers.turn_seconds() - self._turn
-            if late > LATE_SECONDS:
-                call = replace(call, seconds=call.seconds + late, late_seconds=late)
-        buffers.take_output()
-        self.worker.idle(_PAUSE, self.seconds)
-        for name in buffers.violations():
-            raise EndedError(*VIOLATIONS[name])
-        return call
+        """Call the current layer with the inputs that are drawn; raises EndedError for a violation."""
+        before, timed, bench = POISON if purpose == POISONED else 0.0, purpose == TIMED, self.bench
+        with bench.turns.timing() if timed and bench.turns else nullcontext():
+            if timed:
+                key = buffers.problem, bench.device.name
+                if key not in bench.own:
+                    bench.own[key] = buffers.own_seconds()
+                self.result.layers[self._layer].own = bench.own[key]
+                bench.device.wake()
+            buffers.clear(before)
+            if timed:
+                # Processes long asleep take half a millisecond to wake, and the inputs must not be there meanwhile.
+                self.worker.ping()
+            buffers.present(flush=timed)
+            call = self.worker.call(self._layer, self.seconds)
+            late = buffers.turn_seconds() - self._turn if bench.device.gpu else 0.0
+            late = late if late > _verdict.LATE_SECONDS else 0.0
+            buffers.take_output()
+            self.worker.idle(_PAUSE, self.seconds)
+            for name in buffers.violations():
+                raise EndedError(*_verdict.VIOLATIONS[name])
+        outcome = buffers.outcome(kind, before)
+        wrong = outcome.precision == _verdict.WRONG
+        explanation = buffers.explanation(before, outcome.index[0], self._source) if wrong else None
+        return Run(purpose, call.seconds + late, call.worker_seconds, outcome, call.note, late, explanation)
 
     def _real_images(self, net: CourseNet) -> None:
         """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
@@ -282,7 +253,7 @@ class Trial:
         for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
             self._layer, w = number, net.filters[number]
             buffers.set_inputs(x, w)
-            layer.runs.append(self._run(REAL_IMAGES, PICTURE, buffers))
+            layer.runs.append(self._run(_verdict.REAL_IMAGES, PICTURE, buffers))
             y, true = buffers.output(), buffers.exact(exact, w)
             if number + 1 < len(self.buffers):
                 x, exact = net.between(y, buffers.xp), net.between(true, buffers.xp)

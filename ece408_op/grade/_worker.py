@@ -68,15 +68,11 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class Call:
-    """Seconds of one call of forward by the harness's clock and by the worker's; CUDA's error left unread.
-
-    ``late_seconds``: those for which a GPU was at other work than the harness's after the answer.
-    """
+    """Seconds of one call of forward by the harness's clock and by the worker's; CUDA's error left unread."""
 
     seconds: float
     worker_seconds: float
     note: str = ""
-    late_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
