@@ -7,7 +7,7 @@ VIOLATIONS or a rule of ``judge_layer`` here.
 from __future__ import annotations
 
 import math
-from collections import Counter
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -72,8 +72,9 @@ class Outcome:
 
     def as_data(self) -> dict[str, Any]:
         """The worst element, for the record."""
-        data = {"error_of_bound": _finite(self.share), "index": list(self.index), "got": _finite(self.got)}
-        return {**data, "expected": _finite(self.expected), "wrong": self.wrong, "compared": self.compared}
+        numbers = {"error_of_bound": self.share, "got": self.got, "expected": self.expected}
+        counts = {"index": list(self.index), "wrong": self.wrong, "compared": self.compared}
+        return {**{name: _finite(number) for name, number in numbers.items()}, **counts}
 
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
@@ -174,18 +175,13 @@ class Layer:
 
     def as_data(self) -> dict[str, Any]:
         """For the record."""
-        p = self.problem
-        data = {
-            "layer": [p.channels, p.height, p.width, p.filters, p.kernel],
-            "images": p.batch,
-            **asdict(self.verdict),
-        }
+        images, *layer = self.problem.sizes.values()
+        data: dict[str, Any] = {"layer": layer, "images": images, **asdict(self.verdict)}
         data.update(overhead_seconds=self.overhead, roofline_seconds=self.roofline, own_kernel_seconds=self.own)
-        data.update(runs=[run.as_data() for run in self.runs])
+        data.update(held_up_seconds=self.held_up, runs=[run.as_data() for run in self.runs])
         if self.runs:
-            data.update(worst=worst(self.runs).as_data())
             explained = _explained(self.runs)
-            data.update(explanation=explained and explained.as_data())
+            data.update(worst=worst(self.runs).as_data(), explanation=explained and explained.as_data())
         if self.verdict.status == PASSED and self.times:
             data["seconds"] = asdict(timing.summary(self.times))
             # The course called forward once per process, cold.
@@ -304,6 +300,11 @@ class NetworkResult:
         """Passed, or the failed layer's status."""
         return PASSED if self.failed is None else self.failed.verdict.status
 
+    @property
+    def reason(self) -> str:
+        """The failed layer's; empty where all are right."""
+        return "" if self.failed is None else self.failed.verdict.reason
+
     def as_data(self) -> dict[str, Any]:
         """For the record."""
         layers = [one.as_data() for one in self.layers]
@@ -339,26 +340,17 @@ def judge_submission(
     if demanded:
         failed = failed or next((one for one in results if one.status != PASSED), None)
     elif failed is None and not (any(one.net == pointed[0] for one in passed) if pointed else passed):
-        failed = results[0] if pointed else _typical(results)
+        typical = statistics.mode(one.status for one in results)
+        failed = results[0] if pointed else next(one for one in results if one.status == typical)
     if failed is not None:
-        return Verdict(failed.status, f"{failed.net.name}: {_reason(failed)}"), failed
+        return Verdict(failed.status, f"{failed.net.name}: {failed.reason}"), failed
     found = (layer.verdict.precision or FLOAT32 for one in passed for layer in one.layers)
     return Verdict(PASSED, _praise(results, passed), max(found, key=PRECISIONS.index)), passed[0]
 
 
-def _reason(one: NetworkResult) -> str:
-    return "" if one.failed is None else one.failed.verdict.reason
-
-
-def _typical(results: Sequence[NetworkResult]) -> NetworkResult:
-    """The first of those whose status is the most frequent."""
-    most = Counter(one.status for one in results).most_common(1)[0][0]
-    return next(one for one in results if one.status == most)
-
-
 def _praise(results: Sequence[NetworkResult], passed: Sequence[NetworkResult]) -> str:
     text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
-    other = [f"{one.net.name} ({one.status}: {_reason(one)})" for one in results if one not in passed]
+    other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
     if any(one.leaks for one in passed):
         text += "; it does not free its memory, and was restarted when none was left"
     return f"{text}; not on {'; '.join(other)}" if other else text

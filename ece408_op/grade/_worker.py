@@ -226,21 +226,19 @@ class Worker:
         finally:
             end = time.perf_counter()
             self._program.used.append(end - start)
+        self._stop()
         if not self._on_gpu:
             # Threads that go on after the answer are timed until they are stopped.
-            self._stop()
             end = time.perf_counter()
         kind, _, rest = line.partition(" ")
         if kind in _FAILURES:
             status, text = _FAILURES[kind]
             raise EndedError(status, text.format(rest))
-        match = re.fullmatch(rf"done {nonce} (\d+) (-|[A-Za-z]{{4,80}})", line)
+        match = re.fullmatch(rf"done {nonce} (\d+) (?:-|([A-Za-z]{{4,80}}))", line)
         if match is None:
             raise _forged(line)
-        if self._on_gpu:
-            self._stop()
         self._nothing_waits()
-        return Call(end - start, int(match.group(1)) / 1e9, match.group(2).replace("-", ""))
+        return Call(end - start, int(match[1]) / 1e9, match[2] or "")
 
     def ping(self, count: int = _PINGS) -> float:
         """Seconds of a call that does nothing, when every process on the way has just run.

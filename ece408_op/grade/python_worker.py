@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import math
 import os
 import sys
 import traceback
@@ -32,12 +33,12 @@ def main(arguments: list[str]) -> int:
     """Serve until the pipe of commands ends."""
     library, paths, what, *words = arguments
     sys.path[:] = paths.split(os.pathsep)
+    from ece408_op.core import dispatch
     from ece408_op.errors import UnsupportedError
     from ece408_op.problem import ConvProblem
 
     layers = [words[at : at + _WORDS] for at in range(3, len(words), _WORDS)]
-    sizes: list[Any] = [[int(word) for word in one[:6]] for one in layers]
-    problems = [ConvProblem(*each) for each in sizes]
+    problems = [ConvProblem(*map(int, one[:6])) for one in layers]
     kernels: list[Any] = []
     arrays: dict[int, tuple[Any, ...]] = {}
     device = "cpu" if layers[0][6].isdigit() and len(layers[0][6]) < 20 else "gpu"
@@ -59,7 +60,11 @@ def main(arguments: list[str]) -> int:
                 raise UnsupportedError("; ".join(reasons))
             if layer not in arrays:
                 arrays[layer] = tuple(_array(getattr(call.contents, name), name, problem, device) for name in "xwy")
-            _run(kernel, problem, *arrays[layer])
+            if device == "gpu":  # native/worker.cpp waits for it
+                kernel.run(problem, *arrays[layer])
+            else:
+                kernel.prepare(problem, arrays[layer][-1])
+                kernel.run(problem, *arrays[layer], dispatch.thread_count(problem))
         except UnsupportedError as error:
             _put(text, f"refused {_said(error)}")
         except BaseException as error:
@@ -91,32 +96,18 @@ def load_kernel(what: str) -> Any:
     return kernel
 
 
-def _run(kernel: Any, problem: Any, x: Any, w: Any, y: Any) -> None:
-    """Compute; native/worker.cpp waits for the GPU."""
-    if kernel.device == "gpu":
-        kernel.run(problem, x, w, y)
-        return
-    from ece408_op.core import dispatch
-
-    kernel.prepare(problem, y)
-    kernel.run(problem, x, w, y, dispatch.thread_count(problem))
-
-
 def _array(at: int, name: str, problem: Any, device: str) -> Any:
     """The array x, w or y at that address, of NumPy or of CuPy."""
+    import numpy as np
+
     shape = getattr(problem, f"{name}_shape")
-    count = 1
-    for length in shape:
-        count *= length
     if device == "gpu":
         from ece408_op.runtime import cuda
 
         cp = cuda.cupy()
-        memory = cp.cuda.UnownedMemory(at, 4 * count, None)
+        memory = cp.cuda.UnownedMemory(at, 4 * math.prod(shape), None)
         return cp.ndarray(shape, "f", cp.cuda.MemoryPointer(memory, 0))
-    import numpy as np
-
-    array = np.ctypeslib.as_array((ctypes.c_float * count).from_address(at)).reshape(shape)
+    array = np.ctypeslib.as_array((ctypes.c_float * math.prod(shape)).from_address(at)).reshape(shape)
     array.flags.writeable = name == "y"
     return array
 
