@@ -133,9 +133,7 @@ def launch_sums(*arguments: Any) -> None:
     cuda.cupy().RawKernel(KERNEL, "sums", ("--std=c++17",))(_BLOCKS, _THREADS, arguments)
 
 
-@cache
-def _ceilings(device: int) -> roofline.Ceilings:
-    return roofline.measure(device)
+_ceilings = cache(roofline.measure)
 
 
 class Turns:

@@ -166,7 +166,11 @@ class Grader:
             with new_folder("build") as name:
                 program, notes = self._program(submission, Path(name))
                 record["compiler"] = [asdict(one) for one in notes]
-                self._run_on_a_device(record, replace(program, source=source, most=self.bench.spec.limits.all_seconds))
+                with self.alone:  # it has the device to itself, which must be well afterwards
+                    try:
+                        self._run(record, replace(program, source=source, most=self.bench.spec.limits.all_seconds))
+                    finally:
+                        self.bench.device.check()
         except EndedError as ended:
             record.update(status=ended.status, reason=ended.reason)
         except DeviceError:
@@ -195,20 +199,15 @@ class Grader:
         program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/", arithmetic=units)
         return program, built.notes
 
-    def _run_on_a_device(self, record: dict[str, Any], program: Program) -> None:
-        """Run it on a device that it has to itself, which must be well afterwards."""
-        with self.alone:
-            try:
-                self._run(record, program)
-            finally:
-                self.bench.device.check()
-
     def _run(self, record: dict[str, Any], program: Program) -> None:
-        demanded = self.bench.spec.demanding
-        results = self._demanded(program) if demanded else self._by_itself(program)
-        pointed = pointed_to(program.source)
+        spec, pointed, demanded = self.bench.spec, pointed_to(program.source), self.bench.spec.demanding
+        if demanded:
+            tried = [(net, images) for net in spec.nets or NETS for images in (spec.images or (self.images,))]
+            results = [self._net(program, *one) for one in tried]
+        else:
+            results = self._by_itself(program, pointed)
         verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
-        if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or self.bench.spec.quick):
+        if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or spec.quick):
             results.append(self._net(program, decisive.net, self.timed_images, plan=TIMES))
             decisive.timed = results[-1].status != PASSED
             verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
@@ -223,16 +222,8 @@ class Grader:
         runs = [run for layer in decisive.layers for run in layer.runs]
         record["worst"] = worst(runs).as_data() if runs else None
 
-    def _demanded(self, program: Program) -> list[NetworkResult]:
-        """Every network with every number of images that the grader's file names."""
-        spec = self.bench.spec
-        return [
-            self._net(program, net, images) for net in spec.nets or NETS for images in (spec.images or (self.images,))
-        ]
-
-    def _by_itself(self, program: Program) -> list[NetworkResult]:
+    def _by_itself(self, program: Program, pointed: list[Net]) -> list[NetworkResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
-        pointed = pointed_to(program.source)
         if self.bench.spec.quick:
             net = (pointed or NETS)[0]
             return [self._net(program, net, _CPU_IMAGES, plan=BRIEF)]
@@ -243,8 +234,7 @@ class Grader:
             right = any(one.status == PASSED for one in results)
             if right and net in LATER and net not in pointed:
                 continue
-            done = bool(pointed) and right
-            results.append(self._net(program, net, self.images, seconds, BRIEF if done else FULL))
+            results.append(self._net(program, net, self.images, seconds, BRIEF if pointed and right else FULL))
             if is_final(results[-1], pointed):
                 return results
             if results[-1].status == "timed_out":
@@ -265,8 +255,8 @@ class Grader:
     def _net(
         self, program: Program, net: Net, images: int, seconds: float = math.inf, plan: Sequence[str] = FULL
     ) -> NetworkResult:
-        seconds = min(seconds, self.bench.spec.limits.run_seconds)
         course_nets = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
+        seconds = min(seconds, self.bench.spec.limits.run_seconds)
         return try_network(self.bench, program, net, images, seconds, plan, course_nets)
 
 

@@ -189,8 +189,11 @@ class Process:
         self.process.wait(seconds)
         if self._handle >= 0:
             os.close(self._handle)
-        if self.cgroup is not None:
-            _remove(self.cgroup)
+        for folder in [self.cgroup] * 20 if self.cgroup else ():  # a dying process is counted for a moment
+            with suppress(OSError):
+                folder.rmdir()
+                break  # one that stays is empty and harmless
+            time.sleep(0.01)
         if self.user is not None:
             self.user.close()
         return self.ended or "lost"
@@ -238,12 +241,3 @@ class Processes:
             self.closed = True
             for one in self._all:
                 one.kill()
-
-
-def _remove(cgroup: Path) -> None:
-    """A dying process is counted for a moment; a folder that stays is empty and harmless."""
-    for _ in range(20):
-        with suppress(OSError):
-            cgroup.rmdir()
-            return
-        time.sleep(0.01)

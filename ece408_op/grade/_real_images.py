@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core.check import agreement
-from ece408_op.data import Found, TestSet, find_test, load_test
+from ece408_op.data import TestSet, find_test, load_test
 from ece408_op.errors import DataError
 from ece408_op.graph import params_io
 from ece408_op.models import files
@@ -97,9 +97,7 @@ def _weights(name: str) -> tuple[Any, Any]:
     return filters, tuple((known[f"fullyconnected{n}_weight"], known[f"fullyconnected{n}_bias"]) for n in range(2))
 
 
-@cache
-def _found() -> Found:
-    return find_test()
+_found = cache(find_test)
 
 
 @lru_cache(maxsize=16)

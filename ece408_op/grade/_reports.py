@@ -85,15 +85,10 @@ def _one_network(name: str, entries: list[dict[str, Any]], rules: RankingSpec) -
         if one["fastest"] > first_slowest:
             first_slowest, place = one["slowest"], number
         ahead = (median - one["seconds"]) / deviation if deviation > 0 else 0.0
-        places.append(Place(name, place, **one, deviations=ahead, points=_points(ahead, rules)))
+        share = min(max(ahead / rules.clamp, -1), 1) / 2 + 0.5 if rules.clamp else float(ahead >= 0)
+        points = rules.worst + (rules.best - rules.worst) * share
+        places.append(Place(name, place, **one, deviations=ahead, points=points))
     return places
-
-
-def _points(deviations: float, rules: RankingSpec) -> float:
-    if rules.clamp == 0:
-        return rules.best if deviations >= 0 else rules.worst
-    share = (min(max(deviations, -rules.clamp), rules.clamp) + rules.clamp) / (2 * rules.clamp)
-    return rules.worst + (rules.best - rules.worst) * share
 
 
 #: Status to its meaning, and what the author does next.

@@ -35,15 +35,10 @@ def python_program(file: Path) -> Program:
     own = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
     own |= set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) - {"", str(root)}
     paths = [str(root), *(path for path in sys.path if path in own or path.endswith("lib-dynload"))]
-    seen = {Path(sys.prefix), Path(sys.base_prefix), *(Path(path) for path in paths[1:])}
-    seen |= {root / part for part in _PARTS if (root / part).is_dir()}
-    return Program(str(file), (*sorted(_outermost(seen)), file.parent), tuple(paths), f"{file.parent}/")
-
-
-def _outermost(paths: set[Path]) -> set[Path]:
-    """Without those that lie within another, or do not exist."""
-    there = {path for path in paths if path.exists()}
-    return {path for path in there if not any(other in path.parents for other in there)}
+    seen = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, paths[1:]), *(root / part for part in _PARTS)}
+    there = {path for path in seen if path.exists()}
+    outermost = sorted(path for path in there if there.isdisjoint(path.parents))
+    return Program(str(file), (*outermost, file.parent), tuple(paths), f"{file.parent}/")
 
 
 #: A GPU's first context in a process may take this long, in seconds, in addition to the limit for loading.

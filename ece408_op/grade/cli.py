@@ -52,12 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise SpecError(f"{option}: {problem}")
         with _interrupted_when_terminated():
             records = _graded(arguments, rules)
-    except SpecError as error:
+    except (SpecError, DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
-        return 2
-    except (DeviceError, OSError) as error:
-        print(f"ece408-grade: {error}", file=sys.stderr)
-        return 3
+        return 2 if isinstance(error, SpecError) else 3
     except KeyboardInterrupt as interrupt:
         later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)

@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
     from ece408_op.problem import ConvProblem
 
     layers = [words[at : at + _WORDS] for at in range(3, len(words), _WORDS)]
-    problems = [ConvProblem(*map(int, one[:6])) for one in layers]
+    sizes: list[Any] = [map(int, one[:6]) for one in layers]
+    problems = [ConvProblem(*each) for each in sizes]
     kernels: list[Any] = []
     arrays: dict[int, tuple[Any, ...]] = {}
     device = "cpu" if layers[0][6].isdigit() and len(layers[0][6]) < 20 else "gpu"
