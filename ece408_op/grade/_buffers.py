@@ -19,9 +19,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from ece408_op.core import dispatch, timer
+from ece408_op.core import dispatch, reference, timer
 from ece408_op.core.explain import Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
@@ -39,8 +38,6 @@ GUARD, RED_ZONE = 1 << 26, 16 << 20
 _ALIGN = 64
 #: Fills red zones.
 MARK = 0xA5
-#: Of linux/fcntl.h: Python names them since 3.8, mypy's types on Linux alone.
-_ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
 
 
 class HostArray:
@@ -53,7 +50,7 @@ class HostArray:
         self._file = os.memfd_create("ece408-grade", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._file, mapped)
         # A worker with the file could otherwise truncate it under the harness's own mapping.
-        fcntl.fcntl(self._file, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         os.fchmod(self._file, 0o600)
         raw = np.frombuffer(mmap.mmap(self._file, mapped), np.uint8)
         raw[:] = MARK
@@ -328,14 +325,9 @@ class Buffers:
         self._require_open()
         p, shape = self.problem, (len(x), *self.problem.y_shape[1:])
         if not self.gpu:
-            windows = sliding_window_view(x, w.shape[2:], (2, 3)).transpose(0, 2, 3, 1, 4, 5)  # type: ignore[call-overload]
-            rows, filters = windows.reshape(-1, p.products).astype(np.float64), w.reshape(p.filters, -1).astype(float).T
-
-            def arranged(sums: np.ndarray) -> np.ndarray:
-                return np.moveaxis(sums.reshape(shape[0], *shape[2:], shape[1]), -1, 1)
-
-            exact, size = arranged(rows @ filters), arranged(np.abs(rows) @ np.abs(filters))
-            return exact, size, arranged(np.sqrt(np.square(rows) @ np.square(filters))) if roots else size
+            x, w = x.astype(np.float64), w.astype(np.float64)
+            exact, size = reference.convolve(x, w), reference.magnitude(x, w)
+            return exact, size, np.sqrt(reference.convolve(x * x, w * w)) if roots else size
         exact, size, root = (self.xp.empty(shape, np.float64) for _ in range(3))
         sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
         launch_sums(x, w, np.uint64(exact.size), *sizes, exact, size, root)

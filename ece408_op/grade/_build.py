@@ -243,9 +243,9 @@ def _library(name: str) -> Path | None:
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
-    memory, seconds = limits.memory_bytes + _TMP_BYTES, int(limits.build_seconds) + 1
-    allowed = _sandbox.Limits(memory, 0, seconds, 64 << 20, _TMP_BYTES, 512)
-    ended, text = _sandbox.run(tools, command, folder, allowed, limits.build_seconds, seen=(folder,), written=(target,))
+    memory, seconds = limits.memory_bytes + _TMP_BYTES, limits.build_seconds
+    allowed = _sandbox.Limits(memory, 0, int(seconds) + 1, 64 << 20, _TMP_BYTES, 512)
+    ended, text = _sandbox.run(tools, command, folder, allowed, seconds, seen=(folder,), written=(target,))
     if not ended:
         raise EndedError("timed_out", f"compiling took longer than its limit of {limits.build_seconds:g} s")
     return ended, text

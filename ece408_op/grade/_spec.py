@@ -50,8 +50,7 @@ LATER = (
 )
 KNOWN = NETS + LATER
 #: The course's terms.
-TERMS = {"2017": "2017 fall", "2018sp": "2018 spring", "2018fa": "2018 fall", "2019sp": "2019 spring"}
-TERMS["2019fa"] = "2019 fall"
+TERMS = {net.name: f"{net.name[:4]} {'spring' if net.name.endswith('sp') else 'fall'}" for net in KNOWN}
 
 #: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
 _COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
@@ -180,15 +179,12 @@ def load(path: Path | None) -> Spec:
         raise SpecError(f"{path}: expected a readable TOML file, got {error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: expected TOML, got {error}") from None
-    where = str(path)
-    known = {net.name: net for net in KNOWN}
+    where, known = str(path), {net.name: net for net in KNOWN}
     names = _checked(table.pop("networks", []), [""], 0, f"{where}: networks")
     if not set(names) <= set(known):
         raise SpecError(f"{where}: networks: expected {', '.join(known)}, got {', '.join(names)}")
-    nets = [known[name] for name in names]
-    nets += [
-        _own(entry, f"{where}: network") for entry in _checked(table.pop("network", []), [{}], 0, f"{where}: network")
-    ]
+    own = _checked(table.pop("network", []), [{}], 0, f"{where}: network")
+    nets = [known[name] for name in names] + [_own(entry, f"{where}: network") for entry in own]
     if len({net.name for net in nets}) < len(nets):
         raise SpecError(f"{where}: network: expected names that differ, got {', '.join(net.name for net in nets)}")
     return replace(_filled(Spec(), table, where, {"nets", "quick"}), nets=tuple(nets))

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from ece408_op.data import cache_folder
+from ece408_op.data.atomic import output_folder_problem
 
 from ._errors import HarnessError
 from ._sandbox import HELP, Tools
@@ -42,13 +44,11 @@ def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bo
     It is in the user's cache; where that can't be written, or others have to read it (not ``private``), in a temporary
     folder until the program ends.
     """
-    base = (cache_folder() if private else None) or _temporary()
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
-    except OSError:
+    base = cache_folder() if private else None
+    if base is None or output_folder_problem(base):
         base = _temporary()
-        own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
+    base.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
     path = base / f"{kind}-{key}"
     try:
         if not path.is_dir():
@@ -145,26 +145,16 @@ def version(compiler: str) -> str:
 def _make(folder: Path, commands: dict[str, list[str]]) -> None:
     folder.chmod(0o755)
     shutil.copytree(_HERE / "headers", folder / "headers")
-    pipe, environment = subprocess.PIPE, {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
-    started = {
-        name: subprocess.Popen(
-            words,
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=pipe,
-            text=True,
-            start_new_session=True,
-            env=environment,
-        )
-        for name, words in commands.items()
-    }
+    environment = {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    start = partial(subprocess.Popen, cwd=folder, env=environment, start_new_session=True, **streams)
+    started = {name: start(words) for name, words in commands.items()}
     try:
         for name, process in started.items():
             _, errors = process.communicate()
             if process.returncode != 0:
-                raise HarnessError(
-                    f"expected {commands[name][0]} to build the harness's own {name}, got: {errors.strip()}"
-                )
+                text = f"expected {commands[name][0]} to build the harness's own {name}, got: {errors.strip()}"
+                raise HarnessError(text)
             (folder / name).chmod(0o755)
     except BaseException:
         for process in started.values():

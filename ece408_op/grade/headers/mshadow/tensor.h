@@ -24,18 +24,14 @@
 #define MSHADOW_MIN_PAD_RATIO 2
 
 #ifdef __CUDACC__
-#define MSHADOW_CUDA_CALL(func)                                                      \
+#define ECE408_GRADE_CUDA_(func, what)                                               \
   {                                                                                  \
     cudaError_t ece408_grade_error_ = (func);                                        \
     if (ece408_grade_error_ != cudaSuccess)                                          \
-      ECE408_GRADE_FATAL_ << "CUDA: " << cudaGetErrorString(ece408_grade_error_);    \
+      ECE408_GRADE_FATAL_ << what "CUDA: " << cudaGetErrorString(ece408_grade_error_); \
   }
-#define MSHADOW_CUDA_POST_KERNEL_CHECK(name)                                                  \
-  {                                                                                           \
-    cudaError_t ece408_grade_error_ = cudaPeekAtLastError();                                  \
-    if (ece408_grade_error_ != cudaSuccess)                                                   \
-      ECE408_GRADE_FATAL_ << #name << ": CUDA: " << cudaGetErrorString(ece408_grade_error_);  \
-  }
+#define MSHADOW_CUDA_CALL(func) ECE408_GRADE_CUDA_(func, "")
+#define MSHADOW_CUDA_POST_KERNEL_CHECK(name) ECE408_GRADE_CUDA_(cudaPeekAtLastError(), #name ": ")
 #endif
 
 namespace mshadow {
