@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sandbox import needs_sandbox
+from submissions import touch
 
 from ece408_op.grade import _grading, _sandbox, _sources, _submission, _tools
 from ece408_op.grade._errors import EndedError, SpecError
@@ -17,10 +18,7 @@ from ece408_op.grade._grading import Log
 
 
 def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
-    for name in ("class/ann/new-forward.h", "class/bob/own.h", "class/cat/own.h", "class/loose.h", "secret.h"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
+    touch(tmp_path, "class/ann/new-forward.h", "class/bob/own.h", "class/cat/own.h", "class/loose.h", "secret.h")
     members = tmp_path / "class"
     (members / "bob" / "new-forward.h").symlink_to(members / "ann" / "new-forward.h")
     (members / "cat" / "new-forward.h").symlink_to("own.h")
@@ -151,9 +149,8 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]
-        process = _sandbox.start(
-            tools, command, limits=_sandbox.Limits(memory=200 << 20), output=output, device=0, filtered=False
-        )
+        limits = _sandbox.Limits(memory=200 << 20)
+        process = _sandbox.start(tools, command, limits=limits, output=output, device=0, filtered=False)
         while process.pages()[0] < 200 << 20:
             assert not process.wait(0.01)
     process.end()

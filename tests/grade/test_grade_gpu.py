@@ -5,7 +5,6 @@ One process grades all of them: pytest-xdist needs ``--dist loadfile``. Half of 
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import submissions
 from sandbox import needs_sandbox
 
 from ece408_op.errors import DeviceError
-from ece408_op.grade import cli
 from ece408_op.runtime import cuda
 
 HERE = Path(__file__).parents[1] / "submissions"
@@ -62,17 +60,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     groups[TIED] = 'networks = ["2017"]\n'
     found = {}
     for name, spec in groups.items():
-        (folder / "spec.toml").write_text(spec)
         paths = [path for path in FILES if group(path.stem) == name]
         if name == "small":
             for case in CASES.values():
                 paths.append(folder / f"{case.name}.cuh")
                 paths[-1].write_text(case.text)
-        where = [*map(str, paths), "--context", "gpu", "--spec", str(folder / "spec.toml")]
-        out = folder / f"{name}.json"
-        cli.main([*where, "--json", str(out)])
-        data = json.loads(out.read_text())
-        found.update({Path(record["path"]).stem: record for record in data["records"]})
+        _, graded = submissions.graded(paths, folder, spec, "--context", "gpu")
+        found.update({Path(record["path"]).stem: record for record in graded})
     return found
 
 
@@ -97,10 +91,9 @@ def test_verdict_of_a_case(name: str, records: dict[str, dict[str, Any]]) -> Non
 
 def test_kernels_in_python(tmp_path: Path) -> None:
     needs_gpu()
-    (tmp_path / "spec.toml").write_text(SPEC.format(networks='["2018fa"]', runs=2, images=100, accuracy="false"))
-    paths = [str(HERE / "python" / "on_the_gpu.py")]
-    where = ["--context", "gpu", "--spec", str(tmp_path / "spec.toml"), "--json", str(tmp_path / "out.json")]
-    assert cli.main([*paths, *where]) == 0, (tmp_path / "out.json").read_text()
+    spec = SPEC.format(networks='["2018fa"]', runs=2, images=100, accuracy="false")
+    code, records = submissions.graded([HERE / "python" / "on_the_gpu.py"], tmp_path, spec, "--context", "gpu")
+    assert code == 0, records
 
 
 def test_a_file_that_frees_nothing_is_told_of(records: dict[str, dict[str, Any]]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sandbox import needs_sandbox
-
-from ece408_op.grade import cli
+from submissions import graded
 
 HERE = Path(__file__).parents[1] / "submissions" / "python"
 SPEC = """
@@ -36,10 +34,9 @@ pytestmark = needs_sandbox
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("python")
-    (folder / "spec.toml").write_text(SPEC)
-    where = ["--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")]
-    assert cli.main([*(str(HERE / name) for name in VERDICTS), *where, "--time-in-parallel"]) == 1
-    return {Path(record["path"]).name: record for record in json.loads((folder / "out.json").read_text())["records"]}
+    code, found = graded([HERE / name for name in VERDICTS], folder, SPEC, "--time-in-parallel")
+    assert code == 1
+    return {Path(record["path"]).name: record for record in found}
 
 
 @pytest.mark.parametrize("name", VERDICTS)

@@ -17,6 +17,9 @@ def record(path: str, milliseconds: float, spread: float = 0.0, status: str = "p
     return {"path": path, "status": status, "precision": "float32", "networks": [network]}
 
 
+NOT_RIGHT = ("wrong", "unstable", "tampered")
+
+
 def test_points_by_hand() -> None:
     # Median 3, median absolute deviation 1, which is a standard deviation of 1.4826.
     places = rank([record(str(ms), ms) for ms in (5, 1, 3, 2, 4)], RankingSpec(best=100, worst=0, clamp=2))
@@ -26,10 +29,10 @@ def test_points_by_hand() -> None:
     assert places[2].points == pytest.approx(50)
 
 
-def test_points_are_clamped() -> None:
-    places = rank([record("a", 1), record("b", 10), record("c", 10.1), record("d", 1e6)], RankingSpec(90, 60, 0.5))
-    assert places[0].points == 90
-    assert places[-1].points == 60
+@pytest.mark.parametrize("clamp", [0.5, 0])
+def test_points_are_clamped(clamp: float) -> None:
+    places = rank([record("a", 1), record("b", 10), record("c", 10.1), record("d", 1e6)], RankingSpec(90, 60, clamp))
+    assert (places[0].points, places[-1].points) == (90, 60)
 
 
 def test_an_outlier_moves_the_points_little() -> None:
@@ -51,19 +54,18 @@ def test_other_numbers_of_images_are_ranked_by_themselves() -> None:
     ]
 
 
-def test_overlapping_intervals_share_a_place() -> None:
-    places = rank([record("a", 10, 1), record("b", 11, 1), record("c", 12.5, 1), record("d", 30, 1)], RankingSpec())
-    assert [place.place for place in places] == [1, 1, 3, 4]
-
-
-@pytest.mark.parametrize("status", ["wrong", "unstable", "tampered"])
-def test_what_is_not_right_is_not_ranked(status: str) -> None:
-    places = rank([record("a", 1, status=status), record("b", 2), record("c", 3)], RankingSpec())
-    assert [place.path for place in places] == ["b", "c"]
-
-
-def test_one_submission_alone_has_no_place() -> None:
-    assert rank([record("a", 1)], RankingSpec()) == []
+@pytest.mark.parametrize(
+    ("records", "places"),
+    [
+        ([record("a", 10, 1), record("b", 11, 1), record("c", 12.5, 1), record("d", 30, 1)], "a1 b1 c3 d4"),
+        *(([record("a", 1, status=one), record("b", 2), record("c", 3)], "b1 c2") for one in NOT_RIGHT),
+        ([record("a", 1)], ""),  # one alone
+    ],
+)
+def test_overlapping_intervals_share_a_place_and_what_is_not_right_has_none(
+    records: list[dict[str, Any]], places: str
+) -> None:
+    assert " ".join(f"{one.path}{one.place}" for one in rank(records, RankingSpec())) == places
 
 
 def test_classes_of_precision_are_ranked_by_themselves() -> None:

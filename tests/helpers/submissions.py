@@ -8,10 +8,12 @@ import re
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ece408_op.grade import cli
 
 HERE = Path(__file__).parents[1] / "submissions"
 
@@ -91,6 +93,22 @@ def scratch_folder() -> Iterator[Path]:
 def _with_text(path: Path, text: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def touch(folder: Path, *names: str) -> None:
+    """Make empty files, by their paths from the folder."""
+    for name in names:
+        _with_text(folder / name)
+
+
+def graded(paths: Iterable[Path], folder: Path, spec: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run the command with a grader's file, which it writes into the folder; its exit code, and the records."""
+    (folder / "spec.toml").write_text(spec)
+    out = folder / "out.json"
+    code = cli.main([*map(str, paths), *options, "--spec", str(folder / "spec.toml"), "--json", str(out)])
+    data = json.loads(out.read_text())
+    assert data["version"] == cli.VERSION
+    return code, data["records"]
 
 
 def _linked(folder: Path) -> None:
