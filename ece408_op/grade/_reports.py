@@ -178,26 +178,14 @@ def _network(network: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -
     others = [one for other in records for one in other.get("networks", []) if name_of(one) == name_of(network)]
     others = [one for one in others if one["status"] == "passed" and "seconds" in one]
     term = TERMS.get(network["network"], network["network"])
-    shown = dict(network, name=term, layers=[], summary="", accuracy=[])
+    best = min((one["seconds"] for one in others), default=0.0)
+    shown = dict(network, name=term, layers=[], best_seconds=best)
     for number, layer in enumerate(network["layers"]):
         channels, height, width, filters, kernel = layer["layer"]
         size = f"{channels} x {height} x {width}, {filters} filters of {kernel} x {kernel}"
         name = f"{term}, layer {number + 1}: {size}"
         medians = [one["layers"][number]["seconds"]["median"] for one in others]
         shown["layers"].append(dict(layer, name=name, times=_times(layer), bar=_bar(layer, medians)))
-    if "seconds" in network:
-        texts = [f"Sum of the layers: {_ms(network['seconds'])} ms"]
-        if others:
-            best = min(one["seconds"] for one in others)
-            texts.append(f"{network['seconds'] / best:.2f} times the fastest of the class")
-        if network.get("roofline_seconds"):
-            texts.append(f"{network['seconds'] / network['roofline_seconds']:.2f} times the roofline of this device")
-        shown["summary"] = ", ".join(texts)
-    for one in network.get("accuracy", []):
-        shown["accuracy"].append(
-            f"{one['model']}: {100 * one['accuracy']:.2f} % of {one['images']} images right ({one['source']}), "
-            f"{100 * one['agreement']:.2f} % labelled as by exact convolutions"
-        )
     return shown
 
 

@@ -231,12 +231,10 @@ def _free_user() -> tuple[int, socket.socket]:
     """A user that no other harness of this machine gives to a program, and the socket whose name reserves it."""
     for uid in range(_FIRST_UID, _FIRST_UID + _UIDS):
         reservation = socket.socket(socket.AF_UNIX)
-        try:
+        with suppress(OSError):
             reservation.bind(f"\0ece408-grade-user-{uid}")
-        except OSError:
-            reservation.close()
-            continue
-        return uid, reservation
+            return uid, reservation
+        reservation.close()
     raise HarnessError(f"expected one of {_UIDS} users for a program, but all are taken")
 
 
