@@ -140,8 +140,9 @@ class Trial:
                 worker.begin()
                 if self.bench.device.gpu:
                     self._measure_turns()
-                worker.load(self.bench.spec.limits.load_seconds)
-                worker.note_size()
+                if self._steps:
+                    worker.load(self.bench.spec.limits.load_seconds)
+                    worker.note_size()
                 if not self._finish(program):
                     return False
             except MemoryError as error:
