@@ -27,19 +27,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import submissions  # noqa: E402
 
-from ece408_op.grade import _build, _grading, _tools  # noqa: E402
+from ece408_op.grade import _grading  # noqa: E402
 from ece408_op.grade._buffers import Buffers  # noqa: E402
 from ece408_op.grade._device import Device  # noqa: E402
 from ece408_op.grade._judge import REAL  # noqa: E402
-from ece408_op.grade._spec import (  # noqa: E402
-    KNOWN,
-    LimitsSpec,
-    Spec,
-)
+from ece408_op.grade._spec import Spec  # noqa: E402
 from ece408_op.grade._verdict import WRONG  # noqa: E402
-from ece408_op.grade._worker import Program, Worker, python_program  # noqa: E402
 from ece408_op.problem import ConvProblem  # noqa: E402
 from ece408_op.runtime import cuda  # noqa: E402
+from ece408_op.submission import build, programs  # noqa: E402
+from ece408_op.submission.networks import KNOWN  # noqa: E402
+from ece408_op.submission.sandbox import LimitsSpec  # noqa: E402
+from ece408_op.submission.worker import Program, Worker, python_program  # noqa: E402
 
 PYTHON = (str(submissions.HERE / "python" / "on_the_gpu.py"),)
 MOST_APART = 0.02
@@ -99,7 +98,7 @@ int main(int, char** words) {
 PLAIN_PYTHON = """
 import sys, time
 import cupy
-from ece408_op.grade import python_worker
+from ece408_op.submission import python_worker
 from ece408_op.problem import ConvProblem
 
 cupy.cuda.set_allocator(None)
@@ -119,7 +118,7 @@ for first in range(3, len(sys.argv), 6):
 """
 
 
-def in_a_worker(tools: _tools.Tools, program: Program, problem: ConvProblem, runs: int, folder: Path) -> list[float]:
+def in_a_worker(tools: programs.Tools, program: Program, problem: ConvProblem, runs: int, folder: Path) -> list[float]:
     """Seconds of each run on the grader's memory, by the worker's clock; an output that is wrong ends the benchmark."""
     with Buffers(problem, Device(0)) as buffers, Worker(tools, program, [buffers], folder, LimitsSpec(), 0) as worker:
         worker.begin()
@@ -161,13 +160,13 @@ def main() -> int:
     with ExitStack() as stack:
 
         def new_folder(purpose: str) -> Path:
-            return Path(stack.enter_context(_tools.new_folder(purpose)))
+            return Path(stack.enter_context(programs.new_folder(purpose)))
 
         top = new_folder("memory")
-        tools = _tools.build([(True, False), (True, True)])
+        tools = programs.build([(True, False), (True, True)])
         (top / "plain.cu").write_text(PLAIN, encoding="utf-8")
         options = ["-O2", "-arch", f"sm_{chip.architecture}", "-o", str(top / "plain"), str(top / "plain.cu"), "-ldl"]
-        subprocess.run([_tools.compiler("nvcc"), *options], check=True)
+        subprocess.run([programs.compiler("nvcc"), *options], check=True)
         files = arguments.file
         if not files:
             cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")
@@ -180,7 +179,7 @@ def main() -> int:
             if path.suffix == ".py":
                 program = python_program(path.resolve())
                 return path.stem, program, [sys.executable, "-c", PLAIN_PYTHON, program.what]
-            built = _build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
+            built = build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
             name = path.parent.name if path.stem == "new-forward" else path.stem
             program = Program(str(built.library), (built.library.parent,))
             return name, program, [str(top / "plain"), program.what]

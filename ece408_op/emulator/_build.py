@@ -22,7 +22,7 @@ from ._errors import CompileError, UnsupportedCodeError
 
 _HERE = Path(__file__).parent
 #: The course's interface, as the grader gives it to submissions.
-_COURSE = _HERE.parent / "grade" / "headers"
+_COURSE = _HERE.parent / "submission" / "headers"
 _SECONDS = 120
 _COMMON = (
     "-std=c++17",

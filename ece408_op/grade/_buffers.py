@@ -1,17 +1,11 @@
-"""A layer's x, w and y: memory of the harness that the worker maps, filled and judged while the worker is stopped.
+"""A layer's x, w and y, filled and judged while the worker that maps them is stopped.
 
-One class for both devices: on the CPU its arrays are NumPy's, on a GPU CuPy's. The worker never sees the copies of the
-inputs and of the output, and the copies are what is judged.
+The worker never sees the copies of the inputs and of the output, and the copies are what is judged.
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import math
-import mmap
-import os
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -25,96 +19,12 @@ from ece408_op.core.explain import Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.submission.arrays import Arrays
 
 from . import _judge
 from ._device import Device, launch_sums
-from ._errors import HarnessError
 from ._judge import Part
 from ._verdict import Outcome
-
-#: Address space on each side of a buffer that the worker cannot touch, in bytes; on a GPU a red zone.
-GUARD, RED_ZONE = 1 << 26, 16 << 20
-#: Buffers begin at multiples of this many bytes, as MXNet's did.
-_ALIGN = 64
-#: Fills red zones.
-MARK = 0xA5
-
-
-class HostArray:
-    """A float32 array in a file without a name, between bytes that bear a mark. Its data ends where a page ends."""
-
-    def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
-        size = 4 * math.prod(shape)
-        room = -(-size // _ALIGN) * _ALIGN
-        mapped = max(mmap.PAGESIZE, -(-room // mmap.PAGESIZE) * mmap.PAGESIZE)
-        self._file = os.memfd_create("ece408-grade", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._file, mapped)
-        # A worker with the file could otherwise truncate it under the harness's own mapping.
-        fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        os.fchmod(self._file, 0o600)
-        raw = np.frombuffer(mmap.mmap(self._file, mapped), np.uint8)
-        raw[:] = MARK
-        start = mapped - room
-        self.zones = (raw[:start], raw[start + size :])
-        self.array = raw[start : start + size].view(np.float32).reshape(shape)
-        #: The worker's descriptor: read-only unless it may write.
-        self.descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR if writable else os.O_RDONLY)
-        self.handle = str(self.descriptor)
-
-    def close(self) -> None:
-        """Release the memory."""
-        os.close(self.descriptor)
-        os.close(self._file)
-
-
-class DeviceArray:
-    """A float32 array on a GPU between two red zones, in memory that the driver shares by a descriptor.
-
-    The memory comes from the virtual memory API: scattered stores to memory that a process has opened through CUDA IPC
-    are several times slower than to its own. Raises HarnessError if the driver lacks that API.
-    """
-
-    def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
-        cp = cuda.cupy()
-        device, size = int(cp.cuda.runtime.getDevice()), 4 * math.prod(shape)
-        cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
-        zero, none, unit, descriptor = ctypes.c_uint64(0), ctypes.c_size_t(0), ctypes.c_size_t(), ctypes.c_int()
-        # CUmemAllocationProp: pinned memory, shared by a POSIX file descriptor, on a device; CUmemAccessDesc: on a
-        # device, to read and write.
-        properties, access = struct.pack("iiiiPQ", 1, 1, 1, device, 0, 0), struct.pack("iii", 1, device, 3)
-        self._memory, self._at = ctypes.c_uint64(), ctypes.c_uint64()
-        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), properties, 0)
-        self._total = ctypes.c_size_t(-(-(2 * RED_ZONE + size) // unit.value) * unit.value)
-        _driver("cuMemCreate", ctypes.byref(self._memory), self._total, properties, zero)
-        _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, none, zero, zero)
-        _driver("cuMemMap", self._at, self._total, none, self._memory, zero)
-        _driver("cuMemSetAccess", self._at, self._total, access, ctypes.c_size_t(1))
-        _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._memory, 1, zero)
-        self.descriptor, self.handle = descriptor.value, f"{descriptor.value}:{self._total.value}"
-        owner = cp.cuda.UnownedMemory(self._at.value, self._total.value, self, device)
-        raw = cp.ndarray((self._total.value,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
-        raw.fill(MARK)
-        # The second zone begins right behind the last element.
-        self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
-        self.array = raw[RED_ZONE : RED_ZONE + size].view(np.float32).reshape(shape)
-
-    def close(self) -> None:
-        """Release the memory."""
-        os.close(self.descriptor)
-        _driver("cuMemUnmap", self._at, self._total)
-        _driver("cuMemAddressFree", self._at, self._total)
-        _driver("cuMemRelease", self._memory)
-
-
-def _driver(name: str, *arguments: Any) -> None:
-    """Call a function of CUDA's driver; raises HarnessError if it is missing or fails."""
-    try:
-        code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
-    except (OSError, AttributeError) as error:
-        raise HarnessError(f"expected CUDA's virtual memory API, got {error}") from None
-    if code:
-        raise HarnessError(f"expected {name} of CUDA's driver to succeed, got error {code}")
-
 
 #: Bytes of float64 per step of the comparison on the CPU: about what its caches hold; elements on a GPU.
 _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
@@ -131,8 +41,8 @@ _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
 _BINADES, _SMALLEST_TAP = 7, 2.0**-6
 
 
-class Buffers:
-    """The arrays of one problem on a device.
+class Buffers(Arrays):
+    """The arrays of one problem on a device, and their copies.
 
     ``require_open`` is called in each step of a long computation, and raises where the harness is to end.
     """
@@ -140,30 +50,10 @@ class Buffers:
     def __init__(
         self, problem: ConvProblem, device: Device | None = None, require_open: Callable[[], None] = lambda: None
     ) -> None:
-        self.device = device or Device()
-        self.problem, self.gpu, self._require_open = problem, self.device.gpu, require_open
-        self.guard = RED_ZONE if self.gpu else GUARD
+        self.device, self._require_open = device or Device(), require_open
+        super().__init__(problem, self.device.number)
         with cuda.reported(self.device.name) if self.gpu else nullcontext():
-            self.xp = self.device.use()
-            allocate = DeviceArray if self.gpu else HostArray
-            self.x, self.w = (allocate(shape, False) for shape in (problem.x_shape, problem.w_shape))
-            self.y = allocate(problem.y_shape, True)
-            self._x, self._w, self._y = (self.xp.empty(one.array.shape, np.float32) for one in (self.x, self.w, self.y))
-
-    def __enter__(self) -> Buffers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.device.wait()  # no kernel may run on memory that is unmapped
-        for one in self.arrays:
-            one.close()
-        if self.gpu:
-            self.xp.get_default_memory_pool().free_all_blocks()
-
-    @property
-    def arrays(self) -> tuple[HostArray | DeviceArray, ...]:
-        """x, w and y, as the worker maps them."""
-        return self.x, self.w, self.y
+            self._x, self._w, self._y = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
         """Draw new inputs of that kind; some images are sparse, among the others."""
@@ -215,25 +105,20 @@ class Buffers:
         self._x[...] = self.xp.asarray(x, np.float32)
         self._w[...] = self.xp.asarray(w, np.float32)
 
-    def clear(self, fill: float) -> None:
-        """Set every element of y."""
-        self.y.array.fill(fill)
-        self.device.wait()
-
     def present(self, flush: bool) -> None:
         """Give the worker the inputs, and flush the caches of all but the filters."""
         self.x.array[...] = self._x
         if flush:
             self.device.evict()
         self.w.array[...] = self._w
-        self.device.wait()
+        self.wait()
 
     def turn_seconds(self) -> float:
         """Seconds until a GPU has done a small piece of the harness's work, and the worker's before it."""
         start = time.perf_counter()
         if self.gpu:
             self.y.array.ravel()[:1].copy()
-            self.device.wait()
+            self.wait()
         return time.perf_counter() - start
 
     def own_seconds(self) -> float | None:
@@ -253,11 +138,7 @@ class Buffers:
     def take_output(self) -> None:
         """Copy the output."""
         self._y[...] = self.y.array
-        self.device.wait()
-
-    def wrote_outside(self) -> bool:
-        """Has something been written to the memory next to the arrays?"""
-        return any(bool((zone != MARK).any()) for one in self.arrays for zone in one.zones)
+        self.wait()
 
     def violations(self) -> list[str]:
         """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""

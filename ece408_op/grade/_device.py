@@ -14,8 +14,7 @@ import numpy as np
 from ece408_op.core import roofline
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-
-from ._errors import HarnessError
+from ece408_op.submission.errors import HarnessError
 
 #: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
 _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
@@ -74,11 +73,6 @@ class Device:
         """Write enough that no cache holds a submission's arrays."""
         block = _flush_block(self.number)
         block += 1
-
-    def wait(self) -> None:
-        """Wait until the harness's work on a GPU is done."""
-        if self.gpu:
-            cuda.cupy().cuda.runtime.deviceSynchronize()
 
     def wake(self) -> None:
         """Have an idle GPU raise its clocks; raises HarnessError where it computes the reference workload wrong."""

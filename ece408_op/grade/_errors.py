@@ -1,25 +1,9 @@
-"""Exceptions that end a submission's grading, and those that end the harness."""
+"""The exception that ends the command."""
 
 from __future__ import annotations
 
-from ece408_op.errors import DeviceError, Ece408Error
-
-
-class HarnessError(DeviceError):
-    """This machine lacks something that the harness needs: exit code 3."""
-
-
-class StoppedError(HarnessError):
-    """The grading was interrupted: no further program starts."""
+from ece408_op.errors import Ece408Error
 
 
 class SpecError(Ece408Error, ValueError):
     """The command or the grader's file cannot be used; the message names the option or the key: exit code 2."""
-
-
-class EndedError(Exception):
-    """A submission ended, or may not go on: the status that this means, and the reason in words."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason

@@ -27,18 +27,20 @@ from tqdm import tqdm
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import KernelNotes
+from ece408_op.submission import build, sources
+from ece408_op.submission.errors import EndedError
+from ece408_op.submission.networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
+from ece408_op.submission.programs import new_folder
+from ece408_op.submission.sandbox import Tools, beginning
+from ece408_op.submission.worker import Program, python_program
 
-from . import _build, _sources, _worker
 from ._device import Device, Turns
-from ._errors import EndedError, SpecError
+from ._errors import SpecError
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
-from ._sandbox import Tools, beginning
-from ._spec import KNOWN, LATER, NETS, Net, Spec, batches_in, pointed_to
+from ._spec import Spec
 from ._submission import Submission
-from ._tools import new_folder
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
-from ._worker import Program
 
 Record = dict[str, Any]
 #: How the names of the threads that grade begin, and the seconds that they have to end after an interrupt.
@@ -157,7 +159,7 @@ class Grader:
             return self._grade(submission)
 
     def _grade(self, submission: Submission) -> dict[str, Any]:
-        started, source = time.time(), read(submission.source)[: _sources.SEARCHED]
+        started, source = time.time(), read(submission.source)[: sources.SEARCHED]
         record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
         # Whatever happens, a record has every key.
@@ -191,11 +193,11 @@ class Grader:
         self.bench.progress("compiling")
         if one.python:
             folder.chmod(0o755)
-            _sources.copy(one.source, folder, one.alone)
-            return _worker.python_program(folder / one.source.name), ()
+            sources.copy(one.source, folder, one.alone)
+            return python_program(folder / one.source.name), ()
         tools, limits = self.bench.tools, self.bench.spec.limits
-        built = _build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)
-        units = arithmetic(_sources.text(folder / "src"))
+        built = build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)
+        units = arithmetic(sources.text(folder / "src"))
         program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/", arithmetic=units)
         return program, built.notes
 
@@ -280,7 +282,7 @@ def arithmetic(code: str) -> str:
 
 def read(path: Path | None) -> str:
     """A source's text; empty where there is none that can be read."""
-    return beginning(path, _sources.MOST_BYTES) if path and os.path.isfile(path) else ""
+    return beginning(path, sources.MOST_BYTES) if path and os.path.isfile(path) else ""
 
 
 def shown(path: Path | str) -> str:

@@ -18,9 +18,10 @@ from ece408_op.data.atomic import output_folder_problem, replacing
 from ece408_op.runtime import ptxas, templates
 from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.occupancy import KernelNotes
+from ece408_op.submission.networks import TERMS
 
 from ._errors import SpecError
-from ._spec import TERMS, RankingSpec
+from ._spec import RankingSpec
 
 #: The median absolute deviation of normal data, times this, is its standard deviation.
 _MAD_TO_DEVIATION = 1.4826

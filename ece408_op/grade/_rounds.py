@@ -18,18 +18,19 @@ from typing import Callable, Optional
 import numpy as np
 
 from ece408_op.problem import ConvProblem
+from ece408_op.submission.errors import EndedError, HarnessError, StoppedError
+from ece408_op.submission.networks import Net
+from ece408_op.submission.programs import new_folder
+from ece408_op.submission.sandbox import Tools
+from ece408_op.submission.worker import Program, Worker
 
 from . import _verdict
 from ._buffers import Buffers
 from ._device import Device, Turns
-from ._errors import EndedError, HarnessError, StoppedError
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._real_images import CourseNet
-from ._sandbox import Tools
-from ._spec import Net, Spec
-from ._tools import new_folder
+from ._spec import Spec
 from ._verdict import POISONED, TIMED, End, Layer, NetworkResult, Run, judge_network
-from ._worker import Program, Worker
 
 #: The purposes of a try: all that a verdict needs; enough to see whether it can; times, once the verdict is known.
 FULL = (_verdict.WARM_UP, POISONED, TIMED, _verdict.NEAR_DUPLICATE, _verdict.REAL_IMAGES)

@@ -1,130 +1,25 @@
-"""What is graded: the networks, which of them a file's own constants point to, and the grader's file, in TOML.
-
-The grader's file says what is tried, how often, within which limits, and what counts.
-"""
+"""The grader's file, in TOML: what is tried, how often, within which limits, and what counts."""
 
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from ece408_op.errors import ProblemError
-from ece408_op.problem import COURSE_LAYERS, ConvProblem
+from ece408_op.submission.networks import KNOWN, Net
+from ece408_op.submission.sandbox import LimitsSpec
 
 from ._errors import SpecError
-from ._sources import without_comments
-
-#: channels, height, width, filters, kernel
-Layer = tuple[int, int, int, int, int]
-
-
-@dataclass(frozen=True)
-class Net:
-    """The convolutions of one network, in order."""
-
-    name: str
-    layers: tuple[Layer, ...]
-
-    def problems(self, images: int) -> list[ConvProblem]:
-        """Each layer's problem for that number of images."""
-        return [ConvProblem(images, *layer) for layer in self.layers]
-
-
-NETS = tuple(
-    Net(term, tuple(tuple(layer.sizes.values())[1:] for name, layer in COURSE_LAYERS.items() if name.startswith(term)))
-    for term in ("2017", "2018sp", "2018fa")
-)
-
-#: Those of 2019, whose sizes the course's scripts and its submissions tell. This project has no weights for them, and
-#: most files can do any network: they are tried where a file points to them, or can do none of the others.
-LATER = (
-    Net("2019sp", ((1, 48, 48, 6, 5), (6, 22, 22, 16, 5))),
-    Net("2019fa", ((1, 70, 70, 12, 5), (12, 33, 33, 24, 5))),
-)
-KNOWN = NETS + LATER
-#: The course's terms.
-TERMS = {net.name: f"{net.name[:4]} {'spring' if net.name.endswith('sp') else 'fall'}" for net in KNOWN}
-
-#: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
-_COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
-#: Batch sizes that the course spoke of, to which a file may be tied.
-_BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, 10000})
-#: A whole number, 66.0 and 66.f too.
-_NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?:\.0*f?)?(?![\w.])")
-_PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?: {0,4}\* {0,4}\d{1,9}){1,7}(?![\w.])")
-#: A name and the number that it stands for. A block's width may be any size less a kernel's: it points nowhere.
-_NAMED = re.compile(r"\b([A-Za-z_]\w{0,80})[ \t]{0,8}=?[ \t]{0,8}\d{1,9}\b")
-_WIDTH = re.compile(r"TILE|BLOCK|BATCH|STREAM", re.IGNORECASE)
-
-
-def numbers(source: str) -> set[int]:
-    """The whole numbers that a C++ file's code holds, comments left out."""
-    return {int(text) for text in _NUMBER.findall(without_comments(source))}
-
-
-def batches_in(source: str) -> list[int]:
-    """The numbers of a C++ file's code that may be a batch size to which it is tied, in order."""
-    return sorted(_BATCHES & numbers(source))
-
-
-def sizes_in(source: str) -> set[int]:
-    """The numbers that may be sizes of a layer: without the widths of blocks, with products such as 24 * 12 * 7 * 7."""
-    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], without_comments(source))
-    found = numbers(code)
-    for chain in _PRODUCT.findall(code):
-        factors = [int(factor) for factor in chain.split("*")]
-        found |= {prod(factors[i:j]) for i in range(len(factors)) for j in range(i + 2, len(factors) + 1)}
-    return found
-
-
-def pointed_to(source: str) -> list[Net]:
-    """The networks, those that the file's constants point to most strongly first; empty where they point to none.
-
-    A number points to a network where it is a size, or a product of sizes, of that network and of no other.
-    """
-    found, sizes = sizes_in(source), {net: _sizes(net) - _COMMON for net in KNOWN}
-    score = {}
-    for net in KNOWN:
-        others = set().union(*(sizes[other] for other in KNOWN if other is not net))
-        score[net] = len(found & (sizes[net] - others))
-    return sorted((net for net in KNOWN if score[net]), key=lambda net: -score[net])
-
-
-def _sizes(net: Net) -> set[int]:
-    found: set[int] = set()
-    for channels, height, width, filters, kernel in net.layers:
-        rows, columns, area = height - kernel + 1, width - kernel + 1, kernel * kernel
-        found |= {channels, height, width, filters, kernel, rows, columns, area, channels * area, filters * area}
-        found |= {filters * channels * area, height * width, rows * columns, channels * height * width}
-        found |= {filters * rows * columns, columns * filters, channels * filters}
-    return found
-
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found]
-
-
-@dataclass(frozen=True)
-class LimitsSpec:
-    """Seconds and bytes for one submission: ``run_seconds`` for a call of forward, ``all_seconds`` for all of them."""
-
-    build_seconds: float = 180.0
-    load_seconds: float = 20.0
-    run_seconds: float = 30.0
-    all_seconds: float = 1800.0
-    memory_bytes: int = 8 << 30
-    output_bytes: int = 16 << 20
-    disk_bytes: int = 64 << 20
-    processes: int = 256
 
 
 @dataclass(frozen=True)

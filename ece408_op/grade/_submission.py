@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from os.path import isdir, isfile, realpath
 from pathlib import Path
 
-from . import _sources
+from ece408_op.submission.sources import OPERATOR, SUFFIXES, SUFFIXES_OF, device_of
+
 from ._errors import SpecError
 
-_SUFFIXES = {"cpu": (".h", ".hpp", ".cpp", ".cc"), "gpu": (".cuh", ".cu")}
-#: The suffixes of files that can be graded.
-SUFFIXES = (*_SUFFIXES["cpu"], *_SUFFIXES["gpu"], ".py")
 _NAMES = ("new-forward.h", "new-forward.cuh")
 #: The course's own files next to a student's: they are no submissions.
-_COURSES = (_sources.OPERATOR, "new.cc", "new.cu")
+_COURSES = (OPERATOR, "new.cc", "new.cu")
 #: The folder of the course's file.
 _INNER = "ece408_src"
 #: Levels of folders in a class.
@@ -100,7 +98,7 @@ def _within(
             over += others if more else [(child, "no submission found in it")]
         elif suffix in _ARCHIVES:
             over.append((child, "an archive; unpack it first"))
-        elif suffix in (_SUFFIXES[context] if context else SUFFIXES[:-1]):
+        elif suffix in (SUFFIXES_OF[context] if context else SUFFIXES[:-1]):
             found.append(_of_file(child, context))
         elif suffix in SUFFIXES or "forward" in child.name.lower():
             over.append((child, "not taken for a submission; if it is one, give its own path"))
@@ -127,16 +125,6 @@ def _is_one(folder: Path) -> bool:
     return isdir(folder / _INNER) or not names.isdisjoint(_NAMES)
 
 
-def device_of(path: Path) -> str:
-    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, by its text.
-
-    Strangers' code is not imported to find out.
-    """
-    if path.suffix.lower() == ".py":
-        return "gpu" if "CudaKernel" in path.read_text(encoding="utf-8", errors="replace") else "cpu"
-    return "gpu" if path.suffix.lower() in _SUFFIXES["gpu"] else "cpu"
-
-
 def _of_file(path: Path, context: str | None) -> Submission:
     own = device_of(path) if path.suffix.lower() in SUFFIXES else None
     if own is not None and context not in (None, own):
@@ -146,7 +134,7 @@ def _of_file(path: Path, context: str | None) -> Submission:
 
 def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) -> Submission:
     inner = folder / _INNER if isdir(folder / _INNER) else folder
-    there = {kind: _source(folder, inner, suffixes) for kind, suffixes in _SUFFIXES.items()}
+    there = {kind: _source(folder, inner, suffixes) for kind, suffixes in SUFFIXES_OF.items()}
     if context is None:
         context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"
     return Submission(folder, there[context], context)

@@ -15,8 +15,7 @@ from typing import Any
 from ece408_op.core.explain import Explanation
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import timing
-
-from ._spec import Net
+from ece408_op.submission.networks import Net
 
 #: What a run is for.
 WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"

@@ -19,11 +19,12 @@ from pathlib import Path
 from ece408_op.data.atomic import folder_problem, replacing
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
+from ece408_op.submission import programs
+from ece408_op.submission.sandbox import Tools
 
-from . import _grading, _reports, _spec, _submission, _tools
+from . import _grading, _reports, _spec, _submission
 from ._errors import SpecError
 from ._grading import Log, Record
-from ._sandbox import Tools
 
 VERSION = 1
 _EPILOG = """\
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)
         code = _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
         if any(thread.name.startswith(_grading.THREADS) for thread in threading.enumerate()):
-            _tools.remove_folders(os.getpid())
+            programs.remove_folders(os.getpid())
             os._exit(code)  # Python would wait for the threads
         return code
     for record in records:
@@ -123,8 +124,9 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     # Nothing is built where nothing will run.
     kinds = {(one.context == "gpu", one.python) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
-    _tools.remove_folders()
-    tools = _tools.build(kinds, hidden=_private(arguments, found), unsafe=arguments.unsafe) if kinds else Tools(Path())
+    programs.remove_folders()
+    hidden = _private(arguments, found)
+    tools = programs.build(kinds, hidden=hidden, unsafe=arguments.unsafe) if kinds else Tools(Path())
     # One submission has the GPU to itself; others are compiled meanwhile.
     jobs = 1 + _COMPILING if gpu else arguments.jobs
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}

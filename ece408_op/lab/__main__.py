@@ -14,8 +14,8 @@ from typing import Any
 from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
-from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
+from ece408_op.submission import runner
 
 from . import _beside, _check, _ncu, _page, _screen, _speed
 from ._check import Asked

@@ -9,10 +9,10 @@ from ece408_op import emulator
 from ece408_op.bench.launches import launches
 from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, ptxas
 from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
+from ece408_op.submission import runner
 
 from ._check import Asked, Checked, counted, emulate, inputs, judge_again, judged
 from ._emulated import FILL, compiled

@@ -16,9 +16,9 @@ import numpy as np
 from ece408_op import emulator
 from ece408_op.core.explain import ACCUMULATED, LOOPS, ROUNDED, Explanation, explain, line_of
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.submission import runner
 
 from ._emulated import FILL, Run, compiled, python_kernel
 

@@ -13,9 +13,9 @@ from ece408_op import emulator
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.emulator.plans import Case, Plans
 from ece408_op.errors import Ece408Error
-from ece408_op.grade import python_worker, runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
+from ece408_op.submission import python_worker, runner
 
 #: What y holds before a call: no sum of the lab's inputs.
 FILL = 4096.5

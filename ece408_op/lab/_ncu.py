@@ -61,7 +61,7 @@ def _together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class _Call(ctypes.Structure):
-    """The struct ece408_grade_call of ``grade/native/worker.cpp``."""
+    """The struct ece408_grade_call of ``submission/native/worker.cpp``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "yxw"),

@@ -9,7 +9,6 @@ from typing import Any
 
 from ece408_op.data.atomic import replacing
 from ece408_op.errors import DeviceError
-from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import templates
 from ece408_op.runtime.install_hint import command
@@ -36,7 +35,7 @@ def write(result: Mapping[str, Any], folder: Path) -> Path:
 def as_page(result: Mapping[str, Any]) -> str:
     """Return the page, which fetches nothing; its style is that of the grader's pages."""
     try:
-        environment = templates.environment(Path(__file__).parent, Path(runner.__file__).parent)
+        environment = templates.environment(Path(__file__).parent)
     except ImportError as error:
         raise DeviceError(f"--html: expected Jinja2, got {error}; {command('report')}") from None
     counted = [entry for entry in result["layers"] if entry["lines"]]

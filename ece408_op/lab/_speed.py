@@ -18,9 +18,9 @@ from ece408_op.bench import layers as bench_layers
 from ece408_op.core import dispatch, roofline, timer
 from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.grade import runner
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.submission import runner
 
 from ._check import Asked, Checked, inputs, judge_again, judged
 

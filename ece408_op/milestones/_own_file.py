@@ -11,9 +11,9 @@ from typing import Any
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CpuKernel, float32_bound, reduced_precision_bound
 from ece408_op.errors import Ece408Error
-from ece408_op.grade import runner
 from ece408_op.models import shapes
 from ece408_op.problem import ConvProblem
+from ece408_op.submission import runner
 
 #: The error of one rounding to fp16.
 _EPS16 = 2.0**-11

@@ -29,11 +29,11 @@ from ece408_op.core.check import agreement
 from ece408_op.data import find_test, load_test
 from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
 from ece408_op.errors import DeviceError, Ece408Error
-from ece408_op.grade import runner
 from ece408_op.models import files, shapes
 from ece408_op.plugin import bridge, mxnet_import, op_times
 from ece408_op.profile import session
 from ece408_op.runtime import process_usage
+from ece408_op.submission import runner
 
 from ._own_file import own_file
 

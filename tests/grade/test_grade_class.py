@@ -20,12 +20,12 @@ from submissions import logged
 
 from ece408_op.grade import _grading, cli
 from ece408_op.grade._device import Device
-from ece408_op.grade._errors import EndedError
 from ece408_op.grade._grading import Grader
 from ece408_op.grade._rounds import Bench
-from ece408_op.grade._sandbox import Tools
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._submission import Submission
+from ece408_op.submission.errors import EndedError
+from ece408_op.submission.sandbox import Tools
 
 ROOT = Path(__file__).parents[2]
 TEXTBOOK = ROOT / "tests" / "submissions" / "cpu" / "textbook.h"

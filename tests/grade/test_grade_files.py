@@ -12,9 +12,11 @@ import pytest
 from sandbox import needs_sandbox
 from submissions import touch
 
-from ece408_op.grade import _grading, _sandbox, _sources, _submission, _tools
-from ece408_op.grade._errors import EndedError, SpecError
+from ece408_op.grade import _grading, _submission
+from ece408_op.grade._errors import SpecError
 from ece408_op.grade._grading import Log
+from ece408_op.submission import programs, sandbox, sources
+from ece408_op.submission.errors import EndedError
 
 
 def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
@@ -42,9 +44,9 @@ def test_a_loose_file_of_a_class_has_no_neighbours(tmp_path: Path, alone: bool) 
     assert one.source is not None and one.alone == alone
     if alone:
         with pytest.raises(EndedError, match=r"includes bob\.h, which lies next to it"):
-            _sources.copy(one.source, tmp_path / "to", one.alone)
+            sources.copy(one.source, tmp_path / "to", one.alone)
     else:
-        _sources.copy(one.source, tmp_path / "to", one.alone)
+        sources.copy(one.source, tmp_path / "to", one.alone)
         assert len(list((tmp_path / "to").iterdir())) == 2
 
 
@@ -53,7 +55,7 @@ def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "sparse.h", "wb") as file:
         file.truncate(6 << 30)
     (tmp_path / "to").mkdir()
-    _sources.copy(tmp_path / "a.h", tmp_path / "to")
+    sources.copy(tmp_path / "a.h", tmp_path / "to")
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.h"]
 
 
@@ -138,19 +140,19 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
     ended.wait()
     stale = tmp_path / f"ece408-grade-{ended.pid}-case-x"
     stale.mkdir()
-    with _tools.new_folder("case") as own:
-        _tools.remove_folders()
+    with programs.new_folder("case") as own:
+        programs.remove_folders()
         assert Path(own).exists() and not stale.exists()
 
 
 @needs_sandbox
 def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
-    tools = _tools.build([])
+    tools = programs.build([])
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]
-        limits = _sandbox.Limits(memory=200 << 20)
-        process = _sandbox.start(tools, command, limits=limits, output=output, device=0, filtered=False)
+        limits = sandbox.Limits(memory=200 << 20)
+        process = sandbox.start(tools, command, limits=limits, output=output, device=0, filtered=False)
         while process.pages()[0] < 200 << 20:
             assert not process.wait(0.01)
     process.end()

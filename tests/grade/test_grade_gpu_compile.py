@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from sandbox import needs_sandbox
 
-from ece408_op.grade import _build, _tools
-from ece408_op.grade._errors import EndedError
-from ece408_op.grade._sandbox import Tools
-from ece408_op.grade._spec import LimitsSpec
+from ece408_op.submission import build, programs
+from ece408_op.submission.errors import EndedError
+from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 #: One of each style that a header or an option of the harness is for.
 NAMES = ("headers_of_old", "mxnet_headers", "names_of_its_own", "old_intrinsics")
@@ -24,7 +23,7 @@ pytestmark = [needs_sandbox, pytest.mark.skipif(shutil.which("nvcc") is None, re
 
 @pytest.fixture(scope="module")
 def tools() -> Tools:
-    return _tools.build([])
+    return programs.build([])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def tools() -> Tools:
 )
 def test_it_compiles(path: Path, tools: Tools, tmp_path: Path) -> None:
     try:
-        built = _build.build(path, "gpu", tmp_path, tools, LimitsSpec(), "sm_90")
+        built = build.build(path, "gpu", tmp_path, tools, LimitsSpec(), "sm_90")
     except EndedError as ended:
         outcome = f"{ended.status}: {ended.reason}"
     else:

@@ -15,12 +15,13 @@ from ece408_op.core import reference
 from ece408_op.grade import _rounds
 from ece408_op.grade._buffers import Buffers
 from ece408_op.grade._device import Device, Turns
-from ece408_op.grade._errors import EndedError, HarnessError
 from ece408_op.grade._rounds import Bench, Trial, try_network
-from ece408_op.grade._sandbox import Tools
-from ece408_op.grade._spec import Net, Spec
+from ece408_op.grade._spec import Spec
 from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, Layer, NetworkResult
-from ece408_op.grade._worker import Call, Program
+from ece408_op.submission.errors import EndedError, HarnessError
+from ece408_op.submission.networks import Net
+from ece408_op.submission.sandbox import Tools
+from ece408_op.submission.worker import Call, Program
 
 NET = Net("own", ((2, 7, 6, 3, 3),))
 PROBLEM = NET.problems(3)[0]

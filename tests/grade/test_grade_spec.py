@@ -11,11 +11,12 @@ from sandbox import needs_sandbox
 from submissions import graded, touch
 
 from ece408_op.errors import DeviceError
-from ece408_op.grade import _build, _grading, _sources, _spec, _submission, cli
+from ece408_op.grade import _grading, _spec, _submission, cli
 from ece408_op.grade._errors import SpecError
-from ece408_op.grade._sandbox import Tools
-from ece408_op.grade._spec import KNOWN, pointed_to
 from ece408_op.runtime import cuda
+from ece408_op.submission import build, sources
+from ece408_op.submission.networks import KNOWN, pointed_to
+from ece408_op.submission.sandbox import Tools
 
 HERE = Path(__file__).parents[1] / "submissions"
 
@@ -133,7 +134,7 @@ def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_p
     touch(tmp_path, "new-inl.h", "own.h", "others.h")
     (tmp_path / "new-forward.h").write_text('#include "./new-inl.h"\n#include "own.h"\n')
     (tmp_path / "to").mkdir()
-    _sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
     assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["new-forward.h", "own.h"]
 
 
@@ -224,13 +225,13 @@ def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     began = time.process_time()
     pointed_to(text)
     _grading.arithmetic(text)
-    _build.not_supported(text, text[:4000])
-    _build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")
+    build.not_supported(text, text[:4000])
+    build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")
     (tmp_path / "to").mkdir()
-    _sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
-    _sources.include_by_name(tmp_path / "to")
-    _sources.unroll_without_names(tmp_path / "to")
-    _sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
+    sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    sources.include_by_name(tmp_path / "to")
+    sources.unroll_without_names(tmp_path / "to")
+    sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
     assert time.process_time() - began < 5
 
 
@@ -316,7 +317,7 @@ TOOLS = Tools(Path("/tools"))
     ],
 )
 def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
-    lines = _build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()
+    lines = build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()
     assert lines[-1] == shown
     assert not any("undefined reference" in line or "forward" in line and "after" in said for line in lines)
 
@@ -329,4 +330,4 @@ def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
     ],
 )
 def test_the_code_stands_below_its_error(said: str) -> None:
-    assert _build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]
+    assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]

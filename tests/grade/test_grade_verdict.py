@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ece408_op.grade._spec import KNOWN, NETS
 from ece408_op.grade._verdict import (
     FLOAT32,
     HALF,
@@ -27,6 +26,7 @@ from ece408_op.grade._verdict import (
     judge_submission,
 )  # fmt: skip
 from ece408_op.problem import ConvProblem
+from ece408_op.submission.networks import KNOWN, NETS
 
 PROBLEM = ConvProblem(3, 2, 7, 6, 3, 3)
 F, H, W = FLOAT32, HALF, WRONG

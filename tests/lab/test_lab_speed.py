@@ -21,7 +21,6 @@ from ece408_op.bench import layers as bench_layers
 from ece408_op.bench.results import KERNEL, Row
 from ece408_op.core import reference, roofline
 from ece408_op.errors import DeviceError
-from ece408_op.grade import runner
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
 from ece408_op.lab import _beside, _ncu
@@ -29,6 +28,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
+from ece408_op.submission import runner
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")

@@ -11,9 +11,9 @@ import pytest
 from milestone_run import run, started
 from submissions import HERE as SUBMISSIONS
 
-from ece408_op.grade import runner
 from ece408_op.lab import __path__ as lab_folders
 from ece408_op.plugin import bridge
+from ece408_op.submission import runner
 
 pytest.importorskip("mxnet")
 if shutil.which("g++") is None:

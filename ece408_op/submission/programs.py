@@ -22,8 +22,8 @@ from typing import Any
 from ece408_op.data import cache_folder
 from ece408_op.data.atomic import output_folder_problem
 
-from ._errors import HarnessError
-from ._sandbox import HELP, Tools
+from .errors import HarnessError
+from .sandbox import HELP, Tools
 
 #: Folders of each kind that stay, the latest.
 _KEPT = 64

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ._errors import EndedError
+from .errors import EndedError
 
+#: The suffixes of files in C++, by the device that one computes on.
+SUFFIXES_OF = {"cpu": (".h", ".hpp", ".cpp", ".cc"), "gpu": (".cuh", ".cu")}
+#: The suffixes of files that can be graded.
+SUFFIXES = (*SUFFIXES_OF["cpu"], *SUFFIXES_OF["gpu"], ".py")
 #: Bytes and files of one submission, at most.
 MOST_BYTES = 8 << 20
 _MOST_FILES = 200
@@ -37,6 +41,16 @@ _TOKENS = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\
 OPERATOR = "new-inl.h"
 #: How far up such a path may begin.
 _LEVELS = 4
+
+
+def device_of(path: Path) -> str:
+    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, by its text.
+
+    Strangers' code is not imported to find out.
+    """
+    if path.suffix.lower() == ".py":
+        return "gpu" if "CudaKernel" in path.read_text(encoding="utf-8", errors="replace") else "cpu"
+    return "gpu" if path.suffix.lower() in SUFFIXES_OF["gpu"] else "cpu"
 
 
 def copy(source: Path, to: Path, alone: bool = False) -> None:

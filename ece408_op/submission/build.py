@@ -10,11 +10,10 @@ from pathlib import Path
 from ece408_op.runtime import ptxas
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import _sandbox, _sources
-from ._errors import EndedError
-from ._sandbox import Tools
-from ._spec import LimitsSpec
-from ._tools import CPU_OPTIONS, compiler
+from . import sandbox, sources
+from .errors import EndedError
+from .programs import CPU_OPTIONS, compiler
+from .sandbox import LimitsSpec, Tools
 
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
 #: Calls of CUDA's driver.
@@ -109,16 +108,16 @@ def build(
     inner = folder / "src"
     inner.mkdir()
     try:
-        _sources.copy(source, inner, alone)
+        sources.copy(source, inner, alone)
     except OSError as error:
         raise EndedError("unsupported", f"{source.name} cannot be read: {error.strerror or error}") from None
     if (inner / source.name).read_bytes()[:2] in _UTF16:
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
-    _sources.include_by_name(inner)
-    code = _sources.text(inner)
+    sources.include_by_name(inner)
+    code = sources.text(inner)
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
-    _sources.add_stubs(code, tools.headers, folder / "stubs")
+    sources.add_stubs(code, tools.headers, folder / "stubs")
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
     unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
@@ -136,7 +135,7 @@ def build(
             continue
         command = _command(context, unit, inner, tools.headers, attempt, architecture, code)
         ended, text = _compile(command, folder, target, tools, limits)
-        if ended != "exit 0" and re.search(_UNROLL, text) and _sources.unroll_without_names(inner):
+        if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
             ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
             return Built(target / "submission.so", tuple(ptxas.kernels(text)))
@@ -209,7 +208,7 @@ def _command(
     code: str,
 ) -> list[str]:  # fmt: skip
     target = unit.parent / "out" / "submission.so"
-    folders = (headers / "fallback", *_sources.stub_folders(unit.parent / "stubs"))  # after the system's own
+    folders = (headers / "fallback", *sources.stub_folders(unit.parent / "stubs"))  # after the system's own
     last = tuple(word for folder in folders for word in ("-idirafter", str(folder)))
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
     if context == "cpu":
@@ -244,8 +243,8 @@ def _library(name: str) -> Path | None:
 
 def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
     memory, seconds = limits.memory_bytes + _TMP_BYTES, limits.build_seconds
-    allowed = _sandbox.Limits(memory, 0, int(seconds) + 1, 64 << 20, _TMP_BYTES, 512)
-    ended, text = _sandbox.run(tools, command, folder, allowed, seconds, seen=(folder,), written=(target,))
+    allowed = sandbox.Limits(memory, 0, int(seconds) + 1, 64 << 20, _TMP_BYTES, 512)
+    ended, text = sandbox.run(tools, command, folder, allowed, seconds, seen=(folder,), written=(target,))
     if not ended:
         raise EndedError("timed_out", f"compiling took longer than its limit of {limits.build_seconds:g} s")
     return ended, text

@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import _sandbox
-from ._buffers import GUARD, Buffers
-from ._errors import EndedError, HarnessError
-from ._sandbox import Tools
-from ._spec import LimitsSpec
+from . import sandbox
+from .arrays import GUARD, Arrays
+from .errors import EndedError, HarnessError
+from .sandbox import LimitsSpec, Tools
 
 #: What of a checkout belongs to the package.
 _PARTS = ("ece408_op", "kernels", "models", "data")
@@ -114,7 +113,7 @@ class Worker:
         self,
         tools: Tools,
         program: Program,
-        buffers: Sequence[Buffers],
+        buffers: Sequence[Arrays],
         folder: Path,
         spec: LimitsSpec,
         device: int | None = None,
@@ -127,7 +126,7 @@ class Worker:
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
         problems = [one.problem for one in buffers]
-        limits = _sandbox.Limits(
+        limits = sandbox.Limits(
             memory=spec.memory_bytes + sum(problem.bytes for problem in problems),
             reserved=3 * 2 * GUARD * len(problems),
             cpu_seconds=int(spec.run_seconds * 64 * len(problems)) + 60,
@@ -144,7 +143,7 @@ class Worker:
             command += [*map(str, sizes), *(array.handle for array in one.arrays)]
         try:
             with open(self._output, "ab") as printed:
-                self.process = _sandbox.start(
+                self.process = sandbox.start(
                     tools,
                     command,
                     limits=limits,
@@ -257,7 +256,7 @@ class Worker:
     @property
     def printed(self) -> str:
         """The beginning of what the submission printed."""
-        return _sandbox.beginning(self._output, _KEPT_BYTES)
+        return sandbox.beginning(self._output, _KEPT_BYTES)
 
     @property
     def outgrown(self) -> bool:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ._errors import HarnessError
 from ._processes import Process, Processes, filter_program
+from .errors import HarnessError
 
 #: What every program sees: the system's libraries and compilers, and harmless devices.
 _SYSTEM = (
@@ -54,6 +54,20 @@ class Limits:
     file_bytes: int = 64 << 20
     tmp_bytes: int = 64 << 20
     processes: int = 0
+
+
+@dataclass(frozen=True)
+class LimitsSpec:
+    """Seconds and bytes for one submission: ``run_seconds`` for a call of forward, ``all_seconds`` for all of them."""
+
+    build_seconds: float = 180.0
+    load_seconds: float = 20.0
+    run_seconds: float = 30.0
+    all_seconds: float = 1800.0
+    memory_bytes: int = 8 << 30
+    output_bytes: int = 16 << 20
+    disk_bytes: int = 64 << 20
+    processes: int = 256
 
 
 @dataclass(frozen=True)

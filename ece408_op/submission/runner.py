@@ -25,20 +25,19 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import _build, _sources, _submission, _tools, _worker
-from ._buffers import Buffers
-from ._device import Device
-from ._errors import EndedError
-from ._sandbox import Tools
-from ._spec import NETS, TERMS, LimitsSpec, batches_in, pointed_to
-from ._worker import Program, Worker
+from . import build, programs, sources
+from .arrays import Arrays
+from .errors import EndedError
+from .networks import NETS, TERMS, batches_in, pointed_to
+from .sandbox import LimitsSpec, Tools
+from .worker import Program, Worker, python_program
 
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
 _DEFAULT = "2018sp"
 #: The suffixes of files that can be run, and the device that one computes on.
-SUFFIXES, device_of = _submission.SUFFIXES, _submission.device_of
-cached_folder = _tools.cached_folder
+SUFFIXES, device_of = sources.SUFFIXES, sources.device_of
+cached_folder = programs.cached_folder
 
 
 class FileError(Ece408Error):
@@ -82,9 +81,9 @@ def compile_file(path: Path) -> File:
     """
     device, python = device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
-    tools = _tools.build([(device == "gpu", python)], unsafe=True, trusted=True)
+    tools = programs.build([(device == "gpu", python)], unsafe=True, trusted=True)
     if python:
-        program = _worker.python_program(path.resolve())
+        program = python_program(path.resolve())
         # The file's neighbours may be imported too.
         program = replace(program, paths=(*program.paths, str(path.resolve().parent)))
         return File(path, device, program, tools)
@@ -121,8 +120,8 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as stack, self._named():
-            folder = Path(stack.enter_context(_tools.new_folder("run")))
-            self._buffers = [stack.enter_context(Buffers(problem, Device(self._device))) for problem in self.problems]
+            folder = Path(stack.enter_context(programs.new_folder("run")))
+            self._buffers = [stack.enter_context(Arrays(problem, self._device)) for problem in self.problems]
             worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec(), self._device)
             self._worker = stack.enter_context(worker)
             self._worker.begin()
@@ -175,25 +174,25 @@ class Session:
 
 @cache
 def _warm_gpu() -> None:
-    """Make the GPU's context and load CuPy's kernels for ``Buffers``, which takes a second: while nvcc runs."""
-    with Buffers(ConvProblem(1, 1, 1, 1, 1, 1), Device(0)) as buffers:
+    """Make the GPU's context and load CuPy's kernels for ``Arrays``, which takes a second: while nvcc runs."""
+    with Arrays(ConvProblem(1, 1, 1, 1, 1, 1), 0) as buffers:
         buffers.x.array[...] = buffers.xp.asarray(np.zeros(1, np.float32))
         buffers.clear(0.0)
         buffers.wrote_outside()
 
 
 def _cached_library(path: Path, device: str, tools: Tools, architecture: str) -> tuple[Path, tuple[KernelNotes, ...]]:
-    with _tools.new_folder("sources") as name:
-        _sources.copy(path, Path(name))
+    with programs.new_folder("sources") as name:
+        sources.copy(path, Path(name))
         words = (tools.folder.name, architecture, path.name)
-        key = _tools.digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
+        key = programs.digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
 
     def make(folder: Path) -> None:
-        with _tools.new_folder("build") as name:
-            built = _build.build(path, device, Path(name), tools, LimitsSpec(), architecture, quick=True)
+        with programs.new_folder("build") as name:
+            built = build.build(path, device, Path(name), tools, LimitsSpec(), architecture, quick=True)
             shutil.copy(built.library, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
-    folder = _tools.cached_folder("file", key, make)
+    folder = programs.cached_folder("file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
     return folder / "submission.so", tuple(KernelNotes(**note) for note in notes)
