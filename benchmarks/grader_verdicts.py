@@ -7,7 +7,6 @@ It needs no GPU. Exit code 1 if a verdict is not among those that are right.
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from pathlib import Path
@@ -16,8 +15,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import submissions  # noqa: E402
-
-from ece408_op.grade import cli  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "results" / "grader-verdicts.txt"
 
@@ -30,10 +27,7 @@ def main() -> int:
     with submissions.scratch_folder() as folder:
         paths = {kind: submissions.write(cases, folder / kind) for kind, cases in groups.items()}
         paths["odd folder"] = submissions.write_layouts(folder / "odd folder")
-        (folder / "spec.toml").write_text(submissions.SPEC, encoding="utf-8")
-        where = [str(folder / kind) for kind in paths]
-        cli.main([*where, "--context", "cpu", "--spec", str(folder / "spec.toml"), "--json", str(folder / "out.json")])
-        records = json.loads((folder / "out.json").read_text(encoding="utf-8"))["records"]
+        _, records = submissions.graded([folder / kind for kind in paths], folder, submissions.SPEC, "--context", "cpu")
     lines, surprises = [], 0
     for record in records:
         case = submissions.name_of(record)

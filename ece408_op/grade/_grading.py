@@ -113,7 +113,7 @@ def grade_all(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for grader in graders.values():
-                grader.bench.tools.processes.close()
+                grader.tools.processes.close()
             wait(futures, _GRACE)
             raise
     pool.shutdown()
@@ -138,30 +138,29 @@ _GPU_RUNS = 8
 
 
 @dataclass(frozen=True)
-class Grader:
+class Grader(Bench):
     """Grades submissions of one context on one machine."""
 
-    bench: Bench
-    context: str
+    context: str = "cpu"
     #: Images that are tried first, and images of the timed runs that follow (0: none); on the CPU, larger batches get
     #: few runs.
-    images: int
+    images: int = _CPU_IMAGES
     timed_images: int = 0
     architecture: str = ""
     #: The device, in words, for the record.
-    device: str = "cpu"
+    machine: str = "cpu"
     #: Held by the submission that runs on the GPU.
     alone: AbstractContextManager[Any] = nullcontext()
 
     def grade(self, submission: Submission) -> dict[str, Any]:
         """The submission's record; raises HarnessError where this machine cannot."""
-        with self.bench.turns.working if self.bench.turns else nullcontext():
+        with self.turns.working if self.turns else nullcontext():
             return self._grade(submission)
 
     def _grade(self, submission: Submission) -> dict[str, Any]:
         started, source = time.time(), read(submission.source)[: sources.SEARCHED]
         record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
-        record.update(context=submission.context, device=self.device, source=shown(submission.source or ""))
+        record.update(context=submission.context, device=self.machine, source=shown(submission.source or ""))
         # Whatever happens, a record has every key.
         record.update(worst=None, seconds={}, images=[], networks=[], printed="", compiler=[], pointed=[])
         try:
@@ -170,9 +169,9 @@ class Grader:
                 record["compiler"] = [asdict(one) for one in notes]
                 with self.alone:  # it has the device to itself, which must be well afterwards
                     try:
-                        self._run(record, replace(program, source=source, most=self.bench.spec.limits.all_seconds))
+                        self._run(record, replace(program, source=source, most=self.spec.limits.all_seconds))
                     finally:
-                        self.bench.device.check()
+                        self.device.check()
         except EndedError as ended:
             record.update(status=ended.status, reason=ended.reason)
         except DeviceError:
@@ -190,19 +189,19 @@ class Grader:
         if one.source is None:
             name = {"cpu": "new-forward.h", "gpu": "new-forward.cuh"}[one.context]
             raise EndedError("unsupported", f"it holds no {name}, which --context {one.context} asks for")
-        self.bench.progress("compiling")
+        self.progress("compiling")
         if one.python:
             folder.chmod(0o755)
             sources.copy(one.source, folder, one.alone)
             return python_program(folder / one.source.name), ()
-        tools, limits = self.bench.tools, self.bench.spec.limits
+        tools, limits = self.tools, self.spec.limits
         built = build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)
         units = arithmetic(sources.text(folder / "src"))
         program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/", arithmetic=units)
         return program, built.notes
 
     def _run(self, record: dict[str, Any], program: Program) -> None:
-        spec, pointed, demanded = self.bench.spec, pointed_to(program.source), self.bench.spec.demanding
+        spec, pointed, demanded = self.spec, pointed_to(program.source), self.spec.demanding
         if demanded:
             tried = [(net, images) for net in spec.nets or NETS for images in (spec.images or (self.images,))]
             results = [self._net(program, *one) for one in tried]
@@ -226,12 +225,12 @@ class Grader:
 
     def _by_itself(self, program: Program, pointed: list[Net]) -> list[NetworkResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
-        if self.bench.spec.quick:
+        if self.spec.quick:
             net = (pointed or NETS)[0]
             return [self._net(program, net, _CPU_IMAGES, plan=BRIEF)]
         order = pointed + [net for net in KNOWN if net not in pointed]
         results: list[NetworkResult] = []
-        seconds = self.bench.spec.limits.run_seconds
+        seconds = self.spec.limits.run_seconds
         for net in order:
             right = any(one.status == PASSED for one in results)
             if right and net in LATER and net not in pointed:
@@ -257,21 +256,23 @@ class Grader:
     def _net(
         self, program: Program, net: Net, images: int, seconds: float = math.inf, plan: Sequence[str] = FULL
     ) -> NetworkResult:
-        course_nets = trained(net, images) if plan == FULL and self.bench.spec.accuracy else ()
-        seconds = min(seconds, self.bench.spec.limits.run_seconds)
-        return try_network(self.bench, program, net, images, seconds, plan, course_nets)
+        course_nets = trained(net, images) if plan == FULL and self.spec.accuracy else ()
+        seconds = min(seconds, self.spec.limits.run_seconds)
+        return try_network(self, program, net, images, seconds, plan, course_nets)
 
 
 def for_cpu(tools: Tools, rules: Spec, jobs: int, in_parallel: bool = False) -> Grader:
     """The grader for this machine's processor, which times calls one at a time unless ``in_parallel``."""
-    bench = Bench(tools, rules, turns=None if in_parallel else Turns(jobs))
-    return Grader(bench, "cpu", _CPU_IMAGES, _CPU_TIMED_IMAGES)
+    return Grader(tools, rules, turns=None if in_parallel else Turns(jobs), timed_images=_CPU_TIMED_IMAGES)
 
 
 def for_gpu(tools: Tools, rules: Spec) -> Grader:
     """The grader for this machine's first GPU; raises DeviceError where there is none."""
-    chip, bench = cuda.chip(), Bench(tools, rules, Device(0), runs=_GPU_RUNS)
-    return Grader(bench, "gpu", _GPU_IMAGES, 0, f"sm_{chip.architecture}", chip.name, threading.Lock())
+    chip = cuda.chip()
+    about: dict[str, Any] = {"architecture": f"sm_{chip.architecture}", "machine": chip.name}
+    return Grader(
+        tools, rules, Device(0), _GPU_RUNS, context="gpu", images=_GPU_IMAGES, alone=threading.Lock(), **about
+    )
 
 
 def arithmetic(code: str) -> str:

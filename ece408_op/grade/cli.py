@@ -132,7 +132,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
     if len(found) == 1:
-        graders = {key: replace(one, bench=replace(one.bench, progress=_progress)) for key, one in graders.items()}
+        graders = {key: replace(one, progress=_progress) for key, one in graders.items()}
     for path, why in passed_over:
         text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
         print(_printable(text, sys.stderr.encoding), file=sys.stderr)

@@ -21,7 +21,6 @@ from submissions import logged
 from ece408_op.grade import _grading, cli
 from ece408_op.grade._device import Device
 from ece408_op.grade._grading import Grader
-from ece408_op.grade._rounds import Bench
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._submission import Submission
 from ece408_op.submission.errors import EndedError
@@ -123,7 +122,7 @@ def test_one_submission_at_a_time_has_the_gpu(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(_grading, "try_network", run)
     kernel = TEXTBOOK.parents[1] / "python" / "on_the_gpu.py"
     found = [Submission(Path(f"{number}.py"), kernel, "gpu") for number in range(9)]
-    grader = Grader(Bench(Tools(tmp_path), Spec(), Checked(0)), "gpu", 1, alone=threading.Lock())
+    grader = Grader(Tools(tmp_path), Spec(), Checked(0), context="gpu", images=1, alone=threading.Lock())
     records = _grading.grade_all(found, {"gpu": grader}, 5)
     assert [record["status"] for record in records] == ["crashed"] * 9
     assert checked == [0] * 9
