@@ -35,10 +35,9 @@ from ece408_op.submission.sandbox import Tools, beginning
 from ece408_op.submission.worker import Program, python_program
 
 from ._device import Device, Turns
-from ._errors import SpecError
 from ._real_images import trained
 from ._rounds import BRIEF, FULL, TIMES, Bench, try_network
-from ._spec import Spec
+from ._spec import Spec, SpecError
 from ._submission import Submission
 from ._verdict import PASSED, NetworkResult, is_final, judge_submission, worst
 

@@ -20,8 +20,7 @@ from ece408_op.runtime.install_hint import command
 from ece408_op.runtime.occupancy import KernelNotes
 from ece408_op.submission.networks import TERMS
 
-from ._errors import SpecError
-from ._spec import RankingSpec
+from ._spec import RankingSpec, SpecError
 
 #: The median absolute deviation of normal data, times this, is its standard deviation.
 _MAD_TO_DEVIATION = 1.4826

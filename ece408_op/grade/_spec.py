@@ -10,16 +10,18 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ece408_op.errors import ProblemError
+from ece408_op.errors import Ece408Error, ProblemError
 from ece408_op.submission.networks import KNOWN, Net
 from ece408_op.submission.sandbox import LimitsSpec
-
-from ._errors import SpecError
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found]
+
+
+class SpecError(Ece408Error, ValueError):
+    """The command or the grader's file cannot be used; the message names the option or the key: exit code 2."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ece408_op.submission.sources import OPERATOR, SUFFIXES, SUFFIXES_OF, device_of
 
-from ._errors import SpecError
+from ._spec import SpecError
 
 _NAMES = ("new-forward.h", "new-forward.cuh")
 #: The course's own files next to a student's: they are no submissions.

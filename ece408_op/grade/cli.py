@@ -23,8 +23,8 @@ from ece408_op.submission import programs
 from ece408_op.submission.sandbox import Tools
 
 from . import _grading, _reports, _spec, _submission
-from ._errors import SpecError
 from ._grading import Log, Record
+from ._spec import SpecError
 
 VERSION = 1
 _EPILOG = """\

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     problems = [ConvProblem(*each) for each in sizes]
     kernels: list[Any] = []
     arrays: dict[int, tuple[Any, ...]] = {}
-    device = "cpu" if layers[0][6].isdigit() and len(layers[0][6]) < 20 else "gpu"
+    device = "gpu" if ":" in layers[0][6] else "cpu"
 
     def load(text: int) -> None:
         try:

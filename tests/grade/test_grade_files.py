@@ -13,8 +13,8 @@ from sandbox import needs_sandbox
 from submissions import touch
 
 from ece408_op.grade import _grading, _submission
-from ece408_op.grade._errors import SpecError
 from ece408_op.grade._grading import Log
+from ece408_op.grade._spec import SpecError
 from ece408_op.submission import programs, sandbox, sources
 from ece408_op.submission.errors import EndedError
 

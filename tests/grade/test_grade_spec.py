@@ -12,7 +12,7 @@ from submissions import graded, touch
 
 from ece408_op.errors import DeviceError
 from ece408_op.grade import _grading, _spec, _submission, cli
-from ece408_op.grade._errors import SpecError
+from ece408_op.grade._spec import SpecError
 from ece408_op.runtime import cuda
 from ece408_op.submission import build, sources
 from ece408_op.submission.networks import KNOWN, pointed_to
