@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from ece408_op import emulator
 from ece408_op.bench.launches import launches
-from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, ptxas
 from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
 from ece408_op.submission import runner
 
-from ._check import Asked, Checked, counted, emulate, inputs, judge_again, judged
-from ._emulated import FILL, compiled
+from ._check import Asked, Checked, emulate, judge_again
+from ._emulated import compiled
 
 #: Images of the smallest layer in the emulator, behind the first verdict.
 _IMAGES = 4
@@ -31,7 +29,7 @@ def add(asked: Asked, checked: Checked) -> None:
         # The layers before it too: a file may count its calls.
         number = checked.problems.index(min(checked.problems, key=lambda one: one.flops))
         some = [*checked.problems[:number], checked.problems[number].with_batch(_IMAGES)]
-        *_, entry = emulate(checked.emulated, some, dict(checked.result))
+        *_, (entry, _) = emulate(checked.emulated, some, dict(checked.result))
         if not any(one["kind"] == "time" for one in entry["findings"]):
             judge_again(checked.result, len(some) - 1, entry, _IMAGES)
 
@@ -41,25 +39,22 @@ def _emulate_gpu_file(checked: Checked) -> None:
 
     A layer that the file did not come to on the GPU becomes that of the emulator.
     """
-    result, problems = checked.result, checked.problems
+    result = checked.result
+    shapes: list[LaunchShape] = []
     try:
         run = compiled(checked.path, checked.kernel) if emulator.can_emulate() else None
-        arrays = [inputs(problem) for problem in problems]
-        reports = run(problems, arrays) if run else []
+        for number, (entry, report) in enumerate(emulate(run, checked.problems, dict(result)) if run else ()):
+            # The emulator's own limits say nothing about the file.
+            entry["findings"] = [one for one in entry["findings"] if one["kind"] not in ("time", "unsupported")]
+            if number == len(result["layers"]):
+                result["layers"].append({**entry, "note": "as emulated on the CPU"})
+            result["layers"][number].update((key, entry[key]) for key in ("findings", "counters", "lines", "hints"))
+            shapes += report.launches
     except (emulator.CompileError, runner.FileError) as error:
-        reports = []
         for entry in result["layers"]:
             entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
-    for number, (problem, report) in enumerate(zip(problems, reports)):
-        # The emulator's own limits say nothing about the file.
-        found = [asdict(one) for one in report.findings if one.kind not in ("time", "unsupported")]
-        entry = judged(problem, explain(*arrays[number], report.y, FILL, result["source"]), found)
-        if number == len(result["layers"]):
-            result["layers"].append({**entry, "note": "as emulated on the CPU"})
-        own = result["layers"][number]
-        own.update(counted(report, result["lines_of"], problem), findings=entry["findings"])
     if checked.right:
-        result["compiler"] = _compiler_lines(checked, [shape for report in reports for shape in report.launches])
+        result["compiler"] = _compiler_lines(checked, shapes)
 
 
 def _compiler_lines(checked: Checked, shapes: Sequence[LaunchShape]) -> list[str]:

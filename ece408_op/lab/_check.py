@@ -75,7 +75,7 @@ def check(asked: Asked) -> Checked:
             result.update(source=source.read_text(encoding="utf-8"), lines_of=source.name)
         if emulated:
             run = compiled(asked.path, kernel)
-            for entry in emulate(run, problems, result):
+            for entry, _ in emulate(run, problems, result):
                 _add(result, entry)
         else:
             file = runner.compile_file(asked.path)
@@ -146,14 +146,16 @@ def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, A
             result["printed"] = session.printed
 
 
-def emulate(run: Run, problems: Sequence[ConvProblem], result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each layer's entry with findings, counters per line and hints; raises CompileError."""
+def emulate(
+    run: Run, problems: Sequence[ConvProblem], result: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], emulator.Report]]:
+    """Yield each layer's entry with findings, counters per line and hints, and its report; raises CompileError."""
     arrays = [inputs(problem) for problem in problems]
     for problem, (x, w), report in zip(problems, arrays, run(problems, arrays)):
         entry = judged(problem, explain(x, w, report.y, FILL, result["source"]), map(asdict, report.findings))
         entry.update(counted(report, result["lines_of"], problem))
         result["printed"] = report.printed
-        yield entry
+        yield entry, report
 
 
 def counted(report: emulator.Report, name: str, problem: ConvProblem) -> dict[str, Any]:

@@ -83,6 +83,8 @@ def test_the_page_has_all_parts_and_escapes_them() -> None:
         "Hints",
         "32 registers",
         "called &lt;once&gt;",
+        "Emulated on the CPU, one image:",
+        "are there enough blocks?</p>",
     ):
         assert part in page, part
     assert "<b>" not in page and 'id="line-30"' in page

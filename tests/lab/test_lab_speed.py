@@ -177,14 +177,17 @@ def test_nsight_compute_counts_beside(
 
 
 @pytest.mark.gpu
-def test_a_file_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("used", ["", "std::set<int> unused;"], ids=["few headers", "one more header"])
+def test_a_file_on_a_gpu(used: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         cuda.chip()
     except DeviceError as error:
         pytest.skip(str(error))
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
-    assert lab.main([str(STARTER), "--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "page")]) == 0
+    path, text = tmp_path / "own.cu", STARTER.read_text(encoding="utf-8")
+    path.write_text(text.replace("  const int B =", f"  {used} const int B ="), encoding="utf-8")
+    assert lab.main([str(path), "--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "page")]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert (result["device"], len(result["layers"])) == ("gpu", 2)
     for layer in result["layers"]:
