@@ -96,7 +96,7 @@ def test_the_tutorial_passes_the_tests_of_the_cpu_kernels(checkout: Path) -> Non
 
 def test_the_tutorial_ends_with_rows_of_the_benchmark(checkout: Path) -> None:
     pytest.importorskip("mxnet", reason="MXNet is not installed")
-    printed = run(checkout, *command("cpu-benchmark"), "--repeats", "2")
+    printed = run(checkout, *command("cpu-benchmark"), "--repeats", "2", "--images", "50")
     rows = [line.split(" | ") for line in printed.splitlines()]
     for layer in ("2017", "2018sp-2"):
         (row,) = [row for row in rows if row[::2][:2] == [f"| {layer}", "New shifted"]]

@@ -1,10 +1,15 @@
-"""The CPU kernels of the list, and problems that they take."""
+"""Shared by the tests of CPU kernels: the kernels, this CPU's instruction sets, problems, and the check of a run."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from ece408_op.core.check import compare
 from ece408_op.kernels import KERNELS
+from ece408_op.runtime.llvm import cpu
 
 CPU_KERNELS = [kernel for kernel in KERNELS if kernel.device == "cpu"]
+LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level) + 1]
 
 #: A kernel may want as many images as a vector has lanes.
 MORE_IMAGES = 16
@@ -16,3 +21,19 @@ def fitting(kernel, problem):
         if not kernel.not_supported_reasons(some):
             return some
     return None
+
+
+def arrays(problem, seed=0):
+    random = np.random.RandomState(seed)
+    return [random.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
+
+
+def run(kernel, problem, a, b, threads=2):
+    out = np.full(problem.shapes[2], np.nan, np.float32)
+    kernel.run(problem, a, b, out, threads)
+    return out
+
+
+def check(kernel, problem, a, b):
+    found = compare(run(kernel, problem, a, b), a, b, kernel, problem=problem)
+    assert found.passed, f"{problem}: {found}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,24 +30,18 @@ EXCLUDED = {"TENSOR_CORE", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION",
 
 
 class Tensor:
-    """cuDNN's, which knows its layout."""
+    """cuDNN's, which knows its shape; each setter returns it."""
 
-    def __init__(self, shape=None, strides=None):
-        self.shape, self.strides = shape, strides
+    def __init__(self, shape=None):
+        self.shape = shape
 
-    def set_output(self, yes):
-        return self
+    def __getattr__(self, name):
+        def setter(value):
+            if name == "set_dim":
+                self.shape = tuple(value)
+            return self
 
-    def set_data_type(self, kind):
-        return self
-
-    def set_dim(self, shape):
-        self.shape = tuple(shape)
-        return self
-
-    def set_stride(self, strides):
-        self.strides = tuple(strides)
-        return self
+        return setter
 
 
 class Graph:
@@ -66,7 +61,7 @@ class Graph:
         Graph.made.append(self)
 
     def tensor(self, name, dim, stride, data_type):
-        return Tensor(tuple(dim), tuple(stride))
+        return Tensor(tuple(dim))
 
     def __getattr__(self, name):
         def step(*given, **words):
@@ -97,16 +92,10 @@ class Graph:
         Graph.now += self.times[number]
 
 
-class Stream:
+class Stream(nullcontext):
     """CuPy's, the current one; it may be captured in a CUDA graph."""
 
     ptr, captured = 0, False
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
 
     def is_capturing(self):
         return self.captured

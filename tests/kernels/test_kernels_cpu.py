@@ -12,7 +12,7 @@ import signal
 
 import numpy as np
 import pytest
-from cpu_kernels import CPU_KERNELS, fitting
+from cpu_kernels import CPU_KERNELS, LEVELS, arrays, check, fitting, run
 from general_problems import problems
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -22,10 +22,8 @@ from ece408_op.core.check import compare
 from ece408_op.core.reference import convolve
 from ece408_op.kernels.cpu import direct
 from ece408_op.problem import ConvProblem
-from ece408_op.runtime.llvm import cpu
 from ece408_op.runtime.memory import aligned
 
-LEVELS = ["sse", "avx2", "avx512"][: ["sse", "avx2", "avx512"].index(cpu().level) + 1]
 RESULTS = {
     "forward": lambda problem: problem,
     "data": lambda problem: problem.data_gradient,
@@ -86,22 +84,6 @@ DIRECT = [
 ]
 #: Those that every instruction set computes by default.
 SHORT = [LAYERS[0], LAYERS[2], DIRECT[-1]]
-
-
-def arrays(problem, seed=0):
-    random = np.random.RandomState(seed)
-    return [random.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
-
-
-def run(kernel, problem, a, b, threads=2):
-    out = np.full(problem.shapes[2], np.nan, np.float32)
-    kernel.run(problem, a, b, out, threads)
-    return out
-
-
-def check(kernel, problem, a, b):
-    found = compare(run(kernel, problem, a, b), a, b, kernel, problem=problem)
-    assert found.passed, f"{problem}: {found}"
 
 
 def taken(kernel, result, layers):

@@ -1,4 +1,4 @@
-"""Every attribute of MXNet's Convolution: results, names, spellings and shapes, compared with MXNet's own."""
+"""Every attribute of MXNet's Convolution: names, spellings and shapes, compared with MXNet's own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def attributes(problem, **more):
     return {**words, "stride": problem.stride, "pad": problem.pad, "dilate": problem.dilate, **more}
 
 
-def values(problem, seed=0):
+def values(problem):
     """Random data, weight and bias."""
-    random = np.random.RandomState(seed)
+    random = np.random.RandomState(0)
     shapes = problem.x_shape, problem.w_shape, (problem.filters,)
     return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
 
@@ -36,19 +36,6 @@ def assert_right(y, problem, x, w, bias):
     scale = reference.magnitude(x, w, problem) + np.abs(bias)[:, None, None]
     assert y.shape == exact.shape
     assert (np.abs(y - exact) <= 2 * (problem.products + 2) * EPS32 * scale).all()
-
-
-@given(problems(), st.booleans(), st.integers(0, 99))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_convolution_is_right_and_mxnets(problem, biased, seed):
-    x, w, bias = values(problem, seed)
-    bias *= biased
-    arrays = [mx.nd.array(a) for a in (x, w, bias)[: 2 + biased]]
-    words = attributes(problem, no_bias=not biased)
-    by_engine = mx.nd.full(problem.y_shape, np.nan)
-    ece408_op.Convolution(*arrays, out=by_engine, **words)
-    for y in (ece408_op.Convolution(*arrays, **words), by_engine, mx.nd.Convolution(*arrays, **words)):
-        assert_right(y.asnumpy(), problem, x, w, bias)
 
 
 @given(problems(), st.booleans())

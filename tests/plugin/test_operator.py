@@ -28,11 +28,6 @@ def arrays(batch, channels, height, width, filters, kernel):
     return values((batch, channels, height, width), filters, kernel)
 
 
-def attributes(w):
-    """The operator's attributes for filters w."""
-    return {"op_type": "New", "kernel": w.shape[2:], "num_filter": w.shape[0]}
-
-
 PROBLEM = ConvProblem(17, 2, 11, 19, 5, 3)
 #: The kernels of a forward pass; others compute gradients only.
 IMPLS = [name for name in dispatch.names("cpu") if not dispatch.find(name).not_supported_reasons(PROBLEM)]
@@ -102,7 +97,7 @@ def test_nan_and_infinity_go_where_mxnets_own_puts_them():
     x, w = arrays(2, 2, 12, 13, 3, 3)
     x[0, 1, 4, 5], x[1, 0, 2, 2], x[1, 1, 11, 12] = np.nan, np.inf, -np.inf
     w[2, 0, 0, 0] = np.inf
-    y = mx.nd.Custom(mx.nd.array(x), mx.nd.array(w), **attributes(w)).asnumpy()
+    y = ece408_op.New(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=3).asnumpy()
     own = mx.nd.Convolution(mx.nd.array(x), mx.nd.array(w), kernel=(3, 3), num_filter=3, no_bias=True).asnumpy()
     assert (np.isnan(y) == np.isnan(own)).all()
     infinite = np.isinf(own)
@@ -117,27 +112,16 @@ def test_double_underscore_attributes_are_mxnets_own():
     assert symbol.simple_bind(mx.cpu(), data=x.shape, grad_req="null").forward()[0].shape == (1, 2, 3, 3)
 
 
-def test_a_module_bound_for_training_infers():
+@pytest.mark.parametrize(("training", "dtype"), [(True, np.float32), (False, np.float16)])
+def test_a_module_infers_and_takes_parameters_of_either_type(training, dtype):
     x, w = arrays(4, 1, 9, 9, 3, 3)
-    module = mx.mod.Module(
-        ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0"), label_names=None
-    )
-    module.bind([("data", x.shape)], for_training=True)
-    module.init_params(arg_params={"new0_weight": mx.nd.array(w)}, aux_params={})
+    w = w.astype(dtype)
+    layer = ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0")
+    module = mx.mod.Module(layer, label_names=None)
+    module.bind([("data", x.shape)], for_training=training)
+    module.set_params({"new0_weight": mx.nd.array(w, dtype=dtype)}, {})
     module.forward(mx.io.DataBatch([mx.nd.array(x)]), is_train=False)
-    assert_right(module.get_outputs()[0].asnumpy(), x, w)
-
-
-def test_float16_parameters_load_into_a_float32_module():
-    x, w = arrays(2, 1, 7, 7, 3, 3)
-    half = mx.nd.array(w, dtype=np.float16)
-    module = mx.mod.Module(
-        ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=3, name="new0"), label_names=None
-    )
-    module.bind([("data", x.shape)], for_training=False)
-    module.set_params({"new0_weight": half}, {})
-    module.forward(mx.io.DataBatch([mx.nd.array(x)]))
-    assert_right(module.get_outputs()[0].asnumpy(), x, half.asnumpy().astype(np.float32))
+    assert_right(module.get_outputs()[0].asnumpy(), x, w.astype(np.float32))
 
 
 def test_arrays_and_symbols_of_mx_np():
