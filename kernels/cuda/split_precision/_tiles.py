@@ -5,13 +5,16 @@ CUDA sources read its public numbers as ``Config::name``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
+from ece408_op.runtime.launch import ceil_div, round_up
 
-from ._shared_memory_layout import NO_TAP, Tap
+from ._taps import BANKS, NO_TAP, Taps, half_steps, one_channel_taps, warpgroup_taps, wavefronts, window_taps
 from ._wgmma import wgmma_macro
 
 #: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
@@ -20,11 +23,6 @@ _SLACK = 1536
 _STAGING_PITCH = 68
 #: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
 _MOST_PATTERNS = 5
-#: Per millisecond of an H200, fitted to the times of core/tuning.json: FLOP of tensor cores, reads of shared memory,
-#: bytes that producers load and that they split; milliseconds of a tile, whatever its size.
-_FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
-#: How much longer loads take without staging where a tile has a part of an image: its runs are short.
-_SHORT_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -39,37 +37,38 @@ class Tile:
     components: int  # fp16 values per float32 value: 2 (fp16x3) or 1 (fp16x1)
     tile_images: int
     tile_lines: int  # lines of positions per image
-    row_stride: int  # words of a stage from one input row to the next
-    plane_stride: int  # and from one plane to the next: a plane holds two channels
-    taps: tuple[Tap, ...]  # the im2col table: eight words per k-step of 16 products
     group_tiles: int  # column tiles that a warp or warpgroup accumulates at once
     math_warps: int
     copy_floats: int  # floats per asynchronous copy of the input
+    row_stride: int = 0  # words of a stage from one input row to the next
+    plane_stride: int = 0  # and from one plane to the next: a plane holds two channels
+    # What only some kernels have.
+    filter_shifts: int = 1
+    filter_blocks: int = 1  # blocks among which the filters are divided, where those of one do not fit
+    row_accumulators: int = 1  # output rows with accumulators of their own, which share the words of their input rows
+    m_tiles: int = 1  # 16 positions each
+    wgmma_n: int = 8  # positions of one instruction, eight of each line
+    producer_warps: int = 4
+    consumer_registers: int = 0  # per thread of a math warp; producers get the rest
+    promotion_interval: int = 0  # k-steps after which accumulators are promoted; 0: never
+    store_floats: int = 1  # floats per store
+    filters_in_registers: bool = False
+    filters_in_shared: bool = True
+    input_from_global: bool = False  # producers read global memory twice instead of staging the input
+    prefetch_input: bool = False  # the next tile's input is copied while this one's is split
+    bulk_store: bool = False  # the copy engine stores outputs that are staged in shared memory
 
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
-
-    # Defaults of what only some kernels have.
     wgmma = one_channel = implicit_gemm = False
-    filter_shifts = position_columns = 1
-    filter_blocks = 1  # blocks among which the filters are divided, where those of one do not fit
-    row_accumulators = 1  # output rows with accumulators of their own, which share the words of their input rows
-    row_k_steps = 0  # k-steps per filter row, where they go row by row
-    producer_warps = 4
-    consumer_registers = 0  # per thread of a math warp; producers get the rest
-    promotion_interval = 0  # k-steps after which accumulators are promoted; 0: never
+    position_columns = 1
     barriers = 4
-    filters_in_registers = False
-    filters_in_shared = True
-    input_from_global = False  # producers read global memory twice instead of staging the input
-    prefetch_input = False  # the next tile's input is copied while this one's is split
-    bulk_store = False  # the copy engine stores outputs that are staged in shared memory
 
     @property
     def config(self) -> dict[str, bool | int | float]:
         """The sources' ``struct Config``: every public number of the tile."""
-        names = {name for name in dir(self) if name[0] != "_"} - {"layer", "taps", "config", "defines", "choices"}
-        return {name: getattr(self, name) for name in sorted(names)}
+        values = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "config"}
+        return {name: value for name, value in values.items() if isinstance(value, (bool, int, float))}
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -77,19 +76,22 @@ class Tile:
         return {"TAP_TABLE": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in self.taps)}
 
     @property
+    def taps(self) -> Taps:
+        """The im2col table: eight words per k-step of 16 products."""
+        return window_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)
+
+    @property
     def k_steps(self) -> int:
         return len(self.taps) // 8
 
     @property
-    def threads(self) -> int:
-        return 32 * (self.math_warps + self.producer_warps)
+    def row_k_steps(self) -> int:
+        """K-steps per filter row, where they go row by row."""
+        return 0
 
     @property
-    def producer_registers(self) -> int:
-        """Registers per producer thread, of those that the math warps leave."""
-        warps = self.math_warps + self.producer_warps
-        pool = REGISTERS // (32 * warps) // 8 * 8 * warps
-        return (pool - self.math_warps * self.consumer_registers) // self.producer_warps // 8 * 8
+    def threads(self) -> int:
+        return 32 * (self.math_warps + self.producer_warps)
 
     @property
     def tile_columns(self) -> int:
@@ -105,9 +107,39 @@ class Tile:
         return 1 if self.one_channel else self.filter_shifts * self.row_accumulators
 
     @property
-    def odd_channel_pairs_rows(self) -> bool:
-        """Whether words of an odd last channel hold two rows, not two columns."""
-        return self.row_k_steps == 0 and not self.one_channel
+    def _stage_rows(self) -> int:
+        """Input rows of a stage."""
+        return self.position_rows * self.tile_lines + self.layer.kernel - 1
+
+    def _plane_strides(self, least: int) -> list[int]:
+        offsets = range(0, BANKS, 4) if self.planes > 1 else (9,)
+        return sorted(round_up(least - offset, BANKS) + offset for offset in offsets)
+
+    def _strides(self) -> Iterator[tuple[int, int]]:
+        """Yield row and plane strides, the smallest first."""
+        words = ceil_div(self.layer.width + 2 * self.layer.pad[1], self.position_columns)
+        for row_stride in range(words, words + BANKS + 1):
+            yield from ((row_stride, plane) for plane in self._plane_strides(self._stage_rows * row_stride))
+
+    def with_smallest_strides(self) -> Tile:
+        """Return the tile with the strides that take the least shared memory."""
+        row_stride, plane_stride = next(self._strides())
+        return replace(self, row_stride=row_stride, plane_stride=plane_stride)
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - tiles are small
+    def laid_out(self, shared_bytes: int) -> Tile | None:
+        """Return the tile with the strides that cause the fewest bank conflicts, or None where none fits."""
+        found, fewest = None, math.inf
+        for row_stride, plane_stride in self._strides():
+            tile = replace(self, row_stride=row_stride, plane_stride=plane_stride)
+            if tile.shared_bytes <= shared_bytes:
+                where = (row_stride, plane_stride, self.tile_columns, self.position_columns, self.position_rows)
+                cycles = round(wavefronts(self.taps, *where), 2)
+                if cycles < fewest:
+                    found, fewest = tile, cycles
+            if fewest <= 1:
+                break
+        return found
 
     @property
     def gemm_columns(self) -> int:
@@ -143,7 +175,7 @@ class Tile:
 
     @property
     def input_rows(self) -> int:
-        return min(self.layer.height, self.position_rows * self.tile_lines + self.layer.kernel - 1)
+        return min(self.layer.height, self._stage_rows)
 
     @property
     def input_floats(self) -> int:
@@ -179,36 +211,19 @@ class Tile:
         return 64
 
     @property
-    def units(self) -> int:
-        """Units of work of a tile: some positions times a column group."""
-        return ceil_div(self.positions, self.unit_positions) * self.column_groups
+    def row_blocks(self) -> int:
+        """Of unit_positions each."""
+        return ceil_div(self.positions, self.unit_positions)
 
     @property
-    def padded_positions(self) -> int:
-        """Positions in whole units."""
-        return round_up(self.positions, self.unit_positions)
+    def units(self) -> int:
+        """Units of work of a tile: some positions times a column group."""
+        return self.row_blocks * self.column_groups
 
     @property
     def shared_reads(self) -> int:
         """Reads of shared memory per tile, 128 bytes each."""
         return 0
-
-    @property
-    def milliseconds(self) -> float:
-        """The time per image on an H200: of math warps or of producers, whichever take longer.
-
-        It knows neither latencies nor bank conflicts. Only ratios matter: ``core.tuning`` scales it.
-        """
-        columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
-        flops = 2 * 16 * self.k_steps * columns * self.padded_positions * (2 * self.components - 1)
-        # Math warps have units of two tiles at a time.
-        workers = self.math_warps // 4 if self.wgmma else self.math_warps
-        multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
-        slowly = _SHORT_RUNS if self.input_from_global and self.tiles_per_image > 1 else 1
-        producing = ITEM_BYTES * (slowly * self.input_floats / _LOADS + self.stage_words / _SPLITS)
-        # A norm between the sum and the maximum: they overlap, but not wholly.
-        of_tile = (multiplying**5 + producing**5) ** 0.2 + _TILE
-        return float(of_tile * self.filter_blocks * self.tiles_per_image / self.tile_images)
 
     @property
     def shared_bytes(self) -> int:
@@ -219,18 +234,11 @@ class Tile:
         words += self.filter_words if self.filters_in_shared else 0
         return ITEM_BYTES * words + _SLACK
 
-    def _tap_offsets(self) -> list[int]:
-        return [plane * self.plane_stride + row * self.row_stride + column for plane, row, column in self.taps]
-
 
 @dataclass(frozen=True)
 class MmaSyncTile(Tile):
     """``mma_sync.cu``: a warp multiplies ``m_tiles`` x 16 positions by ``group_tiles`` x 8 filter columns."""
 
-    m_tiles: int = 4
-    input_from_global: bool = False
-    filters_in_shared: bool = True
-    promotion_interval: int = 0
     choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
 
     @property
@@ -250,27 +258,26 @@ class MmaSyncTile(Tile):
 class OneChannelTile(Tile):
     """``one_channel.cu``: a position is two neighbouring outputs of a row."""
 
-    producer_warps: int = 4
-    m_tiles: int = 1
-    filters_in_registers: bool = False
-    filters_in_shared: bool = True
-    prefetch_input: bool = False
-    store_floats: int = 1  # floats per store
     one_channel = True
-    filter_shifts = position_columns = 2
+    position_columns = 2
+
+    @property
+    def taps(self) -> Taps:
+        return one_channel_taps(self.layer.kernel)
+
+    def _plane_strides(self, least: int) -> list[int]:
+        return [least]
 
     @property
     def uniform_taps(self) -> bool:
         """Whether the four words of every half k-step lie alike; a half without words does."""
-        offsets = self._tap_offsets()
-        real = [i for i in range(0, len(offsets), 4) if set(self.taps[i : i + 4]) != {NO_TAP}]
-        halves = [[offset - offsets[i] for offset in offsets[i : i + 4]] for i in real]
-        return all(half == halves[0] for half in halves)
+        real = self.taps[: -4 if self.taps[-4] == NO_TAP else None]
+        return len(half_steps(real, self.row_stride, self.plane_stride)[1]) == 1
 
     @property
     def defines(self) -> dict[str, int | str]:
-        offsets = self._tap_offsets()
-        firsts = (0 if self.taps[i] == NO_TAP else 4 * offsets[i] for i in range(0, len(offsets), 4))
+        # A half without words reads any.
+        firsts = (max(0, offset) for offset, _ in half_steps(self.taps, self.row_stride, self.plane_stride)[0])
         return {**super().defines, "HALF_STEP_TABLE": ", ".join(map(str, firsts))}
 
 
@@ -278,15 +285,16 @@ class OneChannelTile(Tile):
 class WarpgroupTile(Tile):
     """``warpgroup_mma.cu``: wgmma, positions from registers, filters in shared memory."""
 
-    filter_shifts: int = 1
-    row_accumulators: int = 1
-    row_k_steps: int = 0
-    filter_blocks: int = 1
-    consumer_registers: int = 0
-    input_from_global: bool = False
-    promotion_interval: int = 0
     wgmma = True
     choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
+
+    @property
+    def taps(self) -> Taps:
+        return warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[0]
+
+    @property
+    def row_k_steps(self) -> int:
+        return warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[1]
 
     @property
     def rest_k_steps(self) -> int:
@@ -307,24 +315,18 @@ class WarpgroupTile(Tile):
     def staged_outputs(self) -> int:
         return self.math_warps // 4 * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
 
-    def _address_patterns(self) -> tuple[list[tuple[int, int]], list[int]]:
-        halves: list[tuple[int, int]] = []
-        patterns: dict[tuple[int, ...], int] = {}
-        offsets = self._tap_offsets()
-        for i in range(0, 8 * self.row_k_steps, 4):
-            words = tuple(offset - offsets[i] for offset in offsets[i : i + 4])
-            patterns.setdefault(words, i // 4)
-            halves.append((4 * offsets[i], list(patterns).index(words)))
-        return (halves, list(patterns.values())) if len(patterns) <= _MOST_PATTERNS else ([], [])
+    def _half_steps(self) -> tuple[list[tuple[int, int]], list[int]]:
+        halves, examples = half_steps(self.taps[: 8 * self.row_k_steps], self.row_stride, self.plane_stride)
+        return (halves, examples) if len(examples) <= _MOST_PATTERNS else ([], [])
 
     @property
     def address_patterns(self) -> int:
         """In how many ways the four words of half a k-step lie; 0 where they are too many for the registers."""
-        return len(self._address_patterns()[1])
+        return len(self._half_steps()[1])
 
     @property
     def defines(self) -> dict[str, int | str]:
-        halves, examples = self._address_patterns()
+        halves, examples = self._half_steps()
         return {
             **super().defines,
             "HALF_STEP_TABLE": ", ".join(f"{{{offset}, {pattern}}}" for offset, pattern in halves) or "{0}",
@@ -338,19 +340,24 @@ class WarpgroupTile(Tile):
 class ImplicitGemmTile(Tile):
     """``implicit_gemm.cu``: wgmma, filters in registers, positions as B in shared memory, without an im2col copy."""
 
-    row_accumulators: int = 1
-    producer_warps: int = 4
-    consumer_registers: int = 0
-    wgmma_n: int = 8  # positions of one instruction, eight of each line
-    bulk_store: bool = False
-    wgmma = implicit_gemm = prefetch_input = True
+    wgmma = implicit_gemm = True
     barriers = 12
     position_columns = 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
 
     @property
-    def filters_in_shared(self) -> bool:  # type: ignore[override]
-        return self.components == 2  # the low components alone
+    def _lines(self) -> int:
+        """Lines of row_accumulators input rows that a filter reaches."""
+        return ceil_div(self.layer.kernel + self.row_accumulators - 1, self.row_accumulators)
+
+    @property
+    def taps(self) -> Taps:
+        reach = (self.layer.kernel + 2) // 2
+        return (NO_TAP,) * 8 * ceil_div(self.planes * reach * self._lines, 2)
+
+    def _strides(self) -> Iterator[tuple[int, int]]:
+        row_stride = self.tile_columns + self.layer.kernel // 2
+        yield row_stride, 4 * (self.tile_lines + self._lines - 1) * row_stride
 
     @property
     def filter_bytes(self) -> int:
@@ -376,13 +383,9 @@ class ImplicitGemmTile(Tile):
         return self.wgmma_n
 
     @property
-    def units(self) -> int:
+    def row_blocks(self) -> int:
         # Strips of eight positions of some lines.
         return self.tile_images * ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
-
-    @property
-    def padded_positions(self) -> int:
-        return self.units * self.wgmma_n
 
     @property
     def defines(self) -> dict[str, int | str]:
