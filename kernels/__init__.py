@@ -28,7 +28,7 @@ from .cuda.float32 import (
     weight_gradient_rows,
 )
 from .cuda.ladder import im2col_gemm, implicit_gemm, naive, register_tiled, shared, tensor_core
-from .cuda.split_precision import split_precision, weight_gradient, wide
+from .cuda.split_precision import split_precision, weight_gradient, wide, wide_weight_gradient
 
 KERNELS: tuple[Kernel, ...] = (
     winograd.KERNEL,
@@ -57,6 +57,7 @@ KERNELS: tuple[Kernel, ...] = (
     data_gradient_tiles.KERNEL,
     depthwise.KERNEL,
     *wide.FP16X3,
+    wide_weight_gradient.KERNEL,
     cudnn.KERNEL,
     blocked_gemm.KERNEL,
     naive.NAIVE,

@@ -97,6 +97,9 @@ def translate(text: str, unroll: bool = False) -> str:
     text = re.sub(
         r"#define (\w+_OVERWRITE\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma_overwrite(d, a, b, \2)", text
     )
+    text = re.sub(
+        r"#define (\w+_TRANSPOSED\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma_transposed(d, a, b, \2)", text
+    )
     text = re.sub(r"#define (\w+\(d, a, b\)).*?m64n(\d+)k16.*", r"#define \1 wgmma(d, a, b, \2)", text)
     return _rewrite.rewrite(text, unroll=unroll).replace('extern "C" __global__', "__global__")
 

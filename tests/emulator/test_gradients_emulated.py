@@ -13,13 +13,14 @@ from plan_runs import races, run_plan
 from ece408_op.core import reference
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
-from ece408_op.kernels.cuda.split_precision import split_precision, weight_gradient
+from ece408_op.kernels.cuda.split_precision import split_precision, weight_gradient, wide_weight_gradient
 from ece408_op.problem import ConvProblem
 
 SPLIT = (split_precision.WARPGROUP, split_precision.MMA_SYNC)
 KERNELS = (
     *(m.KERNEL for m in (depthwise, weight_gradient_rows, data_gradient_tiles, blocked_gemm, weight_gradient)),
     *SPLIT,
+    wide_weight_gradient.KERNEL,
 )
 
 
@@ -47,12 +48,12 @@ def test_it_is_right(kernel, problem: ConvProblem, programs: Path) -> None:
 @pytest.mark.parametrize("operand", [0, 1])
 @pytest.mark.parametrize(
     "kernel",
-    [data_gradient_tiles.KERNEL, weight_gradient.KERNEL, *SPLIT],
+    [data_gradient_tiles.KERNEL, weight_gradient.KERNEL, wide_weight_gradient.KERNEL, *SPLIT],
     ids=lambda kernel: kernel.name,
 )
 def test_gradients_of_special_values_are_right(kernel, operand, value, programs: Path) -> None:
     plain, chip = ConvProblem(3, 6, 9, 9, 7, 3, pad=(1, 0)), replace(chip_of(90), multiprocessors=1)
-    problem = plain.weight_gradient if kernel is weight_gradient.KERNEL else plain.data_gradient
+    problem = plain.data_gradient if plain.data_gradient.needs <= kernel.features else plain.weight_gradient
     rng = np.random.default_rng(0)
     operands = [rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]]
     operands[operand][1, 2, 1, 2] = value

@@ -83,6 +83,7 @@ inline void wgmma_overwrite(float *d, A a, unsigned long long b, int columns) {
     wgmma(d, a, b, columns);
 }
 using emulator::wgmma;
+using emulator::wgmma_transposed;
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int PENDING>

@@ -69,6 +69,7 @@ void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1); 
 // A warpgroup's 64 x 16, in registers, times 16 x columns in shared memory, added to d; or A in shared memory too.
 void wgmma(float *d, const unsigned *a, unsigned long long b, int columns);
 void wgmma(float *d, unsigned long long a, unsigned long long b, int columns);
+void wgmma_transposed(float *d, unsigned long long a, unsigned long long b, int columns);
 double half_of(unsigned word, int k);
 
 }  // namespace emulator

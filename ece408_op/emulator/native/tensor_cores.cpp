@@ -62,6 +62,17 @@ unsigned described(unsigned long long at, int row, int k) {
     return word;
 }
 
+// The same word of a matrix whose k is the outer index: 64 rows or columns lie in 128 bytes, swizzled.
+unsigned described_transposed(unsigned long long at, int i, int k) {
+    const auto field = [&](int bit) { return (at >> bit & 0x3fff) << 4; };
+    unsigned short halves[2];
+    for (int n = 0; n < 2; n++) {
+        const int own = k / 2 * 2 + n, from = field(0) + i / 64 * field(16) + own / 8 * field(32) + own % 8 * 128 + i % 64 * 2;
+        std::memcpy(halves + n, dynamic_shared + (from ^ (from >> 3 & 112)), 2);
+    }
+    return halves[0] | unsigned(halves[1]) << 16;
+}
+
 // A warp's product with K steps; ``product(warp, row, column, k)`` is one of its terms.
 template <int K, typename Product>
 void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Product product) {
@@ -92,7 +103,10 @@ void mma_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     });
 }
 
-void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
+namespace {
+
+template <typename Described>
+void multiply_group(float *d, const unsigned *a, unsigned long long b, int columns, const Described &described) {
     const int warp = current / 32, lane = current % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     group_barrier(warp / 4);
@@ -106,11 +120,26 @@ void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
     group_barrier(warp / 4);
 }
 
-void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
+template <typename Described>
+void multiply_group(float *d, unsigned long long a, unsigned long long b, int columns, const Described &described) {
     const int row = current / 32 % 4 * 16 + current % 32 / 4, k = current % 4 * 2;
     const unsigned own[4] = {described(a, row, k), described(a, row + 8, k), described(a, row, k + 8),
                              described(a, row + 8, k + 8)};
-    wgmma(d, own, b, columns);
+    multiply_group(d, own, b, columns, described);
+}
+
+}  // namespace
+
+void wgmma(float *d, const unsigned *a, unsigned long long b, int columns) {
+    multiply_group(d, a, b, columns, described);
+}
+
+void wgmma(float *d, unsigned long long a, unsigned long long b, int columns) {
+    multiply_group(d, a, b, columns, described);
+}
+
+void wgmma_transposed(float *d, unsigned long long a, unsigned long long b, int columns) {
+    multiply_group(d, a, b, columns, described_transposed);
 }
 
 }  // namespace emulator

@@ -2,7 +2,7 @@
 
 split_precision  the kernels for few channels; ``block.cuh`` explains their sources, ``split.cuh`` the arithmetic
 weight_gradient  weight gradients of layers with few channels and filters
-wide             the kernels for many channels
+wide             the kernels for many channels; wide_weight_gradient their weight gradients
 split_form       convolutions between which activations stay split, NHWC
 split_passes     pooling, depthwise convolution and other layers between those
 """

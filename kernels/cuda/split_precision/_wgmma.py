@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 
-def wgmma_macro(name: str, columns: int, shared: bool = False, overwrite: bool = False) -> dict[str, int | str]:
+def wgmma_macro(
+    name: str, columns: int, shared: bool = False, overwrite: bool = False, transposed: bool = False
+) -> dict[str, int | str]:
     """Return wgmma as a macro, which does nothing for 0 columns.
 
     It is d += a b or, with ``overwrite``, d = a b. b is a descriptor; a is in registers or, ``shared``, a descriptor.
+    With ``transposed``, both are descriptors of matrices whose outer index in memory is the one that is summed over.
     """
     if not columns:
         return {f"{name}(d, a, b)": ""}
@@ -16,6 +19,6 @@ def wgmma_macro(name: str, columns: int, shared: bool = False, overwrite: bool =
     shape = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16"
     outputs = ", ".join(f'"{"=" if overwrite else "+"}f"((d)[{i}])' for i in range(sums))
     inputs = '"l"(a)' if shared else ", ".join(f'"r"((a)[{i}])' for i in range(4))
-    flags = f"{0 if overwrite else 1}, 1, 1, 0{', 0' if shared else ''}"
+    flags = f"{0 if overwrite else 1}, 1, 1, {int(transposed)}{f', {int(transposed)}' if shared else ''}"
     text = f"{shape} {{{registers}}}, {factor}, %{sums + (1 if shared else 4)}, {flags};"
     return {f"{name}(d, a, b)": f'asm volatile("{text}" : {outputs} : {inputs}, "l"(b))'}

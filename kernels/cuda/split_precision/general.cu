@@ -23,7 +23,7 @@
 // Launches, in order: split_filters (once per call); then for every group of images range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
 
-// Config beyond wide_tile.cuh's: promote_every, stages between two accumulator promotions; range_blocks, blocks that
+// Config beyond wide_tile.cuh's: range_blocks, blocks that
 // search an image's largest value; split_form, for the arrays of split_form.cu. With the macro SPLIT_FORM, only what that
 // shares with this file is compiled.
 
@@ -118,35 +118,6 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// Main loop of one tile. On entry the stage's barrier `full` completes when its loads have arrived; on exit every stage
-// that was read is released to the producer.
-__device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline &pipeline, int consumer, int &stage,
-                                              int &phase) {
-    const auto release = [&](int which) {
-        if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + which);
-    };
-    sums.clear();
-#pragma unroll 1
-    for (int step = 0; step < STEPS;) {
-        const int last = min(STEPS, step + Config::promote_every);
-        int before = -1;
-#pragma unroll 1
-        for (; step < last; step++) {
-            mbarrier_wait(pipeline.full + stage, phase);
-            multiply_stage(sums, pipeline, stage, consumer);
-            wgmma_wait<1>();
-            if (before >= 0) release(before);
-            before = stage;
-            if (++stage == Config::stages) stage = 0, phase ^= 1;
-        }
-        wgmma_wait<0>();
-        release(before);
-        // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it.
-#pragma unroll
-        for (int i = 0; i < SUMS; i++) sums.promoted[i] += sums.high[i], sums.high[i] = 0;
-    }
-}
-
 // A block's whole work: producer and consumers, tile after tile. store(sums, staging, tile, consumer) is the epilogue.
 template <typename Store>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
@@ -161,10 +132,12 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
     } else {
         raise_registers<240>();
         const int consumer = threadIdx.x / 128 - 1;
+        const auto multiply = [&](Accumulators &sums, int which) { multiply_stage(sums, pipeline, which, consumer); };
         int stage = 0, phase = 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
             Accumulators sums;
-            multiply_tile(sums, pipeline, consumer, stage, phase);
+            sums.clear();
+            multiply_stages(sums, pipeline, STEPS, stage, phase, multiply);
             store(sums, pipeline.others, Tile(number), consumer);
         }
     }

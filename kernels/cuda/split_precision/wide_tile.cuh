@@ -4,7 +4,7 @@
 // Config, from wide.py. The convolution (convolution.py): groups; channels and filters, of a group; height, width,
 // output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
 // gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
-// (fp16x1); consumers, the consumer warpgroups, 64 pixels each. padded_channels: those of a group, rounded
+// (fp16x1); promote_every, stages between two accumulator promotions; consumers, the consumer warpgroups, 64 pixels each. padded_channels: those of a group, rounded
 // up to TMA's multiple of eight, in the split filters and images.
 
 constexpr int C = Config::channels, M = Config::filters;
@@ -142,6 +142,35 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
         }
     }
     wgmma_commit();
+}
+
+// Main loop: the products of `steps` stages, which multiply(sums, stage) begins. On entry a stage's barrier `full`
+// completes when its loads have arrived; on exit every stage that was read is released to the producer.
+template <typename Multiply>
+__device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeline &pipeline, int steps, int &stage,
+                                                int &phase, const Multiply &multiply) {
+    const auto release = [&](int which) {
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + which);
+    };
+#pragma unroll 1
+    for (int step = 0; step < steps;) {
+        const int last = min(steps, step + Config::promote_every);
+        int before = -1;
+#pragma unroll 1
+        for (; step < last; step++) {
+            mbarrier_wait(pipeline.full + stage, phase);
+            multiply(sums, stage);
+            wgmma_wait<1>();
+            if (before >= 0) release(before);
+            before = stage;
+            if (++stage == Config::stages) stage = 0, phase ^= 1;
+        }
+        wgmma_wait<0>();
+        release(before);
+        // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it.
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) sums.promoted[i] += sums.high[i], sums.high[i] = 0;
+    }
 }
 
 // Epilogue: the sums go through shared memory, 32 filters at a time, so that a warp stores 32 neighbouring pixels.

@@ -1,0 +1,274 @@
+// wide_weight_gradient: the gradient to w of a layer with many channels and filters, an implicit GEMM in split precision
+// by TMA and wgmma (sm_90a).
+//
+//     w[m, c, p, q] = sum over images and outputs i, j of y[b, m, i, j] * x[b, c, i stride + p dilate - pad, ...]
+//
+// Both operands are split into fp16 components and turned to NHWC once, so a row of shared memory has 64 channels of one
+// pixel: matrices whose reduction index, the pixel, is the outer one, which wgmma reads transposed.
+//
+//     a unit            64 channels of x at one tap: 64 rows of the product; TMA's im2col mode moves them by the tap
+//     a block           `consumers` units x `tile_filters` filters, one unit per consumer warpgroup
+//     a pipeline stage  64 output pixels, numbered through all images:
+//
+//                             units                filters
+//             pixels    [ x high | x low ]    [ y high | y low ]      in shared memory, rows swizzled
+//
+// The stages of all tiles are one sequence, of which each block takes an equal share (stream-K, Osama et al., PPoPP
+// 2023). A tile whose stages belong to several blocks has as many partial sums, which sum_tiles adds in a fixed order:
+// two runs agree in every bit.
+//
+// Every channel of x and every filter of y has a power of two of its own, which makes its largest value almost the
+// largest of fp16. Channels and filters with an infinity or a NaN are computed in float64 by sum_tiles.
+//
+// Arithmetic intensity: as general.cu, 96 FLOP per byte from L2 with 128 x 128 sums; L2 limits it.
+// Launches, for every group of images: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles, sum_tiles.
+//
+// Config beyond wide_tile.cuh's: tile_pixels is 64 times the units of a tile; x_parts and y_parts, blocks that search a
+// channel's largest value; x_vector and y_vector, values that they read at a time; blocks of weight_gradient_tiles.
+
+constexpr int STAGE_PIXELS = 64, BLOCK = 64, BLOCK_BYTES = STAGE_PIXELS * ROW_BYTES;  // 64 pixels of 64 channels
+constexpr int CHANNEL_BLOCKS = (C + BLOCK - 1) / BLOCK, UNITS = TAPS * CHANNEL_BLOCKS, TILE_UNITS = Config::consumers;
+constexpr int UNIT_TILES = (UNITS + TILE_UNITS - 1) / TILE_UNITS, TILES = UNIT_TILES * FILTER_TILES;
+constexpr int ROWS = BLOCK * TILE_UNITS, TILE_SUMS = ROWS * Config::tile_filters;
+constexpr int X_CHANNELS = (C + 7) / 8 * 8, Y_CHANNELS = (M + 7) / 8 * 8;
+constexpr int LOW_STAGES = 64;  // stages after which the sums of low products are promoted
+
+// Range: the largest magnitude's bits of a channel's share of the images.
+template <int VECTOR, int CHANNELS, int PIXELS>
+__device__ __forceinline__ void channel_range(const float *x, unsigned *ranges, int block, int parts, int images) {
+    struct alignas(4 * VECTOR) Values { float of[VECTOR]; };
+    constexpr int LENGTH = PIXELS / VECTOR;
+    __shared__ Range warps[8];
+    const int channel = block / parts, part = block % parts, count = (images - part + parts - 1) / parts;
+    Range range;
+#pragma unroll 4
+    for (int k = threadIdx.x; k < count * LENGTH; k += 256) {
+        const long long plane = (part + k / LENGTH * (long long)parts) * CHANNELS + channel;
+        const Values values = reinterpret_cast<const Values *>(x)[plane * LENGTH + k % LENGTH];
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) range.add(values.of[i]);
+    }
+    range.join_warp();
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = range;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int i = 1; i < 8; i++) range.add(warps[i]);
+    ranges[block] = range.largest;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    channel_ranges(const float *__restrict__ x, const float *__restrict__ y, unsigned *__restrict__ ranges,
+                   long long first, int images) {
+    constexpr int X_BLOCKS = C * Config::x_parts;
+    const int block = blockIdx.x;
+    x += first * IMAGE, y += first * OUTPUTS;
+    if (block < X_BLOCKS) channel_range<Config::x_vector, C, AREA>(x, ranges, block, Config::x_parts, images);
+    else channel_range<Config::y_vector, M, OUTPUT_AREA>(y, ranges + X_BLOCKS, block - X_BLOCKS, Config::y_parts, images);
+}
+
+// Convert: 64 channels of 64 pixels of an image to [component][image][pixel][channel]. Notes the channels' exponents.
+template <int CHANNELS, int PIXELS, int PARTS>
+__device__ __forceinline__ void split_block(const float *__restrict__ x, const unsigned *__restrict__ ranges,
+                                            uint4 *__restrict__ split, int *__restrict__ exponents, long long first,
+                                            int images) {
+    constexpr int PADDED = (CHANNELS + 7) / 8 * 8, PITCH = 65;
+    __shared__ float tile[64][PITCH], scales[64];
+    const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64;
+    if (threadIdx.x < 64) {
+        const int channel = c0 + threadIdx.x;
+        Range range;
+        for (int i = 0; i < PARTS; i++) range.largest = max(range.largest, channel < CHANNELS ? ranges[channel * PARTS + i] : 0);
+        const int exponent = range.largest_exponent();
+        scales[threadIdx.x] = power_of_two(exponent);
+        if (image == 0 && blockIdx.x == 0 && channel < CHANNELS)
+            exponents[channel] = range.largest < 0x7f800000 ? exponent : Range::UNSPLITTABLE;
+    }
+    const float *const from = x + (first + image) * CHANNELS * PIXELS;
+    const int column = threadIdx.x % 64, pixel = pixel0 + column;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int row = threadIdx.x / 64 + 4 * i, c = c0 + row;
+        tile[row][column] = c < CHANNELS && pixel < PIXELS ? from[c * (long long)PIXELS + pixel] : 0.0f;
+    }
+    __syncthreads();
+    const long long component = (long long)images * PIXELS * (PADDED / 8);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = threadIdx.x / 8 + 32 * i, c = threadIdx.x % 8 * 8;
+        if (pixel0 + row >= PIXELS || c0 + c >= PADDED) continue;
+        float values[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) values[j] = multiply(tile[c + j][row], scales[c + j]);
+        uint4 high, low;
+        split_channels(values, 1, 1.0f, high, low);
+        uint4 *const to = split + ((long long)image * PIXELS + pixel0 + row) * (PADDED / 8) + (c0 + c) / 8;
+        to[0] = high, to[component] = low;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    split_inputs(const float *__restrict__ x, const unsigned *__restrict__ ranges, uint4 *__restrict__ split_x,
+                 int *__restrict__ exponents, long long first, int images) {
+    split_block<C, AREA, Config::x_parts>(x, ranges, split_x, exponents, first, images);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    split_gradients(const float *__restrict__ y, const unsigned *__restrict__ ranges, uint4 *__restrict__ split_y,
+                    int *__restrict__ exponents, long long first, int images) {
+    split_block<M, OUTPUT_AREA, Config::y_parts>(y, ranges + C * Config::x_parts, split_y, exponents + C, first, images);
+}
+
+// The stages of all tiles in one sequence, and the blocks' shares of it. A tile's partial sums are numbered from its
+// first block on.
+struct Shares {
+    long long stages, total, blocks;  // stages of a tile and of all; blocks that have some
+
+    __device__ __forceinline__ explicit Shares(int images)
+        : stages(((long long)images * OUTPUT_AREA + STAGE_PIXELS - 1) / STAGE_PIXELS), total(stages * TILES),
+          blocks(min((long long)Config::blocks, total)) {}
+    __device__ __forceinline__ long long begin(int block) const { return min((long long)block, blocks) * total / blocks; }
+    __device__ __forceinline__ int owner(long long stage) const { return int(((stage + 1) * blocks - 1) / total); }
+    __device__ __forceinline__ int first_block(int tile) const { return owner(tile * stages); }
+    __device__ __forceinline__ int partials(int tile) const {
+        return owner((tile + 1) * stages - 1) - first_block(tile) + 1;
+    }
+};
+
+// Load: one thread fills the stages of the block's share in turn. Units beyond the last are the last again.
+__device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &shares, const TensorMap &x_high,
+                                        const TensorMap &x_low, const TensorMap &y_high, const TensorMap &y_low) {
+    int stage = 0, phase = 1;
+    const long long end = shares.begin(blockIdx.x + 1);
+    for (long long item = shares.begin(blockIdx.x); item < end; item++) {
+        const int tile = int(item / shares.stages), pixel = int(item % shares.stages) * STAGE_PIXELS;
+        const int image = pixel / OUTPUT_AREA, rest = pixel % OUTPUT_AREA;
+        const int row = rest / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
+        const int column = rest % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+        Barrier *const full = pipeline.full + stage;
+        mbarrier_wait_thread(pipeline.empty + stage, phase);
+        mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
+#pragma unroll
+        for (int i = 0; i < TILE_UNITS; i++) {
+            const int unit = min(tile / FILTER_TILES * TILE_UNITS + i, UNITS - 1), tap = unit / CHANNEL_BLOCKS;
+            const int c = unit % CHANNEL_BLOCKS * BLOCK, p = tap / Config::kernel_width * Config::dilate_height;
+            const int q = tap % Config::kernel_width * Config::dilate_width;
+            unsigned char *const to = pipeline.pixels(stage) + i * BLOCK_BYTES;
+            tma_load_im2col(to, x_high, full, c, column, row, image, q, p);
+            tma_load_im2col(to + PIXEL_BYTES, x_low, full, c, column, row, image, q, p);
+        }
+#pragma unroll
+        for (int i = 0; i < Config::tile_filters / BLOCK; i++) {
+            const int filter = tile % FILTER_TILES * Config::tile_filters + i * BLOCK;
+            unsigned char *const to = pipeline.filters(stage) + i * BLOCK_BYTES;
+            tma_load(to, y_high, full, filter, 0, pixel);
+            tma_load(to + FILTER_BYTES, y_low, full, filter, 0, pixel);
+        }
+        if (++stage == Config::stages) stage = 0, phase ^= 1;
+    }
+}
+
+// One stage's products for a consumer, begun and committed. Both matrices have 64 columns per BLOCK_BYTES, and eight
+// pixels per 1024 bytes.
+__device__ __forceinline__ void multiply_pixels(Accumulators &sums, const Pipeline &pipeline, int stage, int consumer) {
+    constexpr Descriptor SWIZZLE = Descriptor(1) << 62;
+    const Descriptor units = matrix_descriptor(shared_address(pipeline.pixels(stage)) + consumer * BLOCK_BYTES,
+                                               BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
+    const Descriptor filters =
+        matrix_descriptor(shared_address(pipeline.filters(stage)), BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STAGE_PIXELS / 16; k++) {
+        const Descriptor a = units + k * (16 * ROW_BYTES >> 4), b = filters + k * (16 * ROW_BYTES >> 4);
+        WGMMA_TRANSPOSED(sums.high, a, b);
+        WGMMA_TRANSPOSED(sums.low, a, b + (FILTER_BYTES >> 4));
+        WGMMA_TRANSPOSED(sums.low, a + (PIXEL_BYTES >> 4), b);
+    }
+    wgmma_commit();
+}
+
+// partials: [tile's n-th sum][tile][row of a unit][filter].
+extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
+    weight_gradient_tiles(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
+                          const __grid_constant__ TensorMap y_high, const __grid_constant__ TensorMap y_low,
+                          float *__restrict__ partials, int images) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    const Pipeline pipeline(memory);
+    pipeline.init(1);
+    const Shares shares(images);
+    if (threadIdx.x < 128) {
+        lower_registers<24>();
+        if (threadIdx.x == 0) produce(pipeline, shares, x_high, x_low, y_high, y_low);
+        return;
+    }
+    raise_registers<TILE_UNITS == 3 ? 160 : 240>();
+    const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const auto multiply = [&](Accumulators &sums, int stage) { multiply_pixels(sums, pipeline, stage, consumer); };
+    int stage = 0, phase = 0;
+    const long long end = shares.begin(blockIdx.x + 1);
+    for (long long item = shares.begin(blockIdx.x); item < end;) {
+        const int tile = int(item / shares.stages);
+        const long long tile_end = min(end, (tile + 1) * shares.stages);
+        Accumulators sums;
+        sums.clear();
+        while (item < tile_end) {
+            const int steps = int(min(tile_end - item, (long long)LOW_STAGES));
+            multiply_stages(sums, pipeline, steps, stage, phase, multiply);
+#pragma unroll
+            for (int i = 0; i < SUMS; i++) sums.promoted[i] = sums.total(i), sums.low[i] = 0;
+            item += steps;
+        }
+        const int number = int(blockIdx.x) - shares.first_block(tile);
+        float *const to = partials + ((long long)number * TILES + tile) * TILE_SUMS + consumer * (BLOCK * Config::tile_filters);
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 2) {
+            const int row = 16 * warp + i / 2 % 2 * 8 + lane / 4, column = i / 4 * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2 *>(to + row * Config::tile_filters + column) =
+                make_float2(sums.promoted[i], sums.promoted[i + 1]);
+        }
+    }
+}
+
+// A weight whose channel or filter cannot be split.
+__device__ __noinline__ float weight_in_float64(const float *x, const float *y, int m, int c, int tap, int images) {
+    double sum = 0;
+    for (int image = 0; image < images; image++)
+        for (int pixel = 0; pixel < OUTPUT_AREA; pixel++) {
+            const int row = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height +
+                            tap / Config::kernel_width * Config::dilate_height;
+            const int column = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width +
+                               tap % Config::kernel_width * Config::dilate_width;
+            if (unsigned(row) >= Config::height || unsigned(column) >= Config::width) continue;
+            sum += double(x[image * IMAGE + c * (long long)AREA + row * Config::width + column]) *
+                   double(y[image * OUTPUTS + m * (long long)OUTPUT_AREA + pixel]);
+        }
+    return float(sum);
+}
+
+// w: the sums of the partials, unscaled, added to those of earlier groups of images. A block adds 32 filters of eight
+// neighbouring weights.
+extern "C" __global__ void __launch_bounds__(256)
+    sum_tiles(const float *__restrict__ partials, const int *__restrict__ exponents, const float *__restrict__ x,
+              const float *__restrict__ y, float *__restrict__ w, long long first, int images) {
+    __shared__ float tile[8][33];
+    const int e = blockIdx.x * 8 + threadIdx.x / 32, m = blockIdx.y * 32 + threadIdx.x % 32;
+    if (e < C * TAPS && m < M) {
+        const int c = e / TAPS, tap = e % TAPS, unit = tap * CHANNEL_BLOCKS + c / BLOCK;
+        const int number = unit / TILE_UNITS * FILTER_TILES + m / Config::tile_filters;
+        const int row = unit % TILE_UNITS * BLOCK + c % BLOCK, x_exponent = exponents[c], y_exponent = exponents[C + m];
+        const float *const from =
+            partials + (long long)number * TILE_SUMS + row * Config::tile_filters + m % Config::tile_filters;
+        const int count = Shares(images).partials(number);
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int n = 0; n < count; n++) sum += from[n * ((long long)TILES * TILE_SUMS)];
+        const bool special = x_exponent == Range::UNSPLITTABLE || y_exponent == Range::UNSPLITTABLE;
+        tile[threadIdx.x / 32][threadIdx.x % 32] =
+            special ? weight_in_float64(x + first * IMAGE, y + first * OUTPUTS, m, c, tap, images)
+                    : scaled(sum, -(x_exponent + y_exponent));
+    }
+    __syncthreads();
+    const int own = blockIdx.x * 8 + threadIdx.x % 8, filter = blockIdx.y * 32 + threadIdx.x / 8;
+    if (own >= C * TAPS || filter >= M) return;
+    float *const to = w + (long long)filter * (C * TAPS) + own;
+    *to = (first ? *to : 0.0f) + tile[threadIdx.x % 8][threadIdx.x / 8];
+}

@@ -1,0 +1,161 @@
+"""fp16x3_wide_weight_gradient: weight gradients of layers with many channels and filters, on Hopper.
+
+This file chooses the tile; ``wide_weight_gradient.cu`` says what a block computes.
+
+The error, as a share of sum |x||y|, is that of ``wide``, with two additions per 128 products at most, one per 4096 low
+products, and one per block that shares a tile. A value of x or y that is below 2^-28 of the largest of its channel or
+filter errs by up to 2^-50 of that one instead of 2^-22 of itself.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+from ece408_op.core.kernel import CudaKernel, sum_bound
+from ece408_op.problem import DILATE, ITEM_BYTES, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
+from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, TensorMap, ceil_div, round_up
+
+from . import _wide_tiles, wide
+from ._convolution import Convolution
+from ._wgmma import wgmma_macro
+from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile
+
+_FOLDER = Path(__file__).parent
+#: Channels or filters of a row of shared memory, and output pixels of a stage.
+_BLOCK = _PIXELS = 64
+#: Shared memory besides the stages: what aligns them to the swizzle.
+_OTHERS, _MOST_STAGES = 1024, 8
+#: Units and filters of a tile. Three consumer warpgroups have registers for 64 filters each.
+_TILES = ((1, 64), (1, 128), (2, 64), (2, 128), (3, 64))
+#: A multiprocessor's products on tensor cores and bytes from L2 per cycle.
+_PRODUCTS, _BYTES = 2048, 24
+#: Blocks of channel_ranges, and the most per channel; products of a pair of components that are added at a time.
+_RANGE_BLOCKS, _MOST_PARTS, _LOW_PRODUCTS = 2048, 32, 64 * _PIXELS
+#: Channels and filters from which on, and the share of the tile's sums that exist from which on, it pays.
+_FEWEST, _FEWEST_USED = 32, 0.4
+
+
+def _tile_numbers(own: Convolution, units: int, filters: int) -> tuple[int, int]:
+    """Return the tiles along the units and along the filters."""
+    all_units = own.taps * ceil_div(own.channels, _BLOCK)
+    return ceil_div(all_units, units), ceil_div(own.filters, filters)
+
+
+def _sizes(own: Convolution) -> tuple[int, int]:
+    """Return the units and the filters of the tile with the least predicted time."""
+
+    def cycles(sizes: tuple[int, int]) -> float:
+        units, filters = sizes
+        products, loaded = 3 * _BLOCK * units * filters, 2 * 2 * (_BLOCK * units + filters)
+        return math.prod(_tile_numbers(own, *sizes)) * max(products / _PRODUCTS, loaded / _BYTES)
+
+    return min(_TILES, key=cycles)
+
+
+def _used(own: Convolution) -> float:
+    """Return the share of the tiles' sums that are weights."""
+    units, filters = _sizes(own)
+    sums = math.prod(_tile_numbers(own, units, filters)) * units * _BLOCK * filters
+    return own.taps * own.channels * own.filters / sums
+
+
+def _parts(channels: int) -> int:
+    return max(1, min(_MOST_PARTS, _RANGE_BLOCKS // channels))
+
+
+def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
+    own = Convolution.of(problem)
+    units, filters = _sizes(own)
+    tile = WideTile(2, filters, _BLOCK, 1, _BLOCK * units, units)
+    stages = min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(False))
+    tiles, blocks = math.prod(_tile_numbers(own, units, filters)), chip.multiprocessors
+    x_channels, y_channels = own.padded_channels, round_up(own.filters, 8)
+    x_parts, y_parts = _parts(own.channels), _parts(own.filters)
+    image_bytes = ITEM_BYTES * (x_channels * own.area + y_channels * own.output_area)
+    batch = max(1, problem.batch)
+    images = ceil_div(batch, ceil_div(batch, max(1, min(SCRATCH_BYTES // image_bytes, own.most_images, GRID_YZ))))
+
+    def split(entry: str, source: str, target: str, channels: int, area: int, images: int) -> Launch:
+        grid = (ceil_div(area, _PIXELS), ceil_div(channels, _BLOCK), images)
+        return Launch(entry, grid, (THREADS, 1, 1), (source, "ranges", target, "exponents", "first", "images"))
+
+    @cache
+    def steps(count: int) -> tuple[Launch, ...]:
+        x_sizes, y_sizes = (x_channels, own.width, own.height, count), (y_channels, 1, count * own.output_area)
+        x_low, y_low = 2 * math.prod(x_sizes), 2 * math.prod(y_sizes)
+        maps = [TensorMap("split_x", x_sizes, (_BLOCK, _PIXELS), own.im2col, offset) for offset in (0, x_low)]
+        maps += [TensorMap("split_y", y_sizes, (_BLOCK, 1, _PIXELS), offset=offset) for offset in (0, y_low)]
+        gemm_block, shared = (128 * (units + 1), 1, 1), _OTHERS + stages * tile.stage_bytes(False)
+        range_grid = (x_parts * own.channels + y_parts * own.filters, 1, 1)
+        sum_grid = (ceil_div(own.channels * own.taps, 8), ceil_div(own.filters, 32), 1)
+        sum_arguments = ("partials", "exponents", "x", "y", "w", "first", "images")
+        return (
+            Launch("channel_ranges", range_grid, (THREADS, 1, 1), ("x", "y", "ranges", "first", "images")),
+            split("split_inputs", "x", "split_x", own.channels, own.area, count),
+            split("split_gradients", "y", "split_y", own.filters, own.output_area, count),
+            Launch("weight_gradient_tiles", (blocks, 1, 1), gemm_block, (*maps, "partials", "images"), shared),
+            Launch("sum_tiles", sum_grid, (THREADS, 1, 1), sum_arguments),
+        )
+
+    scratch = {
+        "ranges": 4 * (x_parts * own.channels + y_parts * own.filters),
+        "exponents": 4 * (own.channels + own.filters),
+        "split_x": 4 * x_channels * own.area * images,
+        "split_y": 4 * y_channels * own.output_area * images,
+        # Blocks that share a tile, at most.
+        "partials": ITEM_BYTES * min(blocks, ceil_div(blocks, tiles) + 1) * tiles * tile.tile_pixels * filters,
+    }
+    vectors = {
+        f"{name}_vector": 4 if aligned >= 16 and area % 4 == 0 else 1
+        for name, area in (("x", own.area), ("y", own.output_area))
+    }
+    parts = {"x_parts": x_parts, "y_parts": y_parts}
+    config = tile.config(
+        own, stages=stages, blocks=blocks, promote_every=PROMOTED_PRODUCTS // _PIXELS, **vectors, **parts
+    )
+    defines: dict[str, int | str] = {
+        "SPLIT_FORM": 1,
+        **tile.defines,
+        **wgmma_macro("WGMMA_TRANSPOSED", filters, shared=True, transposed=True),
+    }
+    return Plan(defines, images, steps, scratch=scratch, config=config)
+
+
+def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
+    if not isinstance(problem, WeightGradient):
+        return ["it computes the weight gradient only"]
+    return _wide_tiles.limits(False, problem, chip)
+
+
+def _bound(problem: ConvProblem) -> float:
+    n = problem.products
+    additions = 2 * ceil_div(n, PROMOTED_PRODUCTS) + 2 * ceil_div(n, _LOW_PRODUCTS) + n // _PIXELS + 4
+    sums = min(n, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
+    low = 2 * min(n, _LOW_PRODUCTS) * 2.0**-22 * 2.0**-10
+    return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
+
+
+def _recommended(problem: ConvProblem, chip: Chip) -> bool:
+    own = Convolution.of(problem)
+    # Otherwise most pixels that are split are not read.
+    read = own.taps > 1 or problem.stride == (1, 1)
+    return read and min(own.channels, own.filters) >= _FEWEST and _used(own) >= _FEWEST_USED
+
+
+KERNEL = CudaKernel(
+    "fp16x3_wide_weight_gradient",
+    "weight gradient by wgmma and TMA, for many channels and filters",
+    (*wide.SHARED_SOURCES, _FOLDER / "wide_weight_gradient.cu"),
+    _plan,
+    _limits,
+    _bound,
+    capability=(9, 0),
+    compiler=(12, 0),
+    options=("--gpu-architecture=sm_90a",),
+    exact_capability=True,
+    arithmetic="fp16x3",
+    recommended=_recommended,
+    features=frozenset({PAD, STRIDE, DILATE, RECTANGULAR, WEIGHT_GRADIENT}),
+)
