@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from operator import index
 from typing import Any, ClassVar, TypeVar
 
@@ -208,12 +209,12 @@ class ConvProblem:
         """The convolution alone."""
         return ConvProblem(**self._sizes)
 
-    @property
+    @cached_property
     def data_gradient(self) -> DataGradient:
         """The gradient to x of this convolution."""
         return DataGradient(**self._sizes)
 
-    @property
+    @cached_property
     def weight_gradient(self) -> WeightGradient:
         """The gradient to w of this convolution."""
         return WeightGradient(**self._sizes)

@@ -22,7 +22,7 @@ from .results import FAILED, PASSED, Case, Row
 #: The kinds of call.
 STEP, ON_GPU = "step", "gpu"
 
-_RATE, _MOMENTUM, _DECAY = 0.01, 0.9, 1e-4
+_RATE, _MOMENTUM, _DECAY = 1e-4, 0.9, 1e-4
 #: Steps whose losses are compared, and their largest relative difference: each step amplifies rounding errors.
 _COMPARED, _TOLERANCE = 3, 1e-3
 

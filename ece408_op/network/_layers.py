@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -99,8 +100,7 @@ class Convolution(Operator):
 
     def problem(self, x: Shape) -> ConvProblem:
         """Return the layer for our kernels, for data of shape x."""
-        sizes = (x[0], x[1], x[2], x[3], self.num_filter, *self.kernel)
-        return ConvProblem(*sizes, self.stride, self.pad, self.dilate, self.num_group)
+        return _problem(x, self.num_filter, *self.kernel, self.stride, self.pad, self.dilate, self.num_group)
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         """Unroll the windows of some images into columns, and multiply."""
@@ -338,6 +338,12 @@ def channels_second(x: Any, axis: int) -> Any:
     """Return a view (n, channels, m) of a C-contiguous array with channels along an axis."""
     axis %= x.ndim
     return x.reshape(prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]))
+
+
+@lru_cache(maxsize=1024)
+def _problem(x: Shape, *attributes: Any) -> ConvProblem:
+    batch, channels, rows, columns = x
+    return ConvProblem(batch, channels, rows, columns, *attributes)
 
 
 def _channel_sum(arrays: Arrays, x: Any, axis: int) -> Any:

@@ -16,7 +16,7 @@ from ece408_op.errors import GraphError
 from ece408_op.graph.fusion import only_source
 from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
 
-from ._definition import Arrays, Trained, Unsupported
+from ._definition import Arrays, Shape, Trained, Unsupported
 from ._elementwise import Activation
 from ._layers import BatchNorm
 from ._network import Network, described
@@ -93,10 +93,10 @@ def reads_gradient(network: Network) -> list[bool]:
     return [nodes[value].op == VARIABLE or not nodes[value].operator.is_loss for value in network.outputs]
 
 
-def forward(network: Network, operators: Operators, given: Mapping[int, Any], seed: int) -> Forward:
-    """Compute all values from data and parameters; equal seeds make equal random numbers."""
-    nodes = network.graph.nodes
-    shapes = network.infer({nodes[value].name: given[value].shape for value in network.data})
+def forward(
+    network: Network, operators: Operators, given: Mapping[int, Any], shapes: Mapping[int, Shape], seed: int
+) -> Forward:
+    """Compute all values, of these shapes, from data and parameters; equal seeds make equal random numbers."""
     values, saved, states = dict(given), {}, {}
     for number, node in network.operators:
         inputs = [values.get(entry.node) for entry in node.inputs]

@@ -22,7 +22,7 @@ from ._several_gpus import SeveralGpus
 from ._several_trainers import SeveralTrainers
 from ._training import reads_gradient
 from .engine import Engine, engine
-from .trainer import Trainer
+from .trainer import Trainer, trainer_of
 
 OP_TYPE = default_layout.NETWORK
 #: The input with two random numbers of 24 bits, by MXNet's generator: a thread of MXNet's has another one.
@@ -144,7 +144,7 @@ class NetworkProp(mx.operator.CustomOpProp):
         # Symbols that were saved before there was device_ids have device_id.
         numbers = [int(word) for word in self._given.get("device_ids", self._given.get("device_id", "0")).split(",")]
         engines = [engine(self._given["graph"], impl, precision, number) for number in numbers]
-        trainers = [Trainer(self._given["graph"], one) for one in engines] if self._for_training else []
+        trainers = [trainer_of(self._given["graph"], one) for one in engines] if self._for_training else []
         infers: Engine | SeveralGpus = engines[0]
         trains: Trainer | SeveralTrainers | None = trainers[0] if trainers else None
         if len(engines) > 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
 
 from . import _training
+from ._definition import Shape
 from ._gpu import Chooser
 from ._network import parse
 from ._training_gpu import GpuOperators
@@ -64,6 +66,8 @@ class Trainer:
         self._operators = GpuOperators(engine.chooser)
         #: The GPU's stream of all steps.
         self.stream = engine.gpu.stream
+        #: The shapes of all values, by those of the data.
+        self._shapes: Recent[tuple[Shape, ...], Mapping[int, Shape]] = Recent(64)
 
     def forward(
         self,
@@ -82,7 +86,10 @@ class Trainer:
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], _training.Forward]:
             given = dict(zip((*network.data, *network.parameters), arrays))
-            found = _training.forward(network, self._operators, given, seed)
+            shapes = tuple(array.shape for array in data)
+            if shapes not in self._shapes:
+                self._shapes[shapes] = network.infer(dict(zip(network.names(network.data), shapes)))
+            found = _training.forward(network, self._operators, given, self._shapes[shapes], seed)
             new = [found.states.get(number, given[number]) for number in states]
             return [*(found.values[value] for value in network.outputs), *new], found
 
@@ -164,6 +171,16 @@ class Trainer:
             number: xp.ascontiguousarray(found[number]) if number in found else xp.zeros(array.shape, np.float32)
             for number, array in wanted.items()
         }
+
+
+_trainers: WeakKeyDictionary[Engine, Trainer] = WeakKeyDictionary()
+
+
+def trainer_of(text: str, engine: Engine) -> Trainer:
+    """Return the trainer of the network that ``engine`` infers; Gluon asks for it at each call."""
+    if engine not in _trainers:
+        _trainers[engine] = Trainer(text, engine)
+    return _trainers[engine]
 
 
 def update(
@@ -297,4 +314,4 @@ class _Device:
             return self._gpu.stream.record()
 
 
-__all__ = ("Trainer", "update", "waiting")
+__all__ = ("Trainer", "trainer_of", "update", "waiting")
