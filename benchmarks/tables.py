@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the performance tables of README.md and docs/ from the JSON files in benchmarks/results/.
+"""Write the tables of README.md and docs/: measured ones from the JSON files in benchmarks/results/.
 
     python benchmarks/tables.py            rewrite every table that differs
     python benchmarks/tables.py --check    change nothing; exit code 1 if a table differs
@@ -11,7 +11,7 @@ A table stands between two comments, which a page may have anywhere:
 
 Every number comes from a file that ece408-bench wrote with --json (the format is that of ece408_op.bench.results), from
 the tuning table, or from experiments.json. A table names the machine and the versions of its file. To update a table,
-replace its JSON file and run this command. It needs Python's standard library alone.
+replace its JSON file and run this command. The list of operators comes from their definitions, which need NumPy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import math
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -84,12 +86,12 @@ def scientific(value: float) -> str:
 
 
 def machine(name: str) -> str:
-    """The machine and the versions of a file, as a sentence."""
+    """The machine and the versions of a file, as a sentence; of kernels on a GPU's arrays, without the host."""
     one = read(name)["machine"]
     versions = ", ".join(f"{word} {one['versions'][key]}" for key, word in PACKAGES.items() if key in one["versions"])
     chip = f"ne {one['gpu']['name']}" if one["gpu"] else ""
-    if not one["cpu"]:
-        return f"O{chip}, CUDA driver API {one['gpu']['driver']}, {versions}; cuDNN is PyTorch's."
+    if chip and not name.startswith("networks"):
+        return f"O{chip}; {versions}."
     host = f"{one['threads']} threads on {one['cores']} cores of an {CPUS.get(name.split('-')[1], one['cpu'])}"
     return f"{host}, {SIMD[one['simd']]}{f', and o{chip}' if chip else ''}; {versions}."
 
@@ -131,13 +133,9 @@ def gpu_layers(name: str, listed: bool = True) -> str:
         rows[-1] += ["", f"{of_all(split_ratios):.2f}"] if split_ratios else []
     head = ["layer", "kernel that auto takes", "auto, ms", "cuDNN, ms", "times as fast", "of the roofline"]
     head += ["split NHWC, ms", "times as fast"] if split_ratios else []
-    return (
-        markdown(head, rows, machine(name))
-        if listed
-        else markdown(
-            ["layers", "times as fast"], [[f"{each[0]} of {len(ratios)}", each[4]] for each in rows], machine(name)
-        )
-    )
+    if not listed:
+        head, rows = ["layers", "times as fast"], [[f"{each[0]} of {len(ratios)}", each[4]] for each in rows]
+    return markdown(head, rows, machine(name))
 
 
 def precisions() -> str:
@@ -216,11 +214,14 @@ def cpu_others() -> str:
     return markdown([*head, "PyTorch, fresh: mean", "least"], rows)
 
 
-def networks(name: str) -> str:
-    """Whole networks: seconds of a forward by contestant."""
-    cases = [(case, [one for one in case["rows"] if one["call"] == "forward"]) for case in read(name)["cases"]]
-    rows = [[case["name"], *(f"{one['median']:.3f}" for one in rows)] for case, rows in cases]
-    return markdown(["seconds", *(one["contestant"] for one in cases[0][1])], rows, machine(name))
+def networks() -> str:
+    """Whole networks: seconds of a forward by contestant, with ``New`` on a CPU and on a GPU."""
+    rows, files = [], {"CPU": "networks-zen5", "GPU": "networks-h200"}
+    for where, case in ((where, case) for where, name in files.items() for case in read(name)["cases"]):
+        timed = [one for one in case["rows"] if one["call"] == "forward"]
+        rows.append([f"{case['name']}, {where}", *(f"{one['median']:.3f}" for one in timed)])
+    above = "\n".join(f"{where}: {machine(name)}" for where, name in files.items())
+    return markdown(["seconds", *(one["contestant"] for one in timed)], rows, above)
 
 
 def image_classifiers() -> str:
@@ -318,12 +319,19 @@ def tutorial() -> str:
     return markdown(["layer", "implementation", "fresh, ms", "reused, ms"], rows, above)
 
 
-def microbenchmarks() -> str:
-    """What the chip can do, measured by loops of one kind."""
-    columns = {"what": "loop", "value": "measured", "unit": "unit"}
-    return experiment("microbenchmarks", columns, "{:g}".format, f"{read('experiments')['machines']['H200']}.")
+def operators() -> str:
+    """The operators of gpu_network, those with the same attributes together."""
+    sys.path.insert(0, str(ROOT))
+    from ece408_op.network._operators import OPERATORS
+
+    found: dict[str, list[str]] = {}
+    for op, kind in OPERATORS.items():
+        found.setdefault(", ".join(code(one.name) for one in fields(kind) if one.metadata), []).append(code(op))
+    lines = (f"- {', '.join(ops)}{': ' if attributes else ''}{attributes}" for attributes, ops in found.items())
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
 
 
+LOOPS = {"what": "loop", "value": "measured", "unit": "unit"}
 PARTS = ("all", "no load", "no conversion", "no store", "no reads of shared memory", "no products", "products alone")
 PROMOTION = {"before": "without promotion", "after": "every 6 k-steps", "cudnn": "cuDNN float32"}
 EXTRA_BITS = {"zero": "0 extra bits", "one": "1", "two": "2", "three": "3"}
@@ -338,14 +346,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "ladder": ladder,
     "layers-zen5": partial(cpu_layers, "layers-zen5"),
     "cpu-others": cpu_others,
-    **{name: partial(networks, name) for name in ("networks-zen5", "networks-h200")},
+    "networks": networks,
     "networks-h200-zoo": image_classifiers,
     "changes-split-precision": partial(changes, "split precision"),
     "changes-float32": partial(changes, "float32"),
     "changes-cpu": partial(changes, "CPU"),
     "changes-copies": partial(changes, "calls and copies"),
     "parts": partial(experiment, "parts", {"kernel": "ms", **same("layer", *PARTS)}, number),
-    "microbenchmarks": microbenchmarks,
+    "microbenchmarks": lambda: experiment(
+        "microbenchmarks", LOOPS, "{:g}".format, read("experiments")["machines"]["H200"]
+    ),
     "errors": errors,
     "promotion": partial(
         experiment, "promotion", {**same("layer", "kernel"), "steps": "k-steps", **PROMOTION}, scientific
@@ -358,6 +368,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "winograd": partial(experiment, "winograd", same("layer", *ZEROS), "{:g}".format),
     "tutorial": tutorial,
+    "operators": operators,
 }
 
 
@@ -368,10 +379,7 @@ def updated(text: str) -> str:
 
 def main() -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        description="Write the tables of README.md and docs/ from benchmarks/results/.",
-        epilog="example: python benchmarks/tables.py --check",
-    )
+    parser = argparse.ArgumentParser(description="Write the tables of README.md and docs/ from benchmarks/results/.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a table differs")
     check = parser.parse_args().check
     different = []
