@@ -44,8 +44,8 @@ def _emulate_gpu_file(checked: Checked) -> None:
     try:
         run = compiled(checked.path, checked.kernel) if emulator.can_emulate() else None
         for number, (entry, report) in enumerate(emulate(run, checked.problems, dict(result)) if run else ()):
-            # The emulator's own limits say nothing about the file.
-            entry["findings"] = [one for one in entry["findings"] if one["kind"] not in ("time", "unsupported")]
+            if result["status"] != "timed_out":  # the emulator's own limits say nothing about the file
+                entry["findings"] = [one for one in entry["findings"] if one["kind"] not in ("time", "unsupported")]
             if number == len(result["layers"]):
                 result["layers"].append({**entry, "note": "as emulated on the CPU"})
             result["layers"][number].update((key, entry[key]) for key in ("findings", "counters", "lines", "hints"))

@@ -42,15 +42,16 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
 
 def beside(result: Mapping[str, Any]) -> list[str]:
     """Return the lines of what the emulator found, and of a right result what it counted, with hints."""
+    on_gpu = result["device"] == "gpu"
     emulated = [entry for entry in result["layers"] if entry["counters"]]
     found = next((entry for entry in emulated if entry["findings"]), None)
-    if result["status"] != RIGHT:
-        return ["", *_findings(found, result["source"])] if found and result["device"] == "gpu" else []
-    lines = ["", *_findings(found, result["source"])] if found else []
-    if emulated:
+    lines = ["", *_findings(found, result["source"])] if found and on_gpu else []
+    if emulated and result["status"] == RIGHT:
         entry = max(emulated, key=lambda one: int(one["counters"]["sectors"]))
         lines += ["", *_counters(entry, result["source"])]
         lines += [text for hint in entry["hints"][: _MOST["hints"]] for text in _hint(hint)]
+    elif on_gpu and not emulated:
+        lines += [text for entry in result["layers"][:1] for text in _wrapped(entry["note"], 3, 0)]
     return lines
 
 

@@ -150,6 +150,18 @@ def test_the_emulator_finds_the_lines_of_what_a_gpu_does_not_tell(
 
 
 @needs_emulator
+def test_a_file_that_the_emulator_lacks_parts_for_is_timed(
+    gpu: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.cu"
+    path.write_text(STARTER.read_text(encoding="utf-8").replace("  const int B =", "  cublasCreate(0); const int B ="))
+    assert lab.main([str(path), *LAYER, "--images", "20"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "without counters, since the emulator cannot run it: line 30: the emulator does not have calls" in printed
+    assert "yours" in printed
+
+
+@needs_emulator
 @pytest.mark.parametrize("code", ["", "sys.exit('ERR_NVGPUCTRPERM')"], ids=["counts", "may not"])
 def test_nsight_compute_counts_beside(
     code: str, gpu: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
