@@ -21,6 +21,7 @@ from ._emulated import python_kernel
 
 #: Images of a call: enough to fill a GPU, few enough for ncu, which repeats each launch and restores memory between.
 IMAGES = 1000
+SECONDS = 120.0
 _OPERATIONS = ("ld", "st")
 #: By the result's name: metrics to sum over the launches, and shares of the peak, in percent, to weight by their time.
 _SUMS = {
@@ -45,7 +46,7 @@ def add(asked: Asked, checked: Checked) -> None:
             raise DeviceError("expected a CUDA file that runs on a GPU")
         what = str(checked.path.resolve()) if checked.kernel else checked.file.program.what
         sizes = ["x".join(map(str, [images, *entry["layer"]])) for entry in result["layers"]]
-        found = counters.measured(["-m", __name__, what, *sizes], METRICS)
+        found = counters.measured(["-m", __name__, what, *sizes], METRICS, SECONDS)
     except (DataError, DeviceError) as error:
         result["ncu"] = f"without Nsight Compute's counters: {' '.join(str(error).split())}"
         return

@@ -40,24 +40,30 @@ _MARK = "next_is_"
 AGAIN = ("-m", "ece408_op.profile.counters")
 #: A kernel that repeats its launches more often than this is left out: ncu takes some 100 times as long as a launch.
 _MOST_REPEATS = 16
+_LATE = 124  # the exit code of coreutils' timeout, which ends ncu and what it started
 #: Four of these bytes are 0.0115 in float32.
 _BYTE = 0x3C
 
 
-def measured(arguments: Sequence[str], metrics: Iterable[str]) -> dict[str, list[dict[str, float]]]:
+def measured(
+    arguments: Sequence[str], metrics: Iterable[str], seconds: float = 3600
+) -> dict[str, list[dict[str, float]]]:
     """Run Python with these arguments under ncu, which leaves the clocks alone; each launch's metrics, by its ``mark``.
 
-    Raises DeviceError without ncu, and DataError where it fails, or may not read its counters.
+    Raises DeviceError without ncu, and DataError where it fails, takes longer, or may not read its counters.
     """
     if shutil.which(PROFILER) is None:
         raise DeviceError(MISSING)
     wanted = list(metrics)
     with tempfile.TemporaryDirectory(prefix="ece408-counters-") as scratch:
         log = Path(scratch) / "log.csv"
-        command = [PROFILER, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-        command += ["--log-file", str(log), "--metrics", ",".join(wanted), sys.executable, *arguments]
+        command = ["timeout", f"{seconds:g}", PROFILER, "--csv", "--page", "raw", "--print-units", "base"]
+        command += ["--clock-control", "none", "--metrics", ",".join(wanted)]
+        command += ["--log-file", str(log), sys.executable, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = log.read_text(encoding="utf-8") if log.is_file() else ""
+    if done.returncode == _LATE:
+        raise DataError(f"{PROFILER}: it took longer than {seconds:g} s")
     if done.returncode:
         raise DataError(f"{PROFILER}: {(done.stderr or done.stdout or lines).strip()[-500:]}")
     found: dict[str, list[dict[str, float]]] = {}
