@@ -37,7 +37,7 @@ from ece408_op.problem import ConvProblem  # noqa: E402
 from ece408_op.runtime import cuda  # noqa: E402
 from ece408_op.submission import build, programs  # noqa: E402
 from ece408_op.submission.networks import KNOWN  # noqa: E402
-from ece408_op.submission.sandbox import LimitsSpec  # noqa: E402
+from ece408_op.submission.sandbox import LimitsSpec, Tools  # noqa: E402
 from ece408_op.submission.worker import Program, Worker, python_program  # noqa: E402
 
 PYTHON = (str(submissions.HERE / "python" / "on_the_gpu.py"),)
@@ -118,28 +118,35 @@ for first in range(3, len(sys.argv), 6):
 """
 
 
-def in_a_worker(tools: programs.Tools, program: Program, problem: ConvProblem, runs: int, folder: Path) -> list[float]:
-    """Seconds of each run on the grader's memory, by the worker's clock; an output that is wrong ends the benchmark."""
-    with Buffers(problem, Device(0)) as buffers, Worker(tools, program, [buffers], folder, LimitsSpec(), 0) as worker:
+Seconds = list[list[float]]
+
+
+def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], runs: int, folder: Path) -> Seconds:
+    """Seconds of each layer's runs on the grader's memory, by the worker's clock; a wrong output ends the benchmark."""
+    with ExitStack() as stack:
+        buffers = [stack.enter_context(Buffers(problem, Device(0))) for problem in problems]
+        worker = stack.enter_context(Worker(tools, program, buffers, folder, LimitsSpec(), 0))
         worker.begin()
         worker.load(60.0)
-        buffers.draw(REAL, np.random.default_rng(1))
-        buffers.clear(0.0)
-        buffers.present(flush=False)
-        seconds = [worker.call(0, 60.0).worker_seconds]
-        buffers.take_output()
-        outcome = buffers.outcome(REAL)
-        if outcome.precision == WRONG:
-            raise SystemExit(f"{program.what}: {outcome}")
-        return seconds + [worker.call(0, 60.0).worker_seconds for _ in range(runs - 1)]
+        found = []
+        for layer, one in enumerate(buffers):
+            one.draw(REAL, np.random.default_rng(1))
+            one.clear(0.0)
+            one.present(flush=False)
+            seconds = [worker.call(layer, 60.0).worker_seconds]
+            one.take_output()  # of the first run: some add to y
+            outcome = one.outcome(REAL)
+            if outcome.precision == WRONG:
+                raise SystemExit(f"{program.what}: {outcome}")
+            found.append(seconds + [worker.call(layer, 60.0).worker_seconds for _ in range(runs - 1)])
+        return found
 
 
-def in_a_plain_process(command: list[str], problem: ConvProblem, runs: int) -> list[float]:
-    """Seconds of each run on memory of its own."""
-    p = problem
-    words = [str(n) for n in (runs, p.batch, p.channels, p.height, p.width, p.filters, p.kernel)]
-    done = subprocess.run([*command, *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-    return [float(word) for word in done.stdout.split()]
+def in_a_plain_process(command: list[str], problems: list[ConvProblem], runs: int) -> Seconds:
+    """Seconds of each layer's runs on memory of its own."""
+    words = [str(size) for problem in problems for size in problem.sizes.values()]
+    done = subprocess.run([*command, str(runs), *words], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
 def main() -> int:
@@ -187,14 +194,15 @@ def main() -> int:
         worst = 1.0
         with ThreadPoolExecutor(8) as pool:
             for name, program, command in pool.map(prepared, files):
-                for layer, problem in enumerate(problems, 1):
-                    # The plain process runs before and after the worker, so that a drift of the clocks shows.
-                    plain = partial(in_a_plain_process, command, problem, arguments.runs)
-                    before, ours, after = plain(), in_a_worker(tools, program, problem, arguments.runs, top), plain()
-                    ours_ms, own_ms = (1e3 * statistics.median(one) for one in (ours, before + after))
+                # The plain process runs before and after the worker, so that a drift of the clocks shows.
+                plain = partial(in_a_plain_process, command, problems, arguments.runs)
+                before, ours, after = plain(), in_a_worker(tools, program, problems, arguments.runs, top), plain()
+                for layer in range(len(problems)):
+                    both = before[layer] + after[layer]
+                    ours_ms, own_ms = (1e3 * statistics.median(one) for one in (ours[layer], both))
                     ratio = ours_ms / own_ms
                     worst = max(worst, ratio, 1 / ratio)
-                    print(f"| {name} | {layer} | {ours_ms:.3f} | {own_ms:.3f} | {ratio:.3f} |", flush=True)
+                    print(f"| {name} | {layer + 1} | {ours_ms:.3f} | {own_ms:.3f} | {ratio:.3f} |", flush=True)
     print(f"\nthe largest difference is {100 * (worst - 1):.1f} %")
     return int(worst > 1 + MOST_APART)
 
