@@ -28,13 +28,18 @@ def require_gpu() -> Any:
 def require_support(kernel: CudaKernel, problem: ConvProblem) -> Any:
     """Return CuPy; skip the test if the kernel does not take the problem here, after checking that a call says why."""
     cupy = require_gpu()
-    reasons = kernel.not_supported_reasons(problem, cuda.chip())
-    if reasons:
-        with pytest.raises(UnsupportedError, match=re.escape("; ".join(reasons))):
-            # These arrays have no memory: the call must not read or write any.
-            kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in problem.shapes))
-        pytest.skip(f"{kernel.name} does not take the layer: {'; '.join(reasons)}")
+    if kernel.not_supported_reasons(problem, cuda.chip()):
+        pytest.skip(f"{kernel.name} does not take the layer: {check_refusal(kernel, problem)}")
     return cupy
+
+
+def check_refusal(kernel: CudaKernel, problem: ConvProblem) -> str:
+    """Check that a call of a kernel that does not take the problem here says why; returns the reasons."""
+    cupy, reasons = cuda.cupy(), "; ".join(kernel.not_supported_reasons(problem, cuda.chip()))
+    with pytest.raises(UnsupportedError, match=re.escape(reasons)):
+        # These arrays have no memory: the call must not read or write any.
+        kernel.run(problem, *(cupy.ndarray(shape, "f", cupy.cuda.alloc(4)) for shape in problem.shapes))
+    return reasons
 
 
 def supported(kernel: CudaKernel, problems: Sequence[ConvProblem], least: int = 1) -> list[ConvProblem]:
@@ -105,18 +110,20 @@ def assert_right(kernel: CudaKernel, problem: ConvProblem, x: Any, w: Any, out: 
 
 
 def check(kernel: CudaKernel, problem: ConvProblem, seed: int = 0) -> None:
-    """Run the kernel on new values into poisoned memory, and compare its output with float64.
+    """Run the kernel on new values into poisoned memory, and compare its output with float64."""
+    x, w, _ = inputs(require_gpu(), problem, seed)
+    assert_right(kernel, problem, x, w, poisoned_run(kernel, problem, x, w))
 
-    The memory around the output must stay unchanged.
-    """
-    cupy = require_gpu()
-    x, w, _ = inputs(cupy, problem, seed)
-    size = int(np.prod(problem.y_shape))
+
+def poisoned_run(kernel: CudaKernel, problem: ConvProblem, a: Any, b: Any) -> Any:
+    """Return what the kernel computes into poisoned memory; the memory around it must stay unchanged."""
+    cupy, shape = cuda.cupy(), problem.shapes[2]
+    size = int(np.prod(shape))
     around = cupy.full(size + 64, 7.0, "f")
-    out = around[32 : size + 32].reshape(problem.y_shape)
+    out = around[32 : size + 32].reshape(shape)
     out[...] = cupy.nan
-    kernel.run(problem, x, w, out)
+    kernel.run(problem, a, b, out)
     cuda.wait(kernel.name, cupy.cuda.get_current_stream())
     assert bool((around[:32] == 7).all())
     assert bool((around[size + 32 :] == 7).all())
-    assert_right(kernel, problem, x, w, out)
+    return out
