@@ -83,16 +83,17 @@ def _tiles(problem: ConvProblem, aligned: int) -> Iterator[DataGradientTile]:
         last_column = (ceil_div(problem.width, columns) - 1) * columns
         pitch = odd_vectors(last_column + one.row_floats(problem))
         map_rows = round_up(problem.height, rows) + problem.kernel - 1
+        # Each of a multiprocessor's four schedulers holds whole warps.
+        warps = REGISTERS // (128 * one.registers(problem))
         for images, filters, stages in product(range(1, 17), (1, 2, 4, 8), (2, 3, 4)):
             layout = (images, filters, stages, pitch, map_rows, promotion, copy, store)
             tile = DataGradientTile(rows, columns, channels, *layout)
-            threads, shared = tile.threads(problem), tile.shared_bytes(problem)
-            if threads > _MOST_THREADS or shared > _MOST_SHARED:
-                continue
-            # Each of a multiprocessor's four schedulers holds whole warps.
-            warps = REGISTERS // (128 * tile.registers(problem))
+            threads = tile.threads(problem)
+            if threads > _MOST_THREADS:
+                break  # so have more images
+            shared = tile.shared_bytes(problem)
             blocks = min(MULTIPROCESSOR_SHARED // (shared + 1024), 128 * warps // threads)
-            if blocks:
+            if shared <= _MOST_SHARED and blocks:
                 yield DataGradientTile(rows, columns, channels, *layout, blocks)
 
 
