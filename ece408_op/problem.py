@@ -202,7 +202,7 @@ class ConvProblem:
 
     def with_batch(self: Problem, batch: int) -> Problem:
         """Return the same layer for another number of images."""
-        return replace(self, batch=batch)
+        return self if batch == self.batch else replace(self, batch=batch)
 
     @property
     def convolution(self) -> ConvProblem:

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ class ChipTable:
     capability: tuple[int, int]
     layers: tuple[Measured, ...]
 
+    @cached_property
+    def tiles(self) -> dict[tuple[str, ConvProblem], dict[str, int]]:
+        """The recorded tiles, by kernel and layer, with one image; the first one counts."""
+        rows = [(row.problem.with_batch(1), row.tiles) for row in reversed(self.layers)]
+        return {(name, layer): tile for layer, tiles in rows for name, tile in tiles.items()}
+
 
 def preference(
     problem: ConvProblem, chip: Chip, names: Iterable[str], estimate: Callable[[str], float], path: Path = TABLE
@@ -99,12 +105,11 @@ def recorded_tile(name: str, problem: ConvProblem, chip: Chip, path: Path = TABL
 
     A tile has the values, by name, in which the kernel's candidates differ. A tile of ``use_tile`` comes first.
     """
-    used = _used.get((name, problem.with_batch(1), chip.name))
+    layer = problem.with_batch(1)
+    used = _used.get((name, layer, chip.name))
     if used is not None:
         return used
-    rows = (row for table in _nearest_chips(read(path), chip) for row in table.layers if name in row.tiles)
-    same = (row.tiles[name] for row in rows if row.problem.with_batch(problem.batch) == problem)
-    return next(same, {})
+    return next((t.tiles[name, layer] for t in _nearest_chips(read(path), chip) if (name, layer) in t.tiles), {})
 
 
 #: Tiles that were measured in this process.
