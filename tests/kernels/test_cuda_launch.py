@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ def _passed(argument: object) -> str:
     return types[type(argument)]
 
 
+@cache
 def _supported(kernel: CudaKernel) -> list[ConvProblem]:
     problems = [*COURSE, *ODD, *POOLED, *PROBLEMS]
     found = [problem for problem in problems if not kernel.not_supported_reasons(problem, CHIP)]
