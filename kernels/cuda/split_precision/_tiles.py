@@ -80,36 +80,15 @@ class Tile:
         """The im2col table: eight words per k-step of 16 products."""
         return window_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)
 
-    @property
-    def k_steps(self) -> int:
-        return len(self.taps) // 8
-
-    @property
-    def row_k_steps(self) -> int:
-        """K-steps per filter row, where they go row by row."""
-        return 0
-
-    @property
-    def threads(self) -> int:
-        return 32 * (self.math_warps + self.producer_warps)
-
-    @property
-    def tile_columns(self) -> int:
-        """Positions per line."""
-        return ceil_div(self.layer.output_width, self.position_columns)
-
-    @property
-    def positions(self) -> int:
-        return self.tile_images * self.tile_lines * self.tile_columns
-
-    @property
-    def position_rows(self) -> int:
-        return 1 if self.one_channel else self.filter_shifts * self.row_accumulators
-
-    @property
-    def _stage_rows(self) -> int:
-        """Input rows of a stage."""
-        return self.position_rows * self.tile_lines + self.layer.kernel - 1
+    # Numbers that follow from the others.
+    k_steps = property(lambda self: len(self.taps) // 8)
+    row_k_steps = property(lambda self: 0)  # k-steps per filter row, where they go row by row
+    threads = property(lambda self: 32 * (self.math_warps + self.producer_warps))
+    tile_columns = property(lambda self: ceil_div(self.layer.output_width, self.position_columns))  # positions per line
+    positions = property(lambda self: self.tile_images * self.tile_lines * self.tile_columns)
+    position_rows = property(lambda self: 1 if self.one_channel else self.filter_shifts * self.row_accumulators)
+    # Input rows of a stage.
+    _stage_rows = property(lambda self: self.position_rows * self.tile_lines + self.layer.kernel - 1)
 
     def _plane_strides(self, least: int) -> list[int]:
         offsets = range(0, BANKS, 4) if self.planes > 1 else (9,)
@@ -141,55 +120,23 @@ class Tile:
                 break
         return found
 
-    @property
-    def gemm_columns(self) -> int:
-        return self.filter_shifts * self.layer.filters
-
-    @property
-    def column_tiles(self) -> int:
-        return ceil_div(self.gemm_columns, 8)
-
-    @property
-    def column_groups(self) -> int:
-        return ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks)
-
-    @property
-    def padded_tiles(self) -> int:
-        """Column tiles in whole groups, as many for every block."""
-        return self.column_groups * self.group_tiles * self.filter_blocks
-
-    @property
-    def filter_bytes(self) -> int:
-        """Bytes of all split filters."""
-        return self.k_steps * self.padded_tiles * 32 * 8 * self.components
-
-    @property
-    def filter_words(self) -> int:
-        """Words of a block's split filters, as far as they may lie in shared memory."""
-        return self.filter_bytes // self.filter_blocks // ITEM_BYTES
-
-    @property
-    def tiles_per_image(self) -> int:
-        """Tiles that an image is cut into; 1 where a tile is one image or several."""
-        return ceil_div(self.layer.output_height, self.position_rows * self.tile_lines)
-
-    @property
-    def input_rows(self) -> int:
-        return min(self.layer.height, self._stage_rows)
-
-    @property
-    def input_floats(self) -> int:
-        """Floats of a tile's input."""
-        return self.tile_images * self.layer.channels * self.input_rows * self.layer.width
-
-    @property
-    def planes(self) -> int:
-        return ceil_div(self.layer.channels, 2)
-
-    @property
-    def stage_words(self) -> int:
-        """Words of one pipeline stage."""
-        return self.components * self.tile_images * self.planes * self.plane_stride
+    gemm_columns = property(lambda self: self.filter_shifts * self.layer.filters)
+    column_tiles = property(lambda self: ceil_div(self.gemm_columns, 8))
+    column_groups = property(lambda self: ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks))
+    # Column tiles in whole groups, as many for every block.
+    padded_tiles = property(lambda self: self.column_groups * self.group_tiles * self.filter_blocks)
+    # Bytes of all split filters.
+    filter_bytes = property(lambda self: self.k_steps * self.padded_tiles * 32 * 8 * self.components)
+    # Words of a block's split filters, as far as they may lie in shared memory.
+    filter_words = property(lambda self: self.filter_bytes // self.filter_blocks // ITEM_BYTES)
+    # Tiles that an image is cut into; 1 where a tile is one image or several.
+    tiles_per_image = property(lambda self: ceil_div(self.layer.output_height, self.position_rows * self.tile_lines))
+    input_rows = property(lambda self: min(self.layer.height, self._stage_rows))
+    # Floats of a tile's input.
+    input_floats = property(lambda self: self.tile_images * self.layer.channels * self.input_rows * self.layer.width)
+    planes = property(lambda self: ceil_div(self.layer.channels, 2))
+    # Words of one pipeline stage.
+    stage_words = property(lambda self: self.components * self.tile_images * self.planes * self.plane_stride)
 
     @property
     def output_pitch(self) -> int:
@@ -200,30 +147,16 @@ class Tile:
         run = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
         return run if run == self.layer.output_height * self.layer.output_width else run + (8 - run) % 16
 
-    @property
-    def staged_outputs(self) -> int:
-        """Floats of staged outputs."""
-        return 2 * self.tile_images * self.layer.filters * self.output_pitch if self.bulk_store else 0
-
-    @property
-    def unit_positions(self) -> int:
-        """Positions that a math warp, with wgmma a warpgroup, multiplies at a time."""
-        return 64
-
-    @property
-    def row_blocks(self) -> int:
-        """Of unit_positions each."""
-        return ceil_div(self.positions, self.unit_positions)
-
-    @property
-    def units(self) -> int:
-        """Units of work of a tile: some positions times a column group."""
-        return self.row_blocks * self.column_groups
-
-    @property
-    def shared_reads(self) -> int:
-        """Reads of shared memory per tile, 128 bytes each."""
-        return 0
+    # Floats of staged outputs.
+    staged_outputs = property(
+        lambda self: 2 * self.tile_images * self.layer.filters * self.output_pitch if self.bulk_store else 0
+    )
+    # Positions that a math warp, with wgmma a warpgroup, multiplies at a time.
+    unit_positions = property(lambda self: 64)
+    row_blocks = property(lambda self: ceil_div(self.positions, self.unit_positions))  # of unit_positions each
+    # Units of work of a tile: some positions times a column group.
+    units = property(lambda self: self.row_blocks * self.column_groups)
+    shared_reads = property(lambda self: 0)  # reads of shared memory per tile, 128 bytes each
 
     @property
     def shared_bytes(self) -> int:
@@ -241,17 +174,11 @@ class MmaSyncTile(Tile):
 
     choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
 
-    @property
-    def unit_positions(self) -> int:
-        return 16 * self.m_tiles
-
-    @property
-    def shared_reads(self) -> int:
-        return self.units * self.k_steps * self.components * (4 * self.m_tiles + 2 * self.group_tiles)
-
-    @property
-    def staged_outputs(self) -> int:
-        return self.math_warps * 8 * (16 * self.m_tiles + 4)
+    unit_positions = property(lambda self: 16 * self.m_tiles)
+    shared_reads = property(
+        lambda self: self.units * self.k_steps * self.components * (4 * self.m_tiles + 2 * self.group_tiles)
+    )
+    staged_outputs = property(lambda self: self.math_warps * 8 * (16 * self.m_tiles + 4))
 
 
 @dataclass(frozen=True)
@@ -292,14 +219,9 @@ class WarpgroupTile(Tile):
     def taps(self) -> Taps:
         return warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[0]
 
-    @property
-    def row_k_steps(self) -> int:
-        return warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[1]
-
-    @property
-    def rest_k_steps(self) -> int:
-        """K-steps of the words that fill no whole k-step of a filter row."""
-        return self.k_steps - self.layer.kernel * self.row_k_steps
+    row_k_steps = property(lambda self: warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[1])
+    # K-steps of the words that fill no whole k-step of a filter row.
+    rest_k_steps = property(lambda self: self.k_steps - self.layer.kernel * self.row_k_steps)
 
     @property
     def read_k_steps(self) -> int:
@@ -307,22 +229,17 @@ class WarpgroupTile(Tile):
         shared = self.row_k_steps * (self.layer.kernel + self.row_accumulators - 1)
         return shared + self.row_accumulators * self.rest_k_steps
 
-    @property
-    def shared_reads(self) -> int:
-        return self.units * self.read_k_steps * 16 * self.components
-
-    @property
-    def staged_outputs(self) -> int:
-        return self.math_warps // 4 * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
+    shared_reads = property(lambda self: self.units * self.read_k_steps * 16 * self.components)
+    staged_outputs = property(
+        lambda self: self.math_warps // 4 * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
+    )
 
     def _half_steps(self) -> tuple[list[tuple[int, int]], list[int]]:
         halves, examples = half_steps(self.taps[: 8 * self.row_k_steps], self.row_stride, self.plane_stride)
         return (halves, examples) if len(examples) <= _MOST_PATTERNS else ([], [])
 
-    @property
-    def address_patterns(self) -> int:
-        """In how many ways the four words of half a k-step lie; 0 where they are too many for the registers."""
-        return len(self._half_steps()[1])
+    # In how many ways the four words of half a k-step lie; 0 where they are too many for the registers.
+    address_patterns = property(lambda self: len(self._half_steps()[1]))
 
     @property
     def defines(self) -> dict[str, int | str]:
@@ -345,10 +262,8 @@ class ImplicitGemmTile(Tile):
     position_columns = 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
 
-    @property
-    def _lines(self) -> int:
-        """Lines of row_accumulators input rows that a filter reaches."""
-        return ceil_div(self.layer.kernel + self.row_accumulators - 1, self.row_accumulators)
+    # Lines of row_accumulators input rows that a filter reaches.
+    _lines = property(lambda self: ceil_div(self.layer.kernel + self.row_accumulators - 1, self.row_accumulators))
 
     @property
     def taps(self) -> Taps:
@@ -359,17 +274,9 @@ class ImplicitGemmTile(Tile):
         row_stride = self.tile_columns + self.layer.kernel // 2
         yield row_stride, 4 * (self.tile_lines + self._lines - 1) * row_stride
 
-    @property
-    def filter_bytes(self) -> int:
-        return self.k_steps * 64 * 16 * 2 * self.components
-
-    @property
-    def filter_words(self) -> int:
-        return self.k_steps * 512
-
-    @property
-    def planes(self) -> int:
-        return ceil_div(self.row_accumulators * self.layer.channels, 4)
+    filter_bytes = property(lambda self: self.k_steps * 64 * 16 * 2 * self.components)
+    filter_words = property(lambda self: self.k_steps * 512)
+    planes = property(lambda self: ceil_div(self.row_accumulators * self.layer.channels, 4))
 
     @property
     def stage_words(self) -> int:
@@ -378,9 +285,7 @@ class ImplicitGemmTile(Tile):
         over = (lines - 1 - self.tile_lines) * self.row_stride + round_up(self.tile_columns, 8) + reach - 1
         return super().stage_words + 4 * max(0, over)
 
-    @property
-    def unit_positions(self) -> int:
-        return self.wgmma_n
+    unit_positions = property(lambda self: self.wgmma_n)
 
     @property
     def row_blocks(self) -> int:
