@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64;
     Range range;
     for (int i = 0; i < Config::range_blocks; i++) range.add(ranges[image * Config::range_blocks + i]);
-    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent();
+    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent(Config::transposed);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         scales[image] = {exponent, range.largest};
         if (exponent == Range::UNSPLITTABLE) listed[1 + atomicAdd(listed, 1)] = image;

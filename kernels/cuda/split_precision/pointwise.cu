@@ -47,7 +47,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
                 value[c] = real && c0 + c < C ? __ldg(from + (c0 + c) * (long long)AREA) : 0.0f;
 #pragma unroll
             for (int c = 0; c < Config::stage_channels; c++) range.add(value[c]);
-            int exponent = range.exponent();
+            int exponent = range.exponent(Config::transposed);
             if (max(exponent, -exponent) > LARGEST_EXPONENT) {  // UNSPLITTABLE too
                 if (atomicExch(listed + 1 + images + image, 1) == 0) listed[1 + atomicAdd(listed, 1)] = image;
                 exponent = 0;

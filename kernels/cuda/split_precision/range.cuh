@@ -28,14 +28,13 @@ struct Range {
     __device__ __forceinline__ void join_warp() {
         largest = __reduce_max_sync(~0u, largest), smallest = __reduce_min_sync(~0u, smallest);
     }
-    // The power of two that brings the largest value into [2^14, 2^15); UNSPLITTABLE where the values spread too far,
-    // or one is infinite or NaN.
+    // The power of two that brings the largest value into [2^14, 2^15); UNSPLITTABLE where one is infinite or NaN, or
+    // the values spread too far, unless they may have `any_spread`.
     static constexpr int UNSPLITTABLE = 1 << 20;
-    __device__ __forceinline__ int exponent() const {
+    __device__ __forceinline__ int exponent(bool any_spread = false) const {
         const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest
-        const bool fits =
-            top < 255 && wanted <= MAX_EXPONENT && smallest + 1 >= unsigned(max(top - MAX_SPREAD, 1)) << 23;
-        return largest == 0 || fits ? wanted : UNSPLITTABLE;
+        const bool close = any_spread || smallest + 1 >= unsigned(max(top - MAX_SPREAD, 1)) << 23;
+        return largest == 0 || (top < 255 && wanted <= MAX_EXPONENT && close) ? wanted : UNSPLITTABLE;
     }
     // It does not depend on the other values, except that an infinity or a NaN makes it 0.
     __device__ __forceinline__ int largest_exponent() const {

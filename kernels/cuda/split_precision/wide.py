@@ -3,6 +3,10 @@
 The error, as a share of sum |x||w|, is that of ``split_precision`` but for the sums: an accumulator is promoted after
 every 128 products at most, so truncation costs 2^-22 for each of those, whatever the length of the sum, and each
 promotion one or two roundings of 2^-24. The sums of the low products are 2^-10 of the others.
+
+In a data gradient, a value below 2^-28 of its image's or filter's largest errs by up to 2^-50 of that one instead of
+2^-22 of itself: gradients of a network spread so far in most of its layers, and to recompute their images took longer
+than all products. Such a value counts only where all others of a sum are as small.
 """
 
 from __future__ import annotations

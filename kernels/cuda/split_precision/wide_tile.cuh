@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
     __syncthreads();
     for (int i = 0; i < 8; i++) range.add(ranges[i]);
-    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent();
+    const int exponent = Config::split_form ? range.largest_exponent() : range.exponent(Config::transposed);
     if (threadIdx.x == 0) exponents[filter] = exponent;
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
     constexpr int PAIRS = Config::padded_channels / 2, WORDS = TAPS * PAIRS;
