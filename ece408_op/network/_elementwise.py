@@ -64,10 +64,16 @@ _FUNCTION_DERIVATIVES: dict[str, Callable[..., Any]] = {
     "square": lambda xp, x, y: 2 * x,
     "abs": lambda xp, x, y: xp.sign(x),
 }
+
+
+def _one(xp: Any, a: Any, b: Any, y: Any) -> Any:
+    return np.float32(1)
+
+
 #: Derivatives of the arithmetic to both operands, from these and the result, as MXNet has them where both are equal.
 _ARITHMETIC_DERIVATIVES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "add": (lambda xp, a, b, y: np.float32(1), lambda xp, a, b, y: np.float32(1)),
-    "sub": (lambda xp, a, b, y: np.float32(1), lambda xp, a, b, y: np.float32(-1)),
+    "add": (_one, _one),
+    "sub": (_one, lambda xp, a, b, y: np.float32(-1)),
     "mul": (lambda xp, a, b, y: b, lambda xp, a, b, y: a),
     "div": (lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)),
     "maximum": (lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b),
@@ -247,8 +253,12 @@ class Arithmetic(Operator):
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         xp, derivatives = arrays.xp, _ARITHMETIC_DERIVATIVES[self.op.rpartition("_")[2]]
+
+        def product(derivative: Callable[..., Any]) -> Any:
+            return gradient if derivative is _one else gradient * derivative(xp, *given.inputs, given.out)
+
         return [
-            reduced_to(xp, gradient * derivative(xp, *given.inputs, given.out), array.shape) if asked else None
+            reduced_to(xp, product(derivative), array.shape) if asked else None
             for derivative, array, asked in zip(derivatives, given.inputs, wanted)
         ]
 
