@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core import timer
-from ece408_op.kernels.cuda.split_precision import split_form
+from ece408_op.errors import UnsupportedError
+from ece408_op.kernels.cuda.split_precision import split_form, split_passes
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
@@ -16,7 +17,7 @@ NAME = "auto, split NHWC"
 
 
 class SplitLayer:
-    """A layer whose input is split already, and whose output stays split.
+    """A layer whose input is split already, and whose output stays split; float32 images of few channels are split too.
 
     x (B, C, H, W) and w (M, C / groups, K, K) are CuPy arrays of float32. precision is "float32" (two fp16 components
     per value), or "tf32" or "fp16" (one). Raises UnsupportedError for a layer that has no split form.
@@ -25,32 +26,45 @@ class SplitLayer:
     def __init__(self, problem: ConvProblem, x: Any, w: Any, precision: str) -> None:
         cp, chip = cuda.cupy(), cuda.chip()
         components = 2 if precision == "float32" else 1
+        unfolded = split_passes.unfolded(problem)
+        if unfolded and components == 1:
+            raise UnsupportedError(f"few channels: expected precision float32, got {precision}")
         self._filters = problem.filters
         self._y, self._y_scales = _arrays(problem.y_shape, components)
         self._evict = timer.Eviction(self._y)
         #: The kernel's bound, and the roundings of x and y to what is stored, as a share of sum |x||w|.
         self.bound = split_form.error_bound(problem) + 2 * 2.0 ** (-22 if components == 2 else -11)
-        split_x, x_scales = _arrays(problem.x_shape, components)
-        given = {"x": x, "split_x": split_x, "x_scales": x_scales}
-        cuda.execute(split_form.split_activations(problem.x_shape, chip, components), problem.batch, given, None)
-        program = split_form.convolution(problem, chip, components)
-        split_w = cp.empty(split_form.split_weight_bytes(problem, components) // 4, np.float32)
+        small = unfolded or problem
+        split_x, x_scales = _arrays(small.x_shape, components)
+        self._unfold: Callable[[], None] = lambda: None
+        if unfolded:
+            w = split_passes.unfolded_filters(w, unfolded)
+            images = {"x": x, "y": split_x, "y_scales": x_scales}
+            self._unfold = cuda.prepared_launch(split_passes.unfold(problem), problem.batch, images)
+        else:
+            images = {"x": x, "split_x": split_x, "x_scales": x_scales}
+            cuda.execute(split_form.split_activations(problem.x_shape, chip, components), problem.batch, images, None)
+        program = split_form.convolution(small, chip, components)
+        split_w = cp.empty(split_form.split_weight_bytes(small, components) // 4, np.float32)
         filters = {"w": w, "split_w": split_w, "w_exponents": cp.empty(problem.filters, np.int32)}
-        cuda.execute(split_form.split_weights(program, problem), 1, {"x": w, **filters}, None)
+        cuda.execute(split_form.split_weights(program, small), 1, {"x": w, **filters}, None)
         arrays = {"x": split_x, "x_scales": x_scales, "limits": split_form.output_limits(w), **filters}
         arrays |= {"y": self._y, "y_scales": self._y_scales}
-        self._launch: Callable[[], None] = cuda.prepared_launch(program, problem.batch, arrays)
-        # The launch has their addresses.
-        self._arrays = arrays
+        self._convolve: Callable[[], None] = cuda.prepared_launch(program, problem.batch, arrays)
+        # The launches have their addresses.
+        self._arrays = images, arrays
+        self._zeroed = [self._y_scales, x_scales] if unfolded else [self._y_scales]
 
     def prepare(self) -> None:
         """Evict L2, poison the output, and reset its scales, which a network does for all layers at once."""
         self._evict()
-        self._y_scales.fill(0)
+        for scales in self._zeroed:
+            scales.fill(0)
 
     def __call__(self) -> Any:
         """Queue the convolution; returns the split output."""
-        self._launch()
+        self._unfold()
+        self._convolve()
         return self._y
 
     def values(self, output: Any) -> Any:

@@ -35,8 +35,6 @@ _KERNEL: CudaKernel = wide.FP16X3[1]
 _FEWEST_FILTERS, _FEWEST_CHANNELS, _FEWEST_PRODUCTS = 24, 24, 64
 #: Activations that map 0 to 0 and no value to a larger one, so that limits hold and padded channels stay zero.
 _FOLLOWING = (None, "relu", "relu6", "tanh", "softsign")
-#: The most channels times columns of a window that become channels.
-_MOST_UNFOLDED = 64
 
 
 def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> Form | None:
@@ -59,8 +57,8 @@ def accepts(chip: Chip, node: Node, inputs: Sequence[Shape], output: Shape) -> F
             return None
         if isinstance(operator, FullyConnected) or problem.filters // problem.groups < _FEWEST_FILTERS:
             return Form.BETWEEN
-        if is_unfolded(operator, x):
-            small = unfolded(problem)
+        small = split_passes.unfolded(problem)
+        if small and not operator.residual:
             return None if split_form.reasons(small) or split_passes.reasons(small.x_shape) else Form.FIRST
         enough = x[1] // problem.groups >= _FEWEST_CHANNELS and problem.products >= _FEWEST_PRODUCTS
         return Form.PAYS if enough else Form.BETWEEN
@@ -88,26 +86,6 @@ def is_depthwise(operator: Operator, x: Shape) -> bool:
         and operator.dilate == (1, 1)
         and not operator.residual
     )
-
-
-def is_unfolded(operator: Operator, x: Shape) -> bool:
-    """Return whether a convolution of float32 images has few channels, which its windows' columns become."""
-    return (
-        isinstance(operator, Convolution)
-        and x[1] > 1  # another kernel is for one channel
-        and x[1] * operator.kernel[1] <= _MOST_UNFOLDED
-        and operator.num_group == 1
-        and operator.dilate[1] == 1
-        and not operator.residual
-    )
-
-
-def unfolded(problem: ConvProblem) -> ConvProblem:
-    """Return the convolution of images whose channels are the columns of this one's windows."""
-    x = split_passes.unfolded_shape(problem.x_shape, problem.kernel_width, problem.stride[1], problem.pad[1])
-    (batch, channels, height, width), (dilate, _) = x, problem.dilate
-    sizes = (batch, channels, height, width, problem.filters, problem.kernel, 1)
-    return ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (dilate, 1))
 
 
 def problem_of(operator: Operator, x: Shape) -> ConvProblem | None:
@@ -247,16 +225,16 @@ class _First(_Convolution):
 
     def _planned(self, chip: Chip, output: Shape) -> Program:
         problem, self._images = self._problem, self._problem.x_shape
-        self._unfold = split_passes.unfold(self._images, problem.kernel_width, problem.stride[1], problem.pad[1])
-        self._problem = unfolded(problem)
+        self._unfold = split_passes.unfold(problem)
+        unfolded = split_passes.unfolded(problem)
+        assert unfolded, "accepts took it"
+        self._problem = unfolded
         self._values = round_up(split_bytes(self._problem.x_shape), SCRATCH_ALIGNMENT)
         self.scratch = self._values + SCALE_BYTES * problem.batch
         return super()._planned(chip, output)
 
     def _converted(self, w: Any, bias: Any) -> Mapping[str, Any]:
-        cp, channels = cuda.cupy(), self._images[1]
-        taps = w.reshape(len(w), channels, self._problem.kernel, -1).transpose(0, 3, 1, 2)
-        return super()._converted(cp.ascontiguousarray(taps).reshape(self._problem.w_shape), bias)
+        return super()._converted(split_passes.unfolded_filters(w, self._problem), bias)
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         values, scales = scratch[: self._values // ITEM_BYTES], scratch[self._values // ITEM_BYTES :]

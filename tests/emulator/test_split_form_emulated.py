@@ -247,11 +247,26 @@ def test_refusals_have_reasons(shapes, reason):
     assert any(reason in found for found in split_passes.reasons(*shapes))
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ConvProblem(2, 1, 9, 9, 8, 3),
+        ConvProblem(2, 22, 9, 9, 8, 3),
+        ConvProblem(2, 4, 9, 9, 8, 3, groups=2),
+        ConvProblem(2, 3, 9, 9, 8, 3, dilate=(1, 2)),
+        ConvProblem(2, 2, 9, 99, 8, 1, 65),
+    ],
+)
+def test_only_plain_layers_of_few_channels_are_unfolded(problem):
+    assert split_passes.unfolded(problem) is None
+
+
 def test_the_columns_of_windows_become_channels(programs):
     x = images(2, 3, 5, 9, special=True)
-    shape = split_passes.unfolded_shape(x.shape, 3, 2, 1)
-    assert shape == (2, 9, 5, 5)
-    got, scales, _ = run(split_passes.unfold(x.shape, 3, 2, 1), {"x": x}, shape, programs)
+    problem = ConvProblem(2, 3, 5, 9, 8, 2, 3, stride=(1, 2), pad=(0, 1))
+    unfolded = split_passes.unfolded(problem)
+    assert unfolded == ConvProblem(2, 9, 5, 5, 8, 2, 1)
+    got, scales, _ = run(split_passes.unfold(problem), {"x": x}, unfolded.x_shape, programs)
     padded = np.pad(x, ((0, 0), (0, 0), (0, 0), (1, 1)))
     exact = np.concatenate([padded[..., q : q + 9 : 2] for q in range(3)], axis=1)
     assert np.array_equal(np.isnan(got), np.isnan(exact))

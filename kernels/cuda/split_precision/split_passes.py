@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ece408_op.core.kernel import source_text
+from ece408_op.problem import ConvProblem
+from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import GRID_YZ, Launch, Pair, Plan, ceil_div
 
@@ -31,6 +34,8 @@ _THREADS, _UNIT = 256, 8
 _JOINED = 32, 64
 #: Blocks of largest_of_images per image.
 _RANGE_BLOCKS = 8
+#: The most channels times columns of a window that become channels.
+_MOST_UNFOLDED = 64
 #: Units of a split array, which 32 bits count; inputs of concat.
 _MOST_UNITS, MOST_INPUTS = 2**31, 4
 
@@ -85,18 +90,33 @@ def join(x: Shape) -> Program:
     return _program("join_images", (), x, x, {}, None)
 
 
-def unfold(x: Shape, columns: int, stride: int, pad: int) -> Program:
-    """Return the program that splits images of few channels, with the columns of each window as channels."""
-    y = unfolded_shape(x, columns, stride, pad)
-    others = {"window_width": columns, "stride_width": stride, "pad_width": pad}
+def unfolded(problem: ConvProblem) -> ConvProblem | None:
+    """Return the convolution of images whose channels are the columns of this one's windows, if that is profitable.
+
+    It is for images of few channels, but more than one.
+    """
+    _, channels, height, width = problem.x_shape
+    few = 1 < channels <= _MOST_UNFOLDED // problem.kernel_width
+    if not few or problem.groups != 1 or problem.dilate[1] != 1:
+        return None
+    columns = (width + 2 * problem.pad[1] - problem.kernel_width) // problem.stride[1] + 1
+    sizes = (problem.batch, channels * problem.kernel_width, height, columns, problem.filters, problem.kernel, 1)
+    return ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (problem.dilate[0], 1))
+
+
+def unfold(problem: ConvProblem) -> Program:
+    """Return the program that splits a convolution's images, with the columns of each window as channels."""
+    x, y = problem.x_shape, unfolded(problem)
+    assert y, "profitable"
+    others = {"window_width": problem.kernel_width, "stride_width": problem.stride[1], "pad_width": problem.pad[1]}
     largest = Launch("largest_of_images", (_RANGE_BLOCKS, x[0], 1), (_THREADS, 1, 1), ("x", "y_scales", "images"))
-    return _program("unfold_columns", (), x, y, others, None, ("x",), (largest,))
+    return _program("unfold_columns", (), x, y.x_shape, others, None, ("x",), (largest,))
 
 
-def unfolded_shape(x: Shape, columns: int, stride: int, pad: int) -> Shape:
-    """Return the shape of what ``unfold`` fills."""
-    batch, channels, height, width = x
-    return batch, channels * columns, height, (width + 2 * pad - columns) // stride + 1
+def unfolded_filters(w: Any, problem: ConvProblem) -> Any:
+    """Return the filters (M, C, K, L) of a convolution, a CuPy array, as those of its ``unfolded`` problem."""
+    taps = w.reshape(len(w), -1, problem.kernel, w.shape[3]).transpose(0, 3, 1, 2)
+    return cuda.cupy().ascontiguousarray(taps).reshape(problem.w_shape)
 
 
 def _windows(window: Pair, stride: Pair, pad: Pair) -> dict[str, int]:
