@@ -1,0 +1,149 @@
+"""A submission before it runs: its files, its constants and the compiler's words; and how a program ends."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from sandbox import needs_sandbox
+from submissions import touch
+
+from ece408_op.grade import _grading
+from ece408_op.submission import build, programs, sandbox, sources
+from ece408_op.submission.networks import KNOWN, pointed_to
+from ece408_op.submission.sandbox import Tools
+
+TOOLS = Tools(Path("/tools"))
+
+
+def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_path: Path) -> None:
+    touch(tmp_path, "new-inl.h", "own.h", "others.h")
+    (tmp_path / "new-forward.h").write_text('#include "./new-inl.h"\n#include "own.h"\n')
+    (tmp_path / "to").mkdir()
+    sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["new-forward.h", "own.h"]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("#define H 28\nfloat a[50 * 576];", ["2017"]),
+        ("// 28 x 28\n/* 576 */ int B = x.shape_[0];", []),
+        ("const int TILE = 16; __shared__ float x[900];", ["2018sp"]),
+        ("__constant__ float k[2400]; // as many in 2018 as in 2019", []),
+        ("#define L1_IN 48\n#define L1_OUT 44\n#define L2_IN 22", ["2019sp"]),
+        ("__constant__ float k[7200]; if (H == 70) f<66>(); else f<33>();", ["2019fa"]),
+        ("__constant__ float k[14112]; int H = 72;", ["2018fa"]),
+        ("if (H == 72) f<12, 66>(); else f<33, 27>(); if (H == 784) g();", ["2018fa", "2017"]),
+        ("#define TILE_WIDTH 28\n__constant__ float k[24 * 12 * 7 * 7];", ["2018fa"]),
+        ("#define ONE_OUT_TILE_WIDTH 28\nif (H == 70.0) f(66.0f);", ["2019fa"]),
+    ],
+)
+def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
+    assert [net.name for net in pointed_to(source)] == names
+    assert {net.name for net in KNOWN} >= set(names)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("TILE" * 500 + "1" * 2000 + "x", "2*" * 5000 + "2", "TILE" + " " * 9000 + "x"),
+        *("/*" * 117_000, "//" * 117_000 + "*/", "'\"/*\\" * 50_000, "/" * 234_000, '#include "' * 23_000),
+        *("# include </" + "/include" * 30_000, "".join(f'#include "{n}"\n' for n in range(200_000))),
+        *("cublasA" * 30_000, "cudnnA " * 30_000, " \t" * 117_000 + "#pragma"),
+    ],
+    ids=range(13),
+)
+def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
+    (tmp_path / "new-forward.h").write_text(text)
+    began = time.process_time()
+    pointed_to(text)
+    _grading.arithmetic(text)
+    build.not_supported(text, text[:4000])
+    build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")
+    (tmp_path / "to").mkdir()
+    sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
+    sources.include_by_name(tmp_path / "to")
+    sources.unroll_without_names(tmp_path / "to")
+    sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        # A missing bracket, and not that there is no forward, is what the author has to mend.
+        (
+            'ece408_grade/after.h(6): error: identifier "forward" is undefined\n'
+            'At end of source: error: expected a "}"\n',
+            'behind the end of a.cuh: error: expected a "}"',
+        ),
+        (
+            "ece408_grade/after.h:6:3: error: 'forward' was not declared in this scope\n"
+            "ece408_grade/after.h:15:2: error: expected '}' at end of input\n"
+            "/build/src/a.cuh:3:17: note: to match this '{'\n",
+            "a.cuh:3:17: note: to match this '{'",
+        ),
+        (
+            "/usr/include/avxintrin.h:12:1: error: inlining failed: target specific option mismatch\n"
+            "/build/src/a.cuh:17:33: note: called from here\n",
+            "a.cuh:17:33: note: called from here",
+        ),
+        (
+            "unit.cpp:(.text+0x83): undefined reference to `void mxnet::op::forward<mshadow::cpu, float>(...)'\n",
+            "it has no forward(y, x, w) for this device in namespace mxnet::op that can be called",
+        ),
+    ],
+)
+def test_errors_say_what_the_author_can_mend(said: str, shown: str) -> None:
+    lines = build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()
+    assert lines[-1] == shown
+    assert not any("undefined reference" in line or "forward" in line and "after" in said for line in lines)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/build/src/a.cuh(3): error: no storage class\n  _global_ void k(float *y) {}\n  ^\n",
+        "/build/src/a.cuh:3:1: error: no type\n    3 | _global_ void k(float *y) {}\n      | ^~~~\n",
+    ],
+)
+def test_the_code_stands_below_its_error(said: str) -> None:
+    assert build.errors(said, Path("/build"), TOOLS, "a.cuh").splitlines()[1:] == ["    _global_ void k(float *y) {}"]
+
+
+def test_a_helper_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.h").write_text('#include "sparse.h"\n')
+    with open(tmp_path / "sparse.h", "wb") as file:
+        file.truncate(6 << 30)
+    (tmp_path / "to").mkdir()
+    sources.copy(tmp_path / "a.h", tmp_path / "to")
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["a.h"]
+
+
+def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    stale = tmp_path / f"ece408-grade-{ended.pid}-case-x"
+    stale.mkdir()
+    with programs.new_folder("case") as own:
+        programs.remove_folders()
+        assert Path(own).exists() and not stale.exists()
+
+
+@needs_sandbox
+def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
+    tools = programs.build([])
+    with open(tmp_path / "output", "wb") as output:
+        # It looks for the beginning of a last line, and keeps all that it reads.
+        command = ["/usr/bin/tail", "/dev/zero"]
+        limits = sandbox.Limits(memory=200 << 20)
+        process = sandbox.start(tools, command, limits=limits, output=output, device=0, filtered=False)
+        while process.pages()[0] < 200 << 20:
+            assert not process.wait(0.01)
+    process.end()
+    assert not process.runs()
