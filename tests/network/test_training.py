@@ -235,6 +235,7 @@ NETWORKS = {
     "resnet18_v1": (32, 1e-4),
     "mobilenetv2_1.0": (32, 1e-5),
     "ece408-high": (None, 1e-3),
+    "ece408-2018sp": (None, 1e-4),
     "ece408-2018fa": (None, 1e-3),
 }
 
