@@ -140,36 +140,33 @@ def _group_tiles(tiles: int, rows: int, components: int, registers: int) -> int:
     return 0
 
 
-def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int, int, int] | None:
-    """Return the promotion interval, warpgroups and registers for ``each`` column tiles of ``rows`` output rows.
-
-    None where sums should be promoted and no number of warpgroups has the registers.
-    """
-    if interval == 0 or rows * each <= _PROMOTED_TILES:
-        return interval, _WARPGROUPS, registers
-    if rows > _FEW_ROWS:
-        return 0, _WARPGROUPS, registers
-    return (interval, _FEW_WARPGROUPS, _FEW_REGISTERS) if rows * each <= _FEW_TILES else None
-
-
 def _warpgroup_shape(
     k_steps: int, tiles: int, rows: int, components: int, from_global: bool, most_filters: float
 ) -> Fields | None:
-    """Return the blocks, registers and column tiles per group of as few blocks as have shared memory for filters."""
+    """Return the blocks, registers and column tiles per group of as few blocks as have shared memory for filters.
+
+    None where no number has it, or sums should be promoted and no number of warpgroups has the registers.
+    """
     # Producers that copy rows need more registers.
     most = [r for r in _WARPGROUP_REGISTERS if from_global or r == min(_WARPGROUP_REGISTERS)]
     for blocks in range(1, tiles + 1):
         own = ceil_div(tiles, blocks)
         each = _group_tiles(own, rows, components, most[-1])
         if each and k_steps * round_up(own, each) * 256 * components <= most_filters:
-            registers = next(r for r in most if _group_tiles(own, rows, components, r) == each)
-            found = _promotion(_wanted_interval(k_steps, components), rows, each, registers)
-            if found is None:
-                return None
-            names = "promotion_interval", "math_warps", "consumer_registers"
-            sizes = dict(zip(names, (found[0], 4 * found[1], found[2])))
-            return {**sizes, "group_tiles": each, "filter_blocks": blocks, "row_accumulators": rows}
-    return None
+            break
+    else:
+        return None
+    registers = next(r for r in most if _group_tiles(own, rows, components, r) == each)
+    interval, warpgroups = _wanted_interval(k_steps, components), _WARPGROUPS
+    if interval and rows * each > _PROMOTED_TILES:
+        if rows > _FEW_ROWS:
+            interval = 0
+        elif rows * each <= _FEW_TILES:
+            warpgroups, registers = _FEW_WARPGROUPS, _FEW_REGISTERS
+        else:
+            return None
+    sizes = {"math_warps": 4 * warpgroups, "consumer_registers": registers, "promotion_interval": interval}
+    return {**sizes, "group_tiles": each, "filter_blocks": blocks, "row_accumulators": rows}
 
 
 def warpgroup_tiles(problem: ConvProblem, aligned: int, components: int, chip: Chip) -> Iterator[WarpgroupTile]:
