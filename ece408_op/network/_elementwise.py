@@ -228,8 +228,12 @@ class WithScalar(Operator):
         )
 
 
+@dataclass(frozen=True)
 class Arithmetic(Operator):
-    """Arithmetic with two arrays, of one shape or, for the operators that say so, of shapes that broadcast."""
+    """Arithmetic with two arrays, of one shape or, for the operators that say so, of shapes that broadcast.
+
+    Fusion adds a relu in training.
+    """
 
     names = tuple(
         f"{'broadcast' if broadcast else 'elemwise' if name in ('add', 'sub', 'mul', 'div') else ''}_{name}"
@@ -238,6 +242,7 @@ class Arithmetic(Operator):
     )
     inputs = ("lhs", "rhs")
     inplace = True
+    relu: bool = False
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
         if not self.op.startswith("broadcast"):
@@ -250,8 +255,11 @@ class Arithmetic(Operator):
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
         getattr(arrays.xp, _ARITHMETIC[self.op.rpartition("_")[2]])(*inputs, out=out)
+        if self.relu:
+            arrays.xp.maximum(out, np.float32(0), out=out)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
+        gradient = gradient * (given.out > 0) if self.relu else gradient
         xp, derivatives = arrays.xp, _ARITHMETIC_DERIVATIVES[self.op.rpartition("_")[2]]
 
         def product(derivative: Callable[..., Any]) -> Any:

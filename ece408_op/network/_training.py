@@ -68,16 +68,16 @@ def check_gradients(network: Network, several: bool) -> None:
 
 
 def fused(network: Network) -> Network:
-    """Return the network with a relu computed by the BatchNorm before it, where nothing else reads what is between."""
+    """Return the network with a relu computed by the BatchNorm or sum before it, if nothing else reads that."""
     graph = network.graph
     source, nodes = only_source(graph), list(graph.nodes)
     for index, node in enumerate(nodes):
         before = source(index)
         if before is None or not isinstance(node.operator, Activation) or node.operator.activation != "relu":
             continue
-        norm = nodes[before].operator
-        if isinstance(norm, BatchNorm) and not norm.use_global_stats:
-            nodes[before] = replace(nodes[before], operator=replace(norm, relu=True))
+        one = nodes[before].operator
+        if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":
+            nodes[before] = replace(nodes[before], operator=replace(one, relu=True))
             nodes[index] = replace(node, operator=Identity("_copy"))
     return replace(network, graph=Graph(nodes, graph.heads, graph.attrs))
 

@@ -5,6 +5,7 @@ their own methods, with cuBLAS for matrix products and ``training.cu`` for passe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from ece408_op.graph.symbol_graph import Node
 from ece408_op.runtime import cuda
 
 from ._definition import Shape, Trained
-from ._elementwise import Activation
+from ._elementwise import Activation, Arithmetic
 from ._gpu import Chooser
 from ._layers import BatchNorm, Convolution
 from ._passes import Pass, pool
@@ -40,6 +41,8 @@ class GpuOperators(Operators):
             return None
         if isinstance(operator, BatchNorm) and not operator.use_global_stats and out.size:
             return self.arrays.batch_norm(operator, inputs, out)
+        if isinstance(operator, Arithmetic) and operator.relu and out.size:
+            return self.arrays.sum_relu(inputs, out)
         if not isinstance(operator, Convolution) or not out.size:
             return super().train(node, inputs, out, seed)
         (x, w, *bias), problem = inputs, operator.problem(inputs[0].shape)
@@ -63,6 +66,9 @@ class GpuOperators(Operators):
         operator, xp = node.operator, self.arrays.xp
         if isinstance(operator, Activation):
             return [self.arrays.activation_gradient(operator.activation, gradient, given.out)]
+        if isinstance(operator, Arithmetic) and operator.relu:
+            gradient = self.arrays.activation_gradient("relu", gradient, given.out)
+            node = replace(node, operator=replace(operator, relu=False))
         if isinstance(operator, Pooling):
             return [self.arrays.pool_gradient(operator, gradient, given.inputs[0], given.out)]
         if isinstance(operator, BatchNorm) and not operator.use_global_stats and gradient.size:

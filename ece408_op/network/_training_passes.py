@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -68,12 +68,27 @@ class TrainingArrays(GpuArrays):
     def channel_mix(self, factors: Sequence[Any], x: Any, y: Any, out: Any) -> None:
         """Fill out with a x + b (y - c) + d: see ``Arrays``."""
         if out.size:
-            self._mix(self.xp.stack(factors).astype(np.float32), x, y, out)
+            rows = self.xp.empty((4, x.shape[1]), np.float32)
+            for row, factor in zip(rows, factors):
+                row[...] = factor
+            self._mix(rows, x, y, out)
 
     def _mix(self, factors: Any, x: Any, y: Any, out: Any, mode: int = _NO_RELU, relu: Any = None) -> None:
         one = mix_program(x.shape, self.vector(x.shape[2], x, y, out), mode)
         arrays = {"x": x, "y": y, "factors": factors, "out": out}
         cuda.execute(one, 1, {**arrays, "relu": factors if relu is None else relu}, None)
+
+    def sum_relu(self, inputs: Sequence[Any], out: Any) -> None:
+        """Fill out with the relu of the sum of two arrays."""
+        x, y, out = (array.reshape(1, 1, -1) for array in (*inputs, out))
+        self._mix(self._ones, x, y, out, _RELU)
+
+    @cached_property
+    def _ones(self) -> Any:
+        """The factors of a sum."""
+        factors = self.xp.zeros((4, 1), np.float32)
+        factors[:2] = 1
+        return factors
 
     def batch_norm(self, norm: BatchNorm, inputs: Sequence[Any], out: Any) -> Any:
         """Fill ``out`` and return what ``BatchNorm.train`` does, for a batch that is not empty."""
@@ -116,8 +131,11 @@ class TrainingArrays(GpuArrays):
         """Return the gradient to x (B, C, H, W)."""
         out = self.xp.empty(x.shape, np.float32)
         if out.size:
-            arrays = {"x": x, "y": y, "dy": gradient, "out": out}
-            cuda.execute(pool_gradient_program(operator, x.shape, y.shape), 1, arrays, None)
+            found, of_gradient = pool_gradient_programs(operator, x.shape, y.shape)
+            first = self.xp.empty(y.shape if operator.is_maximum else 1, np.int32)
+            if operator.is_maximum:
+                cuda.execute(found, 1, {"x": x, "y": y, "maxima": first}, None)
+            cuda.execute(of_gradient, 1, {"x": first, "dy": gradient, "out": out}, None)
         return out
 
 
@@ -177,17 +195,19 @@ def activation_program(activation: str, count: int, vector: int) -> cuda.Program
 
 
 @lru_cache(maxsize=1024)
-def pool_gradient_program(operator: Pooling, x: Shape, y: Shape) -> cuda.Program:
-    """Return the gradient of pooling; arrays x, y, dy and out."""
+def pool_gradient_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
+    """Return the maxima's places, of arrays x, y and maxima; and the gradient, of arrays x, those, dy and out."""
     fitted = operator.fitted(x)
     defines: dict[str, int | str] = {
         "MAXIMUM": int(operator.is_maximum),
         "MEAN": int(operator.pool_type == "avg"),
         "COUNT_PAD": int(operator.count_include_pad),
     }
-    sizes = (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad)
-    args = ("x", "y", "dy", "out", *map(np.int32, sizes), np.int64(prod(x)))
-    return _program("pool_gradient", prod(x), args, 1, defines)
+    sizes = tuple(map(np.int32, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad)))
+    return (
+        _program("first_maxima", prod(y), ("x", "y", "maxima", *sizes, np.int64(prod(y))), 1, defines),
+        _program("pool_gradient", prod(x), ("x", "dy", "out", *sizes, np.int64(prod(x))), 1, defines),
+    )
 
 
 def row_of(one: Update) -> list[int]:

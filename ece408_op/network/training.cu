@@ -2,7 +2,7 @@
 // of pooling and activations, updates of parameters.
 //
 // Each input element is read once and each output element written once, except in the gradient of pooling, where a
-// thread reads all windows over its element, mostly from L1. Memory bandwidth limits all of them (below one FLOP per
+// thread reads its window, or all windows over its element, mostly from L1. Memory bandwidth limits all of them (below one FLOP per
 // byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums are float64, so
 // that their errors do not grow with the batch.
 //
@@ -192,26 +192,31 @@ extern "C" __global__ void update(const Row *x, float scale, float clip, float b
 #endif
 
 #ifdef MAXIMUM
-// Whether (h, w) is the first element of its window in x that is equal to the window's maximum.
-__device__ __forceinline__ bool is_first(const float *image, float maximum, int top, int left, int h, int w, int H,
-                                         int W, int columns) {
-    if (image[h * W + w] != maximum) return false;
-    for (int p = max(top, 0); p <= h; p++)
-        for (int q = max(left, 0); q < (p == h ? w : min(left + columns, W)); q++)
-            if (image[p * W + q] == maximum) return false;
-    return true;
+// first (planes, OH, OW) = where in its window of x, row by row, the first element is that is equal to the maximum y.
+extern "C" __global__ void first_maxima(const float *__restrict__ x, const float *__restrict__ y, int *first, int H,
+                                        int W, int OH, int OW, int rows, int columns, int stride_rows,
+                                        int stride_columns, int pad_rows, int pad_columns, long long count) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        const int top = (int)(i / OW % OH) * stride_rows - pad_rows, left = (int)(i % OW) * stride_columns - pad_columns;
+        const float *image = x + (size_t)(i / ((INDEX)OW * OH)) * H * W;
+        const float maximum = y[i];
+        int found = -1;
+        for (int h = max(top, 0); h < min(top + rows, H) && found < 0; h++)
+            for (int w = max(left, 0); w < min(left + columns, W) && found < 0; w++)
+                if (image[h * W + w] == maximum) found = (h - top) * columns + w - left;
+        first[i] = found;
+    }
 }
 
 // out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
-// or, for sums and means, of all windows over the element. x, y: the pooling's input and output.
-extern "C" __global__ void pool_gradient(const float *__restrict__ x, const float *__restrict__ y,
-                                         const float *__restrict__ dy, float *__restrict__ out, int H, int W, int OH,
+// or, for sums and means, of all windows over the element. first: of first_maxima.
+extern "C" __global__ void pool_gradient(const int *__restrict__ first, const float *__restrict__ dy,
+                                         float *__restrict__ out, int H, int W, int OH,
                                          int OW, int rows, int columns, int stride_rows, int stride_columns,
                                          int pad_rows, int pad_columns, long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int w = (int)(i % W), h = (int)(i / W % H);
         const size_t plane = (size_t)(i / ((INDEX)W * H));
-        const float *image = x + plane * H * W;
         // The windows over the element: window p begins at p stride - pad.
         const int first_p = max(0, (h + pad_rows - rows + stride_rows) / stride_rows);
         const int first_q = max(0, (w + pad_columns - columns + stride_columns) / stride_columns);
@@ -223,7 +228,7 @@ extern "C" __global__ void pool_gradient(const float *__restrict__ x, const floa
                 const size_t at = plane * OH * OW + p * OW + q;
                 const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
                 if (MAXIMUM) {
-                    if (is_first(image, y[at], top, left, h, w, H, W, columns)) sum += dy[at];
+                    if (first[at] == (h - top) * columns + w - left) sum += dy[at];
                 } else if (MEAN) {
                     const int bottom = top + rows, right = left + columns;
                     const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);

@@ -19,7 +19,7 @@ import numpy as np
 
 from ece408_op.network import _dense, engine, trainer
 from ece408_op.network._definition import Arrays
-from ece408_op.network._elementwise import Activation
+from ece408_op.network._elementwise import Activation, Arithmetic
 from ece408_op.network._formats import SplitArray
 from ece408_op.network._layers import BatchNorm, Convolution
 from ece408_op.network._pooling import Pooling
@@ -267,7 +267,7 @@ class Chooser(engine.Chooser):
 
 
 #: Operators whose steps of training are launches of our kernels.
-LAUNCHED = (Convolution, BatchNorm, Pooling, Activation)
+LAUNCHED = (Convolution, BatchNorm, Pooling, Activation, Arithmetic)
 
 
 class Operators(trainer.GpuOperators):
