@@ -51,6 +51,8 @@ class Forward:
     values: Mapping[int, Any]
     saved: Mapping[int, Any]
     states: Mapping[int, Any]
+    #: The repeated passes whose memory the values are in: see ``_repeated``.
+    passes: Any = None
 
 
 def check_gradients(network: Network, several: bool) -> None:

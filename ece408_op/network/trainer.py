@@ -10,7 +10,7 @@ signalling NaN in each element: results computed from them are NaN, and arithmet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -26,10 +26,12 @@ from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffe
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
 
-from . import _training
+from . import _repeated, _training
 from ._definition import Shape
 from ._gpu import Chooser
 from ._network import parse
+from ._packing import Packing
+from ._repeated import Pass, Passes, Repeated
 from ._training_gpu import GpuOperators
 from ._updates import Adam, Sgd, Update
 from .engine import LEAST_TRANSFER, Engine, copying_threads, engines
@@ -47,6 +49,7 @@ class _Left(NamedTuple):
     operators: GpuOperators
     parameter: Any
     gradient: Any
+    before: _training.Forward | None
 
 
 #: Where a parameter and its gradient are on the host.
@@ -68,6 +71,7 @@ class Trainer:
         self.stream = engine.gpu.stream
         #: The shapes of all values, by those of the data.
         self._shapes: Recent[tuple[Shape, ...], Mapping[int, Shape]] = Recent(64)
+        self._repeated = None if _training.is_random(self.network) else Repeated()
 
     def forward(
         self,
@@ -76,11 +80,13 @@ class Trainer:
         outputs: Sequence[np.ndarray],
         states: Mapping[int, np.ndarray],
         seed: int,
+        alone: bool = True,
     ) -> _training.Forward:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Raises DeviceError if the GPU fails or has no memory.
+        others. alone: no other GPU computes the same step; a CUDA graph may repeat it. Raises DeviceError if the GPU
+        fails or has no memory.
         """
         network = self.network
 
@@ -93,7 +99,16 @@ class Trainer:
             new = [found.states.get(number, given[number]) for number in states]
             return [*(found.values[value] for value in network.outputs), *new], found
 
-        return _step(self._gpu, [*data, *parameters], [*outputs, *states.values()], compute)
+        inputs, results, passes = [*data, *parameters], [*outputs, *states.values()], None
+        if alone and self._repeated:
+            passes = self._repeated.take(tuple(array.shape for array in data))
+        try:
+            found = _step(self._gpu, inputs, results, compute, passes, tuple(states))
+        except BaseException:
+            if self._repeated:
+                self._repeated.clear()
+            raise
+        return passes.holds(found) if passes else found
 
     def backward(
         self,
@@ -115,7 +130,8 @@ class Trainer:
             found = self._differentiated(before, arrays, gradients, wanted)
             return [found[number] for number in targets], found
 
-        found = _step(self._gpu, [*labels, *gradients.values()], list(targets.values()), compute)
+        inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
+        found = _step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind)
         self.leave(before, found, left)
 
     def differentiate(
@@ -145,12 +161,13 @@ class Trainer:
         self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
     ) -> None:
         """Leave gradients for ``update``, and mark their arrays: see ``backward``."""
-        ones = {}
+        # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
+        ones, used = {}, before if before.passes else None
         for number, (at, array) in left.items():
             bits = array.reshape(-1).view(np.uint32)
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
-            ones[at, address(array)] = _Left(self._gpu, self._operators, before.values[number], found[number])
+            ones[at, address(array)] = _Left(self._gpu, self._operators, before.values[number], found[number], used)
         if ones:
             waiting.pop(tuple(ones), None)
             waiting[tuple(ones)] = ones
@@ -256,22 +273,41 @@ def _step(
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
     compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
+    passes: Passes | None = None,
+    kind: Hashable = (),
 ) -> Result:
-    """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs."""
-    pool = cuda.cupy().get_default_memory_pool()
-    if not any(array.size for array in inputs):
-        # The pipeline computes when the last input has come, so there has to be one.
-        inputs = [*inputs, np.zeros(1, np.float32)]
+    """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
+
+    passes: has the pass of that kind, if a CUDA graph repeats it.
+    """
+    pool, xp = cuda.cupy().get_default_memory_pool(), cuda.cupy()
+    packings = [Packing([array.shape for array in arrays]) for arrays in (inputs, outputs)]
+    given, targets = (packing.packed(arrays, np.zeros) for packing, arrays in zip(packings, (inputs, outputs)))
+
+    def packed(arrays: Sequence[Any]) -> tuple[list[Any], Result]:
+        # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
+        room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
+        found, result = compute(packings[0].unpacked(arrays))
+        return packings[1].packed(found, lambda shape, dtype: room), result
+
     with gpu.lock, gpu.device, cuda.reported("training"):
         for last_try in (False, True):
             try:
-                device = _Device(gpu, inputs, compute)
-                device.run(inputs, outputs)
-                # Without outputs nothing has waited yet, and the next step's copies may use memory that is free then.
+                with gpu.stream:
+                    outputs_room = None if passes else xp.empty(packings[1].shapes[-1], np.float32)
+                device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
+                device.run(given, targets)
+                # What is free then may be the next step's, whose copies run on other streams.
                 cuda.wait("training", gpu.stream)
+                for target, found in zip(outputs, packings[1].unpacked(targets)):
+                    if found is not target:
+                        target[...] = found
                 return device.result
             except cuda.cupy().cuda.memory.OutOfMemoryError as error:
                 gpu.wait()
+                if passes:
+                    passes.refused, passes = True, None
+                _repeated.clear()
                 # Other networks on this GPU wait for its lock: their memory can be freed.
                 for other in engines():
                     if other.gpu is gpu:
@@ -279,8 +315,7 @@ def _step(
                 pool.free_all_blocks()
                 if last_try:
                     raise DeviceError(
-                        f"the GPU's memory: expected room for a training step on {len(inputs[0])} images, got "
-                        f"{error}; use a smaller batch"
+                        f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
                     ) from error
             except BaseException:
                 gpu.wait()
@@ -291,10 +326,10 @@ def _step(
 class _Device:
     """The GPU as the copy pipeline asks for it, for one step: all of it is one chunk."""
 
-    def __init__(self, gpu: Gpu, inputs: Sequence[np.ndarray], compute: Callable[..., Any]) -> None:
-        self._gpu, self._compute, self.staging = gpu, compute, gpu.staging
+    def __init__(self, gpu: Gpu, inputs: Sequence[np.ndarray], compute: Callable[..., Any], one: Pass | None) -> None:
+        self._gpu, self._compute, self._pass, self.staging = gpu, compute, one, gpu.staging
         with gpu.stream:
-            self._inputs = [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
+            self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
         self._outputs: list[Any] = []
         self.result: Any = None
 
@@ -310,7 +345,8 @@ class _Device:
 
     def compute(self, this: Chunk) -> Any:
         with self._gpu.device, self._gpu.stream:
-            self._outputs, self.result = self._compute(self._inputs)
+            run = self._pass and self._pass.run(self._compute, self._gpu.stream)
+            self._outputs, self.result = run or self._compute(self._inputs)
             return self._gpu.stream.record()
 
 

@@ -117,6 +117,8 @@ def fake_cupy():
         get_current_stream=Stream,
         get_elapsed_time=lambda start, end: 1.0,
         runtime=runtime,
+        MemoryPool=lambda: SimpleNamespace(malloc=_alloc, free_all_blocks=lambda: None),
+        using_allocator=lambda malloc: nullcontext(),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         driver=SimpleNamespace(CUDADriverError=Error),
         compiler=SimpleNamespace(CompileException=Error),
@@ -316,6 +318,7 @@ def installed():
     modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
     patched = {"cupy": lambda: module, "chip": lambda number=0: CHIP, "prepared_launch": checked, "execute": checked}
     patched["fill_with_zeros"] = lambda array, stream: None
+    patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(cuda, **patched))
         stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpus.setdefault(number, Gpu())))

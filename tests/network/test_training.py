@@ -12,6 +12,7 @@ from ece408_op import models
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DataError, DeviceError, ProblemError
 from ece408_op.models import inference
+from ece408_op.runtime import cuda
 
 S = mx.sym
 data = S.Variable("data")
@@ -97,6 +98,36 @@ def test_a_relu_behind_batch_norm():
     args, aux = values(symbol, {"data": (4, 3, 6, 5)})
     heads = [np.random.RandomState(1).uniform(-1, 1, (4, 3, 6, 5)) for _ in range(2)]
     compare(symbol, args, aux, heads, steps=2)
+
+
+def test_a_relu_behind_a_sum():
+    """It is computed with the sum, unless something else reads what is between."""
+    x = S.relu(S.tanh(data) + data)
+    x = S.elemwise_add(x, S.sqrt(x + 1))
+    symbol = S.Group([S.relu(x), S.BlockGrad(x)])
+    args, aux = values(symbol, {"data": (4, 3, 6, 5)})
+    compare(symbol, args, aux, [np.random.RandomState(1).uniform(-1, 1, (4, 3, 6, 5))] * 2)
+
+
+def test_passes_that_a_cuda_graph_repeats(monkeypatch):
+    """They are captured once, and leave what another executor of the network needs for its backward pass."""
+    symbol, captured, original = small(), [], cuda.captured
+    monkeypatch.setattr(cuda, "captured", lambda *given: captured.append(given) or original(*given))
+    (args, aux), count = images(symbol), 2
+    ours, theirs = ([bound(one, args, aux) for _ in range(count)] for one in (node_of(symbol, args, aux), symbol))
+    for step in range(4):
+        for executors in (ours, theirs):
+            for number, one in enumerate(executors):
+                args, aux = images(symbol, seed=2 * step + number)
+                one.copy_params_from(ndarrays(args), ndarrays(aux))
+                one.forward(is_train=True)
+            for one in executors:
+                one.backward()
+        for pair in zip(ours, theirs):
+            assert_close(*(dict(enumerate(one.outputs)) for one in pair))
+            assert_close(*({n: g for n, g in one.grad_dict.items() if g is not None} for one in pair))
+            assert_close(*(one.aux_dict for one in pair))
+    assert len(captured) == count
 
 
 def test_a_loss_beside_an_output_that_is_no_loss():

@@ -1,0 +1,129 @@
+"""Training passes as CUDA graphs: from its second step on, a network's launches are captured once and then repeated.
+
+Python takes longer to queue the launches of a pass of ResNet-50 than the GPU takes to compute them. A graph reads and
+fills the same memory at each launch, which is therefore the network's own until the batch has another size twice in a
+row, or memory runs out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ece408_op.runtime import cuda
+
+from ._definition import Shape
+from ._training import Forward
+
+
+def _being_computed() -> bool:
+    return True
+
+
+class Pass:
+    """One of the passes, on arrays of these shapes: its inputs on the GPU, and its launches."""
+
+    def __init__(self, passes: Passes, shapes: Sequence[Shape]) -> None:
+        self._passes, self._shapes, self._inputs = passes, shapes, list[Any]()
+        self._graph: Any = None
+        self._found: Any = None
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """The arrays on the GPU, the current one."""
+        if not self._inputs:
+            with cuda.cupy().cuda.using_allocator(self._passes.pool.malloc):
+                self._inputs = [cuda.cupy().empty(shape, np.float32) for shape in self._shapes]
+        return self._inputs
+
+    def run(self, compute: Callable[[Sequence[Any]], Any], stream: Any) -> Any:
+        """Put what ``compute`` launches for the inputs on the stream, the current one; return what it returned."""
+        if self._passes.refused:
+            return compute(self.inputs)
+        if self._graph is None:
+
+            def call() -> None:
+                self._found = compute(self.inputs)
+
+            try:
+                with cuda.cupy().cuda.using_allocator(self._passes.pool.malloc):
+                    self._graph = cuda.captured(call, stream)
+            except Exception:
+                self._passes.refused, self._found = True, None
+                self._passes.pool.free_all_blocks()
+                return compute(self.inputs)
+        self._graph.launch(stream)
+        return self._found
+
+
+class Passes:
+    """The passes of a network on data of one set of shapes, in a memory pool of their own."""
+
+    def __init__(self, shapes: Hashable) -> None:
+        self.shapes = shapes
+        # The first step's memory is free for the passes.
+        cuda.cupy().get_default_memory_pool().free_all_blocks()
+        self.pool, self._passes = cuda.cupy().cuda.MemoryPool(), dict[Hashable, Pass]()
+        #: Whether something could not be captured, or had no room. Then all is computed as without graphs, since a
+        #: graph reads what the passes before it have filled.
+        self.refused = False
+        #: Returns what uses the memory, the forward pass whose values are there, or None.
+        self.used: Callable[[], Any] = _being_computed
+
+    def of(self, kind: Hashable, shapes: Sequence[Shape]) -> Pass:
+        """Return the pass of a kind, for inputs of these shapes."""
+        key = kind, tuple(shapes)
+        if key not in self._passes:
+            self._passes[key] = Pass(self, shapes)
+        return self._passes[key]
+
+    def holds(self, found: Forward) -> Forward:
+        """Return the forward pass; the memory is not free while the result lives."""
+        found = replace(found, passes=self)
+        self.used = weakref.ref(found)
+        return found
+
+
+class Repeated:
+    """Decides which steps of a network are repeated; several threads may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: Hashable = None
+        self._passes: Passes | None = None
+        _known.add(self)
+
+    def take(self, shapes: Hashable) -> Passes | None:
+        """Return the passes for data of these shapes; None for the first step and while the memory is in use."""
+        with self._lock:
+            again, self._last = self._last == shapes, shapes
+            passes = self._passes
+            if passes and passes.used() is not None:
+                return None
+            if passes and passes.shapes == shapes:
+                passes.used = _being_computed
+                return passes
+            self._passes = Passes(shapes) if again else passes
+            return self._passes if again else None
+
+    def clear(self) -> None:
+        """Give the memory back, but not before its forward pass is gone."""
+        with self._lock:
+            self._passes = self._last = None
+
+
+_known = weakref.WeakSet[Repeated]()
+
+
+def clear() -> None:
+    """Give the memory of all networks' passes back."""
+    for one in list(_known):
+        one.clear()
+
+
+__all__ = ("Pass", "Passes", "Repeated", "clear")
