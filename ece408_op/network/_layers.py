@@ -258,7 +258,8 @@ class BatchNorm(Operator):
     """BatchNorm: y = gamma (x - mean) / sqrt(variance + eps) + beta along an axis.
 
     At inference, mean and variance are the stored ones; in training, the batch's (Ioffe and Szegedy, 2015). Fusion adds
-    a relu in training.
+    a relu in training, and the bias of the convolution before it as a last input: the batch's mean cancels that, so it
+    changes the moving mean alone, and its gradient is zero.
     """
 
     names = ("BatchNorm",)
@@ -272,6 +273,7 @@ class BatchNorm(Operator):
     axis: int = integer(1)
     output_mean_var: str = choice("False")
     relu: bool = False
+    bias: bool = False
 
     def infer(self, shapes: Sequence[Shape]) -> Shape:
         channels = shapes[0][axis_of(self.axis, len(shapes[0]))]
@@ -310,7 +312,7 @@ class BatchNorm(Operator):
         if self.relu:
             arrays.xp.maximum(out, np.float32(0), out=out)
         # The batch's count as 1 - momentum.
-        keep, pairs = self.momentum, zip(inputs[3:], (mean, variance))
+        keep, pairs = self.momentum, zip(inputs[3:], (mean + inputs[5] if self.bias else mean, variance))
         return mean, variance, *((keep * old + (1 - keep) * new).astype(np.float32) for old, new in pairs)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
@@ -321,6 +323,8 @@ class BatchNorm(Operator):
         sums, products = arrays.channel_sums(dy, x, mean)
         dgamma = xp.zeros_like(inverse) if self.fix_gamma else products * inverse
         found = [None, dgamma.astype(np.float32), sums.astype(np.float32), None, None]
+        if self.bias:
+            found.append(xp.zeros(gamma.shape, np.float32))
         if wanted[0]:
             scale, zero = inverse if self.fix_gamma else inverse * gamma, xp.zeros_like(mean)
             share = 0 if self.use_global_stats else scale * (gamma.size / gradient.size)

@@ -18,7 +18,7 @@ from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
 
 from ._definition import Arrays, Shape, Trained, Unsupported
 from ._elementwise import Activation
-from ._layers import BatchNorm
+from ._layers import BatchNorm, Convolution
 from ._network import Network, described
 from ._shaping import Dropout, Identity
 from ._updates import Adam, Sgd, Update
@@ -70,14 +70,24 @@ def check_gradients(network: Network, several: bool) -> None:
 
 
 def fused(network: Network) -> Network:
-    """Return the network with a relu computed by the BatchNorm or sum before it, if nothing else reads that."""
+    """Return the network with a relu computed by the BatchNorm or sum before it, if nothing else reads that.
+
+    A BatchNorm takes the bias of a convolution before it in the same way.
+    """
     graph = network.graph
     source, nodes = only_source(graph), list(graph.nodes)
     for index, node in enumerate(nodes):
         before = source(index)
-        if before is None or not isinstance(node.operator, Activation) or node.operator.activation != "relu":
+        if before is None:
             continue
-        one = nodes[before].operator
+        one, own = nodes[before].operator, node.operator
+        batch_norm = isinstance(own, BatchNorm) and not own.use_global_stats and own.axis == 1
+        if batch_norm and isinstance(one, Convolution) and not one.no_bias:
+            *rest, bias = nodes[before].inputs
+            nodes[before] = replace(nodes[before], operator=replace(one, no_bias=True), inputs=rest)
+            nodes[index] = replace(node, operator=replace(own, bias=True), inputs=[*node.inputs, bias])
+        if not isinstance(own, Activation) or own.activation != "relu":
+            continue
         if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":
             nodes[before] = replace(nodes[before], operator=replace(one, relu=True))
             nodes[index] = replace(node, operator=Identity("_copy"))

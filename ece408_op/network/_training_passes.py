@@ -99,7 +99,7 @@ class TrainingArrays(GpuArrays):
         statistics = cp.empty((2, channels), np.float64)
         factors, new = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
         arrays = {"x": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
-        arrays |= {"statistics": statistics, "factors": factors, "moving": new}
+        arrays |= {"bias": moving[-1], "statistics": statistics, "factors": factors, "moving": new}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[0], 1, arrays, None)
         self._mix(factors, x, x, out, _RELU if norm.relu else _NO_RELU)
         return (*statistics, *new, statistics, factors)
@@ -117,7 +117,7 @@ class TrainingArrays(GpuArrays):
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[1], 1, arrays, None)
         if to_data:
             self._mix(factors, dy, x, channels_second(found, norm.axis), mode, relu)
-        return [found, *gradients, None, None]
+        return [found, *gradients, None, None, *([cp.zeros(channels, np.float32)] if norm.bias else [])]
 
     def activation_gradient(self, activation: str, gradient: Any, y: Any) -> Any:
         """Return the gradient times the activation's derivative, from its output y."""
@@ -171,8 +171,9 @@ def parts_program(channels: int, parts: int) -> cuda.Program:
 def norm_programs(norm: BatchNorm, shape: Shape, parts: int) -> tuple[cuda.Program, cuda.Program]:
     """Return what BatchNorm computes between sums and mixture, forward and backward; x has the sums in parts."""
     channels, numbers = shape[1], (np.int32(shape[1]), np.int32(parts), np.float64(prod(shape) // shape[1]))
-    fixed, eps, momentum = {"FIXED": int(norm.fix_gamma)}, np.float64(norm.eps), np.float64(norm.momentum)
-    given = ("x", "gamma", "beta", "old_mean", "old_variance", "statistics", "factors", "moving")
+    fixed = {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}
+    eps, momentum = np.float64(norm.eps), np.float64(norm.momentum)
+    given = ("x", "gamma", "beta", "old_mean", "old_variance", "bias", "statistics", "factors", "moving")
     forward = _program("norm_factors", channels, (*given, *numbers, eps, momentum), 1, fixed)
     given_back = ("x", "statistics", "gamma", "gradients", "factors")
     return forward, _program("norm_gradient_factors", channels, (*given_back, *numbers, eps), 1, fixed)

@@ -12,7 +12,7 @@
 //     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
 //     channel_sums, channel_mix   RELU: 1 if the result passes a relu, 2 if x is the gradient to such a relu's result,
 //                          which BatchNorm's factors "relu" make of y
-//     norm_factors         FIXED: gamma is 1
+//     norm_factors         FIXED: gamma is 1; BIASED: x lacks a bias, which the moving mean counts
 //     update               ADAM: Adam, else SGD with momentum
 //     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
 
@@ -86,7 +86,8 @@ __device__ __forceinline__ double total(const double *partial, int channels, int
 // From the sums of x and x^2 in partial, x here: mean and variance of count elements in statistics, the factors of
 // channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance.
 extern "C" __global__ void norm_factors(const double *x, const float *gamma, const float *beta, const float *old_mean,
-                                        const float *old_variance, double *statistics, float *factors, float *moving,
+                                        const float *old_variance, const float *bias, double *statistics,
+                                        float *factors, float *moving,
                                         int channels, int parts, double count, double eps, double momentum) {
     const int i = first_element();
     if (i >= channels) return;
@@ -100,7 +101,7 @@ extern "C" __global__ void norm_factors(const double *x, const float *gamma, con
     factors[i] = scale;
     factors[channels + i] = factors[2 * channels + i] = 0;
     factors[3 * channels + i] = beta[i] - mean * scale;
-    moving[i] = momentum * old_mean[i] + (1 - momentum) * mean;
+    moving[i] = momentum * old_mean[i] + (1 - momentum) * (BIASED ? mean + bias[i] : mean);
     moving[channels + i] = momentum * old_variance[i] + (1 - momentum) * variance;
 }
 

@@ -100,6 +100,17 @@ def test_a_relu_behind_batch_norm():
     compare(symbol, args, aux, heads, steps=2)
 
 
+def test_batch_norm_behind_a_convolution_with_a_bias():
+    """It takes the bias, unless its statistics are the stored ones or something else reads the convolution."""
+    words = {"kernel": (3, 3), "num_filter": 4, "pad": (1, 1)}
+    x = S.relu(S.BatchNorm(S.Convolution(data, name="first", **words), fix_gamma=False, name="a"))
+    x = S.BatchNorm(S.Convolution(x, name="second", **words), use_global_stats=True, name="b")
+    x = S.Convolution(x, name="third", **words)
+    symbol = S.BatchNorm(x, name="c") + S.tanh(x)
+    args, aux = values(symbol, {"data": (3, 2, 6, 5)})
+    compare(symbol, args, aux, [np.random.RandomState(1).uniform(-1, 1, (3, 4, 6, 5))], steps=2)
+
+
 def test_a_relu_behind_a_sum():
     """It is computed with the sum, unless something else reads what is between."""
     x = S.relu(S.tanh(data) + data)
