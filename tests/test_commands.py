@@ -14,7 +14,7 @@ from ece408_op import commands as commands_module
 
 ROOT = Path(__file__).parent.parent
 #: Files that run as commands, but that only other commands start.
-INTERNAL = {"report/machine.py", "submission/python_worker.py"}
+INTERNAL = {"lab/_ncu.py", "report/machine.py", "submission/python_worker.py"}
 
 
 def commands() -> list[str]:
