@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -89,32 +91,23 @@ def test_gpu_arrays_are_not_computed_on_the_cpu(monkeypatch):
 @pytest.mark.parametrize("capability", [(5, 0), (5, 2), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9)])
 def test_gpus_that_mxnets_kernels_run_on(monkeypatch, capability):
     machine(monkeypatch, capability)
-    assert bridge.gpu_problem("device") is None
+    assert bridge.gpu_problem("device") is bridge.gpu_problem("host") is None
+
+
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [
+        *(({"capability": one}, r"\(Some GPU\).*host context") for one in ((3, 7), (9, 0), (10, 0), (12, 0))),
+        ({"cuda_build": False}, "CPU build"),
+        ({"gpus": 0}, "at least one NVIDIA GPU"),
+        ({"gpus": mx.MXNetError("no driver\nStack trace:\n  0")}, "no driver"),
+    ],
+    ids=str,
+)
+def test_machines_without_a_device_context_have_the_other_one(monkeypatch, has, words):
+    machine(monkeypatch, **{"capability": (8, 0), **has})
+    assert re.fullmatch(rf"mx\.gpu\(\): expected .*{words}.*", bridge.gpu_problem("device"))  # in one line
     assert bridge.gpu_problem("host") is None
-
-
-@pytest.mark.parametrize("capability", [(3, 7), (9, 0), (10, 0), (12, 0)])
-def test_gpus_that_mxnets_kernels_do_not_run_on(monkeypatch, capability):
-    machine(monkeypatch, capability)
-    problem = bridge.gpu_problem("device")
-    assert "Some GPU" in problem
-    assert "host context" in problem
-    assert "\n" not in problem
-    assert bridge.gpu_problem("host") is None
-
-
-def test_mxnets_cpu_build_has_no_device_context(monkeypatch):
-    machine(monkeypatch, (8, 0), cuda_build=False)
-    assert "CPU build" in bridge.gpu_problem("device")
-    assert bridge.gpu_problem("host") is None
-
-
-@pytest.mark.parametrize("gpus", [0, mx.MXNetError("no driver\nStack trace:\n  0")])
-def test_mxnet_that_finds_no_gpu_has_no_device_context(monkeypatch, gpus):
-    machine(monkeypatch, (8, 0), gpus=gpus)
-    problem = bridge.gpu_problem("device")
-    assert problem.startswith("mx.gpu(): expected")
-    assert "\n" not in problem
 
 
 def test_there_are_two_contexts():

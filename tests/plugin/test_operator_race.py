@@ -107,67 +107,71 @@ def test_a_built_in_convolution_behind_it(expected):
     assert wrong(results, behind(mx.nd.array(expected)).asnumpy()) == 0
 
 
-@pytest.mark.parametrize("loop", [False, True], ids=["straight", "foreach"])
-@pytest.mark.parametrize("mode", ["plain", "hybridised", "static"])
-def test_gluon(mode, loop, expected):
-    def calls():
-        for _ in range(REPEATS // 2):
-            net = Net(loop)
-            if mode != "plain":
-                net.hybridize(static_alloc=mode == "static", static_shape=mode == "static")
-            yield net(mx.nd.array(X))
-            yield net(mx.nd.array(X))
-
-    assert wrong(calls(), expected) == 0
-
-
-def symbol():
-    """A built-in convolution and New behind it."""
+def symbol(loop=False):
+    """A built-in convolution and New behind it, in a loop of one step if asked for."""
     data = mx.sym.var("data")
-    between = mx.sym.Convolution(data, kernel=(3, 3), num_filter=16, no_bias=True, name="before")
-    return mx.sym.Custom(between, name="after", **NEW)
+
+    def both(x):
+        return mx.sym.Custom(convolution(mx.sym, x, mx.sym.var("before")), mx.sym.var("after"), **NEW)
+
+    if not loop:
+        return both(data)
+    steps = mx.sym.expand_dims(data, 0)
+    return mx.sym.contrib.foreach(lambda x, state: (both(x), state), steps, mx.sym.zeros((1,)))[0]
 
 
-PARAMETERS = {"before_weight": W_BEFORE, "after_weight": W}
+PARAMETERS = {"before": W_BEFORE, "after": W}
 
 
-@pytest.mark.parametrize("mode", ["plain", "hybridised", "static"])
-def test_symbol_block(mode, expected):
+def gluon(mode, loop):
+    for _ in range(REPEATS // 2):
+        net = Net(loop)
+        if mode != "plain":
+            net.hybridize(static_alloc=mode == "static", static_shape=mode == "static")
+        yield from (net(mx.nd.array(X)) for _ in range(2))
+
+
+def symbol_block(mode, loop):
     block = mx.gluon.SymbolBlock(symbol(), [mx.sym.var("data", dtype="float32")])
     block.initialize()
     for name, value in PARAMETERS.items():
         block.collect_params()[name].set_data(mx.nd.array(value))
     if mode != "plain":
         block.hybridize(static_alloc=mode == "static")
-    assert wrong((block(mx.nd.array(X)) for _ in range(REPEATS)), expected) == 0
+    yield from (block(mx.nd.array(X)) for _ in range(REPEATS))
 
 
-def test_executors(expected):
-    def calls():
-        for _ in range(REPEATS // 2):
-            executor = symbol().simple_bind(mx.cpu(), data=X.shape, grad_req="null")
-            executor.copy_params_from({name: mx.nd.array(value) for name, value in PARAMETERS.items()})
-            yield executor.forward(data=mx.nd.array(X))[0]
-            yield executor.forward(data=mx.nd.array(X))[0]
-
-    assert wrong(calls(), expected) == 0
+def executors(mode, loop):
+    for _ in range(REPEATS // 2):
+        shapes = {"data": X.shape, "before": W_BEFORE.shape, "after": W.shape}
+        executor = symbol(loop).simple_bind(mx.cpu(), grad_req="null", **shapes)
+        executor.copy_params_from({name: mx.nd.array(value) for name, value in PARAMETERS.items()})
+        yield from (executor.forward(data=mx.nd.array(X))[0] for _ in range(1 if loop else 2))
 
 
-def test_executors_with_a_loop(expected):
-    def body(item, state):
-        between = convolution(mx.sym, item, mx.sym.var("before"))
-        return mx.sym.Custom(between, mx.sym.var("after"), **NEW), state
+def module(mode, loop):
+    bound = mx.mod.Module(symbol(), label_names=None)
+    bound.bind([("data", X.shape)], for_training=False)
+    bound.init_params(arg_params={name: mx.nd.array(value) for name, value in PARAMETERS.items()}, aux_params={})
+    for _ in range(REPEATS):
+        bound.forward(mx.io.DataBatch([mx.nd.array(X)]), is_train=False)
+        yield bound.get_outputs()[0]
 
-    graph, _ = mx.sym.contrib.foreach(body, mx.sym.expand_dims(mx.sym.var("data"), 0), mx.sym.zeros((1,)))
 
-    def calls():
-        for _ in range(REPEATS // 2):
-            shapes = {"data": X.shape, "before": W_BEFORE.shape, "after": W.shape}
-            executor = graph.simple_bind(mx.cpu(), grad_req="null", **shapes)
-            executor.copy_params_from({"before": mx.nd.array(W_BEFORE), "after": mx.nd.array(W)})
-            yield executor.forward(data=mx.nd.array(X))[0]
+MODES = ("plain", "hybridised", "static")
 
-    assert wrong(calls(), expected) == 0
+
+@pytest.mark.parametrize(
+    ("outputs", "mode", "loop"),
+    [
+        *((gluon, mode, loop) for mode in MODES for loop in (False, True)),
+        *((symbol_block, mode, False) for mode in MODES),
+        *((executors, "plain", loop) for loop in (False, True)),
+        (module, "plain", False),
+    ],
+)
+def test_networks(outputs, mode, loop, expected):
+    assert wrong(outputs(mode, loop), expected) == 0
 
 
 def test_a_loop_that_was_made_without_the_cure_is_refused():
@@ -176,19 +180,6 @@ def test_a_loop_that_was_made_without_the_cure_is_refused():
     text = graph.tojson().replace("__plain_inputs__", "__somebody_elses__")
     with pytest.raises(mx.MXNetError, match="control flow"):
         mx.sym.load_json(text).infer_shape(data=X.shape)
-
-
-def test_module(expected):
-    module = mx.mod.Module(symbol(), label_names=None)
-    module.bind([("data", X.shape)], for_training=False)
-    module.init_params(arg_params={name: mx.nd.array(value) for name, value in PARAMETERS.items()}, aux_params={})
-
-    def calls():
-        for _ in range(REPEATS):
-            module.forward(mx.io.DataBatch([mx.nd.array(X)]), is_train=False)
-            yield module.get_outputs()[0]
-
-    assert wrong(calls(), expected) == 0
 
 
 BESIDE = """
