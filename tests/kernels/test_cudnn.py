@@ -153,38 +153,27 @@ def installed(monkeypatch):
     forget()
 
 
-@pytest.mark.parametrize("architecture", [70, 80, 90])
-@pytest.mark.parametrize(
-    ("problem", "expected"),
-    [
-        (FIRST.data_gradient, True),
-        (STRIDED.data_gradient, True),
-        (WIDE.weight_gradient, True),
-        (STRIDED.weight_gradient, False),
-        (FIRST.weight_gradient, False),
-        (FIRST, False),
-        (LARGE.data_gradient, True),
-        (ConvProblem(128, 32, 28, 28, 96, 5, pad=(2, 2)).data_gradient, True),
-        (ConvProblem(128, 32, 28, 28, 96, 5, pad=(2, 2)).weight_gradient, True),
-        (DEPTHWISE.data_gradient, False),
-        (DEPTHWISE.weight_gradient, False),
-    ],
-    ids=str,
-)
-def test_auto_takes_it_where_it_is_faster(installed, architecture, problem, expected):
-    chosen = dispatch.select(problem, "gpu", chip=chip_of(architecture))
-    assert (chosen is cudnn.KERNEL) == expected
+#: A layer whose maps fill a small part of the FFT's tiles.
+UNFILLED = [ConvProblem(128, 64, rows, rows, 64, 5, pad=(2, 2)) for rows in (14, 35)]
+#: Problems, and the architectures on which auto takes cuDNN.
+FASTER = [
+    (FIRST.data_gradient, {70, 80, 90}),
+    (STRIDED.data_gradient, {70, 80, 90}),
+    (LARGE.data_gradient, {70, 80, 90}),
+    (ConvProblem(128, 32, 28, 28, 96, 5, pad=(2, 2)).data_gradient, {70, 80, 90}),
+    (ConvProblem(128, 32, 28, 28, 96, 5, pad=(2, 2)).weight_gradient, {70, 80, 90}),
+    # Our kernels for wide layers need wgmma.
+    *((problem, {70, 80}) for problem in (WIDE, WIDE.data_gradient, WIDE.weight_gradient, LARGE)),
+    *((problem.data_gradient, {70, 80}) for problem in UNFILLED),
+    *((problem, set()) for problem in (FIRST, FIRST.weight_gradient, STRIDED.weight_gradient)),
+    *((problem, set()) for problem in (DEPTHWISE.data_gradient, DEPTHWISE.weight_gradient)),
+]
 
 
-def test_wide_layers_need_it_on_gpus_without_wgmma_only(installed):
-    assert dispatch.select(WIDE, "gpu", chip=chip_of(80)) is cudnn.KERNEL
-    assert dispatch.select(WIDE, "gpu", chip=chip_of(90)) is not cudnn.KERNEL
-    assert dispatch.select(WIDE.data_gradient, "gpu", chip=chip_of(90)) is not cudnn.KERNEL
-    # Maps that fill a small part of the FFT's tiles.
-    for rows in (14, 35):
-        unfilled = ConvProblem(128, 64, rows, rows, 64, 5, pad=(2, 2)).data_gradient
-        assert dispatch.select(unfilled, "gpu", chip=chip_of(90)) is not cudnn.KERNEL
-    assert dispatch.select(LARGE, "gpu", chip=chip_of(90)) is not cudnn.KERNEL
+@pytest.mark.parametrize(("problem", "architectures"), FASTER, ids=str)
+def test_auto_takes_it_where_it_is_faster(installed, problem, architectures):
+    chosen = {a for a in (70, 80, 90) if dispatch.select(problem, "gpu", chip=chip_of(a)) is cudnn.KERNEL}
+    assert chosen == architectures
 
 
 @pytest.mark.parametrize(
