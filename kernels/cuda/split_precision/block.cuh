@@ -211,6 +211,22 @@ __device__ __forceinline__ int next_tile(const Shared &s, int stage) {
     return __shfl_sync(~0u, s.exponents[NEXT_TILE + stage], 0);
 }
 
+// Math warps: the loop over tiles. work(tile, stage, unit) does every WORKERS-th of a tile's units from `unit` on, and
+// returns the first one beyond the last. Workers take the units of all tiles in turn, so that none waits for those that
+// have one more unit of a tile.
+template <int UNITS, typename Work>
+__device__ __forceinline__ void for_each_tile(const Shared &s, int worker, int images, int tiles, const Work &work) {
+    int next_unit = worker, number = blockIdx.x / FILTER_BLOCKS;
+    for (int iteration = 0; number < tiles; iteration++) {
+        const WorkTile tile(number, images);
+        const int stage = iteration % 2;
+        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
+        number = next_tile(s, stage);
+        next_unit = work(tile, stage, next_unit) - UNITS;
+        mbarrier_arrive(s.barriers + EMPTY + stage);
+    }
+}
+
 // Bulk store: the copy engine reads a tile's staged outputs while the math warps go on, and writes whole runs of y, of
 // which only the ends are parts of a 32-byte sector.
 __device__ __forceinline__ void fence_staged_output() {

@@ -142,23 +142,16 @@ __device__ __forceinline__ void store(float *staging, const int *filter_scales, 
     __syncwarp();
 }
 
-// The math warps' loop over tiles. Warps take the units of all tiles in turn, so that none waits for those that have
-// one more unit of a tile.
+// A warp computes units of all tiles.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *global, int images, int tiles) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const FilterFragment *const filters =
         reinterpret_cast<const FilterFragment *>(Config::filters_in_shared ? s.filters : global) + lane;
     const int2 *const taps = s.taps + lane % 4;
     float *const staging = s.output + warp * (8 * STAGING_PITCH);
-    int iteration = 0, next_unit = warp, number = blockIdx.x;
-    for (; number < tiles; iteration++) {
-        const WorkTile tile(number, images);
-        const int stage = iteration % 2;
-        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
-        number = next_tile(s, stage);
+    for_each_tile<UNITS>(s, warp, images, tiles, [&](const WorkTile &tile, int stage, int unit) {
         const unsigned *const stage_words = s.stages + stage * STAGE_WORDS;
         const int exponent = s.exponents[stage];
-        int unit = next_unit;
 #pragma unroll 1
         for (; unit < UNITS; unit += MATH_WARPS) {
             const Positions positions(tile, unit / COLUMN_GROUPS, lane, stage_words, y);
@@ -170,7 +163,6 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                 if (COLUMN_TILES % GROUP_TILES == 0 || first_tile + n < COLUMN_TILES)
                     store(staging, s.filter_scales, sums[n], positions, first_tile + n, exponent, lane);
         }
-        next_unit = unit - UNITS;
-        mbarrier_arrive(s.barriers + EMPTY + stage);
-    }
+        return unit;
+    });
 }

@@ -224,8 +224,7 @@ __device__ __forceinline__ void main_loop(Accumulators &accumulators, const Firs
     }
 }
 
-// The math warps' loop over tiles. Warpgroups take the units of all tiles in turn, so that none waits for those that
-// have one more unit of a tile.
+// A warpgroup computes units of all tiles.
 __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigned *, int images, int tiles) {
     const int lane = threadIdx.x % 32, warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4;
     const int g = lane / 4;
@@ -233,16 +232,10 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
     float *const staging = s.output + warpgroup * STAGING;
     StagedOutput output(staging);
     const Descriptor filters = matrix_descriptor(shared_address(s.filters), 128, 256);
-    int iteration = 0, next_unit = warpgroup, number = blockIdx.x / FILTER_BLOCKS;
     const int block_column_tile = blockIdx.x % FILTER_BLOCKS * (COLUMN_GROUPS * GROUP_TILES);
-    for (; number < tiles; iteration++) {
-        const WorkTile tile(number, images);
-        const int stage = iteration % 2;
-        mbarrier_wait(s.barriers + FULL + stage, iteration / 2);
-        number = next_tile(s, stage);
+    for_each_tile<UNITS>(s, warpgroup, images, tiles, [&](const WorkTile &tile, int stage, int unit) {
         const unsigned *const stage_words = s.stages + stage * STAGE_WORDS;
         const int exponent = s.exponents[stage];
-        int unit = next_unit;
 #pragma unroll 1
         for (; unit < UNITS; unit += WARPGROUPS) {
             const int row_block = unit / COLUMN_GROUPS, column_tile_in_block = unit % COLUMN_GROUPS * GROUP_TILES;
@@ -266,8 +259,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             named_barrier(WARPGROUP_BARRIER + warpgroup, 128);
             output = StagedOutput(staging, y, tile, row_block, first_column_tile);
         }
-        next_unit = unit - UNITS;
-        mbarrier_arrive(s.barriers + EMPTY + stage);
-    }
+        return unit;
+    });
     output.store_all();
 }
