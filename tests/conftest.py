@@ -9,6 +9,7 @@ With pytest-xdist's ``--dist loadfile`` the tests of a file share a process, and
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -49,9 +50,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     # Many tests start Python. Where it is to leave no bytecode in the checkout, each would compile the package again.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        folder = tempfile.TemporaryDirectory(prefix="ece408-bytecode-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["PYTHONPYCACHEPREFIX"] = folder.name
+        os.environ["PYTHONPYCACHEPREFIX"] = folder = tempfile.mkdtemp(prefix="ece408-bytecode-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))  # a process may still write there
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
