@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -88,6 +89,13 @@ def _of_channel_0(w: np.ndarray) -> np.ndarray:
     return np.concatenate([w[:, :1], np.zeros_like(w[:, 1:])], 1)
 
 
+def _whole_tiles(tile: int, w: np.ndarray) -> np.ndarray:
+    """The filters as rows of C * K * K weights, of which the last, partial tile is missing."""
+    flat = w.reshape(len(w), -1).copy()
+    flat[:, flat.shape[1] // tile * tile :] = 0
+    return flat.reshape(w.shape)
+
+
 def _centred(x: np.ndarray, problem: ConvProblem) -> np.ndarray:
     pad = problem.kernel // 2
     padded = np.pad(x, ((0, 0), (0, 0), (pad, 0), (pad, 0)))
@@ -143,6 +151,14 @@ LOCAL: tuple[Local, ...] = (
     ),
     ("channel_loop", "of channel 0 alone: its loop must end at C", _filters(_of_channel_0)),
     *(
+        (
+            "unrolled",
+            f"without each filter's last products, beyond whole tiles of {tile}: round their number up",
+            change,
+        )
+        for tile, change in ((tile, _filters(partial(_whole_tiles, tile))) for tile in TILES)
+    ),
+    *(
         ("halo", _HALO.format(text.format(tile=tile), missing), _in_tiles(rows * tile, columns * tile))
         for text, missing, rows, columns in (
             ("{tile} x {tile} outputs", "rows and columns", 1, 1),
@@ -156,6 +172,10 @@ LOCAL: tuple[Local, ...] = (
 
 def whole(case: Case) -> Iterator[Guess]:
     """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
+    factor = float(np.vdot(case.exact, case.y) / max(np.vdot(case.exact, case.exact), 1e-300))
+    if np.isfinite(factor):
+        errors = 4 * EPS32 * math.sqrt(max(1, abs(factor)) * case.problem.products) * float(np.abs(case.y).max())
+        yield Guess("scaled", f"times {factor:.6g}", factor * case.exact, None, errors)
     yield from _exchanged(case)
     yield from _running_sums(case)
     # In some elements, if only a part of y was set to 0.

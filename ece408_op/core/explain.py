@@ -32,9 +32,9 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _ROUNDED = 0.3
 
 
-#: The mistake's name where the output is right, in less than float32's precision; where it is right if y was 0; and
-#: where loops and threads go beyond the output.
-ROUNDED, ACCUMULATED, LOOPS = "rounded", "accumulated", "loops_to_w"
+#: The mistake's name where the output is right, in less than float32's precision; where it is right if y was 0; where
+#: loops and threads go beyond the output; and where no element was written.
+ROUNDED, ACCUMULATED, LOOPS, NOTHING_WRITTEN = "rounded", "accumulated", "loops_to_w", "nothing_written"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Explanation:
         counts: the number of wrong elements at each row and column, (OH, OW).
         images: the number in each image, (B,). filters: the number in each filter, (M,).
         pattern: where in a tile the wrong elements are, if they repeat from tile to tile, or that none was written.
-        worst: the index (b, m, i, j) of the element that is farthest from the exact result, got and expected.
+        worst: the index (b, m, i, j) of the element that is farthest from the exact result, got and expected; of the
+            elements that were written, where there are wrong ones.
+        written: whether that element was written.
     """
 
     wrong: int
@@ -64,6 +66,7 @@ class Explanation:
     filters: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     pattern: str = ""
     worst: tuple[tuple[int, ...], float, float] = ((), 0.0, 0.0)
+    written: bool = True
 
     @property
     def summary(self) -> str:
@@ -78,12 +81,13 @@ class Explanation:
         index, got, expected = self.worst
         share = 100 * self.wrong / max(1, self.compared)
         head = f"{self.wrong} of {self.compared} elements are wrong ({share:.3g} %), the worst is y{list(index)}: "
-        found = [f"{head}got {got:.6g}, expected {expected:.6g}"]
+        found = [f"{head}{f'got {got:.6g}' if self.written else 'not written'}, expected {expected:.6g}"]
         if self.sentence:
             return [*found, f"{self.summary}."]
         found += [self.pattern] if self.pattern else []
         found += [text for text in (_spread("image", self.images), _spread("filter", self.filters)) if text]
-        return [*found, *self.map(rows, columns)]
+        drawn = self.map(rows, columns)
+        return [*found, "They are everywhere."] if set("".join(drawn)) == {"9"} else [*found, *drawn]
 
     def map(self, rows: int = 1 << 30, columns: int = 1 << 30) -> list[str]:
         """Return a line per output row and a character per column, of several each where there are more.
@@ -143,11 +147,13 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
     if not pattern and (unwritten == wrong).all():
         pattern = "Your code does not write these elements: are there enough blocks?"
     error = np.where(np.isfinite(y), np.abs(y - exact), np.inf)
+    error = np.where(wrong & ~unwritten, error, wrong - 2.0)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), y.shape))
     return Explanation(
         *(int(wrong.sum()), y.size, name, sentence, line_of(name, source) if sentence else None, rest),
         *(wrong.sum((0, 1)), wrong.sum((1, 2, 3)), wrong.sum((0, 2, 3)), pattern),
         (worst, float(y[worst]), float(exact[worst])),
+        not unwritten[worst],
     )
 
 
@@ -163,9 +169,13 @@ def _best(
     few = max(int(_FEW * wrong.sum()), min(_FEW_AT_LEAST, int(wrong.sum()) // 10))
     left = int((wrong & ~unwritten).sum())
     if left <= few:
-        name, where = _region(unwritten)
+        name, where = _region(unwritten, wrong)
         if where:
             return name, f"Your code does not write {where}", left
+    if not left:  # no value to explain
+        return "", "", 0
+    if not case.y.any():
+        return "zeros", "Your output is 0 everywhere", 0
     if (np.abs(case.y - case.exact) > 2 * EPS32 * size).mean() > _ROUNDED:
         for name, most in _hypotheses.roundings(case, size):
             if (np.abs(case.y - case.exact) <= most + allowed).all():
@@ -204,20 +214,23 @@ def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
     return np.asarray(float32_bound(problem) * size + problem.products * _SMALLEST)
 
 
-def _region(unwritten: np.ndarray) -> tuple[str, str]:
+def _region(unwritten: np.ndarray, wrong: np.ndarray) -> tuple[str, str]:
     """Return the mistake's name, and the images, filters, rows and columns that are not written, in words; or ""."""
-    if unwritten.mean() > _MOST:
-        return "nothing_written", "any element of y"
-    rest, parts, hint = unwritten.copy(), [], ""
-    for axis, name in enumerate(("image", "filter", "row", "column")):
-        others = tuple(a for a in range(4) if a != axis)
-        # An element whose exact result is what y held before seems written.
-        which, count = np.flatnonzero(unwritten.mean(others) > _MOST), unwritten.shape[axis]
-        if len(which):
-            rest[(slice(None),) * axis + (which,)] = False
-            parts.append(_numbered(name, which, count))
-            hint = hint or _tile_hint(name, which, count)
-    return "unwritten_tile" if hint else "unwritten", "" if rest.any() else f"{' and '.join(parts)}{hint}"
+    if unwritten.mean() > _MOST and wrong.all():
+        return NOTHING_WRITTEN, "any element of y"
+    # An element whose exact result is what y held before seems written: at first, none does.
+    for most in (1 - 1e-9, _MOST):
+        rest, parts, hint = unwritten.copy(), [], ""
+        for axis, name in enumerate(("image", "filter", "row", "column")):
+            others = tuple(a for a in range(4) if a != axis)
+            which, count = np.flatnonzero(unwritten.mean(others) > most), unwritten.shape[axis]
+            if 0 < len(which) < count:
+                rest[(slice(None),) * axis + (which,)] = False
+                parts.append(_numbered(name, which, count))
+                hint = hint or _tile_hint(name, which, count)
+        if parts and not rest.any():
+            return "unwritten_tile" if hint else "unwritten", f"{' and '.join(parts)}{hint}"
+    return "", ""
 
 
 def _numbered(name: str, which: np.ndarray, count: int) -> str:

@@ -93,6 +93,11 @@ def part(*index: Any) -> Callable[..., None]:
     return output
 
 
+def in_tiles(p: ConvProblem, c: int, r: int, s: int, tile: int) -> np.float32:
+    last = p.channels * p.kernel**2 // tile * tile
+    return np.float32((c * p.kernel + r) * p.kernel + s < last)
+
+
 def halo(rows: int, columns: int) -> Callable[..., Any]:
     return lambda p, c, r, s, i, j: ((i % rows + r < rows) & (j % columns + s < columns)).astype(np.float32)
 
@@ -118,6 +123,8 @@ KERNELS = {
     "channel_loop 0": Kernel("of channel 0 alone", product=lambda p, c, *_: np.float32(c == 0), takes=several),
     "row_loop": Kernel("without the last row", product=lambda p, c, r, *_: np.float32(r + 1 < p.kernel)),
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
+    "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles(p, c, r, s, 16)),
+    "scaled": Kernel("times 25", output=lambda p, y, sums: y.__setitem__(ALL, 25 * sums)),
     "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),
     "halo rows": Kernel("a tile of 8 rows", product=halo(8, 1 << 20)),
     "y_rows_columns": Kernel(
@@ -233,7 +240,21 @@ def test_blocks_that_are_missing_are_told() -> None:
     x, w = inputs(p)
     y = Kernel("")(p, x, w)
     y[:, :, 8:, 16:] = y[:, :, 20:, :9] = BEFORE
-    assert "Your code does not write these elements: are there enough blocks?" in explain(x, w, y, BEFORE).lines()
+    found = explain(x, w, y, BEFORE)
+    assert "Your code does not write these elements: are there enough blocks?" in found.lines()
+    assert not found.written and "not written, expected" in found.lines()[0]
+
+
+def test_few_elements_that_are_right_are_not_called_unwritten() -> None:
+    p = PROBLEMS[1]
+    x, w = inputs(p)
+    y = np.full(p.y_shape, np.float32(BEFORE))
+    y[:, :, :6, :7] = Kernel("")(p, x, w)[:, :, :6, :7]
+    found = explain(x, w, y, BEFORE)
+    assert "does not write rows 6 to 23 of 24 and columns 7 to 23 of 24" in found.sentence
+    y[0, 0, 5, 6] += 1  # the worst is one that was written
+    found = explain(x, w, y, BEFORE)
+    assert (found.rest, found.worst[0], found.written) == (1, (0, 0, 5, 6), True)
 
 
 def test_noise_is_not_explained() -> None:
@@ -242,8 +263,7 @@ def test_noise_is_not_explained() -> None:
         noise = np.random.default_rng(1).standard_normal(p.y_shape).astype(np.float32)
         assert explain(x, w, noise, BEFORE).sentence == ""
         assert explain(x, w, noise * 0).mistake == "nothing_written"
-        if p.channels > 1:  # a single channel that is left out leaves nothing
-            assert explain(x, w, noise * 0, BEFORE).mistake == ""
+        assert explain(x, w, noise * 0, BEFORE).mistake == "zeros"
 
 
 CODE = """// float acc = 0; y[b][m] += k[m][c][q][p]
