@@ -15,7 +15,7 @@ from ece408_op.problem import ConvProblem
 from . import _build, _indices, _report, _rewrite, _run
 from ._build import Program
 from ._errors import CompileError
-from ._report import Report
+from ._report import Finding, Report
 
 #: Options for the files that need them, by what the compiler says without, as in the grader: names next to MXNet's
 #: operators, or a forward that is declared otherwise than the course's.
@@ -23,6 +23,8 @@ _OTHER_OPTIONS = (
     ("CUDA_KERNEL_LOOP|cuda_get_num_blocks|CUDA_CALL", "-DECE408_GRADE_OPERATORS"),
     ("ambiguous|undefined reference to .*op::forward", "-DECE408_GRADE_OWN_FORWARD"),
 )
+#: Outputs beyond it come from a variable without a value.
+_UNSET = 1e38
 
 
 def can_emulate() -> bool:
@@ -95,7 +97,16 @@ def run_layers(
         for i, outcome in enumerate(outcomes):
             found = _indices.findings(program, outcome)
             reports[i] = replace(reports[i], findings=(*found, *reports[i].findings))
-    return reports
+    return [_with_unset(one) for one in reports]
+
+
+def _with_unset(report: Report) -> Report:
+    """Add a finding where y holds numbers as large as a variable without a value: ``_build`` gives it -1.7e38."""
+    count = int((np.abs(report.y) > _UNSET).sum())
+    if not count:
+        return report
+    finding = Finding("uninitialised", 0, 0, "y was computed from a variable that has no value at first", count)
+    return replace(report, findings=(finding, *report.findings))
 
 
 def _source(path: Path, above: tuple[Path, ...] = ()) -> str:

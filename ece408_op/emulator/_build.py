@@ -35,6 +35,9 @@ _COMMON = (
     "-fmax-errors=12",
     "-fcf-protection=none",
 )
+#: A variable without a value holds bytes of 0xfe, -1.7e38 as a float: a GPU's register may hold anything, and with 0, a
+#: sum that begins with it would be right.
+_UNSET = "-ftrivial-auto-var-init=pattern"
 #: Options by what a program checks. For counters, g++ optimises as nvcc does, as far as that changes accesses: values
 #: stay in registers, invariant loads leave loops, and loops are unrolled where the source says so.
 _CHECKS = {
@@ -55,7 +58,7 @@ _LAST_GAPS = "".join(
 )
 #: What g++ says of CUDA's names and headers that are not in ``cuda/``.
 _LACKING = re.compile(
-    r"^‘(_*(?:cuda|cu|CU|nv|atomic|__)[A-Za-z]\w*)’ (?:was not|has not been|does not)"
+    r"^‘(_*(?:cuda[A-Z]|cu[A-Z][a-z]|CU_|CUDART_|nvtx|atomic[A-Z]|__)\w+)’ (?:was not|has not been|does not)"
     r"|^‘(\w+)’ .*‘[\w:]*\b(?:wmma|cooperative_groups|cg)’|^‘((?:nvcuda|cooperative_groups)::\S*)’ has not"
     r"|^((?:cuda|cub|thrust|cooperative_groups|nv|cutlass)\S*): No such file|assertion failed: the emulator lacks (.*)"
 )
@@ -136,7 +139,7 @@ def header_folders() -> tuple[Path, ...]:
 
 def _flags(support: Path, checks: str) -> list[str]:
     folders = (f"-I{_HERE / 'cuda'}", f"-I{support / 'course'}", "-idirafter", f"{_COURSE / 'fallback'}")
-    return [*_COMMON, *_CHECKS[checks], *folders]
+    return [*_COMMON, _UNSET, *_CHECKS[checks], *folders]
 
 
 @cache
@@ -145,7 +148,7 @@ def _version() -> str:
     found = compiler_version()
     if found is None:
         raise DeviceError(MISSING)
-    digest = hashlib.sha256(repr((found, _COMMON, _CHECKS)).encode())
+    digest = hashlib.sha256(repr((found, _COMMON, _UNSET, _CHECKS)).encode())
     for path in sorted([*_HERE.rglob("*.h"), *_HERE.rglob("*.cpp"), *_HERE.glob("*.py"), *_COURSE.rglob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

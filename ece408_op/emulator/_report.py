@@ -54,6 +54,7 @@ class Report:
         lines: the counters per line, by file and line; none without counters.
         launches: the kernels' first launches with each size of a block.
         printed: what the program printed.
+        ended: whether the run ended before its end, so that the outputs lack the rest.
     """
 
     buffers: dict[str, np.ndarray]
@@ -61,6 +62,7 @@ class Report:
     lines: tuple[LineCounters, ...] = ()
     launches: tuple[LaunchShape, ...] = ()
     printed: str = ""
+    ended: bool = False
 
     @property
     def y(self) -> np.ndarray:
@@ -91,7 +93,8 @@ def make(program: Program, outcome: Outcome) -> Report:
         for row in tables["launches"]
     )
     findings = _findings(tables["findings"], where)
-    return Report(outcome.outputs, findings, lines, tuple(LaunchShape(**shape) for shape in shapes), outcome.printed)
+    launches = tuple(LaunchShape(**shape) for shape in shapes)
+    return Report(outcome.outputs, findings, lines, launches, outcome.printed, bool(tables["ended"]))
 
 
 def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> tuple[Finding, ...]:

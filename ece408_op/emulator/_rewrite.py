@@ -17,6 +17,8 @@ CUDA = Path(__file__).parent / "cuda"
 _HIDDEN = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)
 _NUMBER_SEPARATOR = re.compile(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F])")
 _LAUNCH = re.compile(r"<<<")
+#: nvcc also knows a launch with spaces in its brackets, as some editors write them.
+_SPACED = (re.compile(r"<<[ \t]+<|<[ \t]+<<"), re.compile(r">>[ \t]+>(?=\s*\()|>[ \t]+>>(?=\s*\()"))
 _DYNAMIC = re.compile(
     r"\bextern\s+(volatile\s+)?__shared__\s+((?:__align__|alignas)\s*\([^()]*\)\s*)?"
     r"([A-Za-z_][\w:<>, \t]*?(?:\s*\*)*)\s*\b([A-Za-z_]\w*)\s*\[\s*\]\s*;"
@@ -70,6 +72,7 @@ def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
             name = next((group for group in found.groups() if group), "")
             raise UnsupportedCodeError(_line(text, found.start()), f"the emulator does not have {what.format(name)}")
     text = _STATIC_SHARED.sub(lambda found: re.sub(r"\S", " ", found[0]), _dynamic_shared(text, masked))
+    text = _without_spaces(text)
     text = _NOINLINE.sub("__attribute__((noinline))", text)  # no macro: the C++ library uses the name
     text = _replace_all(text, _ASM, _assembly)
     text = _replace_all(text, _LAUNCH, _launch)
@@ -140,6 +143,18 @@ def _replace_all(text: str, pattern: re.Pattern[str], replace: object) -> str:
             return text
         begin, end, new = replace(text, masked, found)  # type: ignore[operator]
         text, start = text[:begin] + new + text[end:], begin + len(new)
+
+
+def _without_spaces(text: str) -> str:
+    """Write ``<< <`` and ``>> >`` of launches without the spaces, which go behind them."""
+    masked = mask(text)
+
+    def joined(found: re.Match[str]) -> str:
+        code = masked[found.start() : found.end()] == found[0]
+        return "".join(found[0].split()).ljust(len(found[0])) if code else found[0]
+
+    opened = _SPACED[0].sub(joined, text)
+    return text if opened == text else _SPACED[1].sub(joined, opened)
 
 
 def _dynamic_shared(text: str, masked: str) -> str:

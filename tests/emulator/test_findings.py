@@ -92,6 +92,7 @@ WRONG = {
         {("call", 13, 0)},
     ),
     "a pointer of the host": ("y[i] = filters[i];", set()),
+    "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 0, 0)}),
 }
 
 
@@ -103,7 +104,7 @@ def test_it_is_found_with_its_lines(name: str, programs: Path) -> None:
         body, expected = body.replace("filters[i]", "filters[i % 50]"), set()
     report = run(body, programs, host)
     assert {(one.kind, one.line, one.other_line) for one in report.findings} == expected
-    assert all(one.file == "wrong.cuh" for one in report.findings)
+    assert all(one.file == "wrong.cuh" for one in report.findings if one.line)
 
 
 def test_the_array_is_named(programs: Path) -> None:
@@ -128,6 +129,30 @@ def test_an_endless_loop_ends_with_its_line(programs: Path) -> None:
     (finding,) = report.findings
     assert finding.kind == "time"
     assert finding.line in (5, 6)
+
+
+def test_a_run_that_is_too_long_tells_how_far_it_came(programs: Path) -> None:
+    report = run("y[i] = 0;\nif (b == 1) while (x[0] < 2) y[i] += 1;", programs, seconds=1)
+    assert ["1 of 2 blocks done" in one.message for one in report.findings] == [True]
+    assert report.ended
+
+
+def test_gpu_memory_that_nothing_wrote_is_found(programs: Path) -> None:
+    host = "float *own; cudaMalloc(&own, 256); run<<<1, 64, 1024>>>(y.dptr_, own, w.dptr_);"
+    (finding,) = run("y[i] = x[i];", programs, host).findings
+    assert (finding.kind, finding.line, finding.times) == ("uninitialised", 5, 64)
+
+
+def test_a_copy_may_call_memory_of_the_gpu_the_hosts(programs: Path) -> None:
+    host = "MSHADOW_CUDA_CALL(cudaMemcpyToSymbol(filters, w.dptr_, 200));"
+    report = run("y[i] = filters[i % 50];", programs, host)
+    assert report.findings == () and (report.y.reshape(-1)[:50] == W.reshape(-1)).all()
+
+
+def test_a_failed_check_has_no_line_of_another_file(programs: Path) -> None:
+    (finding,) = run("y[i] = 0;", programs, 'CHECK_EQ(0, 1) << "not yet";').findings
+    assert (finding.kind, finding.line, finding.file) == ("error", 0, "")
+    assert finding.message == "wrong.cuh:9: Check failed: 0 == 1 (0 vs. 1) not yet"
 
 
 def test_calls_that_fail_are_found(programs: Path) -> None:

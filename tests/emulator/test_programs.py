@@ -74,6 +74,23 @@ def test_an_unknown_part_of_cuda_is_named_with_its_line(name: str, code: str, pr
     assert caught.value.lines[0][0] == line
 
 
+def test_a_name_of_the_files_own_is_no_part_of_cuda(programs: Path) -> None:
+    source = (SUBMISSIONS / "naive.cuh").read_text()
+    for name in ("CUDA_MAX_NUM_THREADS", "current"):
+        with pytest.raises(emulator.CompileError, match=f"{name}’ was not declared") as caught:
+            report(source.replace("float sum", f"int n = {name};\nfloat sum", 1), programs)
+        assert not isinstance(caught.value, emulator.UnsupportedCodeError)
+
+
+def test_a_launch_may_have_spaces_in_its_brackets(programs: Path) -> None:
+    source = (SUBMISSIONS / "naive.cuh").read_text()
+    assert source.count("<<<") == source.count(">>>") == 1
+    spaced = (
+        source.replace("<<<", " << < ").replace(">>>", " >> > ").replace("float sum", "int a = 1 << 2;\nfloat sum", 1)
+    )
+    np.testing.assert_allclose(report(spaced, programs).y, Y, atol=1e-5)
+
+
 def test_layers_are_computed_in_one_process(programs: Path) -> None:
     path = programs / "counts.cuh"
     source = (SUBMISSIONS / "naive.cuh").read_text()

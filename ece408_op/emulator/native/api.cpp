@@ -25,7 +25,7 @@ bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
     if (size_t(block.x) * block.y * block.z > 1024 || block.z > 64)
         message = text("the launch fails: a block", block) + " threads; at most 1024 are allowed, and 64 in z";
     else if (!block.x || !block.y || !block.z || !grid.x || !grid.y || !grid.z)
-        message = "the launch fails: " + text("a grid", grid) + " blocks " + text("of blocks", block) + " threads";
+        message = "the launch fails: " + text("a grid", grid) + text(" blocks", block) + " threads";
     else if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
         message = text("the launch fails: a grid", grid) + " blocks; at most 65535 are allowed in y and z";
     else if (shared_bytes > allowed_shared)
@@ -37,11 +37,8 @@ bool allowed(dim3 grid, dim3 block, size_t shared_bytes, const void *code) {
 }
 
 static const char *wrong_side(const void *address, size_t bytes, bool device) {
-    if (is_device(address)) {
-        if (!is_inside(address, bytes)) return "the copy goes beyond the end of an allocation";
-        return device || allocation_near(uintptr_t(address))->host_may_use
-                   ? nullptr : "the copy's kind says host memory, but a pointer is the GPU's";
-    }
+    // Addresses are unified: a GPU knows its own memory, although the copy's kind may say that it is the host's.
+    if (is_device(address)) return is_inside(address, bytes) ? nullptr : "the copy goes beyond the end of an allocation";
     const Space space = space_of(uintptr_t(address));
     return device && space != Space::PROGRAM && space != Space::CONSTANT
                ? "the copy's kind says GPU memory, but a pointer is the host's" : nullptr;

@@ -90,7 +90,13 @@ void on_signal(int number) {
     const void *const code = reinterpret_cast<const void *>(uintptr_t(last_code));
     if (again) _exit(3);
     again = true;
-    const char *const message = number == SIGALRM ? "it runs longer than its time limit: an endless loop?"
+    static std::string late;
+    const size_t done = (size_t(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    late = "it runs longer than its time limit: an endless loop?";
+    if (done && blockIdx.z < gridDim.z)
+        late = "it runs longer than its time limit, with " + std::to_string(done) + " of " +
+               std::to_string(size_t(gridDim.x) * gridDim.y * gridDim.z) + " blocks done: try a smaller layer";
+    const char *const message = number == SIGALRM ? late.c_str()
                                 : number == SIGFPE ? "a division by zero"
                                 : number == SIGABRT ? "an assertion failed, or abort() or __trap() was called"
                                                     : "it uses memory that does not exist";

@@ -210,6 +210,8 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
         if (address % bytes)
             report("misaligned", (verb + bytes_text(bytes) + " at an address that is no multiple of " +
                                   std::to_string(bytes) + ", which a GPU refuses").c_str(), code);
+        else if (operation == READ && bytes >= 4 && *reinterpret_cast<const uint32_t *>(address) == ~0u)
+            report("uninitialised", "reads GPU memory that nothing has written", code);  // as device_malloc filled it
         return;
     }
     if (!found)
