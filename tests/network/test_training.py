@@ -10,7 +10,7 @@ import ece408_op
 from ece408_op import data as fashion
 from ece408_op import models
 from ece408_op.core.kernel import EPS32
-from ece408_op.errors import DataError, DeviceError, ProblemError
+from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
 from ece408_op.runtime import cuda
 
@@ -339,70 +339,3 @@ def test_twenty_steps_of_module_fit(name):
     assert len(theirs) == 20
     tolerance = np.maximum(4 * np.maximum.accumulate(spread), 2.0**-20 * theirs)
     assert (np.abs(ours - theirs) <= tolerance).all(), (ours, theirs, tolerance)
-
-
-@pytest.mark.parametrize("mode", [{}, {"static_alloc": True, "static_shape": True}], ids=["hybrid", "static"])
-def test_a_gluon_block(mode):
-    """Losses of a trainer's steps; oneDNN's layers behind the network pass gradients back in a blocked layout."""
-
-    def losses(on_gpu):
-        mx.random.seed(3)
-        net = mx.gluon.nn.HybridSequential(prefix="net_")
-        with net.name_scope():
-            net.add(mx.gluon.nn.Conv2D(16, 3, padding=1, use_bias=False), mx.gluon.nn.BatchNorm())
-            net.add(mx.gluon.nn.Activation("relu"), mx.gluon.nn.Conv2D(16, 3))
-        behind = mx.gluon.nn.HybridSequential(prefix="behind_")
-        with behind.name_scope():
-            behind.add(mx.gluon.nn.Conv2D(16, 3, strides=2), mx.gluon.nn.Dense(10))
-        x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (8, 3, 12, 12)))
-        for one in (net, behind):
-            one.initialize(mx.init.Xavier())
-        first = ece408_op.gluon.on_gpu(net, x) if on_gpu else net
-        behind(net(x))
-        first.hybridize(**mode)
-        behind.hybridize()
-        trainers = [mx.gluon.Trainer(one.collect_params(), "sgd", {"learning_rate": 0.05}) for one in (net, behind)]
-        measure, found = mx.gluon.loss.SoftmaxCrossEntropyLoss(), []
-        for _ in range(5):
-            with mx.autograd.record():
-                loss = measure(behind(first(x)), mx.nd.arange(8)).mean()
-            loss.backward()
-            for trainer in trainers:
-                trainer.step(1)
-            found.append(loss.asscalar())
-        return [*found, *(p.data().asnumpy().sum() for p in net.collect_params().values()), first(x).asnumpy().sum()]
-
-    np.testing.assert_allclose(losses(True), losses(False), rtol=2e-3, atol=2e-4)
-
-
-def test_a_block_that_cannot_be_on_a_gpu():
-    with pytest.raises(ProblemError, match="block: expected a HybridBlock, got Block"):
-        ece408_op.gluon.on_gpu(mx.gluon.Block(), mx.nd.ones((1,)))
-    with pytest.raises(ProblemError, match="examples: expected an array for each input of the block, got none"):
-        ece408_op.gluon.on_gpu(mx.gluon.nn.Dense(3))
-
-
-def test_a_gluon_block_with_several_inputs_and_outputs():
-    class Two(mx.gluon.HybridBlock):
-        def __init__(self):
-            super().__init__(prefix="two_")
-            with self.name_scope():
-                self.layer = mx.gluon.nn.Dense(4)
-
-        def hybrid_forward(self, F, a, b):
-            return self.layer(a), F.tanh(a + b)
-
-    block, found = Two(), []
-    block.initialize(mx.init.Xavier())
-    stream = np.random.RandomState(0)
-    a, b = (mx.nd.array(stream.uniform(-1, 1, (3, 5))) for _ in range(2))
-    for one in (ece408_op.gluon.on_gpu(block, a, b), block):
-        one.hybridize()
-        for array in (a, b):
-            array.attach_grad()
-        with mx.autograd.record():
-            first, second = one(a, b)
-            loss = (first**2).sum() + (3 * second).sum()
-        loss.backward()
-        found.append({"a": a.grad, "b": b.grad, "w": block.layer.weight.grad().copy(), "y": first, "z": second})
-    assert_close(*found)
