@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op import emulator
-from ece408_op.core.explain import ACCUMULATED, LOOPS, ROUNDED, Explanation, explain, line_of
+from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED, Explanation, explain, line_of
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -22,7 +22,7 @@ from ece408_op.submission import runner
 
 from ._emulated import FILL, Run, compiled, python_kernel
 
-RIGHT, WRONG = "right", "wrong"
+RIGHT, WRONG, TIMED_OUT = "right", "wrong", "timed_out"
 #: Images of the first check, and of one in the emulator, which takes seconds per image of a layer.
 IMAGES, EMULATED_IMAGES = 4, 1
 
@@ -99,23 +99,31 @@ def inputs(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judged(
-    problem: ConvProblem, found: Explanation, findings: Iterable[dict[str, Any]] = (), cuda_error: str = ""
+    problem: ConvProblem,
+    found: Explanation,
+    findings: Iterable[dict[str, Any]] = (),
+    cuda_error: str = "",
+    ended: bool = False,
 ) -> dict[str, Any]:
-    """Return a layer's entry of the result."""
+    """Return a layer's entry of the result; ended: the emulator's run ended before all was computed."""
     p, enough = problem, found.wrong == 0 or found.mistake in (ROUNDED, ACCUMULATED)
     # Shared memory holds NaN at first: what a right file reads of it unwritten, it does not use.
     findings = [one for one in findings if not (enough and one["kind"] == "uninitialised")]
     entry: dict[str, Any] = {"layer": [p.channels, p.height, p.width, p.filters, p.kernel], "images": p.batch}
     right = enough and not findings
-    entry.update(status=RIGHT if right else WRONG, note="", text=found.lines(), findings=findings)
-    entry.update(times=None, counters=None, ncu=None, lines=[], hints=[])
-    entry["explanation"] = found.as_data() if found.wrong else None
+    late = any(one["kind"] == "time" for one in findings)
+    entry.update(status=RIGHT if right else TIMED_OUT if late else WRONG, note="", findings=findings)
+    # What is missing, because the run ended, tells nothing about the code.
+    entry.update(text=[] if ended else found.lines(), times=None, counters=None, ncu=None, lines=[], hints=[])
+    entry.update(explanation=found.as_data() if found.wrong and not ended else None, ended=ended)
     if right and found.wrong:
         forgiven = {
             ACCUMULATED: "right only while y is 0 before the call, as in the course",
             ROUNDED: "right, less precisely",
         }
         entry["note"] = f"{forgiven[found.mistake]}. {found.summary}"
+    elif enough and not right and not late:
+        entry["note"] = "the output is right all the same"
     elif not right and cuda_error:
         entry["note"] = f"CUDA reported {cuda_error}, which the file did not look at"
     return entry
@@ -152,7 +160,8 @@ def emulate(
     """Yield each layer's entry with findings, counters per line and hints, and its report; raises CompileError."""
     arrays = [inputs(problem) for problem in problems]
     for problem, (x, w), report in zip(problems, arrays, run(problems, arrays)):
-        entry = judged(problem, explain(x, w, report.y, FILL, result["source"]), map(asdict, report.findings))
+        found = explain(x, w, report.y, FILL, result["source"])
+        entry = judged(problem, found, map(asdict, report.findings), ended=report.ended)
         entry.update(counted(report, result["lines_of"], problem))
         result["printed"] = report.printed
         yield entry, report
@@ -173,11 +182,16 @@ def _counters(one: emulator.LineCounters) -> dict[str, Any]:
 
 
 def _told(entry: dict[str, Any]) -> bool:
-    """Return whether the entry says why the layer is wrong."""
-    return bool(entry["findings"] or (entry["explanation"] and entry["explanation"]["sentence"]))
+    """Return whether the entry says why the layer is wrong, other than by what another number of images would mend.
+
+    A file that computes more images than there are goes far beyond an array, which ends the run.
+    """
+    found = entry["explanation"] or {"mistake": "", "sentence": ""}
+    beyond = entry["ended"] and {one["kind"] for one in entry["findings"]} == {"out of bounds"}
+    return bool((entry["findings"] and not beyond) or (found["sentence"] and found["mistake"] != NOTHING_WRITTEN))
 
 
 def _add(result: dict[str, Any], entry: dict[str, Any]) -> None:
     result["layers"].append(entry)
-    if entry["status"] == WRONG:
-        result["status"] = WRONG
+    if entry["status"] != RIGHT and result["status"] != WRONG:
+        result["status"] = entry["status"]

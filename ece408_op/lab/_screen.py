@@ -6,12 +6,14 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ._check import RIGHT
+from ._check import RIGHT, TIMED_OUT, WRONG
 
 MOST_LINES, WIDTH = 40, 110
 #: Lines of a part, at most.
 _MOST = {"reason": 12, "printed": 4, "compiler": 6, "findings": 4, "lines": 6, "hints": 3}
 _BAR = 40
+#: A layer's status in words.
+_WORDS = {RIGHT: "right", WRONG: "WRONG", TIMED_OUT: "not finished"}
 
 
 def verdict(result: Mapping[str, Any]) -> list[str]:
@@ -25,7 +27,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     lines = [f"{name}, {where}, {term}{images}: {result['status'].replace('_', ' ')}"]
     lines += _wrapped(result["reason"], _MOST["reason"]) + _wrapped(result["hint"], 2)
     for entry in result["layers"]:
-        lines.append(f"  {layer_name(entry)}: {'right' if entry['status'] == RIGHT else 'WRONG'}")
+        lines.append(f"  {layer_name(entry)}: {_WORDS[entry['status']]}")
         lines += _wrapped(entry["note"], 2, 4)
     wrong = [entry for entry in result["layers"] if entry["status"] != RIGHT]
     for entry in wrong[:1]:

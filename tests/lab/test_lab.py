@@ -181,6 +181,41 @@ def test_mistakes_of_cuda_kernels(
 
 
 @needs_emulator
+@pytest.mark.parametrize(
+    ("output", "words", "other"),
+    [
+        ("sum + x[10000000]", r"3 x 3: WRONG line 26: out of bounds: reads", "elements are wrong"),
+        (
+            "sum + (x[170] == 1)",
+            r"the output is right all the same line 26: out of bounds: reads",
+            "elements are wrong",
+        ),
+        ("25 * sum", r"equals the convolution times 25\.", "They are everywhere"),
+        ("0", r"Your output is 0 everywhere\.", "channel"),
+        ("sum * sum", r"They are everywhere\.$", "9999"),
+    ],
+    ids=["ended", "reads beyond", "scaled", "zeros", "everywhere"],
+)
+def test_what_is_told_of_an_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, words: str, other: str
+) -> None:
+    path = tmp_path / "own.cu"
+    text = Path(__file__).with_name("shared_tile.cu").read_text(encoding="utf-8")
+    path.write_text(text.replace("w) = sum;", f"w) = {output};"))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(words, printed) and other not in printed, printed
+
+
+@needs_emulator
+def test_a_batch_that_is_too_large_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = changed(tmp_path, "tied.cu", ("const int B = x.shape_[0]", "const int B = 10000"))
+    assert lab.main([str(path), *SMALL, "--emulate"]) == 1
+    printed = capsys.readouterr().out
+    assert "it may be tied to 10000 images: try --images 10000" in printed and "out of bounds: " in printed
+
+
+@needs_emulator
 def test_a_cuda_kernel_in_python_is_emulated_by_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for source in (SUBMISSIONS / "python").glob("on_the_gpu.*"):
         shutil.copy(source, tmp_path)
