@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ _HERE = Path(__file__).parent
 #: The course's interface, as the grader gives it to submissions.
 _COURSE = _HERE.parent / "submission" / "headers"
 _SECONDS = 120
+#: Seconds after which a file is compiled without unrolling its loops, whose nests may have thousands of rounds.
+_UNROLLED_SECONDS = 30
+_UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma GCC unroll \d+", re.MULTILINE)
 _COMMON = (
     "-std=c++17",
     "-w",
@@ -116,16 +120,20 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
             unit.write_text(text, encoding="utf-8")
             header = _header(support, checks, course)
             flags = [*_flags(support, checks), *options, "-include", str(header)]
-            assembly = _assembly(unit, flags, source)
+            try:
+                assembly = _assembly(unit, flags, source, seconds=_UNROLLED_SECONDS if course else _SECONDS)
+            except _TooLongError:
+                unit.write_text(_UNROLL.sub("", text), encoding="utf-8")
+                assembly = _assembly(unit, flags, source)
             _run(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
     return Program(program, source, text)
 
 
-def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None) -> Path:
+def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None, seconds: float = _SECONDS) -> Path:
     """Compile to assembly with a gap in front of each variable, so that an index beyond one of them hits no other."""
     assembly = (folder or unit.parent) / f"{unit.stem}.s"
-    _run(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source)
+    _run(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source, seconds)
     text = assembly.read_text(encoding="utf-8")
     last = _LAST_GAPS if folder else ""  # the runtime is linked last
     assembly.write_text(_VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text) + last, encoding="utf-8")
@@ -203,15 +211,24 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def _run(command: list[str], source: str) -> None:
-    try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise CompileError(((None, f"g++ took longer than {_SECONDS} s"),)) from None
-    if done.returncode:
-        found = _messages(done.stderr, source)
+class _TooLongError(CompileError):
+    """g++ took too long."""
+
+
+def _run(command: list[str], source: str, seconds: float = _SECONDS) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace", start_new_session=True
+    ) as process:
+        try:
+            _, errors = process.communicate(timeout=seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # g++'s own processes too
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise _TooLongError(((None, f"g++ took longer than {seconds:g} s"),)) from None
+            raise
+    if process.returncode:
+        found = _messages(errors, source)
         for line, message in found:
             lacking = _LACKING.search(message)
             if line and lacking:

@@ -58,7 +58,9 @@ def _conflicts(line: LineCounters) -> list[tuple[float, Hint]]:
         return []
     factor = line.wavefronts / line.least_wavefronts
     text = f"lanes of a warp use different words of one bank of shared memory, {factor:.1f} times as many cycles; "
-    text += "pad the rows by one element, or let neighbouring lanes use neighbouring elements"
+    # In a column, the rows' length matters; in two rows, which a narrow block's warp covers, no padding helps.
+    text += "pad the rows by one element, or " if factor > 2 else "a block 32 threads wide may help: "
+    text += "let neighbouring lanes use neighbouring elements"
     return [(line.wavefronts - line.least_wavefronts, Hint(line.line, text, factor, CONFLICTS))]
 
 
@@ -74,7 +76,7 @@ def _divergence(line: LineCounters) -> list[tuple[float, Hint]]:
 def _reuse(lines: Sequence[LineCounters], totals: LineCounters) -> list[tuple[float, Hint]]:
     """A kernel that loads from global memory far more often than it stores could keep values."""
     loads, stores = [line for line in lines if line.global_loads], max(1, totals.global_stores + totals.atomics)
-    if not loads or totals.global_loads < 20 * stores or totals.shared_requests > totals.global_loads:
+    if not loads or totals.global_loads < 20 * stores or totals.shared_requests > 4 * totals.global_loads:
         return []
     most = max(loads, key=lambda line: line.global_loads)
     factor = totals.global_loads / stores

@@ -198,3 +198,16 @@ y[i] = sum + s[i % 32][0];"""
     assert hints[0].section.endswith("#bank-conflicts")
     assert hints[1].section.endswith("#coalescing")
     assert hints[1].factor > 4
+
+
+def test_hints_on_a_narrow_block_whose_filters_are_in_global_memory(programs: Path) -> None:
+    body = """__shared__ float s[200];
+s[i / 16 * 20 + i % 16] = x[i];
+__syncthreads();
+float sum = 0;
+for (int n = 0; n < 30; n++) sum += s[i / 16 * 20 + i % 16 + n] * w[n];
+y[i] = sum;"""
+    hints = {hint.section.partition("#")[2]: hint for hint in run(body, programs).hints("wrong.cuh") if hint.line == 9}
+    assert set(hints) == {"bank-conflicts", "reuse"}
+    assert hints["bank-conflicts"].factor == 2
+    assert "a block 32 threads wide" in hints["bank-conflicts"].text and "pad" not in hints["bank-conflicts"].text

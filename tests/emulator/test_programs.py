@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ece408_op import emulator
+from ece408_op.emulator import _build
 
 SUBMISSIONS = Path(__file__).parents[1] / "submissions" / "gpu"
 X = np.random.default_rng(0).uniform(-1, 1, (1, 1, 28, 28)).astype(np.float32)
@@ -89,6 +91,31 @@ def test_a_launch_may_have_spaces_in_its_brackets(programs: Path) -> None:
         source.replace("<<<", " << < ").replace(">>>", " >> > ").replace("float sum", "int a = 1 << 2;\nfloat sum", 1)
     )
     np.testing.assert_allclose(report(spaced, programs).y, Y, atol=1e-5)
+
+
+def test_loops_that_take_too_long_to_unroll_stay_loops(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_build, "_UNROLLED_SECONDS", 0.05)
+    source = (SUBMISSIONS / "naive.cuh").read_text().replace("for (int p", "#pragma unroll\nfor (int p", 1)
+    assert "pragma unroll" in source
+    np.testing.assert_allclose(report(source + "// slow", programs).y, Y, atol=1e-5)
+
+
+def test_a_compiler_that_takes_too_long_ends_with_its_processes(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    with pytest.raises(emulator.CompileError, match="longer than 1 s"):
+        _build._run(["sh", "-c", f"sleep 100 & echo $! > {pid}; wait"], "new-forward.cuh", 1)
+    for _ in range(200):  # the signal may take a moment
+        if not _runs(pid.read_text().strip()):
+            break
+        time.sleep(0.05)
+    assert not _runs(pid.read_text().strip())
+
+
+def _runs(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_layers_are_computed_in_one_process(programs: Path) -> None:
