@@ -6,6 +6,7 @@ did not run: "compile_error", "crashed", "timed_out", "out_of_bounds" or "unsupp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from ._emulated import FILL, Run, compiled, python_kernel
 RIGHT, WRONG, TIMED_OUT = "right", "wrong", "timed_out"
 #: Images of the first check, and of one in the emulator, which takes seconds per image of a layer.
 IMAGES, EMULATED_IMAGES = 4, 1
+#: The interface that a file implements in the course since 2020.
+_LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ def check(asked: Asked) -> Checked:
     problems = [layer.with_batch(images) for layer in layers]
     file = kernel = run = None
     try:
+        later = _LATER_COURSE.search(text)
+        if later:
+            words = "expected the course's forward(y, x, w) of 2017 to 2019, as in what ece408-lab new writes"
+            where = f"line {text.count(chr(10), 0, later.start()) + 1}"
+            raise runner.FileError.of(asked.path, "unsupported", f"{where}: {words}, got {later[0]}")
         if device == "gpu" and asked.path.suffix.lower() == ".py":
             kernel = python_kernel(asked.path)
             source = kernel.sources[-1]

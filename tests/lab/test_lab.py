@@ -208,6 +208,16 @@ def test_what_is_told_of_an_output(
 
 
 @needs_emulator
+def test_the_later_courses_interface_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new-forward.cu"
+    path.write_text('#include "gpu-new-forward.h"\n__host__ void GPUInterface::conv_forward_gpu(float *y) {}\n')
+    assert lab.main([str(path), "--emulate"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ": unsupported line 2: expected the course's forward(y, x, w) of 2017 to 2019" in printed
+    assert printed.endswith("got GPUInterface::conv_forward_gpu")
+
+
+@needs_emulator
 def test_a_batch_that_is_too_large_gets_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(tmp_path, "tied.cu", ("const int B = x.shape_[0]", "const int B = 10000"))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
