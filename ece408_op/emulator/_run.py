@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ._build import header_folders
+
 #: Bytes of a file that a program may write.
 _FILE = 4 << 30
 
@@ -127,8 +129,7 @@ def places(executable: Path, source: str, codes: Sequence[int]) -> dict[int, tup
         file, _, number = line.partition(" (")[0].rpartition(":")
         # The C++ library's own lines say nothing to the reader.
         here.append((Path(file).name, int(number) if number.isdigit() and not file.startswith("/usr/") else 0))
-    headers = (Path(__file__).parent / "cuda", Path(__file__).parents[1] / "grade" / "headers")
-    own = {path.name for folder in headers for path in folder.rglob("*.h")}
+    own = {path.name for folder in header_folders() for path in folder.rglob("*.h")}
     found = {}
     for code, all_frames in frames.items():
         outer = [frame for frame in all_frames if frame[0] not in own and frame[1]]
