@@ -37,6 +37,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
     tiles = [r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *(TILE\w*|BLOCK\w*|T[A-Z]?)\b", r"= *\w+ *- *K\w* *[,;)]"]
     written = r"\by\w*[\[(][^;=\n]*[+-]?="
     return {
+        "whole_numbers": [rf"\bint +{total}\b", r"\bint +\w+ *= *\w*[xk]\w*[\[(]"],
         "filter_pq": [rf"\[ *{q} *\] *\[ *{p} *\]", rf", *{q} *, *{p} *\)", rf"\b{q} *\)? *\* *\w+ *\+ *{p}\b"],
         "flipped": [rf"- *(1 *- *)?{index}\b" for index in (p, q)],
         "x_rows_columns": [rf"\w *\+ *{q}\b[^;\n]*\w *\+ *{p}\b", rf"{q} *\+ *\w[^;\n]*{p} *\+ *\w"],

@@ -174,8 +174,9 @@ def _best(
             return name, f"Your code does not write {where}", left
     if not left:  # no value to explain
         return "", "", 0
-    if not case.y.any():
-        return "zeros", "Your output is 0 everywhere", 0
+    name, sentence = _kind_of_values(case, unwritten)
+    if name:
+        return name, sentence, 0
     if (np.abs(case.y - case.exact) > 2 * EPS32 * size).mean() > _ROUNDED:
         for name, most in _hypotheses.roundings(case, size):
             if (np.abs(case.y - case.exact) <= most + allowed).all():
@@ -193,6 +194,15 @@ def _best(
         if not missed:
             break
     return found if found[0] else ("", "", 0)
+
+
+def _kind_of_values(case: Case, unwritten: np.ndarray) -> tuple[str, str]:
+    """Return the mistake that all values of an output show, and the sentence; empty ones if they show none."""
+    if not case.y.any():
+        return "zeros", "Your output is 0 everywhere"
+    if (case.y == np.rint(case.y))[~unwritten].all() and (case.exact != np.rint(case.exact)).mean() > _MOST:
+        return "whole_numbers", "Your output holds whole numbers alone: a sum or a value that it comes from is an int"
+    return "", ""
 
 
 def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:

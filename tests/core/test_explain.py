@@ -125,6 +125,7 @@ KERNELS = {
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
     "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles(p, c, r, s, 16)),
     "scaled": Kernel("times 25", output=lambda p, y, sums: y.__setitem__(ALL, 25 * sums)),
+    "whole_numbers": Kernel("whole numbers alone", output=lambda p, y, sums: y.__setitem__(ALL, np.trunc(sums))),
     "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),
     "halo rows": Kernel("a tile of 8 rows", product=halo(8, 1 << 20)),
     "y_rows_columns": Kernel(
@@ -285,9 +286,11 @@ for (int m = 0; m < M; m++)
         ("w_channels", "dim3 grid(1);\n\ns[i] = k[((c * M + m) * K + p) * K + q];"),
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
+        ("whole_numbers", "float x;\n\nint sum = 0;\nsum += x[i] * w[j];"),
+        ("whole_numbers", "float sum;\n\nint in = x4d(b, c, h, w);\nsum += in * w[j];"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "tiles", "bytes"],
+    ids=["KS", "channels", "last row", "tiles", "int sum", "int pixel", "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
