@@ -119,7 +119,7 @@ def judged(
     findings = [one for one in findings if not (enough and one["kind"] == "uninitialised")]
     entry: dict[str, Any] = {"layer": [p.channels, p.height, p.width, p.filters, p.kernel], "images": p.batch}
     right = enough and not findings
-    late = any(one["kind"] == "time" for one in findings)
+    late = {one["kind"] for one in findings} == {"time"}
     entry.update(status=RIGHT if right else TIMED_OUT if late else WRONG, note="", findings=findings)
     # What is missing, because the run ended, tells nothing about the code.
     entry.update(text=[] if ended else found.lines(), times=None, counters=None, ncu=None, lines=[], hints=[])
@@ -195,7 +195,7 @@ def _told(entry: dict[str, Any]) -> bool:
     A file that computes more images than there are goes far beyond an array, which ends the run.
     """
     found = entry["explanation"] or {"mistake": "", "sentence": ""}
-    beyond = entry["ended"] and {one["kind"] for one in entry["findings"]} == {"out of bounds"}
+    beyond = entry["ended"] and any(one["kind"] == "out of bounds" for one in entry["findings"])
     return bool((entry["findings"] and not beyond) or (found["sentence"] and found["mistake"] != NOTHING_WRITTEN))
 
 

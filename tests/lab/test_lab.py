@@ -192,9 +192,10 @@ def test_mistakes_of_cuda_kernels(
         ),
         ("25 * sum", r"equals the convolution times 25\.", "They are everywhere"),
         ("0", r"Your output is 0 everywhere\.", "channel"),
+        ("(int)sum", r"holds whole numbers alone", "They are everywhere"),
         ("sum * sum", r"They are everywhere\.$", "9999"),
     ],
-    ids=["ended", "reads beyond", "scaled", "zeros", "everywhere"],
+    ids=["ended", "reads beyond", "scaled", "zeros", "an int", "everywhere"],
 )
 def test_what_is_told_of_an_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, words: str, other: str
