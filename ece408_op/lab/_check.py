@@ -26,6 +26,8 @@ from ._emulated import FILL, Run, compiled, python_kernel
 RIGHT, WRONG, TIMED_OUT = "right", "wrong", "timed_out"
 #: Images of the first check, and of one in the emulator, which takes seconds per image of a layer.
 IMAGES, EMULATED_IMAGES = 4, 1
+#: More would take the emulator minutes.
+_MOST_EMULATED = 10
 #: The interface that a file implements in the course since 2020.
 _LATER_COURSE = re.compile(r"\bGPUInterface *:: *\w+")
 
@@ -95,7 +97,7 @@ def check(asked: Asked) -> Checked:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))
     if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_told, result["layers"])):
-        result["hint"] = runner.batch_hint(text, images)
+        result["hint"] = runner.batch_hint(text, images, _MOST_EMULATED if emulated else None)
     return Checked(asked.path, layers, result, file, run, kernel)
 
 

@@ -99,10 +99,16 @@ def compile_file(path: Path) -> File:
     return File(path, device, Program(str(library), (library.parent,)), tools, notes)
 
 
-def batch_hint(text: str, images: int) -> str:
-    """Return what to try if a file fails for that number of images, and its text may be tied to another one."""
-    others = [str(one) for one in batches_in(text) if one != images]
-    return f"it may be tied to {' or '.join(others)} images: try --images {others[-1]}" if others else ""
+def batch_hint(text: str, images: int, most: int | None = None) -> str:
+    """Return what to try if a file fails for that number of images, and its text may be tied to another one.
+
+    most: images that can be computed in a short time, if there is a limit.
+    """
+    others = [one for one in batches_in(text) if one != images]
+    if not others:
+        return ""
+    tried = f"try --images {others[-1]}" if most is None or others[-1] <= most else "use x.shape_[0] instead"
+    return f"it may be tied to {' or '.join(map(str, others))} images: {tried}"
 
 
 class Session:

@@ -223,7 +223,7 @@ def test_a_batch_that_is_too_large_gets_a_hint(tmp_path: Path, capsys: pytest.Ca
     path = changed(tmp_path, "tied.cu", ("const int B = x.shape_[0]", "const int B = 10000"))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
     printed = capsys.readouterr().out
-    assert "it may be tied to 10000 images: try --images 10000" in printed and "out of bounds: " in printed
+    assert "it may be tied to 10000 images: use x.shape_[0] instead" in printed and "out of bounds: " in printed
 
 
 @needs_emulator
