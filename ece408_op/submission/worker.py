@@ -35,7 +35,8 @@ def python_program(file: Path) -> Program:
     own |= set(os.environ.get("PYTHONPATH", "").split(os.pathsep)) - {"", str(root)}
     paths = [str(root), *(path for path in sys.path if path in own or path.endswith("lib-dynload"))]
     seen = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, paths[1:]), *(root / part for part in _PARTS)}
-    there = {path for path in seen if path.exists()}
+    # The sandbox has a /tmp of its own; where PYTHONPATH names /tmp, the caller's stays out.
+    there = {path for path in seen if path.exists() and not Path("/tmp").is_relative_to(path.resolve())}
     outermost = sorted(path for path in there if there.isdisjoint(path.parents))
     return Program(str(file), (*outermost, file.parent), tuple(paths), f"{file.parent}/")
 

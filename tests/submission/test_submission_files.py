@@ -15,6 +15,7 @@ from ece408_op.grade import _grading
 from ece408_op.submission import build, programs, sandbox, sources
 from ece408_op.submission.networks import KNOWN, pointed_to
 from ece408_op.submission.sandbox import Tools
+from ece408_op.submission.worker import python_program
 
 TOOLS = Tools(Path("/tools"))
 
@@ -133,6 +134,14 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
     with programs.new_folder("case") as own:
         programs.remove_folders()
         assert Path(own).exists() and not stale.exists()
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/"])
+def test_a_kernel_in_python_does_not_see_the_callers_tmp(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", folder)
+    monkeypatch.syspath_prepend(folder)
+    seen = python_program(Path("/tmp/build/kernel.py")).seen
+    assert Path(folder) not in seen and Path("/tmp/build") in seen
 
 
 @needs_sandbox
