@@ -29,6 +29,12 @@ _UPDATE_BLOCKS = 64
 #: Blocks that fill a GPU.
 _FILLING = 2048
 
+#: The names of a pooling's sizes in training.cu.
+_POOL_SIZES = (
+    *("HEIGHT", "WIDTH", "OUTPUT_HEIGHT", "OUTPUT_WIDTH", "ROWS", "COLUMNS"),
+    *("STRIDE_ROWS", "STRIDE_COLUMNS", "PAD_ROWS", "PAD_COLUMNS"),
+)
+
 #: The derivatives of the activations in CUDA C++, from the output y.
 _DERIVATIVES = {
     "relu": "((y) > 0.f ? 1.f : 0.f)",
@@ -204,10 +210,10 @@ def pool_gradient_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.
         "MEAN": int(operator.pool_type == "avg"),
         "COUNT_PAD": int(operator.count_include_pad),
     }
-    sizes = tuple(map(np.int32, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad)))
+    defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad))
     return (
-        _program("first_maxima", prod(y), ("x", "y", "maxima", *sizes, np.int64(prod(y))), 1, defines),
-        _program("pool_gradient", prod(x), ("x", "dy", "out", *sizes, np.int64(prod(x))), 1, defines),
+        _program("first_maxima", prod(y), ("x", "y", "maxima", np.int64(prod(y))), 1, defines),
+        _program("pool_gradient", prod(x), ("x", "dy", "out", np.int64(prod(x))), 1, defines),
     )
 
 

@@ -14,7 +14,7 @@
 //                          which BatchNorm's factors "relu" make of y
 //     norm_factors         FIXED: gamma is 1; BIASED: x lacks a bias, which the moving mean counts
 //     update               ADAM: Adam, else SGD with momentum
-//     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding
+//     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding; the sizes
 
 constexpr int THREADS = 256;
 
@@ -193,10 +193,13 @@ extern "C" __global__ void update(const Row *x, float scale, float clip, float b
 #endif
 
 #ifdef MAXIMUM
+// The sizes are constants, so that divisions by them are multiplications.
+constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
+constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS, pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
+
 // first (planes, OH, OW) = where in its window of x, row by row, the first element is that is equal to the maximum y.
-extern "C" __global__ void first_maxima(const float *__restrict__ x, const float *__restrict__ y, int *first, int H,
-                                        int W, int OH, int OW, int rows, int columns, int stride_rows,
-                                        int stride_columns, int pad_rows, int pad_columns, long long count) {
+extern "C" __global__ void first_maxima(const float *__restrict__ x, const float *__restrict__ y, int *first,
+                                        long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int top = (int)(i / OW % OH) * stride_rows - pad_rows, left = (int)(i % OW) * stride_columns - pad_columns;
         const float *image = x + (size_t)(i / ((INDEX)OW * OH)) * H * W;
@@ -212,9 +215,7 @@ extern "C" __global__ void first_maxima(const float *__restrict__ x, const float
 // out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
 // or, for sums and means, of all windows over the element. first: of first_maxima.
 extern "C" __global__ void pool_gradient(const int *__restrict__ first, const float *__restrict__ dy,
-                                         float *__restrict__ out, int H, int W, int OH,
-                                         int OW, int rows, int columns, int stride_rows, int stride_columns,
-                                         int pad_rows, int pad_columns, long long count) {
+                                         float *__restrict__ out, long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int w = (int)(i % W), h = (int)(i / W % H);
         const size_t plane = (size_t)(i / ((INDEX)W * H));
