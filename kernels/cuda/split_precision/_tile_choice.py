@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from ece408_op.core import tuning
-from ece408_op.problem import ITEM_BYTES, ConvProblem
+from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
 
 from ._candidate_tiles import (
@@ -21,52 +22,39 @@ from ._candidate_tiles import (
     one_channel_tiles,
     warpgroup_tiles,
 )
+from ._shared_memory_layout import layouts_by_conflicts
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 #: The alignment in bytes of whole arrays, as far as kernels ask.
 ALIGNED = 16
+#: The most shared memory of a tile that nearly fits, as a share of the chip's, and how many such tiles are examined.
+_NEARLY, _MOST_NEARLY = 1.1, 2
 #: How much longer a tile with accumulator promotion may take than one without it, for a long sum.
 _PROMOTION_IS_WORTH = 1.09
-#: Per millisecond of an H200, fitted to the times of core/tuning.json: FLOP of tensor cores, reads of shared memory,
-#: bytes that producers load and that they split; milliseconds of a tile, whatever its size.
-_FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
-#: How much longer loads take without staging where a tile has a part of an image: its runs are short.
-_SHORT_RUNS = 5
 #: Each kernel's name without its precision, and its candidates.
-_KERNELS: dict[type[Tile], tuple[str, Callable[..., Any]]] = {
-    OneChannelTile: ("one_channel", one_channel_tiles),
-    ImplicitGemmTile: ("implicit_gemm", implicit_gemm_tiles),
-    WarpgroupTile: ("warpgroup", warpgroup_tiles),
-    MmaSyncTile: ("mma_sync", mma_sync_tiles),
+NAMES: dict[type[Tile], str] = {
+    OneChannelTile: "one_channel",
+    ImplicitGemmTile: "implicit_gemm",
+    WarpgroupTile: "warpgroup",
+    MmaSyncTile: "mma_sync",
+}
+_CANDIDATES: dict[type[Tile], Callable[[ConvProblem, Chip, int, int], Iterator[Any]]] = {
+    OneChannelTile: one_channel_tiles,
+    ImplicitGemmTile: implicit_gemm_tiles,
+    WarpgroupTile: warpgroup_tiles,
+    MmaSyncTile: mma_sync_tiles,
 }
 
 
 def kernel_name(kind: type[Tile], components: int) -> str:
     """Return the kernel's name in the list of kernels and in the tuning table."""
-    return f"fp16x{2 * components - 1}_{_KERNELS[kind][0]}"
-
-
-def milliseconds(tile: Tile) -> float:
-    """Return the time per image on an H200: of math warps or of producers, whichever take longer.
-
-    It knows neither latencies nor bank conflicts. Only ratios matter: ``core.tuning`` scales it.
-    """
-    columns = 64 if tile.implicit_gemm else 8 * tile.column_groups * tile.group_tiles * tile.row_accumulators
-    flops = 2 * 16 * tile.k_steps * columns * tile.row_blocks * tile.unit_positions * (2 * tile.components - 1)
-    # Math warps have units of two tiles at a time.
-    workers = tile.math_warps // 4 if tile.wgmma else tile.math_warps
-    multiplying = (flops / _FLOPS + tile.shared_reads / _READS) / min(1.0, 2 * tile.units / workers)
-    slowly = _SHORT_RUNS if tile.input_from_global and tile.tiles_per_image > 1 else 1
-    producing = ITEM_BYTES * (slowly * tile.input_floats / _LOADS + tile.stage_words / _SPLITS)
-    # A norm between the sum and the maximum: they overlap, but not wholly.
-    of_tile = (multiplying**5 + producing**5) ** 0.2 + _TILE
-    return float(of_tile * tile.filter_blocks * tile.tiles_per_image / tile.tile_images)
+    return f"fp16x{2 * components - 1}_{NAMES[kind]}"
 
 
 def candidates(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> list[Tile]:
     """Return the candidate tiles for arrays at multiples of ``aligned`` bytes, the most promising first.
 
-    Their strides are the smallest ones, with which they fit shared memory.
+    Those that nearly fit shared memory are among them.
     """
     recorded = tuning.recorded_tile(kernel_name(kind, components), layer, chip)
     ranked: Callable[..., list[Tile]] = _ranked  # mypy takes the hash of the class for that of its instances
@@ -85,10 +73,22 @@ def _ranked(
     def rank(tile: Tile) -> tuple[bool, float]:
         another = any(getattr(tile, name) != value for name, value in recorded)
         truncates = tile.k_steps >= LONG_SUM and not tile.promotion_interval
-        return another, milliseconds(tile) * (_PROMOTION_IS_WORTH if truncates else 1.0)
+        return another, tile.milliseconds * (_PROMOTION_IS_WORTH if truncates else 1.0)
 
-    tiles = (tile.with_smallest_strides() for tile in _KERNELS[kind][1](layer, aligned, components, chip))
-    return sorted((tile for tile in tiles if tile.shared_bytes <= chip.shared_bytes), key=rank)
+    return sorted(_CANDIDATES[kind](layer, chip, aligned, components), key=rank)
+
+
+def _best_tile(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
+    nearly = 0
+    for tile in candidates(kind, layer, chip, aligned, components):
+        over = tile.shared_bytes / chip.shared_bytes
+        if over > 1 and (nearly == _MOST_NEARLY or over > _NEARLY or not tile.row_k_steps):
+            continue
+        improved = _with_fewest_conflicts(tile, chip)
+        if improved.shared_bytes <= chip.shared_bytes:
+            return improved
+        nearly += 1
+    return None
 
 
 def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
@@ -98,5 +98,17 @@ def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, com
     arrays serves.
     """
     layer = layer.with_batch(MOST_IMAGES)  # one tile, one binary, for every batch
-    every = (tile for each in (aligned, 4) for tile in candidates(kind, layer, chip, each, components))
-    return next(filter(None, (tile.laid_out(chip.shared_bytes) for tile in every)), None)
+    return _best_tile(kind, layer, chip, aligned, components) or _best_tile(kind, layer, chip, 4, components)
+
+
+@lru_cache(maxsize=256)
+def _with_fewest_conflicts(tile: Tile, chip: Chip) -> Tile:
+    """Return the tile with the strides that cause the fewest bank conflicts, of those that fit."""
+    if not tile.row_k_steps:
+        return tile
+    problem, rows = tile.layer, tile.position_rows
+    width, height = problem.width + 2 * problem.pad[1], rows * tile.tile_lines + problem.kernel - 1
+    layouts = layouts_by_conflicts(problem.channels, problem.kernel, tile.tile_columns, width, height, rows)
+    improved = (replace(tile, row_stride=stride, plane_stride=plane, taps=taps) for _, plane, stride, taps in layouts)
+    fitting = (each for each in improved if each.shared_bytes <= chip.shared_bytes and each.k_steps == tile.k_steps)
+    return next(fitting, tile)

@@ -5,16 +5,13 @@ CUDA sources read its public numbers as ``Config::name``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
-from ece408_op.runtime.launch import ceil_div, round_up
+from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
-from ._taps import BANKS, NO_TAP, Taps, half_steps, one_channel_taps, warpgroup_taps, wavefronts, window_taps
+from ._shared_memory_layout import NO_TAP, Tap
 from ._wgmma import wgmma_macro
 
 #: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
@@ -23,6 +20,11 @@ _SLACK = 1536
 _STAGING_PITCH = 68
 #: Address registers that a thread of ``warpgroup_mma.cu`` has for patterns of half k-steps.
 _MOST_PATTERNS = 5
+#: Per millisecond of an H200, fitted to the times of core/tuning.json: FLOP of tensor cores, reads of shared memory,
+#: bytes that producers load and that they split; milliseconds of a tile, whatever its size.
+_FLOPS, _READS, _LOADS, _SPLITS, _TILE = 510e9, 3e8, 0.9e9, 2.3e9, 1e-5
+#: How much longer loads take without staging where a tile has a part of an image: its runs are short.
+_SHORT_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -37,89 +39,59 @@ class Tile:
     components: int  # fp16 values per float32 value: 2 (fp16x3) or 1 (fp16x1)
     tile_images: int
     tile_lines: int  # lines of positions per image
+    row_stride: int  # words of a stage from one input row to the next
+    plane_stride: int  # and from one plane to the next: a plane holds two channels
+    taps: tuple[Tap, ...]  # the im2col table: eight words per k-step of 16 products
     group_tiles: int  # column tiles that a warp or warpgroup accumulates at once
     math_warps: int
     copy_floats: int  # floats per asynchronous copy of the input
-    row_stride: int = 0  # words of a stage from one input row to the next
-    plane_stride: int = 0  # and from one plane to the next: a plane holds two channels
-    # What only some kernels have.
-    filter_shifts: int = 1
-    filter_blocks: int = 1  # blocks among which the filters are divided, where those of one do not fit
-    row_accumulators: int = 1  # output rows with accumulators of their own, which share the words of their input rows
-    m_tiles: int = 1  # 16 positions each
-    wgmma_n: int = 8  # positions of one instruction, eight of each line
-    producer_warps: int = 4
-    consumer_registers: int = 0  # per thread of a math warp; producers get the rest
-    promotion_interval: int = 0  # k-steps after which accumulators are promoted; 0: never
-    store_floats: int = 1  # floats per store
-    filters_in_registers: bool = False
-    filters_in_shared: bool = True
-    input_from_global: bool = False  # producers read global memory twice instead of staging the input
-    prefetch_input: bool = False  # the next tile's input is copied while this one's is split
-    bulk_store: bool = False  # the copy engine stores outputs that are staged in shared memory
 
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
+
+    # Defaults of what only some kernels have.
     wgmma = one_channel = implicit_gemm = False
-    position_columns = 1
+    filter_shifts = position_columns = 1
+    filter_blocks = 1  # blocks among which the filters are divided, where those of one do not fit
+    row_accumulators = 1  # output rows with accumulators of their own, which share the words of their input rows
+    row_k_steps = 0  # k-steps per filter row, where they go row by row
+    producer_warps = 4
+    consumer_registers = 0  # per thread of a math warp; producers get the rest
+    promotion_interval = 0  # k-steps after which accumulators are promoted; 0: never
     barriers = 4
+    filters_in_registers = False
+    filters_in_shared = True
+    input_from_global = False  # producers read global memory twice instead of staging the input
+    prefetch_input = False  # the next tile's input is copied while this one's is split
+    bulk_store = False  # the copy engine stores outputs that are staged in shared memory
 
     @property
     def config(self) -> dict[str, bool | int | float]:
         """The sources' ``struct Config``: every public number of the tile."""
-        values = {name: getattr(self, name) for name in dir(self) if name[0] != "_" and name != "config"}
-        return {name: value for name, value in values.items() if isinstance(value, (bool, int, float))}
+        names = {name for name in dir(self) if name[0] != "_"} - {"layer", "taps", "config", "defines", "choices"}
+        return {name: getattr(self, name) for name in sorted(names)}
 
     @property
     def defines(self) -> dict[str, int | str]:
         """The constants that are no numbers."""
         return {"TAP_TABLE": ", ".join(f"{{{plane}, {row}, {column}}}" for plane, row, column in self.taps)}
 
-    @property
-    def taps(self) -> Taps:
-        """The im2col table: eight words per k-step of 16 products."""
-        return window_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)
-
     # Numbers that follow from the others.
     k_steps = property(lambda self: len(self.taps) // 8)
-    row_k_steps = property(lambda self: 0)  # k-steps per filter row, where they go row by row
     threads = property(lambda self: 32 * (self.math_warps + self.producer_warps))
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers per producer thread, of those that the math warps leave."""
+        warps = self.math_warps + self.producer_warps
+        pool = REGISTERS // (32 * warps) // 8 * 8 * warps
+        return (pool - self.math_warps * self.consumer_registers) // self.producer_warps // 8 * 8
+
     tile_columns = property(lambda self: ceil_div(self.layer.output_width, self.position_columns))  # positions per line
     positions = property(lambda self: self.tile_images * self.tile_lines * self.tile_columns)
     position_rows = property(lambda self: 1 if self.one_channel else self.filter_shifts * self.row_accumulators)
-    # Input rows of a stage.
-    _stage_rows = property(lambda self: self.position_rows * self.tile_lines + self.layer.kernel - 1)
-
-    def _plane_strides(self, least: int) -> list[int]:
-        offsets = range(0, BANKS, 4) if self.planes > 1 else (9,)
-        return sorted(round_up(least - offset, BANKS) + offset for offset in offsets)
-
-    def _strides(self) -> Iterator[tuple[int, int]]:
-        """Yield row and plane strides, the smallest first."""
-        words = ceil_div(self.layer.width + 2 * self.layer.pad[1], self.position_columns)
-        for row_stride in range(words, words + BANKS + 1):
-            yield from ((row_stride, plane) for plane in self._plane_strides(self._stage_rows * row_stride))
-
-    def with_smallest_strides(self) -> Tile:
-        """Return the tile with the strides that take the least shared memory."""
-        row_stride, plane_stride = next(self._strides())
-        return replace(self, row_stride=row_stride, plane_stride=plane_stride)
-
-    @lru_cache(maxsize=1024)  # noqa: B019 - tiles are small
-    def laid_out(self, shared_bytes: int) -> Tile | None:
-        """Return the tile with the strides that cause the fewest bank conflicts, or None where none fits."""
-        found, fewest = None, math.inf
-        for row_stride, plane_stride in self._strides():
-            tile = replace(self, row_stride=row_stride, plane_stride=plane_stride)
-            if tile.shared_bytes <= shared_bytes:
-                where = (row_stride, plane_stride, self.tile_columns, self.position_columns, self.position_rows)
-                cycles = round(wavefronts(self.taps, *where), 2)
-                if cycles < fewest:
-                    found, fewest = tile, cycles
-            if fewest <= 1:
-                break
-        return found
-
+    # Whether words of an odd last channel hold two rows, not two columns.
+    odd_channel_pairs_rows = property(lambda self: self.row_k_steps == 0 and not self.one_channel)
     gemm_columns = property(lambda self: self.filter_shifts * self.layer.filters)
     column_tiles = property(lambda self: ceil_div(self.gemm_columns, 8))
     column_groups = property(lambda self: ceil_div(self.column_tiles, self.group_tiles * self.filter_blocks))
@@ -131,7 +103,9 @@ class Tile:
     filter_words = property(lambda self: self.filter_bytes // self.filter_blocks // ITEM_BYTES)
     # Tiles that an image is cut into; 1 where a tile is one image or several.
     tiles_per_image = property(lambda self: ceil_div(self.layer.output_height, self.position_rows * self.tile_lines))
-    input_rows = property(lambda self: min(self.layer.height, self._stage_rows))
+    input_rows = property(
+        lambda self: min(self.layer.height, self.position_rows * self.tile_lines + self.layer.kernel - 1)
+    )
     # Floats of a tile's input.
     input_floats = property(lambda self: self.tile_images * self.layer.channels * self.input_rows * self.layer.width)
     planes = property(lambda self: ceil_div(self.layer.channels, 2))
@@ -153,10 +127,27 @@ class Tile:
     )
     # Positions that a math warp, with wgmma a warpgroup, multiplies at a time.
     unit_positions = property(lambda self: 64)
-    row_blocks = property(lambda self: ceil_div(self.positions, self.unit_positions))  # of unit_positions each
     # Units of work of a tile: some positions times a column group.
-    units = property(lambda self: self.row_blocks * self.column_groups)
+    units = property(lambda self: ceil_div(self.positions, self.unit_positions) * self.column_groups)
+    padded_positions = property(lambda self: round_up(self.positions, self.unit_positions))  # positions in whole units
     shared_reads = property(lambda self: 0)  # reads of shared memory per tile, 128 bytes each
+
+    @property
+    def milliseconds(self) -> float:
+        """The time per image on an H200: of math warps or of producers, whichever take longer.
+
+        It knows neither latencies nor bank conflicts. Only ratios matter: ``core.tuning`` scales it.
+        """
+        columns = 64 if self.implicit_gemm else 8 * self.column_groups * self.group_tiles * self.row_accumulators
+        flops = 2 * 16 * self.k_steps * columns * self.padded_positions * (2 * self.components - 1)
+        # Math warps have units of two tiles at a time.
+        workers = self.math_warps // 4 if self.wgmma else self.math_warps
+        multiplying = (flops / _FLOPS + self.shared_reads / _READS) / min(1.0, 2 * self.units / workers)
+        slowly = _SHORT_RUNS if self.input_from_global and self.tiles_per_image > 1 else 1
+        producing = ITEM_BYTES * (slowly * self.input_floats / _LOADS + self.stage_words / _SPLITS)
+        # A norm between the sum and the maximum: they overlap, but not wholly.
+        of_tile = (multiplying**5 + producing**5) ** 0.2 + _TILE
+        return float(of_tile * self.filter_blocks * self.tiles_per_image / self.tile_images)
 
     @property
     def shared_bytes(self) -> int:
@@ -167,11 +158,18 @@ class Tile:
         words += self.filter_words if self.filters_in_shared else 0
         return ITEM_BYTES * words + _SLACK
 
+    def _tap_offsets(self) -> list[int]:
+        return [plane * self.plane_stride + row * self.row_stride + column for plane, row, column in self.taps]
+
 
 @dataclass(frozen=True)
 class MmaSyncTile(Tile):
     """``mma_sync.cu``: a warp multiplies ``m_tiles`` x 16 positions by ``group_tiles`` x 8 filter columns."""
 
+    m_tiles: int = 4
+    input_from_global: bool = False
+    filters_in_shared: bool = True
+    promotion_interval: int = 0
     choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
 
     unit_positions = property(lambda self: 16 * self.m_tiles)
@@ -185,26 +183,27 @@ class MmaSyncTile(Tile):
 class OneChannelTile(Tile):
     """``one_channel.cu``: a position is two neighbouring outputs of a row."""
 
+    producer_warps: int = 4
+    m_tiles: int = 1
+    filters_in_registers: bool = False
+    filters_in_shared: bool = True
+    prefetch_input: bool = False
+    store_floats: int = 1  # floats per store
     one_channel = True
-    position_columns = 2
-
-    @property
-    def taps(self) -> Taps:
-        return one_channel_taps(self.layer.kernel)
-
-    def _plane_strides(self, least: int) -> list[int]:
-        return [least]
+    filter_shifts = position_columns = 2
 
     @property
     def uniform_taps(self) -> bool:
         """Whether the four words of every half k-step lie alike; a half without words does."""
-        real = self.taps[: -4 if self.taps[-4] == NO_TAP else None]
-        return len(half_steps(real, self.row_stride, self.plane_stride)[1]) == 1
+        offsets = self._tap_offsets()
+        real = [i for i in range(0, len(offsets), 4) if set(self.taps[i : i + 4]) != {NO_TAP}]
+        halves = [[offset - offsets[i] for offset in offsets[i : i + 4]] for i in real]
+        return all(half == halves[0] for half in halves)
 
     @property
     def defines(self) -> dict[str, int | str]:
-        # A half without words reads any.
-        firsts = (max(0, offset) for offset, _ in half_steps(self.taps, self.row_stride, self.plane_stride)[0])
+        offsets = self._tap_offsets()
+        firsts = (0 if self.taps[i] == NO_TAP else 4 * offsets[i] for i in range(0, len(offsets), 4))
         return {**super().defines, "HALF_STEP_TABLE": ", ".join(map(str, firsts))}
 
 
@@ -212,14 +211,16 @@ class OneChannelTile(Tile):
 class WarpgroupTile(Tile):
     """``warpgroup_mma.cu``: wgmma, positions from registers, filters in shared memory."""
 
+    filter_shifts: int = 1
+    row_accumulators: int = 1
+    row_k_steps: int = 0
+    filter_blocks: int = 1
+    consumer_registers: int = 0
+    input_from_global: bool = False
+    promotion_interval: int = 0
     wgmma = True
     choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
 
-    @property
-    def taps(self) -> Taps:
-        return warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[0]
-
-    row_k_steps = property(lambda self: warpgroup_taps(self.layer.channels, self.layer.kernel, self.filter_shifts)[1])
     # K-steps of the words that fill no whole k-step of a filter row.
     rest_k_steps = property(lambda self: self.k_steps - self.layer.kernel * self.row_k_steps)
 
@@ -234,16 +235,22 @@ class WarpgroupTile(Tile):
         lambda self: self.math_warps // 4 * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
     )
 
-    def _half_steps(self) -> tuple[list[tuple[int, int]], list[int]]:
-        halves, examples = half_steps(self.taps[: 8 * self.row_k_steps], self.row_stride, self.plane_stride)
-        return (halves, examples) if len(examples) <= _MOST_PATTERNS else ([], [])
+    def _address_patterns(self) -> tuple[list[tuple[int, int]], list[int]]:
+        halves: list[tuple[int, int]] = []
+        patterns: dict[tuple[int, ...], int] = {}
+        offsets = self._tap_offsets()
+        for i in range(0, 8 * self.row_k_steps, 4):
+            words = tuple(offset - offsets[i] for offset in offsets[i : i + 4])
+            patterns.setdefault(words, i // 4)
+            halves.append((4 * offsets[i], list(patterns).index(words)))
+        return (halves, list(patterns.values())) if len(patterns) <= _MOST_PATTERNS else ([], [])
 
     # In how many ways the four words of half a k-step lie; 0 where they are too many for the registers.
-    address_patterns = property(lambda self: len(self._half_steps()[1]))
+    address_patterns = property(lambda self: len(self._address_patterns()[1]))
 
     @property
     def defines(self) -> dict[str, int | str]:
-        halves, examples = self._half_steps()
+        halves, examples = self._address_patterns()
         return {
             **super().defines,
             "HALF_STEP_TABLE": ", ".join(f"{{{offset}, {pattern}}}" for offset, pattern in halves) or "{0}",
@@ -257,22 +264,19 @@ class WarpgroupTile(Tile):
 class ImplicitGemmTile(Tile):
     """``implicit_gemm.cu``: wgmma, filters in registers, positions as B in shared memory, without an im2col copy."""
 
-    wgmma = implicit_gemm = True
+    row_accumulators: int = 1
+    producer_warps: int = 4
+    consumer_registers: int = 0
+    wgmma_n: int = 8  # positions of one instruction, eight of each line
+    bulk_store: bool = False
+    wgmma = implicit_gemm = prefetch_input = True
     barriers = 12
     position_columns = 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
 
-    # Lines of row_accumulators input rows that a filter reaches.
-    _lines = property(lambda self: ceil_div(self.layer.kernel + self.row_accumulators - 1, self.row_accumulators))
-
     @property
-    def taps(self) -> Taps:
-        reach = (self.layer.kernel + 2) // 2
-        return (NO_TAP,) * 8 * ceil_div(self.planes * reach * self._lines, 2)
-
-    def _strides(self) -> Iterator[tuple[int, int]]:
-        row_stride = self.tile_columns + self.layer.kernel // 2
-        yield row_stride, 4 * (self.tile_lines + self._lines - 1) * row_stride
+    def filters_in_shared(self) -> bool:  # type: ignore[override]
+        return self.components == 2  # the low components alone
 
     filter_bytes = property(lambda self: self.k_steps * 64 * 16 * 2 * self.components)
     filter_words = property(lambda self: self.k_steps * 512)
@@ -288,9 +292,11 @@ class ImplicitGemmTile(Tile):
     unit_positions = property(lambda self: self.wgmma_n)
 
     @property
-    def row_blocks(self) -> int:
+    def units(self) -> int:
         # Strips of eight positions of some lines.
         return self.tile_images * ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
+
+    padded_positions = property(lambda self: self.units * self.wgmma_n)
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -194,17 +194,6 @@ __device__ __forceinline__ void find_filter_exponents(const Shared &s, int &lowe
     lowest = __reduce_min_sync(~0u, lowest), highest = __reduce_max_sync(~0u, highest);
 }
 
-// Producers: the range of a tile, from that of each warp's share.
-__device__ __forceinline__ void join_producers(unsigned *ranges, Range &range, int thread) {
-    if (thread % 32 == 0) ranges[thread / 32] = range.largest, ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
-    named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
-#pragma unroll
-    for (int i = 0; i < PRODUCER_WARPS; i++) {
-        range.largest = max(range.largest, ranges[i]);
-        range.smallest = min(range.smallest, ranges[PRODUCER_WARPS + i]);
-    }
-}
-
 // Consumers: the tile after the one in that stage; the number of tiles or more where there is none. From lane 0, so
 // that the compiler knows that a warp takes one branch.
 __device__ __forceinline__ int next_tile(const Shared &s, int stage) {

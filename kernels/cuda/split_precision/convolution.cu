@@ -1,9 +1,5 @@
 // convolution: the main kernel, in which a block's warps become producers or math warps.
 
-// Registers per producer thread, with wgmma: of those that the math warps leave.
-constexpr int ALL_REGISTERS = 65536 / ALL_THREADS / 8 * 8 * (MATH_WARPS + PRODUCER_WARPS);
-constexpr int PRODUCER_REGISTERS = (ALL_REGISTERS - MATH_WARPS * Config::consumer_registers) / PRODUCER_WARPS / 8 * 8;
-
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     split_precision_convolution(const float *__restrict__ x, float *__restrict__ y,
                                 const unsigned *__restrict__ filters, const int *__restrict__ filter_scales, int *state,
@@ -28,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1)
     __syncthreads();
     // From lane 0, so that the compiler knows that a warp takes one branch.
     if (__shfl_sync(~0u, threadIdx.x, 0) >= MATH_THREADS) {
-        if constexpr (Config::wgmma) lower_registers<PRODUCER_REGISTERS>();
+        if constexpr (Config::wgmma) lower_registers<Config::producer_registers>();
         produce(s, image_of(x, first, IMAGE), state, images, tiles);
     } else {
         if constexpr (Config::wgmma) raise_registers<Config::consumer_registers>();

@@ -164,9 +164,17 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         do {
             Range range = split_input(s.stages + stage * STAGE_WORDS, s.input + stage * STAGED_INPUT, tile,
                                       power_of_two(exponent), thread);
+            unsigned *const ranges = s.ranges + splits++ % 2 * (2 * PRODUCER_WARPS);
+            if (thread % 32 == 0)
+                ranges[thread / 32] = range.largest, ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
             if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
-            join_producers(s.ranges + splits++ % 2 * (2 * PRODUCER_WARPS), range, thread);
-            const TileScale scale(range, lowest, highest);
+            named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+#pragma unroll
+            for (int i = 0; i < PRODUCER_WARPS; i++) {
+                range.largest = max(range.largest, ranges[i]);
+                range.smallest = min(range.smallest, ranges[PRODUCER_WARPS + i]);
+            }
+            const TileScale scale(range.largest, range.smallest, lowest, highest);
             unsplittable = scale.unsplittable;
             again = !unsplittable && range.largest && scale.exponent != exponent;
             if (again) exponent = scale.exponent;

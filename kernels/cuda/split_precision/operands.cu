@@ -2,14 +2,13 @@
 //
 //     a stage   [component][image][plane][row][column] words; plane p holds channels 2 p and 2 p + 1 of one pixel
 //
-// An odd last channel has a plane of its own, whose words hold two neighbouring rows (PAIRS_ROWS) or
+// An odd last channel has a plane of its own, whose words hold two neighbouring rows (odd_channel_pairs_rows) or
 // columns. With one_channel, word i of a row holds columns 2 i and 2 i + 1, and so every input once.
 //
 // Producers read a tile's input twice: for its range, then to split it. What limits them: the loads from
 // global memory that they can have in flight.
 
 constexpr int ROW_WORDS = (W + 2 * PAD_W + POSITION_COLUMNS - 1) / POSITION_COLUMNS;
-constexpr bool PAIRS_ROWS = ROW_STEPS == 0 && !Config::one_channel;
 constexpr int FILTER_WORDS = 2 * COMPONENTS;  // of a lane, for one k-step of one GEMM column
 
 // The word's place among the split filters: words t and t + 4 of a k-step, column n of a tile of eight.
@@ -33,13 +32,13 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
 #pragma unroll
     for (int word = 0; word < 2; word++) {
         const Tap tap = WORD_TAPS[k_step * 8 + t + 4 * word];
-        const bool odd = C % 2 && tap.plane == C / 2;
+        const bool odd = C % 2 && tap.plane == C / 2, pairs_rows = Config::odd_channel_pairs_rows;
         float value[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int c = 2 * tap.plane + (odd ? 0 : j);
-            const int p = tap.row + (Config::one_channel ? 0 : (odd && PAIRS_ROWS ? j : 0) - shift);
-            const int q = Config::one_channel ? 2 * tap.column + j - shift : tap.column + (odd && !PAIRS_ROWS ? j : 0);
+            const int p = tap.row + (Config::one_channel ? 0 : (odd && pairs_rows ? j : 0) - shift);
+            const int q = Config::one_channel ? 2 * tap.column + j - shift : tap.column + (odd && !pairs_rows ? j : 0);
             const bool real = tap.plane >= 0 && column < GEMM_COLUMNS && p >= 0 && p < K && q >= 0 && q < K;
             value[j] = real ? w[weight_index(m, c, p * K + q)] * scale : 0.0f;
         }
@@ -150,7 +149,7 @@ struct WordOffsets {
 __device__ __forceinline__ void split_input(unsigned *stage, const float *input, const WorkTile &tile, float scale,
                                             const WordOffsets &kept, int thread) {
     constexpr int ALONG = POSITION_COLUMNS;
-    constexpr index_t ODD_PARTNER = PAIRS_ROWS ? W : 1;
+    constexpr index_t ODD_PARTNER = Config::odd_channel_pairs_rows ? W : 1;
     const int rows = tile.input_rows();
     if (KEEPS_OFFSETS) {
         const int real = (ONE_PLANE ? tile.images * PLANE_ROWS : rows) * ROW_WORDS;
@@ -165,7 +164,7 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
             unsigned *const to = stage + image * IMAGE_WORDS + pair * PLANE_STRIDE;
             const bool odd = C % 2 && pair == C / 2;
             const index_t partner = odd ? ODD_PARTNER : INPUT_CHANNEL;
-            const int with_partner = odd ? (PAIRS_ROWS ? real - ROW_WORDS
+            const int with_partner = odd ? (Config::odd_channel_pairs_rows ? real - ROW_WORDS
                                             : ALONG == 2                   ? real
                                                                            : real - 1)
                                          : real;
@@ -207,9 +206,9 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
                                      unsigned(input_row + down) < unsigned(rows);
                 return real && in_rows && ((!PADDED && ALONG == 1 && !right) || unsigned(input_column + right) < W);
             };
-            const bool odd = C % 2 && pair == C / 2;
+            const bool odd = C % 2 && pair == C / 2, pairs_rows = Config::odd_channel_pairs_rows;
             a[i] = inside(0, 0) ? from[0] : 0.0f;
-            b[i] = inside(odd && PAIRS_ROWS, odd && !PAIRS_ROWS) ? from[odd ? ODD_PARTNER : INPUT_CHANNEL] : 0.0f;
+            b[i] = inside(odd && pairs_rows, odd && !pairs_rows) ? from[odd ? ODD_PARTNER : INPUT_CHANNEL] : 0.0f;
             to[i] = real ? image * IMAGE_WORDS + pair * PLANE_STRIDE + row * ROW_STRIDE + column : -1;
             line += DOWN, column += ACROSS;
             if (column >= ROW_WORDS) column -= ROW_WORDS, line++;
@@ -246,8 +245,15 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         }
 
         Range range = find_range(input, tile, thread);
-        join_producers(s.ranges, range, thread);
-        const TileScale scale(range, lowest, highest);
+        if (thread % 32 == 0)
+            s.ranges[thread / 32] = range.largest, s.ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
+        named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+#pragma unroll
+        for (int i = 0; i < PRODUCER_WARPS; i++) {
+            range.largest = max(range.largest, s.ranges[i]);
+            range.smallest = min(range.smallest, s.ranges[PRODUCER_WARPS + i]);
+        }
+        const TileScale scale(range.largest, range.smallest, lowest, highest);
 
         if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
         if (thread == 0) {

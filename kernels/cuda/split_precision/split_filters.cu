@@ -27,17 +27,19 @@ extern "C" __global__ void __launch_bounds__(256)
     Range range;
     for (int i = lane; i < REDUCTION; i += 32) range.add(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]);
     range.join_warp();
-    const int own = range.largest_exponent();
+    const int top = range.largest >> 23, wanted = range.largest == 0 ? 0 : 141 - top;
     if (CORRECTS_SAME_SIGN) {
         float sum = 0;
         for (int i = lane; i < REDUCTION; i += 32)
-            sum += fabsf(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]) * power_of_two(own);
+            sum += fabsf(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]) *
+                   power_of_two(min(wanted, MAX_EXPONENT));
         for (int i = 16; i; i /= 2) sum += __shfl_sync(~0u, sum, lane ^ i);
         if (lane == 0) weight_sum[warp] = sum;
     }
     if (lane == 0) {
-        unsplittable[warp] = range.exponent() == Range::UNSPLITTABLE;
-        exponent[warp] = own;
+        unsplittable[warp] = range.largest && (top == 255 || wanted > MAX_EXPONENT ||
+                                               range.smallest + 1 < unsigned(max(top - MAX_SPREAD, 1)) << 23);
+        exponent[warp] = min(wanted, MAX_EXPONENT);
         k_steps[warp] = k_steps_with_low[warp] = 0;
     }
     __syncthreads();

@@ -34,6 +34,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
@@ -42,7 +43,7 @@ from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
 from ._candidate_tiles import LONG_SUM, MOST_IMAGES
 from ._convolution import Convolution, recompute
-from ._tile_choice import ALIGNED, candidates, kernel_name, milliseconds, tile_for
+from ._tile_choice import ALIGNED, candidates, kernel_name, tile_for
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 _FOLDER = Path(__file__).parent
@@ -183,14 +184,14 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
     def predicted_milliseconds(problem: ConvProblem, chip: Chip) -> float:
         """The rooflines of what the tile computes and loads, and of the layer's memory traffic, one after the other."""
         tile = tile_for(kind, problem, chip, ALIGNED, components)
-        return math.inf if tile is None else _LATENCY + problem.batch * milliseconds(tile) + problem.bytes / _BYTES
+        return math.inf if tile is None else _LATENCY + problem.batch * tile.milliseconds + problem.bytes / _BYTES
 
     def tiles(problem: ConvProblem, chip: Chip, aligned: int) -> list[Mapping[str, int]]:
         if problem.needs:  # the tuning table has plain convolutions only
             return []
         found = candidates(kind, problem.with_batch(MOST_IMAGES), chip, aligned, components)
-        choices: list[Mapping[str, int]] = [{name: int(getattr(tile, name)) for name in tile.choices} for tile in found]
-        return [each for number, each in enumerate(choices) if each not in choices[:number]][:_MEASURED_TILES]
+        fitting = (tile for tile in found if tile.shared_bytes <= chip.shared_bytes)
+        return [{name: int(getattr(tile, name)) for name in tile.choices} for tile in islice(fitting, _MEASURED_TILES)]
 
     def plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         tile = tile_for(kind, plain_convolution(problem), chip, aligned, components)
