@@ -174,7 +174,9 @@ def whole(case: Case) -> Iterator[Guess]:
     """Yield the hypotheses about filters, images, the output's index, its sums and what it held before."""
     factor = float(np.vdot(case.exact, case.y) / max(np.vdot(case.exact, case.exact), 1e-300))
     if np.isfinite(factor):
-        errors = 4 * EPS32 * math.sqrt(max(1, abs(factor)) * case.problem.products) * float(np.abs(case.y).max())
+        # As many sums as a filter may have products, no more: else the room for their errors would hold all.
+        length = min(max(1, abs(factor)), 1e4) * case.problem.products
+        errors = 4 * EPS32 * math.sqrt(length) * float(np.abs(case.y).max())
         yield Guess("scaled", f"times {factor:.6g}", factor * case.exact, None, errors)
     yield from _exchanged(case)
     yield from _running_sums(case)

@@ -265,6 +265,7 @@ def test_noise_is_not_explained() -> None:
         assert explain(x, w, noise, BEFORE).sentence == ""
         assert explain(x, w, noise * 0).mistake == "nothing_written"
         assert explain(x, w, noise * 0, BEFORE).mistake == "zeros"
+        assert explain(x, w, noise * np.float32(1e30), BEFORE).mistake == ""
 
 
 CODE = """// float acc = 0; y[b][m] += k[m][c][q][p]
