@@ -11,7 +11,8 @@ A table stands between two comments, which a page may have anywhere:
 
 Every number comes from a file that ece408-bench wrote with --json (the format is that of ece408_op.bench.results), from
 the tuning table, or from experiments.json. A table names the machine and the versions of its file. To update a table,
-replace its JSON file and run this command. The list of operators comes from their definitions, so the package must be installed.
+replace its JSON file and run this command. The list of operators comes from their definitions, so this needs NumPy and
+llvmlite.
 """
 
 from __future__ import annotations

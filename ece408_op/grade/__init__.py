@@ -1,5 +1,8 @@
-"""The grading harness: it compiles course submissions as they are, runs them in a sandbox, and checks every output.
+"""The grading harness, the grader: course submissions are compiled as they are, run in a sandbox, and checked.
 
-The worker (``ece408_op.submission``) is stopped while inputs are written and outputs are checked, and the reference is
-computed only then. ``_verdict`` has the rules; see docs/grading.md. The public module is ``cli``.
+The worker (``ece408_op.submission``) is stopped while inputs are written and outputs are checked, and the reference
+is computed only then; see docs/grading.md. ``_submission`` finds files, ``_spec`` reads the grader's file,
+``_grading`` grades one or many, ``_rounds`` calls them, ``_buffers`` and ``_device`` hold arrays and the GPU,
+``_judge`` classifies an output and ``_verdict`` a submission, ``_real_images`` measures accuracy, ``_reports`` writes
+pages. The public module is ``cli``.
 """

@@ -186,15 +186,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", nargs="+", type=Path, help="a submission's folder or file, or a folder of many")
-    parser.add_argument("--context", choices=("cpu", "gpu"), help="grade new-forward.h (cpu) or new-forward.cuh (gpu)")
-    parser.add_argument("--spec", type=Path, help="the grader's file, TOML")
+    parser.add_argument(
+        "--context",
+        choices=("cpu", "gpu"),
+        help="grade new-forward.h (cpu) or new-forward.cuh (default: gpu where there is one)",
+    )
+    parser.add_argument("--spec", type=Path, help="the grader's file, TOML: see docs/grading.md")
     parser.add_argument("--json", type=Path, help="write the records there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     parser.add_argument(
         "--jobs",
         type=_jobs,
         default=len(os.sched_getaffinity(0)),
-        help="submissions compiled and checked at a time (default: the cores); the CPU times one at a time",
+        help="CPU submissions compiled and checked at a time (default: the cores); no effect with GPU files",
     )
     parser.add_argument("--time-in-parallel", action="store_true", help="time calls while other submissions run, too")
     parser.add_argument("--quick", action="store_true", help="one network, 100 images, one timed run, no accuracy")

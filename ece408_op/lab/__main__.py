@@ -125,7 +125,7 @@ def _changed(path: Path) -> Any:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ece408-lab",
-        description="Check a convolution of your own, and say why it is wrong or slow.",
+        description="Check a convolution of your own: explain its mistakes and, in CUDA, its slow lines.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -49,7 +49,8 @@ class Blas:
             library = ctypes.CDLL(f"libcublas.so.{cublas.getVersion(self._handle) // 10_000}")  # which CuPy has loaded
         except (ImportError, OSError) as error:
             raise DeviceError(
-                f"the GPU: expected cuBLAS, which networks need, got {error}; install nvidia-cublas for your CUDA"
+                f"the GPU: expected cuBLAS, which networks need, got {error}; install nvidia-cublas-cu12 or, "
+                "for CUDA 13, nvidia-cublas"
             ) from error
         self._functions = {name: getattr(library, name) for name in _ARGUMENTS}
         for name, types in _ARGUMENTS.items():
