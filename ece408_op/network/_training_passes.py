@@ -146,10 +146,16 @@ class TrainingArrays(GpuArrays):
 
 
 def _program(
-    entry: str, elements: int, args: tuple[Any, ...], vector: int = 1, defines: Mapping[str, int | str] | None = None
+    entry: str,
+    elements: int,
+    args: tuple[Any, ...],
+    vector: int = 1,
+    defines: Mapping[str, int | str] | None = None,
+    blocks: int | None = None,
 ) -> cuda.Program:
     index = "unsigned long long" if elements >= 1 << 31 else "unsigned int"
-    blocks = max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS)))
+    if blocks is None:
+        blocks = max(1, min(_BLOCKS, ceil_div(elements // vector, _THREADS)))
     launch = Launch(entry, (blocks, 1, 1), (_THREADS, 1, 1), args)
     return program("training.cu", launch, {"INDEX": index, "VECTOR": vector, **(defines or {})})
 
@@ -159,12 +165,9 @@ def sums_program(shape: Shape, parts: int, vector: int, relu: int = 0) -> cuda.P
     """Return the sums of ``parts`` parts; arrays x, y, center, relu and partial."""
     n, channels, inner = shape
     numbers = (np.int32(n), np.int32(channels), np.int32(inner // vector), np.int32(parts))
-    # One block for each channel and part.
-    blocks = parts * channels * _THREADS * vector
-    defines: dict[str, int | str] = {"RELU": relu}
-    if prod(shape) >= 1 << 31:
-        defines["INDEX"] = "unsigned long long"
-    return _program("channel_sums", blocks, ("x", "y", "center", "relu", "partial", *numbers), vector, defines)
+    args = ("x", "y", "center", "relu", "partial", *numbers)
+    # One block for each channel and part, without the limit of the other grids: blocks do not loop over them.
+    return _program("channel_sums", prod(shape), args, vector, {"RELU": relu}, parts * channels)
 
 
 @lru_cache(maxsize=1024)

@@ -57,6 +57,12 @@ def test_sums_and_mixtures(shape, vector, mode, programs):
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_every_channel_and_part_has_a_block_that_sums_it():
+    for channels, parts in ((3, 4), ((1 << 20) + 1, 1), (2000, 2)):
+        (launch,) = passes.sums_program((4, channels, 2), parts, 1).plan.steps(1)
+        assert launch.grid == (channels * parts, 1, 1)
+
+
 class EmulatedArrays(passes.TrainingArrays):
     xp = np
 
