@@ -15,6 +15,7 @@ from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import blocked_gemm, data_gradient_tiles, depthwise, weight_gradient_rows
 from ece408_op.kernels.cuda.split_precision import split_precision, weight_gradient, wide_weight_gradient
 from ece408_op.problem import ConvProblem
+from ece408_op.runtime.launch import SCRATCH_BYTES
 
 SPLIT = (split_precision.WARPGROUP, split_precision.MMA_SYNC)
 KERNELS = (
@@ -42,6 +43,31 @@ def test_it_is_right(kernel, problem: ConvProblem, programs: Path) -> None:
     found = compare(report.buffers[problem.operands[2]], a, b, kernel, problem=problem)
     assert found.passed, found
     assert races(report) == 0
+
+
+@pytest.mark.parametrize("blocks", [5, 13])
+def test_blocks_that_share_tiles_have_partial_sums_of_their_own(blocks, programs: Path) -> None:
+    kernel, problem = wide_weight_gradient.KERNEL, ConvProblem(3, 130, 9, 10, 140, 1, 2).weight_gradient
+    rng = np.random.default_rng(0)
+    y, x = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
+    plan = kernel.plan(problem, replace(chip_of(90), multiprocessors=blocks), 16)
+    report = run_plan(kernel.text(plan), plan, problem, y, x, programs, races=True)
+    found = compare(report.buffers["w"], y, x, kernel, problem=problem)
+    assert found.passed, found
+    assert races(report) == 0
+
+
+def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
+    kernel, chip = wide_weight_gradient.KERNEL, chip_of(90)
+    for filters in (512, 2500, 2700, 4096):
+        problem = ConvProblem(1, filters, 14, 14, filters, 3).weight_gradient
+        reasons = kernel.not_supported_reasons(problem, chip)
+        assert bool(reasons) == (filters > 2500), reasons
+        size = kernel.plan(problem, chip, 16).scratch["partials"]
+        assert (size > SCRATCH_BYTES) == bool(reasons)
+        assert size >= 4 * 9 * filters * filters
+        if reasons:
+            assert reasons == [f"partial sums: at most {SCRATCH_BYTES} bytes, got {size}"]
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e-30])

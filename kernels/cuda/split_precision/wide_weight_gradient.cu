@@ -118,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(256)
     split_block<M, OUTPUT_AREA, Config::y_parts>(y, ranges + C * Config::x_parts, split_y, exponents + C, first, images);
 }
 
-// The stages of all tiles in one sequence, and the blocks' shares of it. A tile's partial sums are numbered from its
-// first block on.
+// The stages of all tiles in one sequence, and the blocks' shares of it.
 struct Shares {
     long long stages, total, blocks;  // stages of a tile and of all; blocks that have some
 
@@ -129,9 +128,7 @@ struct Shares {
     __device__ __forceinline__ long long begin(int block) const { return min((long long)block, blocks) * total / blocks; }
     __device__ __forceinline__ int owner(long long stage) const { return int(((stage + 1) * blocks - 1) / total); }
     __device__ __forceinline__ int first_block(int tile) const { return owner(tile * stages); }
-    __device__ __forceinline__ int partials(int tile) const {
-        return owner((tile + 1) * stages - 1) - first_block(tile) + 1;
-    }
+    __device__ __forceinline__ int last_block(int tile) const { return owner((tile + 1) * stages - 1); }
 };
 
 // Load: one thread fills the stages of the block's share in turn. Units beyond the last are the last again.
@@ -186,7 +183,8 @@ __device__ __forceinline__ void multiply_pixels(Accumulators &sums, const Pipeli
     wgmma_commit();
 }
 
-// partials: [tile's n-th sum][tile][row of a unit][filter].
+// partials: [block + tile][consumer's unit][channel][filter]. From one partial sum to the next in the sequence of stages,
+// the block, the tile or both grow, so no two of them have the same block + tile.
 extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
     weight_gradient_tiles(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                           const __grid_constant__ TensorMap y_high, const __grid_constant__ TensorMap y_low,
@@ -217,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
             for (int i = 0; i < SUMS; i++) sums.promoted[i] = sums.total(i), sums.low[i] = 0;
             item += steps;
         }
-        const int number = int(blockIdx.x) - shares.first_block(tile);
-        float *const to = partials + ((long long)number * TILES + tile) * TILE_SUMS + consumer * (BLOCK * Config::tile_filters);
+        float *const to =
+            partials + ((long long)blockIdx.x + tile) * TILE_SUMS + consumer * (BLOCK * Config::tile_filters);
 #pragma unroll
         for (int i = 0; i < SUMS; i += 2) {
             const int row = 16 * warp + i / 2 % 2 * 8 + lane / 4, column = i / 4 * 8 + lane % 4 * 2;
@@ -255,12 +253,13 @@ extern "C" __global__ void __launch_bounds__(256)
         const int c = e / TAPS, tap = e % TAPS, unit = tap * CHANNEL_BLOCKS + c / BLOCK;
         const int number = unit / TILE_UNITS * FILTER_TILES + m / Config::tile_filters;
         const int row = unit % TILE_UNITS * BLOCK + c % BLOCK, x_exponent = exponents[c], y_exponent = exponents[C + m];
-        const float *const from =
-            partials + (long long)number * TILE_SUMS + row * Config::tile_filters + m % Config::tile_filters;
-        const int count = Shares(images).partials(number);
+        const Shares shares(images);
+        const int first_block = shares.first_block(number), count = shares.last_block(number) - first_block + 1;
+        const float *const from = partials + ((long long)first_block + number) * TILE_SUMS + row * Config::tile_filters +
+                                  m % Config::tile_filters;
         float sum = 0.0f;
 #pragma unroll 8
-        for (int n = 0; n < count; n++) sum += from[n * ((long long)TILES * TILE_SUMS)];
+        for (int n = 0; n < count; n++) sum += from[n * (long long)TILE_SUMS];
         const bool special = x_exponent == Range::UNSPLITTABLE || y_exponent == Range::UNSPLITTABLE;
         tile[threadIdx.x / 32][threadIdx.x % 32] =
             special ? weight_in_float64(x + first * IMAGE, y + first * OUTPUTS, m, c, tap, images)

@@ -61,6 +61,12 @@ def _used(own: Convolution) -> float:
     return own.taps * own.channels * own.filters / sums
 
 
+def _partial_bytes(own: Convolution, blocks: int) -> int:
+    """Return the bytes of all partial sums: those of a block and a tile are at index block + tile."""
+    units, filters = _sizes(own)
+    return ITEM_BYTES * (blocks + math.prod(_tile_numbers(own, units, filters)) - 1) * units * _BLOCK * filters
+
+
 def _parts(channels: int) -> int:
     return max(1, min(_MOST_PARTS, _RANGE_BLOCKS // channels))
 
@@ -70,7 +76,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     units, filters = _sizes(own)
     tile = WideTile(2, filters, _BLOCK, 1, _BLOCK * units, units)
     stages = min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(False))
-    tiles, blocks = math.prod(_tile_numbers(own, units, filters)), chip.multiprocessors
+    blocks = chip.multiprocessors
     x_channels, y_channels = own.padded_channels, round_up(own.filters, 8)
     x_parts, y_parts = _parts(own.channels), _parts(own.filters)
     image_bytes = ITEM_BYTES * (x_channels * own.area + y_channels * own.output_area)
@@ -104,8 +110,7 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         "exponents": 4 * (own.channels + own.filters),
         "split_x": 4 * x_channels * own.area * images,
         "split_y": 4 * y_channels * own.output_area * images,
-        # Blocks that share a tile, at most.
-        "partials": ITEM_BYTES * min(blocks, ceil_div(blocks, tiles) + 1) * tiles * tile.tile_pixels * filters,
+        "partials": _partial_bytes(own, blocks),
     }
     vectors = {
         f"{name}_vector": 4 if aligned >= 16 and area % 4 == 0 else 1
@@ -126,7 +131,9 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
     if not isinstance(problem, WeightGradient):
         return ["it computes the weight gradient only"]
-    return _wide_tiles.limits(False, problem, chip)
+    reasons = _wide_tiles.limits(False, problem, chip)
+    size = _partial_bytes(Convolution.of(problem), chip.multiprocessors if chip else 1)
+    return reasons + [f"partial sums: at most {SCRATCH_BYTES} bytes, got {size}"] * (size > SCRATCH_BYTES)
 
 
 def _bound(problem: ConvProblem) -> float:
