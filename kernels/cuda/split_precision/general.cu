@@ -130,6 +130,7 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
+        static_assert(Config::consumers == 2, "register budget");
         raise_registers<240>();
         const int consumer = threadIdx.x / 128 - 1;
         const auto multiply = [&](Accumulators &sums, int which) { multiply_stage(sums, pipeline, which, consumer); };
