@@ -1,10 +1,11 @@
 // Implicit GEMM in split precision for any number of channels and filters: TMA loads, wgmma multiplies (sm_90a).
+// Compiled behind the .cuh files of wide.SHARED_SOURCES.
 //
 // The convolution is a matrix product of output pixels by filters, summed over C K K products. The product's left
-// matrix, the input windows, is never written down: TMA's im2col mode gathers its rows from the images, with stride,
+// matrix, the input windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride,
 // padding and dilation. The data gradient of a convolution of stride 1 is the convolution of y with flipped filters.
 //
-//     a block           128 output pixels (numbered through all images) x 128 or 64 filters
+//     a block           128 output pixels (numbered through all images) x 128, 96, 64 or 32 filters
 //     a pipeline stage  stage_channels channels of one filter element (tap):
 //
 //                       channels               channels
@@ -12,20 +13,21 @@
 //
 //     a consumer        64 of the pixels: y += high high + (high low + low high) / 2^11
 //
-// Split precision (Markidis et al. 2018; Ootomo and Yokota 2022; CUTLASS's 3xTF32): a float32 value is the sum of a
-// 16-bit float and of what that leaves, times 2^-11, so three tensor-core products make one float32 product. The
-// errors are derived in wide.py and split_precision.py. Every image and every filter is scaled by a power of two of its own.
+// Split precision (Markidis et al. 2018; Ootomo and Yokota 2022; CUTLASS's 3xTF32): a scaled float32 value is
+// x_high + x_low / 2^11 with fp16 x_high, x_low; high high + (high low + low high) / 2^11 takes three tensor-core
+// products. The errors are derived in wide.py and split_precision.py. Every image and every filter is scaled by a power
+// of two of its own.
 //
 // Arithmetic intensity: per channel of a stage, 128 x 128 multiply-adds of three products each for 4 (128 + 128) bytes
-// from L2, that is 96 FLOP per byte. Layers with long sums are limited by the tensor cores, those with short sums by
-// device memory: the split copy adds one pass over the images.
+// from L2, that is 96 FLOP per byte. Layers with long sums are limited by L2 and the tensor cores, those with short
+// sums by device memory: the split copy adds one pass over the images.
 //
 // Launches, in order: split_filters (once per call); then for every group of images range_of_images, split_images,
 // implicit_gemm_tma, recompute_images.
-
-// Config beyond wide_tile.cuh's: range_blocks, blocks that
-// search an image's largest value; split_form, for the arrays of split_form.cu. With the macro SPLIT_FORM, only what that
-// shares with this file is compiled.
+//
+// Config beyond wide_tile.cuh's: range_blocks, blocks that search an image's largest value; split_form, for the arrays
+// of split_form.cu. With the macro SPLIT_FORM, only what that shares with this file is compiled; in recompute.cuh the
+// macro leaves out the entry point recompute_images.
 
 #ifndef SPLIT_FORM
 // The range of values of each image, range_blocks partial results per image. Also empties the list of images to
@@ -34,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(512)
     range_of_images(const float *__restrict__ x, Range *__restrict__ ranges, int *__restrict__ listed,
                     long long first) {
     __shared__ Range warps[16];
-    if (first && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-        listed[0] = 0;  // split_filters did, for the first images
+    // split_filters empties the list for the first group.
+    if (first && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) listed[0] = 0;
     const float *const image = x + (first + blockIdx.y) * IMAGE;
     constexpr long long SHARE = (IMAGE + Config::range_blocks - 1) / Config::range_blocks;
     const long long begin = blockIdx.x * SHARE, end = min(begin + SHARE, IMAGE);
@@ -90,8 +92,9 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 #endif
 
-// Load: one thread fills the stages in turn. Each waits until both consumers have left it. TMA takes tile_pixels output
-// pixels from (image, row, column) on, which lie `stride` input pixels apart, at tap (p, q) of their windows.
+// Load: one thread fills the stages in turn. Before it refills a stage, the thread waits until all consumers have
+// released it. TMA takes tile_pixels output pixels from (image, row, column) on, which lie `stride` input pixels apart,
+// at tap (p, q) of their windows.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
     int stage = 0, phase = 1;

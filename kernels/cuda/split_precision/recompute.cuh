@@ -1,5 +1,5 @@
-// recompute: the images that cannot be split, again in float32, for all kernels of the family. Config has the convolution
-// (Convolution of convolution.py).
+// recompute: the images that cannot be split, again in float32, for all kernels of the family. Config has the
+// convolution (Convolution of _convolution.py).
 
 constexpr int TAPS = Config::kernel_height * Config::kernel_width;
 constexpr int AREA = Config::height * Config::width, OUTPUT_WIDTH = Config::output_width;

@@ -1,11 +1,11 @@
 // What the split-precision kernels for wide layers share (general.cu, pointwise.cu): the filters, the pipeline's
 // barriers, the matrix products and the epilogue.
 //
-// Config, from wide.py. The convolution (convolution.py): groups; channels and filters, of a group; height, width,
+// Config, from wide.py. The convolution (_convolution.py): groups; channels and filters, of a group; height, width,
 // output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
 // gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
-// (fp16x1); promote_every, stages between two accumulator promotions; consumers, the consumer warpgroups, 64 pixels each. padded_channels: those of a group, rounded
-// up to TMA's multiple of eight, in the split filters and images.
+// (fp16x1); promote_every, stages between two accumulator promotions; consumers, the consumer warpgroups, 64 pixels
+// each. padded_channels: those of a group, rounded up to TMA's multiple of eight, in the split filters and images.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
@@ -127,7 +127,7 @@ struct Accumulators {
     }
 };
 
-// One stage's products for a consumer, begun and committed.
+// Issue and commit one stage's wgmmas; the caller waits.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int consumer) {
     const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + consumer * 64 * ROW_BYTES);
     const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage)));

@@ -1,10 +1,13 @@
-// wide_weight_gradient: the gradient to w of a layer with many channels and filters, an implicit GEMM in split precision
-// by TMA and wgmma (sm_90a).
+// wide_weight_gradient: the gradient to w of a layer with many channels and filters, an implicit GEMM in split
+// precision by TMA and wgmma (sm_90a). Compiled behind the .cuh files of wide.SHARED_SOURCES.
 //
 //     w[m, c, p, q] = sum over images and outputs i, j of y[b, m, i, j] * x[b, c, i stride + p dilate - pad, ...]
 //
-// Both operands are split into fp16 components and turned to NHWC once, so a row of shared memory has 64 channels of one
-// pixel: matrices whose reduction index, the pixel, is the outer one, which wgmma reads transposed.
+// y: the gradient with respect to the outputs, (B, M, OH, OW); x: (B, C, H, W); w: (M, C, K, L); all float32.
+//
+// Both operands are split into fp16 components and turned to NHWC once, so a row of shared memory has 64 channels of
+// one pixel. Both operands are stored with the reduction index (the pixel) outermost; wgmma reads them through its
+// transpose flags.
 //
 //     a unit            64 channels of x at one tap: 64 rows of the product; TMA's im2col mode moves them by the tap
 //     a block           `consumers` units x `tile_filters` filters, one unit per consumer warpgroup
@@ -15,25 +18,24 @@
 //
 // The stages of all tiles are one sequence, of which each block takes an equal share (stream-K, Osama et al., PPoPP
 // 2023). A tile whose stages belong to several blocks has as many partial sums, which sum_tiles adds in a fixed order:
-// two runs agree in every bit.
+// runs on GPUs with equally many multiprocessors agree in every bit.
 //
-// Every channel of x and every filter of y has a power of two of its own, which makes its largest value almost the
-// largest of fp16. Channels and filters with an infinity or a NaN are computed in float64 by sum_tiles.
+// Each channel of x and each filter of y is scaled by its own power of two, at most 2^120, so that its largest
+// magnitude lies in [2^14, 2^15). sum_tiles computes channels and filters with an infinity or a NaN in float64.
 //
-// Arithmetic intensity: as general.cu, 96 FLOP per byte from L2 with 128 x 128 sums; L2 limits it.
+// Arithmetic intensity: 96 FLOP per byte from L2 with 128 x 128 sums, as in general.cu. L2 and splitting limit it.
 // Launches, for every group of images: channel_ranges, split_inputs, split_gradients, weight_gradient_tiles, sum_tiles.
 //
-// Config beyond wide_tile.cuh's: tile_pixels is 64 times the units of a tile; x_parts and y_parts, blocks that search a
-// channel's largest value; x_vector and y_vector, values that they read at a time; blocks of weight_gradient_tiles.
+// Config beyond wide_tile.cuh's. tile_pixels: 64 per unit. x_parts, y_parts: blocks per channel in channel_ranges.
+// x_vector, y_vector: floats per load there. blocks: the grid of weight_gradient_tiles. low_stages: stages after which
+// the sums of low products are promoted.
 
 constexpr int STAGE_PIXELS = 64, BLOCK = 64, BLOCK_BYTES = STAGE_PIXELS * ROW_BYTES;  // 64 pixels of 64 channels
 constexpr int CHANNEL_BLOCKS = (C + BLOCK - 1) / BLOCK, UNITS = TAPS * CHANNEL_BLOCKS, TILE_UNITS = Config::consumers;
 constexpr int UNIT_TILES = (UNITS + TILE_UNITS - 1) / TILE_UNITS, TILES = UNIT_TILES * FILTER_TILES;
 constexpr int ROWS = BLOCK * TILE_UNITS, TILE_SUMS = ROWS * Config::tile_filters;
-constexpr int X_CHANNELS = (C + 7) / 8 * 8, Y_CHANNELS = (M + 7) / 8 * 8;
-constexpr int LOW_STAGES = 64;  // stages after which the sums of low products are promoted
 
-// Range: the largest magnitude's bits of a channel's share of the images.
+// Range: find the bits of one channel's largest magnitude in every parts-th image.
 template <int VECTOR, int CHANNELS, int PIXELS>
 __device__ __forceinline__ void channel_range(const float *x, unsigned *ranges, int block, int parts, int images) {
     struct alignas(4 * VECTOR) Values { float of[VECTOR]; };
@@ -66,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(256)
     else channel_range<Config::y_vector, M, OUTPUT_AREA>(y, ranges + X_BLOCKS, block - X_BLOCKS, Config::y_parts, images);
 }
 
-// Convert: 64 channels of 64 pixels of an image to [component][image][pixel][channel]. Notes the channels' exponents.
+// Convert: 64 channels of 64 pixels of an image to [component][image][pixel][channel]. Store each
+// channel's exponent, or UNSPLITTABLE.
 template <int CHANNELS, int PIXELS, int PARTS>
 __device__ __forceinline__ void split_block(const float *__restrict__ x, const unsigned *__restrict__ ranges,
                                             uint4 *__restrict__ split, int *__restrict__ exponents, long long first,
@@ -131,7 +134,8 @@ struct Shares {
     __device__ __forceinline__ int last_block(int tile) const { return owner((tile + 1) * stages - 1); }
 };
 
-// Load: one thread fills the stages of the block's share in turn. Units beyond the last are the last again.
+// Load: one thread issues all TMA loads of the block's share. Past the last unit it loads the last unit again;
+// sum_tiles ignores those rows.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &shares, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &y_high, const TensorMap &y_low) {
     int stage = 0, phase = 1;
@@ -164,7 +168,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
     }
 }
 
-// One stage's products for a consumer, begun and committed. Both matrices have 64 columns per BLOCK_BYTES, and eight
+// Issue and commit one stage's wgmmas; the caller waits. Both matrices have 64 columns per BLOCK_BYTES, and eight
 // pixels per 1024 bytes.
 __device__ __forceinline__ void multiply_pixels(Accumulators &sums, const Pipeline &pipeline, int stage, int consumer) {
     constexpr Descriptor SWIZZLE = Descriptor(1) << 62;
@@ -209,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
         Accumulators sums;
         sums.clear();
         while (item < tile_end) {
-            const int steps = int(min(tile_end - item, (long long)LOW_STAGES));
+            const int steps = int(min(tile_end - item, (long long)Config::low_stages));
             multiply_stages(sums, pipeline, steps, stage, phase, multiply);
 #pragma unroll
             for (int i = 0; i < SUMS; i++) sums.promoted[i] = sums.total(i), sums.low[i] = 0;
@@ -226,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
     }
 }
 
-// A weight whose channel or filter cannot be split.
+// Compute one weight in float64, for a channel or filter that contains an infinity or a NaN.
 __device__ __noinline__ float weight_in_float64(const float *x, const float *y, int m, int c, int tap, int images) {
     double sum = 0;
     for (int image = 0; image < images; image++)
@@ -242,8 +246,8 @@ __device__ __noinline__ float weight_in_float64(const float *x, const float *y, 
     return float(sum);
 }
 
-// w: the sums of the partials, unscaled, added to those of earlier groups of images. A block adds 32 filters of eight
-// neighbouring weights.
+// w = (the earlier groups' w) + the unscaled sum of the tile's partials. A block computes eight consecutive weights of
+// 32 filters.
 extern "C" __global__ void __launch_bounds__(256)
     sum_tiles(const float *__restrict__ partials, const int *__restrict__ exponents, const float *__restrict__ x,
               const float *__restrict__ y, float *__restrict__ w, long long first, int images) {

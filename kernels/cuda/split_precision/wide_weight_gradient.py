@@ -25,15 +25,18 @@ from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile
 _FOLDER = Path(__file__).parent
 #: Channels or filters of a row of shared memory, and output pixels of a stage.
 _BLOCK = _PIXELS = 64
-#: Shared memory besides the stages: what aligns them to the swizzle.
+#: Bytes that align the stages to the swizzle; the most pipeline stages.
 _OTHERS, _MOST_STAGES = 1024, 8
 #: Units and filters of a tile. Three consumer warpgroups have registers for 64 filters each.
 _TILES = ((1, 64), (1, 128), (2, 64), (2, 128), (3, 64))
-#: A multiprocessor's products on tensor cores and bytes from L2 per cycle.
+#: Per multiprocessor and cycle: fp16 multiply-adds, and bytes from L2.
 _PRODUCTS, _BYTES = 2048, 24
-#: Blocks of channel_ranges, and the most per channel; products of a pair of components that are added at a time.
-_RANGE_BLOCKS, _MOST_PARTS, _LOW_PRODUCTS = 2048, 32, 64 * _PIXELS
-#: Channels and filters from which on, and the share of the tile's sums that exist from which on, it pays.
+#: Blocks of channel_ranges, and the most per channel.
+_RANGE_BLOCKS, _MOST_PARTS = 2048, 32
+#: Stages after which the sums of low products are promoted, and their products.
+_LOW_STAGES = 64
+_LOW_PRODUCTS = _LOW_STAGES * _PIXELS
+#: Recommended from this many channels and filters, and from this share of the tiles' sums that are weights.
 _FEWEST, _FEWEST_USED = 32, 0.4
 
 
@@ -74,7 +77,9 @@ def _parts(channels: int) -> int:
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
     units, filters = _sizes(own)
-    tile = WideTile(2, filters, _BLOCK, 1, _BLOCK * units, units)
+    tile = WideTile(
+        components=2, tile_filters=filters, stage_channels=_BLOCK, stages=1, tile_pixels=_BLOCK * units, consumers=units
+    )
     stages = min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(False))
     blocks = chip.multiprocessors
     x_channels, y_channels = own.padded_channels, round_up(own.filters, 8)
@@ -118,9 +123,16 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     }
     parts = {"x_parts": x_parts, "y_parts": y_parts}
     config = tile.config(
-        own, stages=stages, blocks=blocks, promote_every=PROMOTED_PRODUCTS // _PIXELS, **vectors, **parts
+        own,
+        stages=stages,
+        blocks=blocks,
+        low_stages=_LOW_STAGES,
+        promote_every=PROMOTED_PRODUCTS // _PIXELS,
+        **vectors,
+        **parts,
     )
     defines: dict[str, int | str] = {
+        # Here it only leaves out recompute_images, an entry point of the shared sources.
         "SPLIT_FORM": 1,
         **tile.defines,
         **wgmma_macro("WGMMA_TRANSPOSED", filters, shared=True, transposed=True),
@@ -146,7 +158,7 @@ def _bound(problem: ConvProblem) -> float:
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:
     own = Convolution.of(problem)
-    # Otherwise most pixels that are split are not read.
+    # A strided 1 x 1 convolution reads only some of the pixels that would be split.
     read = own.taps > 1 or problem.stride == (1, 1)
     return read and min(own.channels, own.filters) >= _FEWEST and _used(own) >= _FEWEST_USED
 
