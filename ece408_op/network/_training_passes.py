@@ -58,7 +58,7 @@ class TrainingArrays(GpuArrays):
             return super().channel_sums(x, y, center)
         sums = self.xp.empty((2, x.shape[1]), np.float64)
         partial = self._partial_sums(x, y, center)
-        cuda.execute(parts_program(x.shape[1], partial.shape[1]), 1, {"partial": partial, "x": sums}, None)
+        cuda.execute(parts_program(x.shape[1], partial.shape[1]), 1, {"partial": partial, "sums": sums}, None)
         return sums[0], sums[1]
 
     def _partial_sums(self, x: Any, y: Any, center: Any, relu: Any = None) -> Any:
@@ -104,7 +104,7 @@ class TrainingArrays(GpuArrays):
         partial = self._partial_sums(x, x, cp.zeros(channels, np.float64))
         statistics = cp.empty((2, channels), np.float64)
         factors, new = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
-        arrays = {"x": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
+        arrays = {"partial": partial, "gamma": gamma, "beta": beta, "old_mean": moving[0], "old_variance": moving[1]}
         arrays |= {"bias": moving[-1], "statistics": statistics, "factors": factors, "moving": new}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[0], 1, arrays, None)
         self._mix(factors, x, x, out, _RELU if norm.relu else _NO_RELU)
@@ -119,7 +119,8 @@ class TrainingArrays(GpuArrays):
         channels = x.shape[1]
         partial = self._partial_sums(dy, x, statistics[0], relu)
         factors, gradients = (cp.empty((rows, channels), np.float32) for rows in (4, 2))
-        arrays = {"x": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients, "factors": factors}
+        arrays = {"partial": partial, "statistics": statistics, "gamma": gamma, "gradients": gradients}
+        arrays |= {"factors": factors}
         cuda.execute(norm_programs(norm, x.shape, partial.shape[1])[1], 1, arrays, None)
         if to_data:
             self._mix(factors, dy, x, channels_second(found, norm.axis), mode, relu)
@@ -141,7 +142,7 @@ class TrainingArrays(GpuArrays):
             first = self.xp.empty(y.shape if operator.is_maximum else 1, np.int32)
             if operator.is_maximum:
                 cuda.execute(found, 1, {"x": x, "y": y, "maxima": first}, None)
-            cuda.execute(of_gradient, 1, {"x": first, "dy": gradient, "out": out}, None)
+            cuda.execute(of_gradient, 1, {"maxima": first, "dy": gradient, "out": out}, None)
         return out
 
 
@@ -172,19 +173,19 @@ def sums_program(shape: Shape, parts: int, vector: int, relu: int = 0) -> cuda.P
 
 @lru_cache(maxsize=1024)
 def parts_program(channels: int, parts: int) -> cuda.Program:
-    """Return the sum of the parts; arrays partial and x."""
-    return _program("sum_parts", 2 * channels, ("partial", "x", np.int32(channels), np.int32(parts)))
+    """Return the sum of the parts; arrays partial and sums."""
+    return _program("sum_parts", 2 * channels, ("partial", "sums", np.int32(channels), np.int32(parts)))
 
 
 @lru_cache(maxsize=1024)
 def norm_programs(norm: BatchNorm, shape: Shape, parts: int) -> tuple[cuda.Program, cuda.Program]:
-    """Return what BatchNorm computes between sums and mixture, forward and backward; x has the sums in parts."""
+    """Return what BatchNorm computes between sums and mixture, forward and backward; partial has the sums in parts."""
     channels, numbers = shape[1], (np.int32(shape[1]), np.int32(parts), np.float64(prod(shape) // shape[1]))
     fixed = {"FIXED": int(norm.fix_gamma), "BIASED": int(norm.bias)}
     eps, momentum = np.float64(norm.eps), np.float64(norm.momentum)
-    given = ("x", "gamma", "beta", "old_mean", "old_variance", "bias", "statistics", "factors", "moving")
+    given = ("partial", "gamma", "beta", "old_mean", "old_variance", "bias", "statistics", "factors", "moving")
     forward = _program("norm_factors", channels, (*given, *numbers, eps, momentum), 1, fixed)
-    given_back = ("x", "statistics", "gamma", "gradients", "factors")
+    given_back = ("partial", "statistics", "gamma", "gradients", "factors")
     return forward, _program("norm_gradient_factors", channels, (*given_back, *numbers, eps), 1, fixed)
 
 
@@ -206,7 +207,7 @@ def activation_program(activation: str, count: int, vector: int) -> cuda.Program
 
 @lru_cache(maxsize=1024)
 def pool_gradient_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
-    """Return the maxima's places, of arrays x, y and maxima; and the gradient, of arrays x, those, dy and out."""
+    """Return the maxima's places, of arrays x, y and maxima; and the gradient, of arrays maxima, dy and out."""
     fitted = operator.fitted(x)
     defines: dict[str, int | str] = {
         "MAXIMUM": int(operator.is_maximum),
@@ -216,7 +217,7 @@ def pool_gradient_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.
     defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad))
     return (
         _program("first_maxima", prod(y), ("x", "y", "maxima", np.int64(prod(y))), 1, defines),
-        _program("pool_gradient", prod(x), ("x", "dy", "out", np.int64(prod(x))), 1, defines),
+        _program("pool_gradient", prod(x), ("maxima", "dy", "out", np.int64(prod(x))), 1, defines),
     )
 
 

@@ -2,16 +2,16 @@
 // of pooling and activations, updates of parameters.
 //
 // Each input element is read once and each output element written once, except in the gradient of pooling, where a
-// thread reads its window, or all windows over its element, mostly from L1. Memory bandwidth limits all of them (below one FLOP per
-// byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums are float64, so
-// that their errors do not grow with the batch.
+// thread reads its window, or all windows over its element, mostly from L1. Memory bandwidth limits all of them (below
+// one FLOP per byte). Arrays are float32, C-contiguous; x (n, channels, inner) has the channels in the middle. Sums
+// over a batch are float64, so that their errors do not grow with it.
 //
 // Four consecutive elements of one channel are read at a time where VECTOR is 4, which needs inner % 4 == 0.
 // Constants, defined in front of this text:
 //     INDEX                the type that counts elements: 32 bits if they suffice
 //     activation_gradient  DERIVATIVE(y): the activation's derivative, from its output
-//     channel_sums, channel_mix   RELU: 1 if the result passes a relu, 2 if x is the gradient to such a relu's result,
-//                          which BatchNorm's factors "relu" make of y
+//     channel_sums, channel_mix   RELU: 0 none; 1 (channel_mix): apply relu to the result; 2: x is the gradient to a
+//                          relu's output; mask it by the sign of relu[0] y + relu[3], BatchNorm's output
 //     norm_factors         FIXED: gamma is 1; BIASED: x lacks a bias, which the moving mean counts
 //     update               ADAM: Adam, else SGD with momentum
 //     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding; the sizes
@@ -30,8 +30,7 @@ struct Elements { float x; };
 #endif
 
 #ifdef RELU
-// x itself or, if x is the gradient to a relu's output, its gradient to the relu's input, which the mixture of y is. The
-// mixture is rounded as in the forward pass.
+// x, or 0 where RELU is 2 and BatchNorm's output a y + d is not positive; rounded as in the forward pass.
 __device__ __forceinline__ float passed(float x, float y, const float *relu, int channel, int channels) {
     return RELU != 2 || fmaf(relu[channel], y, relu[3 * channels + channel]) > 0.f ? x : 0.f;
 }
@@ -65,13 +64,13 @@ extern "C" __global__ void channel_sums(const Elements *__restrict__ x, const El
 }
 #endif
 
-// x (2, channels) = the sums of partial over the parts.
-extern "C" __global__ void sum_parts(const double *partial, double *x, int channels, int parts) {
+// sums (2, channels) = the sums of partial over the parts.
+extern "C" __global__ void sum_parts(const double *partial, double *sums, int channels, int parts) {
     for (int i = first_element(); i < 2 * channels; i += grid_stride()) {
         double sum = 0;
         for (int part = 0; part < parts; part++)
             sum += partial[((size_t)(i / channels) * parts + part) * channels + i % channels];
-        x[i] = sum;
+        sums[i] = sum;
     }
 }
 
@@ -83,17 +82,17 @@ __device__ __forceinline__ double total(const double *partial, int channels, int
     return sum;
 }
 
-// From the sums of x and x^2 in partial, x here: mean and variance of count elements in statistics, the factors of
+// From the sums of x and x^2 in partial: mean and variance of count elements in statistics, the factors of
 // channel_mix for gamma (x - mean) / sqrt(variance + eps) + beta, and the new moving mean and variance.
-extern "C" __global__ void norm_factors(const double *x, const float *gamma, const float *beta, const float *old_mean,
-                                        const float *old_variance, const float *bias, double *statistics,
-                                        float *factors, float *moving,
-                                        int channels, int parts, double count, double eps, double momentum) {
+extern "C" __global__ void norm_factors(const double *partial, const float *gamma, const float *beta,
+                                        const float *old_mean, const float *old_variance, const float *bias,
+                                        double *statistics, float *factors, float *moving, int channels,
+                                        int parts, double count, double eps, double momentum) {
     const int i = first_element();
     if (i >= channels) return;
-    const double mean = total(x, channels, parts, i) / count;
+    const double mean = total(partial, channels, parts, i) / count;
     // In float64 the difference of squares is exact enough: float32 values have 24 bits.
-    double variance = total(x + (size_t)parts * channels, channels, parts, i) / count - mean * mean;
+    double variance = total(partial + (size_t)parts * channels, channels, parts, i) / count - mean * mean;
     if (variance < 0) variance = 0;
     const double scale = (FIXED ? 1. : gamma[i]) / sqrt(variance + eps);
     statistics[i] = mean;
@@ -105,15 +104,15 @@ extern "C" __global__ void norm_factors(const double *x, const float *gamma, con
     moving[channels + i] = momentum * old_variance[i] + (1 - momentum) * variance;
 }
 
-// From the sums of dy and dy (x - mean) in partial, x here: the gradients to gamma and beta, and the factors of
+// From the sums of dy and dy (x - mean) in partial: the gradients to gamma and beta, and the factors of
 // channel_mix for the gradient to BatchNorm's input.
-extern "C" __global__ void norm_gradient_factors(const double *x, const double *statistics, const float *gamma,
-                                                 float *gradients, float *factors, int channels, int parts,
-                                                 double count, double eps) {
+extern "C" __global__ void norm_gradient_factors(const double *partial, const double *statistics,
+                                                 const float *gamma, float *gradients, float *factors, int channels,
+                                                 int parts, double count, double eps) {
     const int i = first_element();
     if (i >= channels) return;
-    const double sums = total(x, channels, parts, i);
-    const double products = total(x + (size_t)parts * channels, channels, parts, i);
+    const double sums = total(partial, channels, parts, i);
+    const double products = total(partial + (size_t)parts * channels, channels, parts, i);
     const double inverse = 1 / sqrt(statistics[channels + i] + eps);
     const double scale = FIXED ? inverse : inverse * gamma[i];
     gradients[i] = FIXED ? 0 : products * inverse;
@@ -170,9 +169,9 @@ struct Row {
     float rate, decay;
 };
 
-// The rules of _updates.py; blocks (., row) update the row's parameter. beta1: SGD's momentum.
-extern "C" __global__ void update(const Row *x, float scale, float clip, float beta1, float beta2, float epsilon) {
-    const Row row = x[blockIdx.y];
+// The rules of _updates.py. blockIdx.y selects the parameter. beta1 is the momentum for SGD.
+extern "C" __global__ void update(const Row *rows, float scale, float clip, float beta1, float beta2, float epsilon) {
+    const Row row = rows[blockIdx.y];
     for (INDEX i = first_element(); i < (INDEX)row.count; i += grid_stride()) {
         const float w = row.w[i];
         float g = scale * row.gradient[i];
@@ -197,8 +196,8 @@ extern "C" __global__ void update(const Row *x, float scale, float clip, float b
 constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
 constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS, pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
 
-// first (planes, OH, OW) = where in its window of x, row by row, the first element is that is equal to the maximum y.
-extern "C" __global__ void first_maxima(const float *__restrict__ x, const float *__restrict__ y, int *first,
+// maxima (planes, OH, OW): row-major index within each window of its first element equal to y; -1 if y is NaN.
+extern "C" __global__ void first_maxima(const float *__restrict__ x, const float *__restrict__ y, int *maxima,
                                         long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int top = (int)(i / OW % OH) * stride_rows - pad_rows, left = (int)(i % OW) * stride_columns - pad_columns;
@@ -208,13 +207,13 @@ extern "C" __global__ void first_maxima(const float *__restrict__ x, const float
         for (int h = max(top, 0); h < min(top + rows, H) && found < 0; h++)
             for (int w = max(left, 0); w < min(left + columns, W) && found < 0; w++)
                 if (image[h * W + w] == maximum) found = (h - top) * columns + w - left;
-        first[i] = found;
+        maxima[i] = found;
     }
 }
 
 // out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
-// or, for sums and means, of all windows over the element. first: of first_maxima.
-extern "C" __global__ void pool_gradient(const int *__restrict__ first, const float *__restrict__ dy,
+// or, for sums and means, of all windows over the element. maxima: of first_maxima.
+extern "C" __global__ void pool_gradient(const int *__restrict__ maxima, const float *__restrict__ dy,
                                          float *__restrict__ out, long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int w = (int)(i % W), h = (int)(i / W % H);
@@ -230,7 +229,7 @@ extern "C" __global__ void pool_gradient(const int *__restrict__ first, const fl
                 const size_t at = plane * OH * OW + p * OW + q;
                 const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
                 if (MAXIMUM) {
-                    if (first[at] == (h - top) * columns + w - left) sum += dy[at];
+                    if (maxima[at] == (h - top) * columns + w - left) sum += dy[at];
                 } else if (MEAN) {
                     const int bottom = top + rows, right = left + columns;
                     const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);

@@ -42,7 +42,7 @@ def test_sums_and_mixtures(shape, vector, mode, programs):
     partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
     first, second = passes.sums_program(shape, parts, vector, mode), passes.parts_program(shape[1], parts)
     run(first, programs, x=x, y=y, center=center, partial=partial, relu=relu)
-    run(second, programs, x=sums, partial=partial)
+    run(second, programs, sums=sums, partial=partial)
     masked = x
     if mode == 2:
         slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
@@ -134,5 +134,5 @@ def test_gradients_of_pooling(operator, shape, programs):
     first = np.full(y.shape, -2, np.int32)
     if operator.is_maximum:
         run(maxima, programs, x=x, y=y, maxima=first)
-    run(of_gradient, programs, x=first, dy=gradient, out=out)
+    run(of_gradient, programs, maxima=first, dy=gradient, out=out)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)

@@ -202,8 +202,13 @@ def checked(program, batch, arrays, given=None):
     named = {a for step in steps for a in (step.args if isinstance(step, Launch) else (step.source,))}
     missing = {name for name in named if isinstance(name, str)} - {*arrays, *plan.scratch, "first", "images"}
     assert not missing, (program.name, missing)
-    assert "x" in arrays
     return lambda: None
+
+
+def prepared(program, batch, arrays, scratch=None):
+    """Check a launch that takes the device from its array x."""
+    assert "x" in arrays
+    return checked(program, batch, arrays)
 
 
 EPILOGUES = {
@@ -316,7 +321,7 @@ def installed():
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
     modules = {**dict.fromkeys(names, SimpleNamespace(cublas=Cublas)), "cudnn": None}
-    patched = {"cupy": lambda: module, "chip": lambda number=0: CHIP, "prepared_launch": checked, "execute": checked}
+    patched = {"cupy": lambda: module, "chip": lambda number=0: CHIP, "prepared_launch": prepared, "execute": checked}
     patched["fill_with_zeros"] = lambda array, stream: None
     patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())
     with ExitStack() as stack:
