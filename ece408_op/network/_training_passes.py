@@ -233,7 +233,10 @@ def row_of(one: Update) -> list[int]:
 def update_program(rule: Sgd | Adam, count: int) -> cuda.Program:
     """Return the update of ``count`` parameters by a rule; array x has their rows."""
     numbers = [rule.scale, rule.clip]
-    numbers += [rule.beta1, rule.beta2, rule.epsilon] if isinstance(rule, Adam) else [rule.momentum, 0, 0]
+    if isinstance(rule, Adam):
+        numbers += [rule.beta1, rule.beta2, 1 - rule.beta1, 1 - rule.beta2, rule.epsilon]
+    else:
+        numbers += [rule.momentum, 0, 0, 0, 0]
     args: list[Any] = ["x", *map(np.float32, numbers)]
     launch = Launch("update", (_UPDATE_BLOCKS, count, 1), (_THREADS, 1, 1), tuple(args))
     defines: dict[str, int | str] = {"INDEX": "unsigned long long", "VECTOR": 1, "ADAM": int(isinstance(rule, Adam))}

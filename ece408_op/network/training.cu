@@ -169,8 +169,10 @@ struct Row {
     float rate, decay;
 };
 
-// The rules of _updates.py. blockIdx.y selects the parameter. beta1 is the momentum for SGD.
-extern "C" __global__ void update(const Row *rows, float scale, float clip, float beta1, float beta2, float epsilon) {
+// The rules of _updates.py. blockIdx.y selects the parameter. beta1 is the momentum for SGD. rest1 and rest2 are
+// 1 - beta1 and 1 - beta2, rounded once: 1.f - beta2 is 5e-5 off for 0.999.
+extern "C" __global__ void update(const Row *rows, float scale, float clip, float beta1, float beta2, float rest1,
+                                  float rest2, float epsilon) {
     const Row row = rows[blockIdx.y];
     for (INDEX i = first_element(); i < (INDEX)row.count; i += grid_stride()) {
         const float w = row.w[i];
@@ -179,8 +181,8 @@ extern "C" __global__ void update(const Row *rows, float scale, float clip, floa
         const auto clipped = [clip](float v) { return v > clip ? clip : v < -clip ? -clip : v; };
         if (ADAM) {
             g = clipped(g + row.decay * w);
-            const float mean = row.first[i] = beta1 * row.first[i] + (1.f - beta1) * g;
-            const float variance = row.second[i] = beta2 * row.second[i] + (1.f - beta2) * g * g;
+            const float mean = row.first[i] = beta1 * row.first[i] + rest1 * g;
+            const float variance = row.second[i] = beta2 * row.second[i] + rest2 * g * g;
             row.w[i] = w - row.rate * mean / (sqrtf(variance) + epsilon);
         } else {
             g = clipped(g) + row.decay * w;

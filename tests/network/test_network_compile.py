@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import numpy as np
 import nvrtc
 import pytest
 from cuda_layers import each_architecture
@@ -72,6 +73,13 @@ def test_the_split_precision_product_compiles_for_hopper():
         (launch,) = program.plan.steps(1)
         assert launch.shared <= 227 * 1024
         assert report.registers * launch.block[0] <= 65536
+
+
+def test_adam_gets_the_complements_of_its_betas_rounded_once():
+    (launch,) = _training_passes.update_program(Adam(beta1=0.9, beta2=0.999), 1).plan.steps(1)
+    parameters = re.search(r"void update\(([^)]*)\)", _training_passes.update_program(Adam(), 1).source).group(1)
+    given = dict(zip((each.split()[-1] for each in parameters.split(",")), launch.args))
+    assert (given["rest1"], given["rest2"]) == (np.float32(0.1), np.float32(0.001))
 
 
 def test_launches_have_an_argument_for_each_parameter():
