@@ -34,8 +34,8 @@ class State:
         self._arrays: Sequence[Any] = arrays
         self.updates = updates
         self._gpu: Gpu | None = None
-        #: The parameter of the last update, and its version then.
-        self._seen: tuple[Any, int] | None = None
+        #: The parameter of the last update, and its version and the moment then.
+        self._seen: tuple[Any, int, int] | None = None
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -48,15 +48,17 @@ class State:
             self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
         return self._arrays
 
-    def is_unchanged(self, parameter: Any) -> bool:
-        """Return whether only the last update has written a parameter since it began; the caller is the next one.
+    def unchanged_since(self, parameter: Any) -> int | None:
+        """Return the last update's moment, if it alone has written the parameter since; the caller is the next one.
 
-        Then forward passes between the two have read what the parameter is now.
+        Forward passes that began later have read what the parameter is now.
         """
         if not array_version.is_readable():
-            return False
-        before, self._seen = self._seen, (parameter, array_version.version(parameter))
-        return before is not None and before[0] is parameter and self._seen[1] == before[1] + 1
+            return None
+        before, self._seen = self._seen, (parameter, array_version.version(parameter), next(trainer.moments))
+        if before is None or before[0] is not parameter or self._seen[1] != before[1] + 1:
+            return None
+        return before[2]
 
     def _on_host(self) -> list[np.ndarray]:
         return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]
@@ -122,8 +124,8 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         rule, on_gpu = self._rule(), [one.on for one in states]
 
         def work() -> None:
-            unchanged = [one.is_unchanged(array) for one, array in zip(states, weights)]
-            trainer.update(rule, parameters, given, on_gpu, rates, decays, unchanged)
+            since = [one.unchanged_since(array) for one, array in zip(states, weights)]
+            trainer.update(rule, parameters, given, on_gpu, rates, decays, since)
 
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 

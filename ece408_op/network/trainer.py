@@ -10,7 +10,9 @@ signalling NaN in each element: results computed from them are NaN, and arithmet
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -41,6 +43,9 @@ Result = TypeVar("Result")
 #: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
 _LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
+#: Numbers forward passes and updates in the order in which they access parameters.
+moments = itertools.count(1)
+
 
 class _Left(NamedTuple):
     """A parameter, as the forward pass read it, and its gradient, on a GPU."""
@@ -50,6 +55,7 @@ class _Left(NamedTuple):
     parameter: Any
     gradient: Any
     before: _training.Forward | None
+    began: int
 
 
 #: Where a parameter and its gradient are on the host.
@@ -88,7 +94,7 @@ class Trainer:
         others. alone: no other GPU computes the same step; a CUDA graph may repeat it. Raises DeviceError if the GPU
         fails or has no memory.
         """
-        network = self.network
+        network, began = self.network, next(moments)
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], _training.Forward]:
             given = dict(zip((*network.data, *network.parameters), arrays))
@@ -108,6 +114,7 @@ class Trainer:
             if self._repeated:
                 self._repeated.clear()
             raise
+        found = replace(found, began=began)
         return passes.holds(found) if passes else found
 
     def backward(
@@ -167,7 +174,8 @@ class Trainer:
             bits = array.reshape(-1).view(np.uint32)
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
-            ones[at, address(array)] = _Left(self._gpu, self._operators, before.values[number], found[number], used)
+            arrays = before.values[number], found[number]
+            ones[at, address(array)] = _Left(self._gpu, self._operators, *arrays, used, before.began)
         if ones:
             waiting.pop(tuple(ones), None)
             waiting[tuple(ones)] = ones
@@ -207,19 +215,20 @@ def update(
     states: Sequence[Callable[[Gpu], Sequence[Any]]],
     rates: Sequence[float],
     decays: Sequence[float],
-    unchanged: Sequence[bool],
+    since: Sequence[int | None],
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
-    parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a
-    GPU. rates, decays: see ``_updates.Update``. unchanged: which parameters are those of the forward pass; the others
-    are copied to the GPU again. Raises DeviceError if a GPU fails, and ProblemError if a gradient that was left on a
-    GPU has been changed or was used before; all parameters are then as they were.
+    parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a GPU. rates,
+    decays: see ``_updates.Update``. since: the moment of each parameter's last change, or None. What may have changed
+    since its forward pass began is copied to the GPU again. Raises DeviceError if a GPU fails, and ProblemError if a
+    gradient that was left on a GPU has been changed or was used before; all parameters are then as they were.
     """
     taken = [_taken(address(parameter), address(one)) for parameter, one in zip(parameters, gradients)]
     found = [one if _is_left(one, gradient) else None for one, gradient in zip(taken, gradients)]
     there = [
-        (one.parameter if same else None, one.gradient) if one else (None, None) for one, same in zip(found, unchanged)
+        (one.parameter if moment is not None and moment < one.began else None, one.gradient) if one else (None, None)
+        for one, moment in zip(found, since)
     ]
     first = host_context.gpu(0)
     for gpu in dict.fromkeys(one.gpu if one else first for one in found):
@@ -350,4 +359,4 @@ class _Device:
             return self._gpu.stream.record()
 
 
-__all__ = ("Trainer", "trainer_of", "update", "waiting")
+__all__ = ("Trainer", "moments", "trainer_of", "update", "waiting")

@@ -242,6 +242,35 @@ def test_a_parameter_that_changed_after_the_forward_pass(element, readable, monk
     assert_close(weight("gpu", "gpusgd"), weight(None, "sgd"))
 
 
+@pytest.mark.parametrize("order", ["F0 B0 U0 F1 B1 U1", "F0 F1 B0 U0 B1 U1", "F0 F1 B0 B1 U0 U1"])
+def test_forward_passes_before_the_last_update(order):
+    """Forward (F), backward (B) and update (U) of two executors with one weight."""
+
+    def weight(rule):
+        symbol, shared = S.FullyConnected(data, num_hidden=2, no_bias=True, name="layer"), mx.nd.ones((2, 3))
+        if rule == "gpusgd":
+            words = {"for_training": True, "gradients": "gpu"}
+            symbol = ece408_op.gpu_network(symbol, {"layer_weight": shared}, **words)[0]
+        executors = []
+        for number in (1, 2):
+            arrays = {"data": number * mx.nd.ones((4, 3)), "layer_weight": shared}
+            executors.append(symbol.bind(mx.cpu(), arrays, {"layer_weight": mx.nd.zeros((2, 3))}))
+        update = mx.optimizer.get_updater(mx.optimizer.create(rule, learning_rate=0.25))
+        for step, number in order.split():
+            one = executors[int(number)]
+            if step == "F":
+                one.forward(is_train=True)
+            elif step == "B":
+                one.backward([mx.nd.ones((4, 2))])
+            else:
+                update(0, one.grad_dict["layer_weight"], shared)
+            # MXNet's executors do not wait for one another.
+            mx.nd.waitall()
+        return {"": shared}
+
+    assert_close(weight("gpusgd"), weight("sgd"))
+
+
 @pytest.mark.parametrize("way", ["numpy"], indirect=True)
 @pytest.mark.parametrize("changes", [False, True])
 def test_parameters_that_only_the_update_writes_stay_on_the_gpu(way, changes, monkeypatch):
