@@ -9,6 +9,7 @@ completed their backward passes: one that fails stops the step, and no other wai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +99,11 @@ class SeveralTrainers:
         if summed and len(before) > 1:
             sums = found[0][1]
             sources = [[found[part][0][number] for number in summed] for part in range(len(before))]
-            nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
+            with ExitStack() as locks:
+                # In one order, for networks whose lists of GPUs have others.
+                for number in sorted(numbers):
+                    locks.enter_context(trainers[numbers.index(number)].lock)
+                nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
             total = {**total, **dict(zip(summed, sums))}
 
         def copy_out(part: int) -> None:

@@ -75,6 +75,8 @@ class Trainer:
         self._operators = GpuOperators(engine.chooser)
         #: The GPU's stream of all steps.
         self.stream = engine.gpu.stream
+        #: Whoever puts work on the stream has this lock.
+        self.lock = engine.gpu.lock
         #: The shapes of all values, by those of the data.
         self._shapes: Recent[tuple[Shape, ...], Mapping[int, Shape]] = Recent(64)
         self._repeated = None if _training.is_random(self.network) else Repeated()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from network_case import mx
+from network_fake import Group
 from test_network_api import require_gpus
 from test_training import S, assert_close, bound, data, images, ndarrays, small
 
@@ -12,6 +15,7 @@ import ece408_op
 from ece408_op.errors import DeviceError, GraphError, ProblemError
 from ece408_op.network.trainer import Trainer
 from ece408_op.plugin import host_context
+from ece408_op.runtime import nccl
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -141,6 +145,38 @@ def test_a_block_of_gluon():
         return found
 
     np.testing.assert_allclose(losses(0, 1), losses(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+def test_sums_are_queued_with_the_locks_of_all_gpus(way, monkeypatch):
+    symbol, taken, sums = plain(), [], []
+
+    class Lock:
+        def __init__(self, number):
+            self.number, self.lock = number, threading.Lock()
+
+        def __enter__(self):
+            self.lock.acquire()
+            taken.append(self.number)
+
+        def __exit__(self, *error):
+            taken.remove(self.number)
+            self.lock.release()
+
+    class Noted(Group):
+        def add(self, *given):
+            sums.append([*taken])
+            super().add(*given)
+
+    for number in range(2):
+        host_context.gpu(number).lock = Lock(number)
+    monkeypatch.setattr(nccl, "group", lambda numbers: Noted())
+    args, aux = images(symbol)
+    executor = bound(on_gpus(symbol, args, aux, [1, 0]), args, aux)
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+    assert (sums, taken) == ([[0, 1]], [])
 
 
 @pytest.mark.parametrize("fails", ["forward", "differentiate", "copy_out"])
