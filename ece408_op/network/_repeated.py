@@ -79,7 +79,8 @@ class Passes:
         """Return the pass of a kind, for inputs of these shapes."""
         key = kind, tuple(shapes)
         if key not in self._passes:
-            self._passes[key] = Pass(self, shapes)
+            # A cycle would keep the memory until the next garbage collection.
+            self._passes[key] = Pass(weakref.proxy(self), shapes)
         return self._passes[key]
 
     def holds(self, found: Forward) -> Forward:

@@ -163,7 +163,11 @@ class Pipeline:
                     state.copied_out.set()
                 raise
 
-        share(work, len(self._work), threads)
+        try:
+            share(work, len(self._work), threads)
+        finally:
+            # It refers to the pipeline: a cycle would keep the device's memory until the next garbage collection.
+            self._work.clear()
 
     def _transfers(self, role: str, arrays: Sequence[np.ndarray], stage: int, skipped: int = 0) -> Iterator[Transfer]:
         """The arrays without their first ``skipped`` images, in transfers that fit a staging buffer."""

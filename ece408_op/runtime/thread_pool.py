@@ -82,10 +82,13 @@ def share(work: Callable[[int], None], parts: int, threads: int) -> None:
     call = _Call(work, parts)
     _helpers.ask(call, min(threads, parts) - 1)
     call.help()
-    errors = [call.results.get() for _ in range(parts)]
-    for error in errors:
-        if error is not None:
-            raise error
+    errors = [error for error in (call.results.get() for _ in range(parts)) if error is not None]
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        # The error refers to this frame: a cycle would keep all that its traceback has.
+        errors.clear()
 
 
 def thread_count(flops: int) -> int:

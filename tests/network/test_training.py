@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from network_case import mx, ndarrays, values
@@ -12,6 +15,7 @@ from ece408_op import models
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
+from ece408_op.network import _repeated, trainer
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -139,6 +143,33 @@ def test_passes_that_a_cuda_graph_repeats(monkeypatch):
             assert_close(*({n: g for n, g in one.grad_dict.items() if g is not None} for one in pair))
             assert_close(*(one.aux_dict for one in pair))
     assert len(captured) == count
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+def test_memory_is_free_without_a_garbage_collection(way, monkeypatch):
+    symbol, devices, original = small(), weakref.WeakSet(), trainer._Device
+
+    def noted(*given):
+        device = original(*given)
+        devices.add(device)
+        return device
+
+    monkeypatch.setattr(trainer, "_Device", noted)
+    args, aux = images(symbol)
+    executor = bound(node_of(symbol, args, aux), args, aux)
+    gc.collect()
+    gc.disable()
+    try:
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+        assert not devices
+        passes = _repeated.Passes(((6, 3),))
+        passes.of("forward", [(6, 3)])
+        passes = weakref.ref(passes)
+        assert passes() is None
+    finally:
+        gc.enable()
 
 
 def test_a_loss_beside_an_output_that_is_no_loss():

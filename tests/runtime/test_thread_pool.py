@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -66,3 +69,27 @@ def test_a_call_within_a_part_ends():
     done: list[int] = []
     share(lambda part: share(done.append, 5, 2), 4, 2)
     assert sorted(done) == sorted(4 * list(range(5)))
+
+
+def test_an_error_keeps_nothing_without_a_garbage_collection():
+    class Memory:
+        pass
+
+    def work(part):
+        memory = Memory()
+        kept.append(weakref.ref(memory))
+        raise ValueError(part)
+
+    kept = []
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            share(work, 2, 2)
+        # A helper may still leave the handler of its error.
+        end = time.monotonic() + 20
+        while any(one() for one in kept) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert [one() for one in kept] == [None, None]
+    finally:
+        gc.enable()
