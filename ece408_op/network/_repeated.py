@@ -43,22 +43,26 @@ class Pass:
 
     def run(self, compute: Callable[[Sequence[Any]], Any], stream: Any) -> Any:
         """Put what ``compute`` launches for the inputs on the stream, the current one; return what it returned."""
-        if self._passes.refused:
+        if self._passes.refused or not (self._graph or self._capture(compute, stream)):
             return compute(self.inputs)
-        if self._graph is None:
-
-            def call() -> None:
-                self._found = compute(self.inputs)
-
-            try:
-                with cuda.cupy().cuda.using_allocator(self._passes.pool.malloc):
-                    self._graph = cuda.captured(call, stream)
-            except Exception:
-                self._passes.refused, self._found = True, None
-                self._passes.pool.free_all_blocks()
-                return compute(self.inputs)
         self._graph.launch(stream)
         return self._found
+
+    def _capture(self, compute: Callable[[Sequence[Any]], Any], stream: Any) -> bool:
+        """Capture the launches, and return whether that was possible."""
+
+        def call() -> None:
+            self._found = compute(self.inputs)
+
+        try:
+            with cuda.cupy().cuda.using_allocator(self._passes.pool.malloc):
+                self._graph = cuda.captured(call, stream)
+            return True
+        except Exception:
+            self._passes.refused, self._found = True, None
+        # The error's traceback has kept the arrays of the capture until here.
+        self._passes.pool.free_all_blocks()
+        return False
 
 
 class Passes:

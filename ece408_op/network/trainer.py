@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -291,47 +292,59 @@ def _step(
 
     passes: has the pass of that kind, if a CUDA graph repeats it.
     """
-    pool, xp = cuda.cupy().get_default_memory_pool(), cuda.cupy()
     packings = [Packing([array.shape for array in arrays]) for arrays in (inputs, outputs)]
     given, targets = (packing.packed(arrays, np.zeros) for packing, arrays in zip(packings, (inputs, outputs)))
 
-    def packed(arrays: Sequence[Any]) -> tuple[list[Any], Result]:
-        # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
-        room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
-        found, result = compute(packings[0].unpacked(arrays))
-        return packings[1].packed(found, lambda shape, dtype: room), result
+    def attempt(passes: Passes | None) -> Result:
+        xp = cuda.cupy()
+        with gpu.stream:
+            outputs_room = None if passes else xp.empty(packings[1].shapes[-1], np.float32)
+
+        def packed(arrays: Sequence[Any]) -> tuple[list[Any], Result]:
+            # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
+            room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
+            found, result = compute(packings[0].unpacked(arrays))
+            return packings[1].packed(found, lambda shape, dtype: room), result
+
+        try:
+            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
+            device.run(given, targets)
+            # What is free then may be the next step's, whose copies run on other streams.
+            cuda.wait("training", gpu.stream)
+        except BaseException:
+            gpu.wait()
+            raise
+        for target, found in zip(outputs, packings[1].unpacked(targets)):
+            if found is not target:
+                target[...] = found
+        return device.result
 
     with gpu.lock, gpu.device, cuda.reported("training"):
-        for last_try in (False, True):
-            try:
-                with gpu.stream:
-                    outputs_room = None if passes else xp.empty(packings[1].shapes[-1], np.float32)
-                device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
-                device.run(given, targets)
-                # What is free then may be the next step's, whose copies run on other streams.
-                cuda.wait("training", gpu.stream)
-                for target, found in zip(outputs, packings[1].unpacked(targets)):
-                    if found is not target:
-                        target[...] = found
-                return device.result
-            except cuda.cupy().cuda.memory.OutOfMemoryError as error:
-                gpu.wait()
-                if passes:
-                    passes.refused, passes = True, None
-                _repeated.clear()
-                # Other networks on this GPU wait for its lock: their memory can be freed.
-                for other in engines():
-                    if other.gpu is gpu:
-                        other.batches.clear()
-                pool.free_all_blocks()
-                if last_try:
-                    raise DeviceError(
-                        f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
-                    ) from error
-            except BaseException:
-                gpu.wait()
-                raise
-    raise AssertionError("the second try returns or raises")
+        no_room = cuda.cupy().cuda.memory.OutOfMemoryError
+        with suppress(no_room):
+            return attempt(passes)
+        # Here, since the error's traceback has kept the arrays of the first attempt.
+        _make_room(gpu, passes)
+        try:
+            return attempt(None)
+        except no_room as error:
+            raise DeviceError(
+                f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
+            ) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _make_room(gpu: Gpu, passes: Passes | None) -> None:
+    """Free what a GPU, the current one, has for steps and inference; the caller has its lock."""
+    if passes:
+        passes.refused = True
+        passes.pool.free_all_blocks()
+    _repeated.clear()
+    # Other networks on this GPU wait for its lock.
+    for other in engines():
+        if other.gpu is gpu:
+            other.batches.clear()
+    cuda.cupy().get_default_memory_pool().free_all_blocks()
 
 
 class _Device:
