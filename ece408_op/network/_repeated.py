@@ -104,7 +104,10 @@ class Repeated:
         _known.add(self)
 
     def take(self, shapes: Hashable) -> Passes | None:
-        """Return the passes for data of these shapes; None for the first step and while the memory is in use."""
+        """Return the passes for data of these shapes; None for the first step and while the memory is in use.
+
+        The GPU is the current one.
+        """
         with self._lock:
             again, self._last = self._last == shapes, shapes
             passes = self._passes

@@ -110,7 +110,8 @@ class Trainer:
 
         inputs, results, passes = [*data, *parameters], [*outputs, *states.values()], None
         if alone and self._repeated:
-            passes = self._repeated.take(tuple(array.shape for array in data))
+            with self._gpu.device:
+                passes = self._repeated.take(tuple(array.shape for array in data))
         try:
             found = _step(self._gpu, inputs, results, compute, passes, tuple(states))
         except BaseException:

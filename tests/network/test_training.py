@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from network_case import mx, ndarrays, values
-from network_fake import OutOfMemoryError
 
 import ece408_op
 from ece408_op import data as fashion
@@ -17,8 +12,6 @@ from ece408_op import models
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
-from ece408_op.network import _repeated, trainer
-from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -146,56 +139,6 @@ def test_passes_that_a_cuda_graph_repeats(monkeypatch):
             assert_close(*({n: g for n, g in one.grad_dict.items() if g is not None} for one in pair))
             assert_close(*(one.aux_dict for one in pair))
     assert len(captured) == count
-
-
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
-def test_memory_is_free_without_a_garbage_collection(way, monkeypatch):
-    symbol, devices, original = small(), weakref.WeakSet(), trainer._Device
-
-    def noted(*given):
-        device = original(*given)
-        devices.add(device)
-        return device
-
-    monkeypatch.setattr(trainer, "_Device", noted)
-    args, aux = images(symbol)
-    executor = bound(node_of(symbol, args, aux), args, aux)
-    gc.collect()
-    gc.disable()
-    try:
-        executor.forward(is_train=True)
-        executor.backward()
-        mx.nd.waitall()
-        assert not devices
-        passes = _repeated.Passes(((6, 3),))
-        passes.of("forward", [(6, 3)])
-        passes = weakref.ref(passes)
-        assert passes() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("way", ["numpy"], indirect=True)
-def test_what_had_no_room_is_gone_before_the_memory_is_freed(way, monkeypatch):
-    """Where a capture fails, then the computation without it, and the next attempt finds room."""
-    passes, arrays, freed, out = _repeated.Passes(((2,),)), [], [], np.empty(2, np.float32)
-
-    def pool(name):
-        return SimpleNamespace(free_all_blocks=lambda: freed.append((name, [one() for one in arrays])))
-
-    def compute(inputs):
-        array = cuda.cupy().zeros(2, np.float32)
-        arrays.append(weakref.ref(array))
-        if len(arrays) < 3:
-            raise OutOfMemoryError("no room")
-        return [array], "found"
-
-    passes.pool = SimpleNamespace(malloc=None, **vars(pool("own")))
-    monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
-    monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool("CuPy's"))
-    assert trainer._step(host_context.gpu(0), [np.ones(2, np.float32)], [out], compute, passes) == "found"
-    assert freed == [("own", [None]), ("own", [None, None]), ("CuPy's", [None, None])]
-    assert (out == 0).all()
 
 
 def test_a_loss_beside_an_output_that_is_no_loss():
