@@ -261,13 +261,20 @@ def enqueue(program: Program, batch: int, addresses: Mapping[str, int], device: 
     """Put the program's work on a stream of ``device``, the current one, and return.
 
     ``addresses`` are those of "x", "w" and "y". Raises CuPy's errors, as ``reported`` expects them, where compiling or
-    launching fails; ``wait`` reports what fails later, on the device.
+    launching fails; ``wait`` reports what fails later, on the device. Raises DeviceError before anything is launched if
+    calls share constant memory or streams while a CUDA graph captures the stream.
     """
     idle = program.idle[device, batch]
     try:
         prepared = idle.pop()
     except IndexError:
         prepared = _PreparedPlan(program, batch, device)
+    if (prepared.constants or program.plan.streams > 1) and stream.is_capturing():
+        idle.append(prepared)
+        raise DeviceError(
+            f"{program.name}: expected a stream that no CUDA graph captures, got one: calls share constant memory or "
+            "streams, which a graph can't wait for"
+        )
     prepared.addresses.fill(addresses)
     if program.plan.scratch:
         with stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from gpu_case import require_support
 
+from ece408_op.errors import DeviceError
 from ece408_op.kernels.cuda.split_precision import split_precision
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, prepared_launch
-from ece408_op.runtime.launch import Chip, Launch
+from ece408_op.runtime.launch import Chip, CopyToConstant, Launch, LibraryCall, Plan
 
 LAYERS = {
     split_precision.ONE_CHANNEL: (1, 28, 28, 50, 5),
@@ -90,6 +92,7 @@ class Stream:
         pass
 
 
+COPY = CopyToConstant("filters", "w", 4)
 STEP = Launch("k", (3, 2, 1), (32, 1, 1), ("x", "y", np.int64(-5), np.int32(9), np.float32(0.5)), 64, programmatic=True)
 
 
@@ -126,6 +129,20 @@ def test_the_driver_is_given_the_stream_the_addresses_and_the_numbers(monkeypatc
     prepared(function).enqueue(Stream())
     assert not function.calls
     assert seen == [((3, 2, 1), (32, 1, 1), 64, 7, 408, [2**63 + 1, 512, -5, 9, 0.5], None), (1, 6, 1)]
+
+
+@pytest.mark.parametrize(("words", "refused"), [({}, False), ({"setup": (COPY,)}, True), ({"streams": 2}, True)])
+def test_what_calls_share_is_not_captured(words, refused, monkeypatch):
+    """Nothing is launched or noted then; calls of libraries are captured."""
+    stream, called = Stream(), []
+    monkeypatch.setattr(stream, "is_capturing", lambda: True, raising=False)
+    call = LibraryCall(("x",), lambda addresses, stream: called.append(addresses["x"]))
+    program = cuda.Program("one", "", (), Plan({}, 8, lambda images: (call,), **words))
+    with pytest.raises(DeviceError, match="one: expected a stream that no CUDA graph") if refused else nullcontext():
+        cuda.enqueue(program, 8, {"x": 512, "w": 1024}, 0, stream)
+    (prepared,) = program.idle[0, 8]
+    assert called == ([] if refused else [512])
+    assert prepared.module.last_use is None
 
 
 def test_a_driver_that_is_not_there_is_none(monkeypatch):
