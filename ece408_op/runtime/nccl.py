@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from ece408_op.errors import DeviceError
 
+from . import cuda
 from .shared_libraries import load_libraries
 
 _NAME = "libnccl.so.2"
@@ -33,24 +35,39 @@ class Group:
     """GPUs of different numbers; the sums of their arrays are computed on the first of them."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._numbers = threading.Lock(), tuple(numbers)
         self._members = (_POINTER * len(numbers))()
         _call("ncclCommInitAll", self._members, len(numbers), (_INT * len(numbers))(*numbers))
 
     def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
         """Queue sums[n] = the sum of all sources[gpu][n], CuPy's C-contiguous float32 arrays, on the GPUs' streams.
 
-        Raises DeviceError if NCCL refuses it.
+        Raises DeviceError, NCCL's first, if that fails: the streams have then ended and no longer use the arrays, and
+        ``group`` makes a new group.
         """
-        with self._lock:
-            _call("ncclGroupStart")
-            try:
-                for member, arrays, stream in zip(self._members, sources, streams):
-                    for array, total in zip(arrays, sums):
-                        addresses = array.data.ptr, total.data.ptr
-                        _call("ncclReduce", *addresses, array.size, _FLOAT, _SUM, _FIRST, member, stream.ptr)
-            finally:
+        try:
+            with self._lock:
+                self._queue(sources, sums, streams)
+        except DeviceError:
+            _forget(self._numbers, self)
+            for stream in streams:
+                with suppress(DeviceError):
+                    cuda.wait("NCCL", stream)
+            raise
+
+    def _queue(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
+        _call("ncclGroupStart")
+        try:
+            for member, arrays, stream in zip(self._members, sources, streams):
+                for array, total in zip(arrays, sums):
+                    addresses = array.data.ptr, total.data.ptr
+                    _call("ncclReduce", *addresses, array.size, _FLOAT, _SUM, _FIRST, member, stream.ptr)
+        except DeviceError:
+            # It fails too, with a less precise reason.
+            with suppress(DeviceError):
                 _call("ncclGroupEnd")
+            raise
+        _call("ncclGroupEnd")
 
 
 _groups: dict[tuple[int, ...], Group] = {}
@@ -58,11 +75,17 @@ _lock = threading.Lock()
 
 
 def group(numbers: tuple[int, ...]) -> Group:
-    """Return the group of these GPUs, which stays; raises DeviceError if there is no NCCL, or if it fails."""
+    """Return the group of these GPUs, which stays until it fails; raises DeviceError without NCCL, or if that fails."""
     with _lock:
         if numbers not in _groups:
             _groups[numbers] = Group(numbers)
         return _groups[numbers]
+
+
+def _forget(numbers: tuple[int, ...], failed: Group) -> None:
+    with _lock:
+        if _groups.get(numbers) is failed:
+            del _groups[numbers]
 
 
 @cache

@@ -24,13 +24,13 @@ class Function:
         if self.name == "ncclGetErrorString":
             return f"reason {arguments[0]}".encode()
         self.library.calls.append((self.name, arguments))
-        return 3 if self.name == self.library.failing else 0
+        return 3 if self.name in self.library.failing else 0
 
 
 class Library:
-    """A library whose functions succeed, but for ``failing``, which returns the status 3."""
+    """A library whose functions succeed, but for those of ``failing``, which return the status 3."""
 
-    def __init__(self, failing=None):
+    def __init__(self, *failing):
         self.calls, self.failing = [], failing
 
     def __getattr__(self, name):
@@ -55,6 +55,20 @@ def fresh(monkeypatch):
         return module
 
     return made
+
+
+class Stream:
+    """A stream that notes waits for it; a wait may fail."""
+
+    ptr = 0
+
+    def __init__(self, waited, fails=False):
+        self.waited, self.fails = waited, fails
+
+    def synchronize(self):
+        self.waited.append(self.fails)
+        if self.fails:
+            raise DeviceError("its kernel failed")
 
 
 def array(address, count):
@@ -96,9 +110,19 @@ def test_a_status_is_an_error_with_its_reason(fresh, failing):
     library = Library(failing)
     module = fresh(library)
     with pytest.raises(DeviceError, match=f"{failing}: expected success, got reason 3"):
-        module.group((0, 1)).add([[array(1, 2)]] * 2, [array(3, 2)], [SimpleNamespace(ptr=0)] * 2)
+        module.group((0, 1)).add([[array(1, 2)]] * 2, [array(3, 2)], [Stream([])] * 2)
     started = [name for name, _ in library.calls if name.startswith("ncclGroup")]
     assert started in ([], ["ncclGroupStart", "ncclGroupEnd"])
+
+
+def test_a_group_that_failed_is_gone_when_its_streams_have_ended(fresh):
+    library, waited = Library("ncclReduce", "ncclGroupEnd"), []
+    module = fresh(library)
+    group = module.group((0, 1))
+    with pytest.raises(DeviceError, match="ncclReduce: expected success"):
+        group.add([[array(1, 2)]] * 2, [array(3, 2)], [Stream(waited, True), Stream(waited)])
+    assert waited == [True, False]
+    assert module.group((0, 1)) is not group
 
 
 @pytest.mark.gpu
