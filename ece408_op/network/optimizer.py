@@ -36,6 +36,8 @@ class State:
         self._gpu: Gpu | None = None
         #: The parameter of the last update, and its version and the moment then.
         self._seen: tuple[Any, int, int] | None = None
+        #: The gradient of the last update, and its version then.
+        self._given: tuple[Any, int] | None = None
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -59,6 +61,16 @@ class State:
         if before is None or before[0] is not parameter or self._seen[1] != before[1] + 1:
             return None
         return before[2]
+
+    def written_once(self, gradient: Any) -> bool:
+        """Return whether the gradient's array has been written once since the last update; the caller is the next one.
+
+        If a backward pass has left a gradient since, nothing else has then changed the array.
+        """
+        if not array_version.is_readable():
+            return False
+        before, self._given = self._given, (gradient, array_version.version(gradient))
+        return before is not None and before[0] is gradient and self._given[1] == before[1] + 1
 
     def _on_host(self) -> list[np.ndarray]:
         return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]
@@ -125,7 +137,8 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
 
         def work() -> None:
             since = [one.unchanged_since(array) for one, array in zip(states, weights)]
-            trainer.update(rule, parameters, given, on_gpu, rates, decays, since)
+            once = [one.written_once(array) for one, array in zip(states, gradients)]
+            trainer.update(rule, parameters, given, on_gpu, rates, decays, since, once)
 
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 

@@ -220,16 +220,18 @@ def update(
     rates: Sequence[float],
     decays: Sequence[float],
     since: Sequence[int | None],
+    once: Sequence[bool],
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
     parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a GPU. rates,
     decays: see ``_updates.Update``. since: the moment of each parameter's last change, or None. What may have changed
-    since its forward pass began is copied to the GPU again. Raises DeviceError if a GPU fails, and ProblemError if a
+    since its forward pass began is copied to the GPU again. once: whether a gradient's array has been written only once
+    since the last update; of others, all elements are checked. Raises DeviceError if a GPU fails, and ProblemError if a
     gradient that was left on a GPU has been changed or was used before; all parameters are then as they were.
     """
-    taken = [_taken(address(parameter), address(one)) for parameter, one in zip(parameters, gradients)]
-    found = [one if _is_left(one, gradient) else None for one, gradient in zip(taken, gradients)]
+    taken = [_taken((address(parameter), address(one))) for parameter, one in zip(parameters, gradients)]
+    found = [one if _is_left(one, array, known) else None for one, array, known in zip(taken, gradients, once)]
     there = [
         (one.parameter if moment is not None and moment < one.began else None, one.gradient) if one else (None, None)
         for one, moment in zip(found, since)
@@ -257,23 +259,25 @@ def update(
         _step(gpu, given, [parameters[place] for place in mine], compute)
 
 
-def _taken(*place: int) -> _Left | None:
-    """Take the newest gradient for a parameter and its gradient's array out of those that wait."""
-    for key, left in reversed(list(waiting.items())):
-        if place in left:
-            found = left.pop(place)
-            if not left:
-                waiting.pop(key, None)
-            return found
-    return None
+def _taken(place: Places) -> _Left | None:
+    """Take all gradients for a parameter and its gradient's array out of those that wait; return the newest."""
+    found: _Left | None = None
+    for key, left in list(waiting.items()):
+        found = left.pop(place, None) or found
+        if not left:
+            waiting.pop(key, None)
+    return found
 
 
-def _is_left(one: _Left | None, gradient: np.ndarray) -> bool:
-    """Return whether a gradient is on a GPU in place of its array."""
+def _is_left(one: _Left | None, gradient: np.ndarray, once: bool) -> bool:
+    """Return whether a gradient is on a GPU in place of its array; raises ProblemError for an array partly changed."""
     bits = gradient.reshape(-1).view(np.uint32)
-    if one and bits[0] == bits[-1] == _LEFT:
+    if one and once and bits[0] == bits[-1] == _LEFT:
         return True
-    if bits[0] in (_LEFT, _CHANGED):
+    left = bits == _LEFT if one else bits[:1] == _LEFT
+    if one and left.all():
+        return True
+    if left.any() or (bits[: left.size] == _CHANGED).any():
         raise ProblemError(
             "gradients='gpu': expected gradients as the network's last backward pass left them, got others: it ran "
             "twice before this update or not at all, or something changed the arrays; pass gradients='cpu'"

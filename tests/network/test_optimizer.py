@@ -180,6 +180,53 @@ def test_a_step_without_memory_changes_nothing(way, fails, monkeypatch):
     assert values() != before
 
 
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("place", [(0, 0), (1, 1), slice(1, 2)])
+def test_a_gradient_on_the_gpu_that_is_partly_changed_is_refused(place, step, readable, monkeypatch):
+    monkeypatch.setattr(array_version, "is_readable", lambda: readable)
+    symbol, weight, gradient = S.FullyConnected(data, num_hidden=3, no_bias=True), *(mx.nd.ones((3, 3)) for _ in "wg")
+    (name,) = set(symbol.list_arguments()) - {"data"}
+    node = ece408_op.gpu_network(symbol, {name: weight}, for_training=True, gradients="gpu")[0]
+    executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), name: weight}, {name: gradient})
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
+    for number in range(step + 1):
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((4, 3))])
+        mx.nd.waitall()
+        if number == step:
+            gradient[place] = 0
+        update(0, gradient, weight)
+        if number < step:
+            assert (weight.asnumpy() == -number).all()
+    with pytest.raises(ProblemError, match="something changed the arrays"):
+        mx.nd.waitall()
+    assert (weight.asnumpy() == 1 - step).all()
+
+
+def test_an_older_gradient_for_the_same_arrays_is_never_used():
+    """It is of another network, and the newer backward pass has overwritten it."""
+    weight, gradient = mx.nd.ones((3, 3)), mx.nd.zeros((3, 3))
+    first = S.FullyConnected(data, S.Variable("w"), num_hidden=3, no_bias=True)
+    for symbol in (first, first * S.Variable("v", shape=(4, 3))):
+        args = {"w": weight, "v": mx.nd.ones((4, 3))}
+        args = {name: args[name] for name in symbol.list_arguments() if name != "data"}
+        node = ece408_op.gpu_network(symbol, args, for_training=True, gradients="gpu")[0]
+        gradients = {"w": gradient, "v": mx.nd.zeros((4, 3))}
+        gradients = {name: gradients[name] for name in args}
+        executor = node.bind(mx.cpu(), {"data": mx.nd.ones((4, 3)), **args}, gradients)
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((4, 3))])
+        mx.nd.waitall()
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.25))
+    update(0, gradient, weight)
+    assert (weight.asnumpy() == 0).all()
+    update(0, gradient, weight)
+    with pytest.raises(ProblemError, match="expected gradients as the network's last backward pass left them"):
+        mx.nd.waitall()
+    trainer.waiting.clear()
+
+
 def test_wrong_uses():
     node, args, aux = network("gpu")
     params = ndarrays(args)
