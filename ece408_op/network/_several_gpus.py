@@ -1,4 +1,4 @@
-"""A network on several GPUs of one host: each computes an equal share of the images, in a thread of its own."""
+"""A network on several GPUs of one host: their shares, each in its own thread, differ by at most one image."""
 
 from __future__ import annotations
 

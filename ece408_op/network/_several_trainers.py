@@ -1,4 +1,4 @@
-"""Training steps of a network on several GPUs of one host: each computes an equal share of the images.
+"""Training steps of a network on several GPUs of one host: their shares differ by at most one image.
 
 Data parallel training: every GPU gets all parameters, each in a thread of its own, and NCCL sums their gradients on the
 first GPU, which hands them to MXNet or to the update. BatchNorm normalizes each GPU's share by itself, and its running
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class SeveralTrainers:
         # Gradients to data and labels, whose images each GPU has its share of.
         divided = {number: _rows(targets[number], images) for number in targets if number not in parameters}
         labels = [_rows(array, images) for array in labels]
-        found: dict[int, tuple[Mapping[int, np.ndarray], list[np.ndarray]]] = {}
+        found: dict[int, tuple[Mapping[int, Any], list[Any]]] = {}
 
         def differentiate(part: int) -> None:
             mine = before[part].images

@@ -51,7 +51,7 @@ def gpu_network(
             convolutions and fully connected layers. A ``New`` node that names an implementation is computed by that.
         precision: "float32"; "tf32" or "fp16" allow convolutions that round the factors of each product to 11 bits.
         device_id: the GPU's number.
-        device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes an equal share of
+        device_ids: the numbers of several GPUs of this host, in place of device_id. Each computes its share of
             each batch, and ``op_times`` has a record of each. In training, NCCL sums their gradients on the first one,
             BatchNorm normalizes each share by itself, and its new statistics are the mean of the GPUs'.
         for_training: whether the node has gradients.

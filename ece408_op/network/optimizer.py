@@ -153,8 +153,11 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
         keywords: those of mxnet.optimizer.SGD.
 
     Raises:
-        ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), or a state is not this class's.
-        DeviceError: the GPU fails; raised by a wait for the first parameter. All parameters are unchanged.
+        ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), or a state is not this class's. A
+            gradient on a GPU that was changed or used before is reported by a wait; all parameters are unchanged.
+        DeviceError: a GPU fails; raised by a wait for the first parameter. Without room, that GPU's parameters and
+            states are unchanged; otherwise they may have changed, even in part: load a checkpoint. Other GPUs have
+            updated theirs before, or do not.
     """
 
     def _rule(self) -> Sgd | Adam:

@@ -227,8 +227,11 @@ def update(
     parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a GPU. rates,
     decays: see ``_updates.Update``. since: the moment of each parameter's last change, or None. What may have changed
     since its forward pass began is copied to the GPU again. once: whether a gradient's array has been written only once
-    since the last update; of others, all elements are checked. Raises DeviceError if a GPU fails, and ProblemError if a
-    gradient that was left on a GPU has been changed or was used before; all parameters are then as they were.
+    since the last update; of others, all elements are checked.
+
+    Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used
+    before. Raises DeviceError if a GPU fails. Parameters of GPUs before it are then new, those of GPUs after it as they
+    were. So are its own, and their states, if it had no room; otherwise both may have changed, even in part.
     """
     taken = [_taken((address(parameter), address(one))) for parameter, one in zip(parameters, gradients)]
     found = [one if _is_left(one, array, known) else None for one, array, known in zip(taken, gradients, once)]
