@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 _COURSE = _HERE.parent / "submission" / "headers"
 _SECONDS = 120
 #: Seconds after which a file is compiled without unrolling its loops, whose nests may have thousands of rounds.
-_UNROLLED_SECONDS = 30
+UNROLLED_SECONDS = 30
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma GCC unroll \d+", re.MULTILINE)
 _COMMON = (
     "-std=c++17",
@@ -121,11 +121,11 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
             header = _header(support, checks, course)
             flags = [*_flags(support, checks), *options, "-include", str(header)]
             try:
-                assembly = _assembly(unit, flags, source, seconds=_UNROLLED_SECONDS if course else _SECONDS)
+                assembly = _assembly(unit, flags, source, seconds=UNROLLED_SECONDS if course else _SECONDS)
             except _TooLongError:
                 unit.write_text(_UNROLL.sub("", text), encoding="utf-8")
                 assembly = _assembly(unit, flags, source)
-            _run(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
+            compile_with(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
     return Program(program, source, text)
 
@@ -133,7 +133,7 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
 def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None, seconds: float = _SECONDS) -> Path:
     """Compile to assembly with a gap in front of each variable, so that an index beyond one of them hits no other."""
     assembly = (folder or unit.parent) / f"{unit.stem}.s"
-    _run(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source, seconds)
+    compile_with(["g++", *flags, "-fdata-sections", "-S", str(unit), "-o", str(assembly)], source, seconds)
     text = assembly.read_text(encoding="utf-8")
     last = _LAST_GAPS if folder else ""  # the runtime is linked last
     assembly.write_text(_VARIABLE.sub(rf"\g<0>\t.zero\t{_GAP}\n", text) + last, encoding="utf-8")
@@ -183,7 +183,7 @@ def _support(folder: Path) -> Path:
         unit.write_text("".join(f'#include "{path}"\n' for path in parts), encoding="utf-8")
         for path in (unit, native / "api.cpp"):
             assembly = _assembly(path, [*_COMMON, "-O2"], path.name, scratch)
-            _run(["g++", "-c", str(assembly), "-o", str(scratch / f"{path.stem}.o")], path.name)
+            compile_with(["g++", "-c", str(assembly), "-o", str(scratch / f"{path.stem}.o")], path.name)
         scratch.rename(support)
     return support
 
@@ -198,7 +198,7 @@ def _header(support: Path, checks: str, course: bool) -> Path:
         scratch = Path(tempfile.mkdtemp(dir=support))
         (scratch / name).write_text(f'#include "{_HERE / "cuda" / name}"\n', encoding="utf-8")
         flags = _flags(support, checks)
-        _run(["g++", *flags, "-x", "c++-header", str(scratch / name), "-o", str(scratch / f"{name}.gch")], name)
+        compile_with(["g++", *flags, "-x", "c++-header", str(scratch / name), "-o", str(scratch / f"{name}.gch")], name)
         scratch.rename(folder)
     return folder / name
 
@@ -215,7 +215,11 @@ class _TooLongError(CompileError):
     """g++ took too long."""
 
 
-def _run(command: list[str], source: str, seconds: float = _SECONDS) -> None:
+def compile_with(command: list[str], source: str, seconds: float = _SECONDS) -> None:
+    """Run a compiler's command; CompileError has its messages with their lines in ``source``, or that it took too long.
+
+    Its own processes end with it.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace", start_new_session=True

@@ -94,7 +94,7 @@ def test_a_launch_may_have_spaces_in_its_brackets(programs: Path) -> None:
 
 
 def test_loops_that_take_too_long_to_unroll_stay_loops(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_build, "_UNROLLED_SECONDS", 0.05)
+    monkeypatch.setattr(_build, "UNROLLED_SECONDS", 0.05)
     source = (SUBMISSIONS / "naive.cuh").read_text().replace("for (int p", "#pragma unroll\nfor (int p", 1)
     assert "pragma unroll" in source
     np.testing.assert_allclose(report(source + "// slow", programs).y, Y, atol=1e-5)
@@ -103,7 +103,7 @@ def test_loops_that_take_too_long_to_unroll_stay_loops(programs: Path, monkeypat
 def test_a_compiler_that_takes_too_long_ends_with_its_processes(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     with pytest.raises(emulator.CompileError, match="longer than 1 s"):
-        _build._run(["sh", "-c", f"sleep 100 & echo $! > {pid}; wait"], "new-forward.cuh", 1)
+        _build.compile_with(["sh", "-c", f"sleep 100 & echo $! > {pid}; wait"], "new-forward.cuh", 1)
     for _ in range(200):  # the signal may take a moment
         if not _runs(pid.read_text().strip()):
             break

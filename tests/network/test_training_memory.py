@@ -43,14 +43,14 @@ def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
 
 
 def test_memory_is_free_without_a_garbage_collection(monkeypatch):
-    symbol, devices, original = small(), weakref.WeakSet(), trainer._Device
+    symbol, devices, original = small(), weakref.WeakSet(), trainer.StepDevice
 
     def noted(*given):
         device = original(*given)
         devices.add(device)
         return device
 
-    monkeypatch.setattr(trainer, "_Device", noted)
+    monkeypatch.setattr(trainer, "StepDevice", noted)
     args, aux = images(symbol)
     executor = bound(node_of(symbol, args, aux), args, aux)
     gc.collect()
@@ -85,6 +85,6 @@ def test_what_had_no_room_is_gone_before_the_memory_is_freed(monkeypatch):
     passes.pool = SimpleNamespace(malloc=None, **vars(pool("own")))
     monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
     monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool("CuPy's"))
-    assert trainer._step(host_context.gpu(0), [np.ones(2, np.float32)], [out], compute, passes) == "found"
+    assert trainer.step(host_context.gpu(0), [np.ones(2, np.float32)], [out], compute, passes) == "found"
     assert freed == [("own", [None]), ("own", [None, None]), ("CuPy's", [None, None])]
     assert (out == 0).all()
