@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from network_case import mx
-from network_fake import OutOfMemoryError
+from network_fake import OutOfMemoryError, Stream
 from test_training import bound, images, node_of, small
 
-from ece408_op.network import _repeated, trainer
+from ece408_op.network import _repeated
 from ece408_op.plugin import host_context
 from ece408_op.runtime import cuda
 
@@ -42,24 +42,41 @@ def test_the_first_steps_memory_is_freed_on_its_gpu(monkeypatch):
     assert freed == [True]
 
 
-def test_memory_is_free_without_a_garbage_collection(monkeypatch):
-    symbol, devices, original = small(), weakref.WeakSet(), trainer.StepDevice
-
-    def noted(*given):
-        device = original(*given)
-        devices.add(device)
-        return device
-
-    monkeypatch.setattr(trainer, "StepDevice", noted)
+def trained_once():
+    """Return an executor after a forward pass."""
+    symbol = small()
     args, aux = images(symbol)
     executor = bound(node_of(symbol, args, aux), args, aux)
+    executor.forward(is_train=True)
+    mx.nd.waitall()
+    return executor
+
+
+def note_arrays(monkeypatch, no_room_for=None):
+    """Return a list of references to the arrays that are made from now on; one of them may have no room."""
+    arrays, empty = [], cuda.cupy().empty
+
+    def noted(shape, dtype):
+        array = empty(shape, dtype)
+        arrays.append(weakref.ref(array))
+        if len(arrays) == no_room_for:
+            raise OutOfMemoryError("no room")
+        return array
+
+    monkeypatch.setattr(cuda.cupy(), "empty", noted)
+    return arrays
+
+
+def test_memory_is_free_without_a_garbage_collection(monkeypatch):
+    executor = trained_once()
+    arrays = note_arrays(monkeypatch)
     gc.collect()
     gc.disable()
     try:
-        executor.forward(is_train=True)
         executor.backward()
         mx.nd.waitall()
-        assert not devices
+        assert arrays
+        assert not any(one() is not None for one in arrays)
         passes = _repeated.Passes(((6, 3),))
         passes.of("forward", [(6, 3)])
         passes = weakref.ref(passes)
@@ -68,23 +85,36 @@ def test_memory_is_free_without_a_garbage_collection(monkeypatch):
         gc.enable()
 
 
-def test_what_had_no_room_is_gone_before_the_memory_is_freed(monkeypatch):
-    """Where a capture fails, then the computation without it, and the next attempt finds room."""
-    passes, arrays, freed, out = _repeated.Passes(((2,),)), [], [], np.empty(2, np.float32)
+def test_a_step_without_room_is_gone_before_the_memory_is_freed(monkeypatch):
+    executor, left = trained_once(), []
+    arrays = note_arrays(monkeypatch, no_room_for=3)
 
-    def pool(name):
-        return SimpleNamespace(free_all_blocks=lambda: freed.append((name, [one() for one in arrays])))
+    def free_all_blocks():
+        left.append([one() is not None for one in arrays])
+
+    pool = SimpleNamespace(free_all_blocks=free_all_blocks)
+    monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool)
+    executor.backward()
+    mx.nd.waitall()
+    assert left == [[False] * 3]
+    assert len(arrays) > 3
+
+
+def test_a_capture_that_failed_is_gone_before_its_memory_is_freed(monkeypatch):
+    passes, arrays, left = _repeated.Passes(((2,),)), [], []
 
     def compute(inputs):
         array = cuda.cupy().zeros(2, np.float32)
         arrays.append(weakref.ref(array))
-        if len(arrays) < 3:
+        if len(arrays) == 1:
             raise OutOfMemoryError("no room")
         return [array], "found"
 
-    passes.pool = SimpleNamespace(malloc=None, **vars(pool("own")))
+    def free_all_blocks():
+        left.append([one() is not None for one in arrays])
+
+    passes.pool = SimpleNamespace(malloc=None, free_all_blocks=free_all_blocks)
     monkeypatch.setattr(cuda, "captured", lambda call, stream: call())
-    monkeypatch.setattr(cuda.cupy(), "get_default_memory_pool", lambda: pool("CuPy's"))
-    assert trainer.step(host_context.gpu(0), [np.ones(2, np.float32)], [out], compute, passes) == "found"
-    assert freed == [("own", [None]), ("own", [None, None]), ("CuPy's", [None, None])]
-    assert (out == 0).all()
+    assert passes.of("forward", [(2,)]).run(compute, Stream())[1] == "found"
+    assert left == [[False]]
+    assert passes.refused
