@@ -113,7 +113,7 @@ class Trainer:
             with self._gpu.device:
                 passes = self._repeated.take(tuple(array.shape for array in data))
         try:
-            found = step(self._gpu, inputs, results, compute, passes, tuple(states))
+            found = _step(self._gpu, inputs, results, compute, passes, tuple(states))
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
@@ -142,7 +142,7 @@ class Trainer:
             return [found[number] for number in targets], found
 
         inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
-        found = step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind)
+        found = _step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind)
         self.leave(before, found, left)
 
     def differentiate(
@@ -162,11 +162,11 @@ class Trainer:
             found = self._differentiated(before, arrays, gradients, wanted)
             return [], (found, [self._operators.arrays.xp.empty(found[number].shape, np.float32) for number in sums])
 
-        return step(self._gpu, [*labels, *gradients.values()], [], compute)
+        return _step(self._gpu, [*labels, *gradients.values()], [], compute)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
         """Wait for the GPU, and copy arrays from there."""
-        step(self._gpu, [], targets, lambda _: (list(arrays), None))
+        _step(self._gpu, [], targets, lambda _: (list(arrays), None))
 
     def leave(
         self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
@@ -259,7 +259,7 @@ def update(
             operators.update(rule, updates)
             return [one.parameter for one in updates], None
 
-        step(gpu, given, [parameters[place] for place in mine], compute)
+        _step(gpu, given, [parameters[place] for place in mine], compute)
 
 
 def _taken(place: Places) -> _Left | None:
@@ -288,7 +288,7 @@ def _is_left(one: _Left | None, gradient: np.ndarray, once: bool) -> bool:
     return False
 
 
-def step(
+def _step(
     gpu: Gpu,
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
@@ -315,7 +315,7 @@ def step(
             return packings[1].packed(found, lambda shape, dtype: room), result
 
         try:
-            device = StepDevice(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
+            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
             device.run(given, targets)
             # What is free then may be the next step's, whose copies run on other streams.
             cuda.wait("training", gpu.stream)
@@ -355,7 +355,7 @@ def _make_room(gpu: Gpu, passes: Passes | None) -> None:
     cuda.cupy().get_default_memory_pool().free_all_blocks()
 
 
-class StepDevice:
+class _Device:
     """The GPU as the copy pipeline asks for it, for one step: all of it is one chunk."""
 
     def __init__(self, gpu: Gpu, inputs: Sequence[np.ndarray], compute: Callable[..., Any], one: Pass | None) -> None:
