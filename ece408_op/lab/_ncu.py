@@ -15,6 +15,7 @@ from ece408_op.errors import DataError, DeviceError
 from ece408_op.problem import ConvProblem
 from ece408_op.profile import counters
 from ece408_op.runtime import cuda
+from ece408_op.submission.python_worker import Call
 
 from ._check import Asked, Checked, inputs
 from ._emulated import python_kernel
@@ -61,17 +62,6 @@ def _together(launches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return sums | {name: sum(one[_TIME] * one[each] for one in launches) / total for name, each in _SHARES.items()}
 
 
-class _Call(ctypes.Structure):
-    """The struct ece408_grade_call of ``submission/native/worker.cpp``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in "yxw"),
-        *((f"{name}_shape", ctypes.c_uint * 4) for name in "yxw"),
-        ("stream", ctypes.c_void_p),
-        ("note", ctypes.c_char_p),
-    )
-
-
 def _launch(what: str, problems: Sequence[ConvProblem]) -> None:
     cupy = cuda.cupy()
     kernel: Any = python_kernel(Path(what)) if what.endswith(".py") else None
@@ -86,7 +76,8 @@ def _launch(what: str, problems: Sequence[ConvProblem]) -> None:
         else:
             shapes = (problem.y_shape, problem.x_shape, problem.w_shape)
             pointers = (array.data.ptr for array in (y, x, w))
-            library.ece408_grade_forward(ctypes.byref(_Call(*pointers, *((ctypes.c_uint * 4)(*one) for one in shapes))))
+            call = Call(*pointers, *((ctypes.c_uint * 4)(*one) for one in shapes))
+            library.ece408_grade_forward(ctypes.byref(call))
         cuda.wait(what, cupy.cuda.get_current_stream())
 
 

@@ -23,10 +23,15 @@ _WORDS = 9
 _TEXT = 1024
 
 
-class _Call(ctypes.Structure):
-    """The beginning of native/worker.cpp's struct ece408_grade_call: the arrays."""
+class Call(ctypes.Structure):
+    """The struct ece408_grade_call of native/worker.cpp."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in "yxw")
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "yxw"),
+        *((f"{name}_shape", ctypes.c_uint * 4) for name in "yxw"),
+        ("stream", ctypes.c_void_p),
+        ("note", ctypes.c_char_p),
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -73,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
     serve = ctypes.CDLL(library).ece408_serve
     load_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    forward_type = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Call), ctypes.c_uint, ctypes.c_void_p)
+    forward_type = ctypes.CFUNCTYPE(None, ctypes.POINTER(Call), ctypes.c_uint, ctypes.c_void_p)
     texts = (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words))
     return int(serve(texts, load_type(load), forward_type(forward)))
 
