@@ -4,7 +4,7 @@
     python benchmarks/lab.py times --json benchmarks/results/lab-times.json    # with --gpu, on a GPU
 
 files: ``lab_tiles.cu`` with one mistake at a time, a race and an index beyond a local array among them; the starter;
-and the kernels of the course's ladder. Each file is a process of its own, some of which run at a time.
+and the kernels of the course's ladder. Each file is a process of its own; several run at a time.
 
 times: in a running ``ece408-lab --watch``. Each save changes the starter's text, so that it is compiled; the default
 layers and images are checked. The aim on two cores is 1.5 s for a .h file, and 3 s for a CUDA file. Other work on the

@@ -90,7 +90,7 @@ def _of_channel_0(w: np.ndarray) -> np.ndarray:
 
 
 def _whole_tiles(tile: int, w: np.ndarray) -> np.ndarray:
-    """The filters as rows of C * K * K weights, of which the last, partial tile is missing."""
+    """The filters as rows of C * K * K weights, without the last, partial tile of each row."""
     flat = w.reshape(len(w), -1).copy()
     flat[:, flat.shape[1] // tile * tile :] = 0
     return flat.reshape(w.shape)

@@ -38,7 +38,7 @@ PRECISIONS = (FLOAT32, TRANSFORM, TF32, HALF, HALF_SUMS)
 #: Facts about one call that end the submission: status and reason.
 VIOLATIONS = {
     "changed late": ("tampered", "the output changed after forward had returned: work was left behind"),
-    "red zone": ("out_of_bounds", "it wrote beside its arrays, next to a first or last element"),
+    "red zone": ("out_of_bounds", "it wrote outside its arrays, next to a first or last element"),
     "inputs": ("tampered", "it changed its input, which is const"),
     "replayed": ("tampered", "it gave the output of an earlier run again, though its inputs were others"),
 }
@@ -160,7 +160,7 @@ class Layer:
 
     @property
     def late_by(self) -> float:
-        """The least seconds by which its answers were late; 0 if that is not beyond doubt in every timed run."""
+        """The seconds that each of its timed answers was late at least; 0 if one of them may have been in time."""
         late = [run.late_seconds for run in self.runs if run.purpose == TIMED]
         # One late answer is no proof: the harness may have been held up itself.
         least = min(late) if len(late) > 1 else 0.0

@@ -17,7 +17,7 @@ from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
 from ece408_op.submission import runner
 
-from . import _beside, _check, _ncu, _page, _screen, _speed
+from . import _check, _findings, _ncu, _page, _screen, _speed
 from ._check import Asked
 
 _STARTERS = Path(__file__).with_name("starters")
@@ -57,7 +57,7 @@ def _once(asked: Asked, options: argparse.Namespace) -> int:
         checked = _check.check(asked)
         result, lines = checked.result, _shown(_screen.verdict(checked.result), [])
         ncu = [(_ncu.add, _screen.ncu)] if options.ncu else []
-        for step, part in ((_beside.add, _screen.beside), *ncu, (_speed.measure, _screen.speed)):
+        for step, part in ((_findings.add, _screen.findings), *ncu, (_speed.measure, _screen.speed)):
             status = result["status"]
             try:
                 step(asked, checked)

@@ -42,12 +42,12 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def beside(result: Mapping[str, Any]) -> list[str]:
+def findings(result: Mapping[str, Any]) -> list[str]:
     """Return the lines of what the emulator found, and of a right result what it counted, with hints."""
     on_gpu = result["device"] == "gpu"
     emulated = [entry for entry in result["layers"] if entry["counters"]]
     found = next((entry for entry in emulated if entry["findings"]), None)
-    lines = ["", *_findings(found, result["source"])] if found and on_gpu else []
+    lines = ["", *_finding_lines(found, result["source"])] if found and on_gpu else []
     if emulated and result["status"] == RIGHT:
         entry = max(emulated, key=lambda one: int(one["counters"]["sectors"]))
         lines += ["", *_counters(entry, result["source"])]
@@ -151,7 +151,7 @@ def _finding(one: Mapping[str, Any]) -> str:
     return f"{lines if one['line'] else ''}{one['kind']}: {one['message']}{times}"
 
 
-def _findings(entry: Mapping[str, Any], source: str) -> Iterator[str]:
+def _finding_lines(entry: Mapping[str, Any], source: str) -> Iterator[str]:
     """Yield what the emulator found in a file that a GPU computed, and the first line of it."""
     yield f"emulated on the CPU, {layer_name(entry)}, 1 image:"
     yield from map(_finding, entry["findings"][: _MOST["findings"]])

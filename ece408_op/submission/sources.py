@@ -1,4 +1,4 @@
-"""Which files belong to a submission: its source, what that includes beside it, and MXNet's headers that it names."""
+"""Which files belong to a submission: its source, what that includes from its folder, and the headers of MXNet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ABSOLUTE = re.compile(
 _UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r\n]*", re.MULTILINE)
 #: Comments and literals. Each alternative matches wherever it begins, so that no text takes more than linear time.
 _TOKENS = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)
-#: The course's own file beside a student's, which is MXNet's for the greater part: a stand-in takes its place.
+#: The course's own file next to a student's, which is MXNet's for the greater part: a stand-in takes its place.
 OPERATOR = "new-inl.h"
 #: How far up such a path may begin.
 _LEVELS = 4

@@ -23,7 +23,7 @@ from ece408_op.core import reference, roofline
 from ece408_op.errors import DeviceError
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
-from ece408_op.lab import _beside, _ncu
+from ece408_op.lab import _findings, _ncu
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
@@ -78,7 +78,7 @@ class EndedSession(Session):
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stand-ins for a GPU with files that are right; returns the problems of which peers are timed, with the names."""
+    """Stand-ins for a GPU with files that are right; returns the problems whose peers are timed, with their names."""
     asked: list[Any] = []
 
     def rows(problem: ConvProblem, x: Any, w: Any, settings: bench_layers.Settings) -> list[Row]:
@@ -98,7 +98,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(asarray=np.asarray))
     monkeypatch.setattr(roofline, "measure", lambda device=0: roofline.Ceilings(4e12, 6e13))
     monkeypatch.setattr(bench_layers, "gpu_rows", rows)
-    monkeypatch.setattr(_beside, "device_limits", lambda: limits)
+    monkeypatch.setattr(_findings, "device_limits", lambda: limits)
     monkeypatch.setattr(runner, "compile_file", compile_file)
     monkeypatch.setattr(runner, "Session", Session)
     monkeypatch.setattr(runner, "cached_folder", lambda kind, key, make: made(tmp_path / key, make))
@@ -171,7 +171,7 @@ def test_a_file_that_the_emulator_lacks_parts_for_is_timed(
     ],
     ids=["counts", "may not", "slow"],
 )
-def test_nsight_compute_counts_beside(
+def test_nsight_compute_counts_too(
     code: str,
     words: str,
     gpu: list[Any],

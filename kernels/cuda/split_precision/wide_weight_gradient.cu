@@ -16,8 +16,8 @@
 //                             units                filters
 //             pixels    [ x high | x low ]    [ y high | y low ]      in shared memory, rows swizzled
 //
-// The stages of all tiles are one sequence, of which each block takes an equal share (stream-K, Osama et al., PPoPP
-// 2023). A tile whose stages belong to several blocks has as many partial sums, which sum_tiles adds in a fixed order:
+// The stages of all tiles are one sequence; each block takes an equal share of it (stream-K, Osama et al., PPoPP 2023).
+// A tile whose stages belong to several blocks has as many partial sums, which sum_tiles adds in a fixed order:
 // runs on GPUs with equally many multiprocessors agree in every bit.
 //
 // Each channel of x and each filter of y is scaled by its own power of two, at most 2^120, so that its largest
@@ -65,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const int block = blockIdx.x;
     x += first * IMAGE, y += first * OUTPUTS;
     if (block < X_BLOCKS) channel_range<Config::x_vector, C, AREA>(x, ranges, block, Config::x_parts, images);
-    else channel_range<Config::y_vector, M, OUTPUT_AREA>(y, ranges + X_BLOCKS, block - X_BLOCKS, Config::y_parts, images);
+    else
+        channel_range<Config::y_vector, M, OUTPUT_AREA>(y, ranges + X_BLOCKS, block - X_BLOCKS, Config::y_parts, images);
 }
 
 // Convert: 64 channels of 64 pixels of an image to [component][image][pixel][channel]. Store each
@@ -80,7 +81,8 @@ __device__ __forceinline__ void split_block(const float *__restrict__ x, const u
     if (threadIdx.x < 64) {
         const int channel = c0 + threadIdx.x;
         Range range;
-        for (int i = 0; i < PARTS; i++) range.largest = max(range.largest, channel < CHANNELS ? ranges[channel * PARTS + i] : 0);
+        for (int i = 0; i < PARTS; i++)
+            range.largest = max(range.largest, channel < CHANNELS ? ranges[channel * PARTS + i] : 0);
         const int exponent = range.largest_exponent();
         scales[threadIdx.x] = power_of_two(exponent);
         if (image == 0 && blockIdx.x == 0 && channel < CHANNELS)
