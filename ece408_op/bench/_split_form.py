@@ -78,6 +78,5 @@ class SplitLayer:
 def _arrays(shape: tuple[int, int, int, int], components: int) -> tuple[Any, Any]:
     """Return a split array and its scales for values of a shape (B, C, H, W)."""
     cp = cuda.cupy()
-    return cp.empty(split_form.activation_shape(*shape, components=components), np.float16), cp.zeros(
-        (shape[0], 2), np.int32
-    )
+    values = cp.empty(split_form.activation_shape(*shape, components=components), np.float16)
+    return values, cp.zeros((shape[0], 2), np.int32)

@@ -22,6 +22,7 @@ from .results import FAILED, PASSED, Case, Row
 #: The kinds of call.
 STEP, ON_GPU = "step", "gpu"
 
+#: At a rate of 0.01, two runs of PyTorch's own steps of ResNet-50 differ by 1.7e-3 in the third loss.
 _RATE, _MOMENTUM, _DECAY = 1e-4, 0.9, 1e-4
 #: Steps whose losses are compared, and their largest relative difference: each step amplifies rounding errors.
 _COMPARED, _TOLERANCE = 3, 1e-3

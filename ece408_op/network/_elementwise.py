@@ -65,15 +65,11 @@ _FUNCTION_DERIVATIVES: dict[str, Callable[..., Any]] = {
     "abs": lambda xp, x, y: xp.sign(x),
 }
 
-
-def _one(xp: Any, a: Any, b: Any, y: Any) -> Any:
-    return np.float32(1)
-
-
-#: Derivatives of the arithmetic to both operands, from these and the result, as MXNet has them where both are equal.
-_ARITHMETIC_DERIVATIVES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "add": (_one, _one),
-    "sub": (_one, lambda xp, a, b, y: np.float32(-1)),
+#: Derivatives of the arithmetic to both operands, from these and the result, as MXNet has them where both are equal;
+#: None is 1.
+_ARITHMETIC_DERIVATIVES: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
+    "add": (None, None),
+    "sub": (None, lambda xp, a, b, y: np.float32(-1)),
     "mul": (lambda xp, a, b, y: b, lambda xp, a, b, y: a),
     "div": (lambda xp, a, b, y: 1 / b, lambda xp, a, b, y: -a / (b * b)),
     "maximum": (lambda xp, a, b, y: a >= b, lambda xp, a, b, y: a < b),
@@ -202,6 +198,10 @@ class Clip(Operator):
         return [gradient * ((x >= np.float32(self.a_min)) & (x <= np.float32(self.a_max)))]
 
 
+def _times(gradient: Any, derivative: Callable[..., Any] | None, xp: Any, operands: Sequence[Any], y: Any) -> Any:
+    return gradient if derivative is None else gradient * derivative(xp, *operands, y)
+
+
 @dataclass(frozen=True)
 class WithScalar(Operator):
     """Arithmetic with a number, which is the first operand in the operators with an r."""
@@ -218,7 +218,7 @@ class WithScalar(Operator):
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         name, position, operands = self._reading(given.inputs[0])
         (short,) = (short for short, long in _ARITHMETIC.items() if long == name)
-        return [gradient * _ARITHMETIC_DERIVATIVES[short][position](arrays.xp, *operands, given.out)]
+        return [_times(gradient, _ARITHMETIC_DERIVATIVES[short][position], arrays.xp, operands, given.out)]
 
     def _reading(self, x: Any) -> tuple[str, int, Sequence[Any]]:
         """Return NumPy's function, the array's position among the operands, and these."""
@@ -261,12 +261,8 @@ class Arithmetic(Operator):
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         gradient = gradient * (given.out > 0) if self.relu else gradient
         xp, derivatives = arrays.xp, _ARITHMETIC_DERIVATIVES[self.op.rpartition("_")[2]]
-
-        def product(derivative: Callable[..., Any]) -> Any:
-            return gradient if derivative is _one else gradient * derivative(xp, *given.inputs, given.out)
-
         return [
-            reduced_to(xp, product(derivative), array.shape) if asked else None
+            reduced_to(xp, _times(gradient, derivative, xp, given.inputs, given.out), array.shape) if asked else None
             for derivative, array, asked in zip(derivatives, given.inputs, wanted)
         ]
 

@@ -42,7 +42,10 @@ class Pass:
         return self._inputs
 
     def run(self, compute: Callable[[Sequence[Any]], Any], stream: Any) -> Any:
-        """Put what ``compute`` launches for the inputs on the stream, the current one; return what it returned."""
+        """Put what ``compute`` launches for the inputs on the stream, the current one; return what it returned.
+
+        What cannot be captured is computed without a graph, now and later.
+        """
         if self._passes.refused or not (self._graph or self._capture(compute, stream)):
             return compute(self.inputs)
         self._graph.launch(stream)

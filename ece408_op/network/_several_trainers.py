@@ -101,8 +101,8 @@ class SeveralTrainers:
             sources = [[found[part][0][number] for number in summed] for part in range(len(before))]
             with ExitStack() as locks:
                 # In one order, for networks whose lists of GPUs have others.
-                for number in sorted(numbers):
-                    locks.enter_context(trainers[numbers.index(number)].lock)
+                for _, part in sorted((number, part) for part, number in enumerate(numbers)):
+                    locks.enter_context(trainers[part].lock)
                 nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
             total = {**total, **dict(zip(summed, sums))}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from functools import cache
 from typing import Any
 
-#: Where MXNet 1.9.1's wheels for x86-64 have them (include/mxnet/ndarray.h and engine.h), in bytes: an NDArray begins
-#: with the address of its Chunk; the address of a Chunk's variable; a variable's count.
+#: Byte offsets in MXNet 1.9.1's wheels for x86-64 (include/mxnet/ndarray.h and engine.h): of the variable's address in
+#: a Chunk, and of the count in a variable. An NDArray begins with the address of its Chunk.
 _VARIABLE, _COUNT = 72, 8
 
 
@@ -30,7 +31,8 @@ def is_readable() -> bool:
     import mxnet as mx
 
     # Without oneDNN, an array has other fields.
-    if mx.__version__ != "1.9.1" or not mx.runtime.Features().is_enabled("MKLDNN"):
+    known = mx.__version__ == "1.9.1" and platform.machine() == "x86_64"
+    if not known or not mx.runtime.Features().is_enabled("MKLDNN"):
         return False
     array = mx.nd.zeros((2, 3), mx.cpu())
     counts: list[int] = []
