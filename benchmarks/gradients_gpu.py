@@ -46,13 +46,14 @@ def main() -> int:
     """Print the table; returns the exit code: 1 if an output is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", choices=SETS, default="course", help="the layers (default: the course's)")
+    layers = SETS[parser.parse_args().set]
     import torch
 
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = True, False
     print("| layer | gradient | kernel | ms | cuDNN, ms | ratio | error | cuDNN's error |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     ratios, right = [], True
-    for name, plain in SETS[parser.parse_args().set].items():
+    for name, plain in layers.items():
         for problem in (plain.data_gradient, plain.weight_gradient):
             ours, peer = _milliseconds(torch, problem, True), _milliseconds(torch, problem, False)
             kernel = dispatch.select(problem, "gpu", chip=cuda.chip())

@@ -1,11 +1,13 @@
 """Count the convolutions of Gluon's model zoo that the operator replaces, and compare losses in training with MXNet's.
 
     python benchmarks/training_losses.py --out benchmarks/results/training-losses-cpu.txt
+    python benchmarks/training_losses.py --gpu --out benchmarks/results/training-losses-h200.txt
 
-Both runs of a training have the same weights, images, order and optimizer. Rounding errors grow from step to step, by
-as much as the network amplifies them, so the tolerance is measured: further runs of MXNet's own Convolution begin with
-weights that a relative noise of 2^-23, float32's precision, has changed. A loss of the operator may be as far from
-MXNet's as four times the furthest of these runs at any step so far, or 2^-20 of the loss, 16 roundings.
+With --gpu, whole networks train on the GPU (gluon.on_gpu), with their updates. Both runs of a training have the same
+weights, images, order and optimizer. Rounding errors grow from step to step, by as much as the network amplifies them,
+so the tolerance is measured: further runs of MXNet's own Convolution begin with weights that a relative noise of 2^-23,
+float32's precision, has changed. A loss may be as far from MXNet's as four times the furthest of these runs at any step
+so far, or 2^-20 of the loss, 16 roundings.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy as np
 
 import ece408_op
 from ece408_op.plugin import mxnet_import
+from ece408_op.runtime import cuda
 
 #: The networks and their learning rates. With larger ones, rounding errors grow a hundredfold at each step.
 NETWORKS = {"resnet18_v1": 1e-4, "mobilenetv2_1.0": 1e-5}
@@ -27,8 +30,12 @@ NOISE, NOISY_RUNS = 2.0**-23, 6
 FACTOR, LEAST = 4, 2.0**-20
 
 
-def losses(name: str, operator: bool, noise: int = 0) -> tuple[list[float], int]:
-    """Return the loss at each step, and how many convolutions were replaced; ``noise`` seeds the weights' noise."""
+def losses(name: str, where: str, noise: int = 0) -> tuple[list[float], int]:
+    """Return the loss at each step, and how many convolutions were replaced.
+
+    where: ``"MXNet"``, ``"operator"`` (New in MXNet's network) or ``"GPU"`` (the whole network); ``noise`` seeds the
+    weights' noise.
+    """
     mx = mxnet_import.load()
     mx.random.seed(408)
     random = np.random.RandomState(408)
@@ -42,10 +49,14 @@ def losses(name: str, operator: bool, noise: int = 0) -> tuple[list[float], int]
         if noise:
             value *= 1 + NOISE * np.random.RandomState(noise).uniform(-1, 1, parameter.shape)
         parameter.set_data(mx.nd.array(value))
-    replaced = ece408_op.gluon.replace(net) if operator else None
+    replaced = ece408_op.gluon.replace(net) if where == "operator" else None
     assert replaced is None or not replaced.left, replaced
-    net.hybridize()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": NETWORKS[name]})
+    if where == "GPU":
+        net = ece408_op.gluon.on_gpu(net, mx.nd.array(images[:BATCH]), gradients="gpu")
+    else:
+        net.hybridize()
+    rule = "gpusgd" if where == "GPU" else "sgd"
+    trainer = mx.gluon.Trainer(net.collect_params(), rule, {"learning_rate": NETWORKS[name]})
     measure, found = mx.gluon.loss.SoftmaxCrossEntropyLoss(), []
     for step in range(STEPS):
         chosen = slice(step * BATCH, (step + 1) * BATCH)
@@ -57,16 +68,17 @@ def losses(name: str, operator: bool, noise: int = 0) -> tuple[list[float], int]
     return found, len(replaced.replaced) if replaced else 0
 
 
-def compare(name: str) -> tuple[list[str], bool]:
+def compare(name: str, where: str) -> tuple[list[str], bool]:
     """Return the table of one network's losses, and whether all of them are within the tolerance."""
-    mine, count = losses(name, operator=True)
-    own, _ = losses(name, operator=False)
-    noisy = np.array([losses(name, operator=False, noise=seed)[0] for seed in range(1, NOISY_RUNS + 1)])
+    mine, count = losses(name, where)
+    own, _ = losses(name, "MXNet")
+    noisy = np.array([losses(name, "MXNet", noise=seed)[0] for seed in range(1, NOISY_RUNS + 1)])
     spread = np.maximum.accumulate(np.abs(noisy - own).max(axis=0))
     tolerance = np.maximum(FACTOR * spread, LEAST * np.abs(own))
     right = bool((np.abs(np.subtract(mine, own)) <= tolerance).all())
-    lines = [f"{name}: {count} convolutions, {STEPS} steps, {BATCH} images of {SIZE} x {SIZE}, rate {NETWORKS[name]:g}"]
-    lines += [f"{'step':>4} {'MXNet':>12} {'operator':>12} {'difference':>12} {'tolerance':>12}"]
+    parts = f"{count} convolutions" if where == "operator" else "whole network"
+    lines = [f"{name}: {parts}, {STEPS} steps, {BATCH} images of {SIZE} x {SIZE}, rate {NETWORKS[name]:g}"]
+    lines += [f"{'step':>4} {'MXNet':>12} {where:>12} {'difference':>12} {'tolerance':>12}"]
     for step, row in enumerate(zip(own, mine, np.abs(np.subtract(mine, own)), tolerance), start=1):
         lines.append(f"{step:4} {row[0]:12.8f} {row[1]:12.8f} {row[2]:12.2e} {row[3]:12.2e}")
     return [*lines, "within the tolerance" if right else "OUT OF the tolerance", ""], right
@@ -86,12 +98,15 @@ def counts() -> list[str]:
 def main() -> int:
     """Print the tables, write them to a file if asked, and return 1 if a loss is out of the tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="train whole networks on the GPU")
     parser.add_argument("--out", type=Path, help="a file for the tables")
     arguments = parser.parse_args()
     mx = mxnet_import.load()
-    lines = [f"MXNet {mx.__version__}, NumPy {np.__version__}, Python {platform.python_version()}, the CPU", ""]
-    results = [compare(name) for name in NETWORKS]
-    text = "\n".join([*lines, *counts(), *(line for table, _ in results for line in table)])
+    chip = cuda.chip().name if arguments.gpu else "the CPU"
+    lines = [f"MXNet {mx.__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {chip}", ""]
+    results = [compare(name, "GPU" if arguments.gpu else "operator") for name in NETWORKS]
+    lines += [] if arguments.gpu else counts()
+    text = "\n".join([*lines, *(line for table, _ in results for line in table)])
     print(text)
     if arguments.out:
         arguments.out.write_text(text, encoding="utf-8")

@@ -51,7 +51,8 @@ def test_layers_are_checked_and_written_with_what_is_launched(tmp_path, capsys):
         if row.status == PASSED:
             assert len(row.seconds) == 3
             assert row.error <= row.bound
-            assert row.peer or row.details["launches"][0]["registers"] > 0
+            if not row.peer and row.impl != "cudnn":  # whose launches are cuDNN's own
+                assert row.details["launches"][0]["registers"] > 0
     assert "| 3x20x21x5x3 | 50 | naive |" in capsys.readouterr().out
 
 
