@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ece408_op.core import dispatch
 from ece408_op.core.check import compare
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.split_precision import wide
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, DataGradient
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip, Launch, TensorMap
 
@@ -98,6 +99,14 @@ def _maps(step: Any) -> list[TensorMap]:
 )
 def test_auto_takes_them_for_layers_of_real_networks(problem, expected):
     assert dispatch.select(problem, "gpu", chip=H200) is expected
+
+
+def least_error(kernel: CudaKernel, problem: ConvProblem, a: np.ndarray, b: np.ndarray) -> float:
+    """Return what small values may add to an error: a data gradient's are split as well (docs/numerics.md)."""
+    if not isinstance(problem, DataGradient):
+        return 0.0
+    largest = [float(np.abs(array[np.isfinite(array)]).max()) for array in (a, b)]
+    return 2 * problem.products * math.prod(largest) * (2.0**-50 if kernel.precision == "float32" else 2.0**-39)
 
 
 @pytest.mark.gpu

@@ -93,10 +93,10 @@ def join(x: Shape) -> Program:
 def unfolded(problem: ConvProblem) -> ConvProblem | None:
     """Return the convolution of images whose channels are the columns of this one's windows, if that is profitable.
 
-    It is for images of few channels, but more than one.
+    It is for images of few channels, but more than one, and for windows of several columns.
     """
     _, channels, height, width = problem.x_shape
-    few = 1 < channels <= _MOST_UNFOLDED // problem.kernel_width
+    few = problem.kernel_width > 1 and 1 < channels <= _MOST_UNFOLDED // problem.kernel_width
     if not few or problem.groups != 1 or problem.dilate[1] != 1:
         return None
     columns = (width + 2 * problem.pad[1] - problem.kernel_width) // problem.stride[1] + 1
