@@ -257,7 +257,7 @@ def _rows(
     how_often: dict[str, Any] = {"repeats": settings.repeats, "budget": settings.budget, "fewest": settings.fewest}
 
     def check(one: _Contestant, output: Any) -> timer.Check:
-        return reference.check(one.values(output), one.kernel.magnitude_weights if one.kernel else abs)
+        return reference.check(one.values(output), one.kernel)
 
     for one in contestants:
         if isinstance(one, Row):

@@ -80,7 +80,7 @@ class Row:
     another kind that the subcommand's help explains. seconds: of each timed call; empty unless the status is PASSED.
     impl: the implementation that was asked for, empty for a peer. kernel: the kernel that computed; precision: its
     products' type. error: the largest |y - exact|, and bound the largest allowed, both as a share of the sum of |x||w|
-    (of |x| magnitude_weights(w), see core.kernel, for a kernel that has such weights), or of a network's largest score.
+    (for some kernels of larger magnitudes: see core.kernel), or of a network's largest score.
     roofline_seconds: the larger of the memory roofline and the roofline of the units that the kernel used.
     details: figures that only one subcommand has, such as ``launches`` of a GPU kernel or ``agreeing`` predictions.
     """

@@ -140,7 +140,9 @@ def _compare_part(
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         expected = reference.convolve(x, w, problem)
         size = reference.magnitude(x, w, problem)
-        wide = size if kernel.magnitude_weights is abs else reference.magnitude(x, kernel.magnitude_weights(w), problem)
+        plain = kernel.magnitude_images is kernel.magnitude_weights is abs
+        images, weights = kernel.magnitude_images(x), kernel.magnitude_weights(w)
+        wide = size if plain else reference.magnitude(images, weights, problem)
         wide = np.where(np.isfinite(wide), wide, size)  # an infinite weight makes it infinite or NaN
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.

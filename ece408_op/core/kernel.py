@@ -109,7 +109,9 @@ class CpuKernel:
             features.
         device: "cpu"; "gpu" for a user's file whose process copies the arrays to a GPU.
         precision: the precision of the products, "float32" but for such a file.
-        error_bound: |y - exact| <= error_bound(problem) * (sum of |x| * magnitude_weights(w)) at every output element.
+        error_bound: |y - exact| <= error_bound(problem) * (sum of magnitude_images(x) * magnitude_weights(w)) at every
+            output element.
+        magnitude_images: see error_bound; never less than |x|.
         magnitude_weights: see error_bound.
         recommended: whether "auto" prefers the kernel for a problem, because it is probably faster than the kernels
             after it in the list. Kernels that are not recommended come last.
@@ -124,6 +126,7 @@ class CpuKernel:
     device: str = "cpu"
     precision: str = "float32"
     error_bound: Callable[[ConvProblem], float] = float32_bound
+    magnitude_images: Callable[[Any], Any] = abs
     magnitude_weights: Callable[[Any], Any] = abs
     recommended: Callable[[ConvProblem], bool] = always_recommended
     arithmetic: str = "fp32"
@@ -159,6 +162,7 @@ class CudaKernel:
             it does not cover.
         tiles: ``tiles(problem, chip, aligned)`` returns the tiles that ``tuning.tune`` measures, in the words of
             ``tuning.recorded_tile``, which the plan obeys; none for most kernels.
+        magnitude_images: as in CpuKernel.
         magnitude_weights: as in CpuKernel.
         arithmetic: as in CpuKernel.
     """
@@ -179,6 +183,7 @@ class CudaKernel:
     predicted_milliseconds: Callable[[ConvProblem, Chip], float] = roofline_milliseconds
     tiles: Callable[[ConvProblem, Chip, int], Sequence[Mapping[str, int]]] = no_tiles
     features: frozenset[str] = frozenset()
+    magnitude_images: Callable[[Any], Any] = abs
     magnitude_weights: Callable[[Any], Any] = abs
     arithmetic: str = "fp32"
 

@@ -22,6 +22,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
 from . import reference
+from .kernel import Kernel
 
 #: Runs a call and waits for its end; returns the seconds and what the call returned.
 Clock = Callable[[Callable[[], Any]], "tuple[float, Any]"]
@@ -33,7 +34,7 @@ _EVICTION_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Check:
-    """An output's largest error, as a share of the sum of |x||w| there, and a sentence about that element."""
+    """An output's largest error, as a share of the sum that ``Reference.check`` names, and a sentence about it."""
 
     error: float = 0.0
     worst: str = ""
@@ -63,19 +64,21 @@ class Reference:
         self._x, self._w = _numpy(x[self._images]), _numpy(w)
         self._problem = (problem or ConvProblem.from_shapes(x.shape, w.shape)).with_batch(len(self._images))
         self._exact = reference.convolve(self._x, self._w, self._problem)
-        self._magnitudes: dict[Callable[[Any], Any], np.ndarray] = {}
+        self._magnitudes: dict[tuple[Callable[[Any], Any], ...], np.ndarray] = {}
 
-    def check(self, out: Any, magnitude_weights: Callable[[Any], Any] = abs) -> Check:
+    def check(self, out: Any, kernel: Kernel | None = None) -> Check:
         """Check an output of the layer, (B, M, OH, OW) of NumPy or CuPy; the error is infinite if it is not finite.
 
-        The error is a share of the sum of |x| magnitude_weights(w): see ``core.kernel``.
+        The error is a share of the sum that the kernel's error bound is a factor of, or of the sum of |x||w|.
         """
-        if magnitude_weights not in self._magnitudes:
-            sums = reference.magnitude(self._x, magnitude_weights(self._w), self._problem)
-            self._magnitudes[magnitude_weights] = np.maximum(sums, np.finfo(float).tiny)
+        magnitudes = (kernel.magnitude_images, kernel.magnitude_weights) if kernel else (abs, abs)
+        if magnitudes not in self._magnitudes:
+            of_images, of_weights = magnitudes
+            sums = reference.magnitude(of_images(self._x), of_weights(self._w), self._problem)
+            self._magnitudes[magnitudes] = np.maximum(sums, np.finfo(float).tiny)
         got = _numpy(out[self._images]).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            errors = np.abs(got - self._exact) / self._magnitudes[magnitude_weights]
+            errors = np.abs(got - self._exact) / self._magnitudes[magnitudes]
         errors = np.where(np.isfinite(errors), errors, np.inf)
         at = np.unravel_index(int(errors.argmax()), errors.shape)
         index = [int(self._images[at[0]]), *map(int, at[1:])]

@@ -16,6 +16,8 @@ from math import pi, prod, sqrt
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from ece408_op.core import timer
 from ece408_op.core.kernel import EPS32, CudaKernel, float32_bound
 from ece408_op.errors import DeviceError
@@ -218,11 +220,15 @@ def _bound(problem: ConvProblem) -> float:
 
     Independent roundings add up like a random walk (N. Higham and T. Mary, SIAM J. Sci. Comput. 41, 2019). The FFT
     amplifies none. For other factors, only norms of whole tiles bound the errors of both algorithms (B. Barabasz et
-    al., ACM Trans. Math. Softw. 46, 2020): where neighbours in a tile have very different magnitudes, or are infinite,
-    the error of an element can be larger.
+    al., ACM Trans. Math. Softw. 46, 2020), so ``_largest_in_maps`` takes the place of |x|.
     """
     walk = sqrt(_ROUNDINGS / problem.products + _SUM_ROUNDINGS)
     return max(float32_bound(problem), _DEVIATIONS * _NORMAL * AMPLIFICATION * walk * EPS32)
+
+
+def _largest_in_maps(x: np.ndarray) -> np.ndarray:
+    """Return x (B, C, H, W) with each value replaced by the largest magnitude in its map, of which tiles are parts."""
+    return np.broadcast_to(np.abs(x).max(axis=(2, 3), keepdims=True, initial=0), x.shape)
 
 
 def is_faster_than_fp16x3(problem: ConvProblem, chip: Chip) -> bool:
@@ -252,4 +258,5 @@ KERNEL = CudaKernel(
     _bound,
     recommended=_recommended,
     features=ATTRIBUTES | {DATA_GRADIENT, WEIGHT_GRADIENT},
+    magnitude_images=_largest_in_maps,
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ece408_op.core import check, reference
+from ece408_op.core import check, reference, timer
 from ece408_op.core.check import compare
 from ece408_op.kernels.cpu import im2col
+from ece408_op.kernels.cuda import cudnn
 from ece408_op.problem import ConvProblem
 
 KERNEL = im2col.KERNEL
@@ -104,3 +105,19 @@ def test_agreement_of_classes():
     for others in (np.array([1]), np.array([], int)):
         with pytest.raises(ValueError, match="as many"):
             check.agreement(others[:0], others)
+
+
+@pytest.mark.parametrize(("factor", "right"), [(0.9, True), (1.1, False)])
+def test_a_transform_errs_by_a_share_of_the_largest_value_in_its_map(case, factor, right):
+    x, w, _ = case
+    x[:, :, :5] = 0
+    x[3] *= 1e6  # other images have no part in it
+    out = reference.convolve(x, w).astype(np.float32)
+    assert (out[2, 1, 0] == 0).all()
+    share = cudnn.KERNEL.error_bound(ConvProblem.from_shapes(x.shape, w.shape))
+    size = sum(np.abs(x[2, c]).max() * np.abs(w[1, c]).sum() for c in range(2))
+    out[2, 1, 0, 0] = factor * share * size
+    assert compare(out, x, w, cudnn.KERNEL).passed is right
+    assert not compare(out, x, w, KERNEL).passed
+    found = timer.Reference(x, w, images=6).check(out, cudnn.KERNEL)
+    assert (found.error <= share) is right
