@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str, Unary] = {
 }
 
 #: The derivative of each, from its output y and y's library.
-_DERIVATIVES: dict[str, Callable[[Any, Any], Any]] = {
+DERIVATIVES: dict[str, Callable[[Any, Any], Any]] = {
     "relu": lambda xp, y: y > 0,
     "sigmoid": lambda xp, y: y * (1 - y),
     "tanh": lambda xp, y: 1 - y * y,
@@ -95,7 +95,7 @@ class Activation(Operator):
         ACTIVATIONS[self.activation](arrays, inputs[0], out)
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
-        return [gradient * _DERIVATIVES[self.activation](arrays.xp, given.out)]
+        return [gradient * DERIVATIVES[self.activation](arrays.xp, given.out)]
 
 
 class Function(Operator):

@@ -12,6 +12,7 @@ import numpy as np
 from ece408_op.runtime.launch import ceil_div
 
 from ._definition import Arrays, Operator, Shape, Trained, Unsupported, choice, flag, pair
+from ._elementwise import ACTIVATIONS, DERIVATIVES
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Pooling(Operator):
     global_pool: bool = flag(False)
     count_include_pad: bool = flag(True)
     layout: str = choice("NCHW")
+    #: What fusion adds in training: an activation of the maxima, which are then those of the activation's values.
+    applied: str | None = None
 
     @property
     def is_maximum(self) -> bool:
@@ -69,8 +72,12 @@ class Pooling(Operator):
         return x[0], x[1], rows, columns
 
     def compute(self, arrays: Arrays, inputs: Sequence[Any], out: Any) -> None:
-        x, xp = inputs[0], arrays.xp
-        fitted = self.fitted(x.shape)
+        self._pool(arrays, inputs[0], out)
+        if self.applied:
+            ACTIVATIONS[self.applied](arrays, out, out)
+
+    def _pool(self, arrays: Arrays, x: Any, out: Any) -> None:
+        xp, fitted = arrays.xp, self.fitted(x.shape)
         out[...] = -np.inf if self.is_maximum else 0
         for p, q in product(*map(range, fitted.kernel)):
             rows, from_rows = fitted._span(0, p, x.shape[2], out.shape[2])
@@ -82,7 +89,11 @@ class Pooling(Operator):
 
     def gradients(self, arrays: Arrays, given: Trained, gradient: Any, wanted: Sequence[bool]) -> Sequence[Any]:
         """Add each window's gradient to its first maximum, or to all its elements."""
-        xp, x = arrays.xp, given.inputs[0]
+        xp, x, maxima = arrays.xp, given.inputs[0], given.out
+        if self.applied:
+            gradient = gradient * DERIVATIVES[self.applied](xp, given.out)
+            maxima = xp.empty(given.out.shape, np.float32)
+            self._pool(arrays, x, maxima)
         fitted, found = self.fitted(x.shape), xp.zeros(x.shape, np.float32)
         left = xp.ones(gradient.shape, bool)  # windows whose maximum has not been found yet
         if self.pool_type == "avg":
@@ -92,9 +103,9 @@ class Pooling(Operator):
             columns, from_columns = fitted._span(1, q, x.shape[3], gradient.shape[3])
             part, under = gradient[:, :, rows, columns], (slice(None), slice(None), from_rows, from_columns)
             if self.is_maximum:
-                here = left[:, :, rows, columns] & (x[under] == given.out[:, :, rows, columns])
+                here = left[:, :, rows, columns] & (x[under] == maxima[:, :, rows, columns])
                 left[:, :, rows, columns] ^= here
-                part = part * here
+                part = xp.where(here, part, np.float32(0))
             found[under] += part
         return [found]
 

@@ -20,6 +20,7 @@ from ._definition import Arrays, Shape, Trained, Unsupported
 from ._elementwise import Activation
 from ._layers import BatchNorm, Convolution
 from ._network import Network, described
+from ._pooling import Pooling
 from ._shaping import Dropout, Identity
 from ._updates import Adam, Sgd, Update
 
@@ -74,7 +75,8 @@ def check_gradients(network: Network, several: bool) -> None:
 def fused(network: Network) -> Network:
     """Return the network with a relu computed by the BatchNorm or sum before it, if nothing else reads that.
 
-    A BatchNorm takes the bias of a convolution before it in the same way.
+    A BatchNorm takes the bias of a convolution before it in the same way, and a max-pooling an activation before it: of
+    a growing function, the value of the maximum is the maximum of the values.
     """
     graph = network.graph
     source, nodes = only_source(graph), list(graph.nodes)
@@ -88,6 +90,9 @@ def fused(network: Network) -> Network:
             *rest, bias = nodes[before].inputs
             nodes[before] = replace(nodes[before], operator=replace(one, no_bias=True), inputs=rest)
             nodes[index] = replace(node, operator=replace(own, bias=True), inputs=[*node.inputs, bias])
+        if isinstance(own, Pooling) and own.is_maximum and isinstance(one, Activation):
+            nodes[before] = replace(nodes[before], operator=Identity("_copy"))
+            nodes[index] = replace(node, operator=replace(own, applied=one.activation))
         if not isinstance(own, Activation) or own.activation != "relu":
             continue
         if (isinstance(one, BatchNorm) and not one.use_global_stats) or one.op == "elemwise_add":

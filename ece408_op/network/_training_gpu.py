@@ -36,6 +36,8 @@ class GpuOperators(Operators):
     def train(self, node: Node, inputs: Sequence[Any], out: Any, seed: int) -> Any:
         """Fill the node's output."""
         operator = node.operator
+        if isinstance(operator, Pooling) and operator.is_maximum and out.size:
+            return self.arrays.max_pool(operator, inputs[0], out)
         if isinstance(operator, Pooling) and out.size:
             cuda.execute(_pool(operator, inputs[0].shape, out.shape).program, 1, {"x": inputs[0], "y": out}, None)
             return None
@@ -70,7 +72,7 @@ class GpuOperators(Operators):
             gradient = self.arrays.activation_gradient("relu", gradient, given.out)
             node = replace(node, operator=replace(operator, relu=False))
         if isinstance(operator, Pooling):
-            return [self.arrays.pool_gradient(operator, gradient, given.inputs[0], given.out)]
+            return [self.arrays.pool_gradient(operator, given, gradient)]
         if isinstance(operator, BatchNorm) and not operator.use_global_stats and gradient.size:
             return self.arrays.batch_norm_gradients(operator, given, gradient, wanted[0])
         if not isinstance(operator, Convolution) or not gradient.size:

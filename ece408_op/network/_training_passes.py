@@ -15,7 +15,7 @@ from ece408_op.runtime.launch import Launch, ceil_div
 from ._definition import Shape, Trained
 from ._dense import GpuArrays
 from ._layers import BatchNorm, channels_second
-from ._passes import program
+from ._passes import ACTIVATIONS, program
 from ._pooling import Pooling
 from ._updates import Adam, Sgd, Update
 
@@ -134,15 +134,19 @@ class TrainingArrays(GpuArrays):
             cuda.execute(one, 1, {"x": gradient, "y": y, "out": out}, None)
         return out
 
-    def pool_gradient(self, operator: Pooling, gradient: Any, x: Any, y: Any) -> Any:
+    def max_pool(self, operator: Pooling, x: Any, out: Any) -> Any:
+        """Fill ``out`` with the maxima of x (B, C, H, W), and return where they are in their windows."""
+        maxima = self.xp.empty(out.shape, maxima_type(operator.fitted(x.shape)))
+        cuda.execute(pool_programs(operator, x.shape, out.shape)[0], 1, {"x": x, "y": out, "maxima": maxima}, None)
+        return maxima
+
+    def pool_gradient(self, operator: Pooling, given: Trained, gradient: Any) -> Any:
         """Return the gradient to x (B, C, H, W)."""
+        x, y = given.inputs[0], given.out
         out = self.xp.empty(x.shape, np.float32)
         if out.size:
-            found, of_gradient = pool_gradient_programs(operator, x.shape, y.shape)
-            first = self.xp.empty(y.shape if operator.is_maximum else 1, np.int32)
-            if operator.is_maximum:
-                cuda.execute(found, 1, {"x": x, "y": y, "maxima": first}, None)
-            cuda.execute(of_gradient, 1, {"maxima": first, "dy": gradient, "out": out}, None)
+            arrays = {"maxima": given.saved if operator.is_maximum else y, "y": y, "dy": gradient, "out": out}
+            cuda.execute(pool_programs(operator, x.shape, y.shape)[1], 1, arrays, None)
         return out
 
 
@@ -205,19 +209,28 @@ def activation_program(activation: str, count: int, vector: int) -> cuda.Program
     return _program("activation_gradient", count, ("x", "y", "out", np.int64(count // vector)), vector, defines)
 
 
+def maxima_type(fitted: Pooling) -> Any:
+    """Return the type of the numbers of a window's elements, of which the largest means none."""
+    return np.uint8 if prod(fitted.kernel) < 256 else np.int32
+
+
 @lru_cache(maxsize=1024)
-def pool_gradient_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
-    """Return the maxima's places, of arrays x, y and maxima; and the gradient, of arrays maxima, dy and out."""
-    fitted = operator.fitted(x)
+def pool_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
+    """Return the max-pooling, of arrays x, y and maxima; and a pooling's gradient, of maxima, y, dy and out."""
+    fitted, width = operator.fitted(x), x[3]
+    vector = next(count for count in (4, 2, 1) if width % count == 0)
     defines: dict[str, int | str] = {
         "MAXIMUM": int(operator.is_maximum),
         "MEAN": int(operator.pool_type == "avg"),
         "COUNT_PAD": int(operator.count_include_pad),
+        "MAXIMA_TYPE": "unsigned char" if maxima_type(fitted) is np.uint8 else "int",
+        "ACTIVATION(v)": ACTIVATIONS[operator.applied] if operator.applied else "(v)",
+        "SLOPE(y)": _DERIVATIVES[operator.applied] if operator.applied else "1.f",
     }
     defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad))
     return (
-        _program("first_maxima", prod(y), ("x", "y", "maxima", np.int64(prod(y))), 1, defines),
-        _program("pool_gradient", prod(x), ("maxima", "dy", "out", np.int64(prod(x))), 1, defines),
+        _program("max_pool", prod(y), ("x", "y", "maxima", np.int64(prod(y))), 1, defines),
+        _program("pool_gradient", prod(x), ("maxima", "y", "dy", "out", np.int64(prod(x) // vector)), vector, defines),
     )
 
 

@@ -14,7 +14,8 @@
 //                          relu's output; mask it by the sign of relu[0] y + relu[3], BatchNorm's output
 //     norm_factors         FIXED: gamma is 1; BIASED: x lacks a bias, which the moving mean counts
 //     update               ADAM: Adam, else SGD with momentum
-//     pool_gradient        MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding; the sizes
+//     max_pool, pool_gradient   MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding; the sizes; ACTIVATION(v)
+//                          of the maxima, and SLOPE(y), its derivative; MAXIMA_TYPE
 
 constexpr int THREADS = 256;
 
@@ -197,52 +198,82 @@ extern "C" __global__ void update(const Row *rows, float scale, float clip, floa
 // The sizes are constants, so that divisions by them are multiplications.
 constexpr int H = HEIGHT, W = WIDTH, OH = OUTPUT_HEIGHT, OW = OUTPUT_WIDTH, rows = ROWS, columns = COLUMNS;
 constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS, pad_rows = PAD_ROWS, pad_columns = PAD_COLUMNS;
+// Whether all windows lie inside the image.
+constexpr bool INSIDE = pad_rows + pad_columns == 0 && (OH - 1) * stride_rows + rows <= H &&
+                        (OW - 1) * stride_columns + columns <= W;
+// The most windows over an element, down and across, and the most steps of loops over windows that are written out.
+constexpr int MOST_DOWN = (rows + stride_rows - 1) / stride_rows, DOWN = OH < MOST_DOWN ? OH : MOST_DOWN;
+constexpr int MOST_ACROSS = (columns + stride_columns - 1) / stride_columns, ACROSS = OW < MOST_ACROSS ? OW : MOST_ACROSS;
+constexpr int WRITTEN = 16;
+constexpr MAXIMA_TYPE NONE = (MAXIMA_TYPE)-1;
 
-// maxima (planes, OH, OW): row-major index within each window of its first element equal to y; -1 if y is NaN.
-extern "C" __global__ void first_maxima(const float *__restrict__ x, const float *__restrict__ y, int *maxima,
-                                        long long count) {
+// y (planes, OH, OW) = ACTIVATION of each window's maximum; maxima: the row-major number within the window of the first
+// element that is the maximum, NONE if that is NaN.
+extern "C" __global__ void max_pool(const float *__restrict__ x, float *__restrict__ y,
+                                    MAXIMA_TYPE *__restrict__ maxima, long long count) {
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
         const int top = (int)(i / OW % OH) * stride_rows - pad_rows, left = (int)(i % OW) * stride_columns - pad_columns;
         const float *image = x + (size_t)(i / ((INDEX)OW * OH)) * H * W;
-        const float maximum = y[i];
+        float maximum = 0.f;
         int found = -1;
-        for (int h = max(top, 0); h < min(top + rows, H) && found < 0; h++)
-            for (int w = max(left, 0); w < min(left + columns, W) && found < 0; w++)
-                if (image[h * W + w] == maximum) found = (h - top) * columns + w - left;
-        maxima[i] = found;
-    }
-}
-
-// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
-// or, for sums and means, of all windows over the element. maxima: of first_maxima.
-extern "C" __global__ void pool_gradient(const int *__restrict__ maxima, const float *__restrict__ dy,
-                                         float *__restrict__ out, long long count) {
-    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
-        const int w = (int)(i % W), h = (int)(i / W % H);
-        const size_t plane = (size_t)(i / ((INDEX)W * H));
-        // The windows over the element: window p begins at p stride - pad.
-        const int first_p = max(0, (h + pad_rows - rows + stride_rows) / stride_rows);
-        const int first_q = max(0, (w + pad_columns - columns + stride_columns) / stride_columns);
-        const int last_p = min(OH - 1, (h + pad_rows) / stride_rows);
-        const int last_q = min(OW - 1, (w + pad_columns) / stride_columns);
-        float sum = 0.f;
-        for (int p = first_p; p <= last_p; p++) {
-            for (int q = first_q; q <= last_q; q++) {
-                const size_t at = plane * OH * OW + p * OW + q;
-                const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
-                if (MAXIMUM) {
-                    if (maxima[at] == (h - top) * columns + w - left) sum += dy[at];
-                } else if (MEAN) {
-                    const int bottom = top + rows, right = left + columns;
-                    const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
-                    const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
-                    sum += dy[at] / (float)(high * wide);
-                } else {
-                    sum += dy[at];
+#pragma unroll(rows * columns <= WRITTEN ? rows : 1)
+        for (int p = 0; p < rows; p++) {
+#pragma unroll(rows * columns <= WRITTEN ? columns : 1)
+            for (int q = 0; q < columns; q++) {
+                const int h = top + p, w = left + q;
+                if (!INSIDE && (h < 0 || h >= H || w < 0 || w >= W)) continue;
+                const float v = image[h * W + w];
+                if (found < 0 || (!(v <= maximum) && maximum == maximum)) {
+                    maximum = v;
+                    found = p * columns + q;
                 }
             }
         }
-        out[i] = sum;
+        y[i] = ACTIVATION(maximum);
+        maxima[i] = maximum == maximum ? (MAXIMA_TYPE)found : NONE;
+    }
+}
+
+// Elements of a row: they share the numbers of row and plane, and one store.
+struct alignas(4 * VECTOR) Run { float values[VECTOR]; };
+
+// out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
+// or, for sums and means, of all windows over the element. maxima and y: of max_pool; SLOPE(y): ACTIVATION's derivative.
+extern "C" __global__ void pool_gradient(const MAXIMA_TYPE *__restrict__ maxima, const float *__restrict__ y,
+                                         const float *__restrict__ dy, Run *__restrict__ out, long long count) {
+    for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
+        const int first_w = (int)(i % (W / VECTOR)) * VECTOR, h = (int)(i / (W / VECTOR) % H);
+        const size_t plane = (size_t)(i / ((INDEX)(W / VECTOR) * H)) * (OH * OW);
+        // The last windows over an element: window p begins at p stride - pad.
+        const int last_p = min(OH - 1, (h + pad_rows) / stride_rows);
+        Run result;
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) {
+            const int w = first_w + e, last_q = min(OW - 1, (w + pad_columns) / stride_columns);
+            float sum = 0.f;
+#pragma unroll(DOWN * ACROSS <= WRITTEN ? DOWN : 1)
+            for (int up = DOWN - 1; up >= 0; up--) {
+#pragma unroll(DOWN * ACROSS <= WRITTEN ? ACROSS : 1)
+                for (int back = ACROSS - 1; back >= 0; back--) {
+                    const int p = last_p - up, q = last_q - back;
+                    const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
+                    if (p < 0 || q < 0 || h - top >= rows || w - left >= columns) continue;
+                    const size_t at = plane + p * OW + q;
+                    if (MAXIMUM) {
+                        if (maxima[at] == (h - top) * columns + w - left) sum += dy[at] * (SLOPE(y[at]));
+                    } else if (MEAN) {
+                        const int bottom = top + rows, right = left + columns;
+                        const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
+                        const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
+                        sum += dy[at] / (float)(high * wide);
+                    } else {
+                        sum += dy[at];
+                    }
+                }
+            }
+            result.values[e] = sum;
+        }
+        out[i] = result;
     }
 }
 #endif

@@ -119,6 +119,10 @@ POOLINGS = [
     (Pooling("Pooling", (2, 3), "sum", (3, 4)), (1, 2, 9, 8)),
     (Pooling("Pooling", pool_type="avg", global_pool=True), (2, 3, 7, 7)),
     (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 4, 5)),
+    (Pooling("Pooling", pool_type="max", global_pool=True), (2, 3, 17, 16)),
+    (Pooling("Pooling", (2, 2), "max", (2, 2), applied="tanh"), (2, 3, 8, 10)),
+    (Pooling("Pooling", (3, 3), "max", (2, 2), (1, 1), applied="relu"), (2, 3, 8, 9)),
+    (Pooling("Pooling", (5, 5), "max", (1, 1), (2, 2), applied="sigmoid"), (2, 2, 7, 8)),
 ]
 
 
@@ -126,13 +130,17 @@ POOLINGS = [
 def test_gradients_of_pooling(operator, shape, programs):
     # Few different values: several elements of a window are its maximum.
     x = np.round(random(shape)[0])
-    y = np.empty(operator.infer([shape]), "f")
+    if operator.is_maximum:
+        x[1, 0, 1, 1] = np.nan
+    y, maximum = np.empty(operator.infer([shape]), "f"), np.full(operator.infer([shape]), np.nan, "f")
     operator.compute(NumpyArrays(), [x], y)
     (gradient,), out = random(y.shape), np.full(shape, np.nan, "f")
-    (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
-    maxima, of_gradient = passes.pool_gradient_programs(operator, shape, y.shape)
-    first = np.full(y.shape, -2, np.int32)
+    with np.errstate(invalid="ignore"):
+        (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
+    of_maximum, of_gradient = passes.pool_programs(operator, shape, y.shape)
+    maxima = np.full(y.shape, 200, passes.maxima_type(operator.fitted(shape)))
     if operator.is_maximum:
-        run(maxima, programs, x=x, y=y, maxima=first)
-    run(of_gradient, programs, maxima=first, dy=gradient, out=out)
+        run(of_maximum, programs, x=x, y=maximum, maxima=maxima)
+        np.testing.assert_allclose(maximum, y, rtol=1e-5, atol=1e-6)
+    run(of_gradient, programs, maxima=maxima, y=y, dy=gradient, out=out)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from network_case import mx, ndarrays, values
+from network_case import mx, ndarrays, text_of, values
 
 import ece408_op
 from ece408_op import data as fashion
@@ -12,6 +12,8 @@ from ece408_op import models
 from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.models import inference
+from ece408_op.network import _training
+from ece408_op.network._network import parse
 from ece408_op.runtime import cuda
 
 S = mx.sym
@@ -109,6 +111,23 @@ def test_batch_norm_behind_a_convolution_with_a_bias():
     symbol = S.BatchNorm(x, name="c") + S.tanh(x)
     args, aux = values(symbol, {"data": (3, 2, 6, 5)})
     compare(symbol, args, aux, [np.random.RandomState(1).uniform(-1, 1, (3, 4, 6, 5))], steps=2)
+
+
+@pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
+def test_an_activation_in_front_of_a_max_pooling(kind):
+    """The pooling computes it, unless something else reads what is between or it takes no maxima."""
+    words = {"kernel": (3, 2), "stride": (2, 2), "pad": (1, 0), "pooling_convention": "full"}
+    x = S.Activation(data, act_type=kind, name="first")
+    y = S.Activation(data, act_type=kind, name="read_twice")
+    pooled = S.Pooling(x, pool_type="max", name="joined", **words)
+    symbol = S.Group([pooled, S.Pooling(y, pool_type="max", **words) + S.Pooling(y, pool_type="avg", **words)])
+    fused = _training.fused(parse(text_of(node_of(symbol, {}, inputs=("data",)))))
+    applied = {node.name: getattr(node.operator, "applied", None) for _, node in fused.operators}
+    assert [name for name, activation in applied.items() if activation] == ["joined"]
+    assert applied["joined"] == kind
+    args, aux = values(symbol, {"data": (3, 2, 7, 8)})
+    heads = [np.random.RandomState(1).uniform(-1, 1, (3, 2, 4, 4)) for _ in range(2)]
+    compare(symbol, args, aux, heads)
 
 
 def test_a_relu_behind_a_sum():
