@@ -44,35 +44,10 @@ sendmsg recvmsg shutdown setsockopt getsockopt
 #: Calls that no honest submission makes: they end the process, and the record says so. CUDA's driver and Python's
 #: libraries try some of them and do without, so there they only fail.
 _FATAL = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev")
-_CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
+#: libseccomp's actions, and its comparisons of an argument.
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _UNEQUAL, _EQUAL, _MASKED = 1, 4, 7
-
-
-class _Condition(ctypes.Structure):
-    """libseccomp's struct scmp_arg_cmp; for _MASKED, ``a`` is the mask."""
-
-    _fields_ = (
-        ("argument", ctypes.c_uint),
-        ("operation", ctypes.c_int),
-        ("a", ctypes.c_uint64),
-        ("b", ctypes.c_uint64),
-    )
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL("libseccomp.so.2")
-    except OSError as error:
-        raise HarnessError(
-            f"expected libseccomp, got {error}; install it (Debian: apt-get install libseccomp2)"
-        ) from None
-    library.seccomp_init.restype = ctypes.c_void_p
-    library.seccomp_rule_add_array.argtypes = [ctypes.c_void_p, ctypes.c_uint32, *[ctypes.c_int] * 2, ctypes.c_void_p]
-    library.seccomp_export_bpf.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    library.seccomp_release.argtypes = [ctypes.c_void_p]
-    return library
+_CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
 
 
 @cache
@@ -81,34 +56,37 @@ def filter_program(fatal: bool) -> int:
 
     Raises HarnessError where libseccomp is missing or fails.
     """
-    library = _library()
+    try:
+        library = ctypes.CDLL("libseccomp.so.2")
+    except OSError as error:
+        text = f"expected libseccomp, got {error}; install it (Debian: apt-get install libseccomp2)"
+        raise HarnessError(text) from None
+    library.seccomp_init.restype = ctypes.c_void_p
     # Unknown calls fail as on an older kernel, for which libraries are prepared.
-    context = library.seccomp_init(ctypes.c_uint32(_FAIL | errno.ENOSYS))
-    descriptor = os.memfd_create("ece408-grade-filter", os.MFD_CLOEXEC)
-
-    def add(action: int, name: str, condition: _Condition | None = None) -> None:
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_FAIL | errno.ENOSYS)))
+    forbidden = _KILL if fatal else _FAIL | errno.EPERM
+    # Action, call, and a condition as the struct scmp_arg_cmp: the argument's number, comparison, one or two numbers.
+    rules: list[tuple[int, str, tuple[int, ...]]] = [
+        *((_ALLOW, name, ()) for name in _ALLOWED.split()),
+        *((forbidden, name, ()) for name in _FATAL),
+        # Threads, but no processes. glibc turns from clone3, whose flags no filter can read, to clone.
+        (_ALLOW, "clone", (0, _MASKED, _CLONE_THREAD, _CLONE_THREAD)),
+        (forbidden, "clone", (0, _MASKED, _CLONE_THREAD, 0)),
+        # CUDA opens a local socket; in a network namespace of its own that leads nowhere.
+        *((_ALLOW, name, (0, _EQUAL, socket.AF_UNIX, 0)) for name in ("socket", "socketpair")),
+        # SIGCONT would let a stopped process run.
+        (_ALLOW, "fcntl", (1, _UNEQUAL, _SET_SIGNAL, 0)),
+        (_ALLOW, "tgkill", (2, _UNEQUAL, signal.SIGCONT, 0)),
+    ]
+    for action, name, condition in rules:
         number = library.seccomp_syscall_resolve_name(name.encode())
-        count = 0 if condition is None else 1
+        packed = struct.pack("IiQQ", *condition) if condition else None
         # A negative number is a call that this architecture lacks.
         if number >= 0 and library.seccomp_rule_add_array(
-            context, action, number, count, None if condition is None else ctypes.byref(condition)
+            context, ctypes.c_uint32(action), number, 0 if packed is None else 1, packed
         ):
             raise HarnessError(f"expected libseccomp to take a rule for {name}, but it failed")
-
-    for name in _ALLOWED.split():
-        add(_ALLOW, name)
-    forbidden = _KILL if fatal else _FAIL | errno.EPERM
-    for name in _FATAL:
-        add(forbidden, name)
-    # Threads, but no processes. glibc turns from clone3, whose flags no filter can read, to clone.
-    add(_ALLOW, "clone", _Condition(0, _MASKED, _CLONE_THREAD, _CLONE_THREAD))
-    add(forbidden, "clone", _Condition(0, _MASKED, _CLONE_THREAD, 0))
-    # CUDA opens a local socket; in a network namespace of its own that leads nowhere.
-    for name in ("socket", "socketpair"):
-        add(_ALLOW, name, _Condition(0, _EQUAL, socket.AF_UNIX))
-    # SIGCONT would let a stopped process run.
-    add(_ALLOW, "fcntl", _Condition(1, _UNEQUAL, _SET_SIGNAL))
-    add(_ALLOW, "tgkill", _Condition(2, _UNEQUAL, signal.SIGCONT))
+    descriptor = os.memfd_create("ece408-grade-filter", os.MFD_CLOEXEC)
     if library.seccomp_export_bpf(context, descriptor):
         raise HarnessError("expected libseccomp to write its filter, but it failed")
     library.seccomp_release(context)
