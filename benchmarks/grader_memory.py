@@ -125,7 +125,7 @@ def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], run
     """Seconds of each layer's runs on the grader's memory, by the worker's clock; a wrong output ends the benchmark."""
     with ExitStack() as stack:
         buffers = [stack.enter_context(Buffers(problem, Device(0))) for problem in problems]
-        worker = stack.enter_context(Worker(tools, program, buffers, folder, LimitsSpec(), 0))
+        worker = stack.enter_context(Worker(tools, program, buffers, folder, LimitsSpec()))
         worker.begin()
         worker.load(60.0)
         found = []

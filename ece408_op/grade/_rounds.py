@@ -88,7 +88,7 @@ def try_network(
         done, failures = False, 0
         while not done:
             try:
-                with Worker(bench.tools, program, buffers, folder, bench.spec.limits, bench.device.number) as worker:
+                with Worker(bench.tools, program, buffers, folder, bench.spec.limits) as worker:
                     done = trial.go_through(worker, program)
             except HarnessError as error:
                 # A machine under load may fail to start a process or a GPU's context once.

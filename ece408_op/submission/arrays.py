@@ -103,19 +103,18 @@ def _driver(name: str, *arguments: Any) -> None:
 
 
 class Arrays:
-    """The arrays of one problem on the CPU (``device`` is None), or on the GPU of that number."""
+    """The arrays x, w and y of one problem on the CPU (``number`` is None), or on the GPU of that number."""
 
-    def __init__(self, problem: ConvProblem, device: int | None = None) -> None:
-        self.problem, self.gpu = problem, device is not None
-        self.xp: Any = np
+    def __init__(self, problem: ConvProblem, number: int | None = None) -> None:
+        self.problem, self.number, self.gpu = problem, number, number is not None
+        self.xp: Any = cuda.cupy() if self.gpu else np
         self.guard = RED_ZONE if self.gpu else GUARD
         allocate = DeviceArray if self.gpu else HostArray
-        with cuda.reported(f"gpu {device}") if self.gpu else nullcontext():
+        with cuda.reported(f"gpu {number}") if self.gpu else nullcontext():
             if self.gpu:
-                self.xp = cuda.cupy()
-                self.xp.cuda.Device(device).use()
-            self.x, self.w = (allocate(shape, False) for shape in (problem.x_shape, problem.w_shape))
-            self.y = allocate(problem.y_shape, True)
+                self.xp.cuda.Device(number).use()
+            self.arrays = [allocate(getattr(problem, f"{name}_shape"), name == "y") for name in "xwy"]
+        self.x, self.w, self.y = self.arrays
 
     def __enter__(self) -> Any:
         return self
@@ -126,11 +125,6 @@ class Arrays:
             one.close()
         if self.gpu:
             self.xp.get_default_memory_pool().free_all_blocks()
-
-    @property
-    def arrays(self) -> tuple[HostArray | DeviceArray, ...]:
-        """x, w and y, as the worker maps them."""
-        return self.x, self.w, self.y
 
     def wait(self) -> None:
         """Wait until this process's work on a GPU is done."""

@@ -128,7 +128,7 @@ class Session:
         with ExitStack() as stack, self._named():
             folder = Path(stack.enter_context(programs.new_folder("run")))
             self._buffers = [stack.enter_context(Arrays(problem, self._device)) for problem in self.problems]
-            worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec(), self._device)
+            worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec())
             self._worker = stack.enter_context(worker)
             self._worker.begin()
             self._worker.load(LimitsSpec().load_seconds)

@@ -111,19 +111,12 @@ class Worker:
     """A process that holds one submission and the buffers of its layers. It is stopped except during a call."""
 
     def __init__(
-        self,
-        tools: Tools,
-        program: Program,
-        buffers: Sequence[Arrays],
-        folder: Path,
-        spec: LimitsSpec,
-        device: int | None = None,
+        self, tools: Tools, program: Program, buffers: Sequence[Arrays], folder: Path, spec: LimitsSpec
     ) -> None:
         commands, self._commands = os.pipe()
         self._replies, replies = os.pipe()
         self._text, self._fault, self._stopped = b"", "", False
-        self._program = program
-        self._on_gpu = device is not None
+        self._program, self._on_gpu = program, buffers[0].gpu
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
         problems = [one.problem for one in buffers]
@@ -139,9 +132,8 @@ class Worker:
         self._size = self._growth = 0
         self._output = folder / "printed.txt"
         command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
-        for p, one in zip(problems, buffers):
-            sizes = (p.batch, p.channels, p.height, p.width, p.filters, p.kernel)
-            command += [*map(str, sizes), *(array.handle for array in one.arrays)]
+        for one in buffers:
+            command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
         try:
             with open(self._output, "ab") as printed:
                 self.process = sandbox.start(
@@ -151,7 +143,7 @@ class Worker:
                     output=printed,
                     seen=program.seen,
                     descriptors=[commands, replies, *(array.descriptor for one in buffers for array in one.arrays)],
-                    device=device,
+                    device=buffers[0].number,
                     python=program.python,
                 )
         finally:
