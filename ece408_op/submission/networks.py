@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
@@ -53,24 +54,13 @@ _NAMED = re.compile(r"\b([A-Za-z_]\w{0,80})[ \t]{0,8}=?[ \t]{0,8}\d{1,9}\b")
 _WIDTH = re.compile(r"TILE|BLOCK|BATCH|STREAM", re.IGNORECASE)
 
 
-def numbers(source: str) -> set[int]:
-    """The whole numbers that a C++ file's code holds, comments left out."""
-    return {int(text) for text in _NUMBER.findall(without_comments(source))}
-
-
 def batches_in(source: str) -> list[int]:
     """The numbers of a C++ file's code that may be a batch size to which it is tied, in order."""
-    return sorted(_BATCHES & numbers(source))
+    return sorted(_BATCHES & _numbers(without_comments(source)))
 
 
-def sizes_in(source: str) -> set[int]:
-    """The numbers that may be sizes of a layer: without the widths of blocks, with products such as 24 * 12 * 7 * 7."""
-    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], without_comments(source))
-    found = numbers(code)
-    for chain in _PRODUCT.findall(code):
-        factors = [int(factor) for factor in chain.split("*")]
-        found |= {prod(factors[i:j]) for i in range(len(factors)) for j in range(i + 2, len(factors) + 1)}
-    return found
+def _numbers(code: str) -> set[int]:
+    return {int(text) for text in _NUMBER.findall(code)}
 
 
 def pointed_to(source: str) -> list[Net]:
@@ -78,19 +68,22 @@ def pointed_to(source: str) -> list[Net]:
 
     A number points to a network where it is a size, or a product of sizes, of that network and of no other.
     """
-    found, sizes = sizes_in(source), {net: _sizes(net) - _COMMON for net in KNOWN}
-    score = {}
-    for net in KNOWN:
-        others = set().union(*(sizes[other] for other in KNOWN if other is not net))
-        score[net] = len(found & (sizes[net] - others))
-    return sorted((net for net in KNOWN if score[net]), key=lambda net: -score[net])
+    # Without the widths of blocks, and with products such as 24 * 12 * 7 * 7.
+    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], without_comments(source))
+    found = _numbers(code)
+    for chain in _PRODUCT.findall(code):
+        factors = [int(factor) for factor in chain.split("*")]
+        found |= {prod(factors[i:j]) for i in range(len(factors)) for j in range(i + 2, len(factors) + 1)}
+    sizes = {net: set().union(*map(_sizes, net.layers)) - _COMMON for net in KNOWN}
+    nets_with = Counter(size for own in sizes.values() for size in own)
+    score = {net: sum(nets_with[size] == 1 for size in found & own) for net, own in sizes.items()}
+    return sorted(filter(score.get, KNOWN), key=lambda net: -score[net])
 
 
-def _sizes(net: Net) -> set[int]:
-    found: set[int] = set()
-    for channels, height, width, filters, kernel in net.layers:
-        rows, columns, area = height - kernel + 1, width - kernel + 1, kernel * kernel
-        found |= {channels, height, width, filters, kernel, rows, columns, area, channels * area, filters * area}
-        found |= {filters * channels * area, height * width, rows * columns, channels * height * width}
-        found |= {filters * rows * columns, columns * filters, channels * filters}
-    return found
+def _sizes(layer: Layer) -> set[int]:
+    """The numbers that a file for this layer may hold."""
+    channels, height, width, filters, kernel = layer
+    rows, columns, area = height - kernel + 1, width - kernel + 1, kernel * kernel
+    of_w = {area, channels * filters, channels * area, filters * area, filters * channels * area}
+    of_y = {rows, columns, rows * columns, columns * filters, filters * rows * columns}
+    return {*layer, height * width, channels * height * width} | of_w | of_y

@@ -102,26 +102,20 @@ def text(folder: Path) -> str:
 
 def unroll_without_names(folder: Path) -> bool:
     """Remove the number of times from each ``#pragma unroll NAME`` in all that was copied; whether there was one."""
-    return _changed(folder, lambda content: _UNROLL.sub(rb"\1", content))
+    return _changed(folder, _UNROLL, lambda found: found[1])
 
 
 def include_by_name(folder: Path) -> None:
     """Let ``#include </somewhere/include/NAME>``, where no such file is, say ``<NAME>`` in all that was copied."""
-
-    def shortened(found: re.Match[bytes]) -> bytes:
-        return found[0] if os.path.isfile(found[2]) else found[1] + b"<" + found[3] + b">"
-
-    _changed(folder, lambda content: _ABSOLUTE.sub(shortened, content))
+    _changed(folder, _ABSOLUTE, lambda one: one[0] if os.path.isfile(one[2]) else b"%b<%b>" % (one[1], one[3]))
 
 
-def _changed(folder: Path, change: Callable[[bytes], bytes]) -> bool:
-    """Replace each file's text by what ``change`` returns; whether that differs for one of them."""
+def _changed(folder: Path, what: re.Pattern[bytes], to: Callable[[re.Match[bytes]], bytes]) -> bool:
     found = False
     for path in filter(Path.is_file, folder.rglob("*")):
         content = path.read_bytes()
-        changed = change(content)
-        found |= changed != content
-        path.write_bytes(changed)
+        path.write_bytes(what.sub(to, content))
+        found |= path.read_bytes() != content
     return found
 
 
@@ -146,8 +140,8 @@ def stub_folders(stubs: Path) -> list[Path]:
 
 def _named(root: Path, content: bytes) -> list[str]:
     """The names of the root's files that a Python file's text holds: kernels' sources lie next to it."""
-    names = [path.name for path in root.iterdir() if path.suffix.lower() in (".cu", ".cuh", ".h") and path.is_file()]
-    return [name for name in names if os.fsencode(name) in content]
+    files = [path for path in root.iterdir() if path.suffix.lower() in (".cu", ".cuh", ".h") and path.is_file()]
+    return [path.name for path in files if os.fsencode(path.name) in content]
 
 
 def _within(root: Path, folder: Path, content: bytes) -> list[str]:
