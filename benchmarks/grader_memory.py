@@ -186,9 +186,8 @@ def main() -> int:
             if path.suffix == ".py":
                 program = python_program(path.resolve())
                 return path.stem, program, [sys.executable, "-c", PLAIN_PYTHON, program.what]
-            built = build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
+            program = build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
             name = path.parent.name if path.stem == "new-forward" else path.stem
-            program = Program(str(built.library), (built.library.parent,))
             return name, program, [str(top / "plain"), program.what]
 
         worst = 1.0

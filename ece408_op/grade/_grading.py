@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
-from ece408_op.runtime.occupancy import KernelNotes
 from ece408_op.submission import build, sources
 from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
@@ -164,8 +163,8 @@ class Grader(Bench):
         record.update(worst=None, seconds={}, images=[], networks=[], printed="", compiler=[], pointed=[])
         try:
             with new_folder("build") as name:
-                program, notes = self._program(submission, Path(name))
-                record["compiler"] = [asdict(one) for one in notes]
+                program = self._program(submission, Path(name))
+                record["compiler"] = [asdict(one) for one in program.notes]
                 with self.alone:  # it has the device to itself, which must be well afterwards
                     try:
                         self._run(record, replace(program, source=source, most=self.spec.limits.all_seconds))
@@ -181,8 +180,8 @@ class Grader(Bench):
         record["started"], record["seconds_in_all"] = started, time.time() - started
         return record
 
-    def _program(self, one: Submission, folder: Path) -> tuple[Program, tuple[KernelNotes, ...]]:
-        """The worker's program, made in the folder, and what the compiler reports."""
+    def _program(self, one: Submission, folder: Path) -> Program:
+        """The worker's program, made in the folder."""
         if one.why:
             raise EndedError("unsupported", one.why)
         if one.source is None:
@@ -192,12 +191,10 @@ class Grader(Bench):
         if one.python:
             folder.chmod(0o755)
             sources.copy(one.source, folder, one.alone)
-            return python_program(folder / one.source.name), ()
+            return python_program(folder / one.source.name)
         tools, limits = self.tools, self.spec.limits
         built = build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)
-        units = arithmetic(sources.text(folder / "src"))
-        program = Program(str(built.library), (built.library.parent,), folder=f"{folder}/src/", arithmetic=units)
-        return program, built.notes
+        return replace(built, arithmetic=arithmetic(sources.text(folder / "src")))
 
     def _run(self, record: dict[str, Any], program: Program) -> None:
         spec, pointed, demanded = self.spec, pointed_to(program.source), self.spec.demanding

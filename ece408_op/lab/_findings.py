@@ -58,7 +58,7 @@ def _emulate_gpu_file(checked: Checked) -> None:
 
 
 def _compiler_lines(checked: Checked, shapes: Sequence[LaunchShape]) -> list[str]:
-    notes = checked.file.notes if checked.file else ()
+    notes = checked.file.program.notes if checked.file else ()
     if checked.kernel is not None:
         found = [_of_plan(checked.kernel, problem) for problem in checked.problems]
         notes, shapes = found[0][0], [shape for _, some in found for shape in some]

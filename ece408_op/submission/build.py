@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from ece408_op.runtime import ptxas
-from ece408_op.runtime.occupancy import KernelNotes
 
 from . import sandbox, sources
 from .errors import EndedError
 from .programs import CPU_OPTIONS, compiler
 from .sandbox import LimitsSpec, Tools
+from .worker import Program
 
 _CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
 #: Calls of CUDA's driver.
@@ -82,31 +81,19 @@ _QUICK = ("", ("-std=c++14", "-DECE408_GRADE_FEW_HEADERS"))
 _LINK = "-z,defs,-Bsymbolic"
 
 
-@dataclass(frozen=True)
-class Built:
-    """A library, and what ptxas reports on its kernels."""
-
-    library: Path
-    notes: tuple[KernelNotes, ...] = ()
-
-
 def build(
-    source: Path,
-    context: str,
-    folder: Path,
-    tools: Tools,
-    limits: LimitsSpec,
-    architecture: str = "",
-    alone: bool = False,
-    quick: bool = False,
-) -> Built:
+    source: Path, context: str, folder: Path, tools: Tools, limits: LimitsSpec, architecture: str = "",
+    alone: bool = False, quick: bool = False,
+) -> Program:  # fmt: skip
     """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library.
 
     quick: try it first with few of the C++ library's headers, which nvcc reads more slowly than most submissions.
     """
     folder.chmod(0o755)
-    inner = folder / "src"
+    inner, target = folder / "src", folder / "out"
     inner.mkdir()
+    target.mkdir()
+    target.chmod(0o777)
     try:
         sources.copy(source, inner, alone)
     except OSError as error:
@@ -121,9 +108,6 @@ def build(
     unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
     unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
-    target = folder / "out"
-    target.mkdir()
-    target.chmod(0o777)
     texts: list[str] = []
     for needed, attempt in (*([_QUICK] if quick and context == "gpu" else ()), *_ATTEMPTS):
         if needed and not any(re.search(needed, text) for text in texts):
@@ -133,7 +117,8 @@ def build(
         if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
             ended, text = _compile(command, folder, target, tools, limits)
         if ended == "exit 0":
-            return Built(target / "submission.so", tuple(ptxas.kernels(text)))
+            library, notes = str(target / "submission.so"), tuple(ptxas.kernels(text))
+            return Program(library, (target,), folder=f"{inner}/", notes=notes)
         if attempt is _QUICK[1]:
             continue  # whatever it lacked, the next attempt has it
         if ended.startswith("signal"):
@@ -190,14 +175,11 @@ def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
         wanted += [line for line in lines if own.match(line)]
     chosen = list(dict.fromkeys(wanted or lines))
     more = f"\n... and {len(chosen) - _SHOWN} more" if len(chosen) > _SHOWN else ""
-    shown = [line + (_code(behind.get(line, "")) if own.match(line) else "") for line in chosen[:_SHOWN]]
+    shown = []
+    for line in chosen[:_SHOWN]:
+        code = re.match(r" +(?:\d+ \| )?\s*(?!\^)(\S.*)", behind.get(line, "")) if own.match(line) else None
+        shown += [line, f"    {code[1].rstrip()[:_WIDEST]}"] if code else [line]
     return "\n".join(shown) + more if chosen else "the compiler failed and said nothing"
-
-
-def _code(line: str) -> str:
-    """The code that a compiler shows below an error, as a line of its own; empty where the line is none."""
-    found = re.match(r" +(?:\d+ \| )?(\s*)(?!\^)(\S.*)", line)
-    return f"\n    {found[2].rstrip()[:_WIDEST]}" if found else ""
 
 
 def _command(
@@ -207,7 +189,7 @@ def _command(
     target = unit.parent / "out" / "submission.so"
     folders = (headers / "fallback", *sources.stub_folders(unit.parent / "stubs"))  # after the system's own
     last = tuple(word for folder in folders for word in ("-idirafter", str(folder)))
-    common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner)]
+    common = ("-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner))
     if context == "cpu":
         return [
             *(compiler("g++"), *CPU_OPTIONS, *options, "-shared", f"-Wl,{_LINK}"),

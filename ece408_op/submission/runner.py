@@ -56,13 +56,12 @@ class FileError(Ece408Error):
 
 @dataclass(frozen=True)
 class File:
-    """A compiled file: its path, its device ("cpu" or "gpu"), and what ptxas reports on its kernels."""
+    """A compiled file: its path, its device ("cpu" or "gpu"), its program with what ptxas reports on its kernels."""
 
     path: Path
     device: str
     program: Program
     tools: Tools
-    notes: tuple[KernelNotes, ...] = ()
 
 
 def layers_of(text: str) -> tuple[str, list[ConvProblem]]:
@@ -85,18 +84,16 @@ def compile_file(path: Path) -> File:
     if python:
         program = python_program(path.resolve())
         # The file's neighbours may be imported too.
-        program = replace(program, paths=(*program.paths, str(path.resolve().parent)))
-        return File(path, device, program, tools)
+        return File(path, device, replace(program, paths=(*program.paths, str(path.resolve().parent))), tools)
     try:
         with ThreadPoolExecutor(1) as pool:
             if device == "gpu":
                 pool.submit(_warm_gpu)
-            library, notes = _cached_library(path, device, tools, architecture)
+            return File(path, device, _cached_program(path, device, tools, architecture), tools)
     except EndedError as ended:
         raise FileError.of(path, ended.status, ended.reason) from None
     except OSError as error:
         raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
-    return File(path, device, Program(str(library), (library.parent,)), tools, notes)
 
 
 def batch_hint(text: str, images: int, most: int | None = None) -> str:
@@ -120,14 +117,14 @@ class Session:
 
     def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
         self._file, self.problems, self._stack = file, list(problems), ExitStack()
-        self._device = 0 if file.device == "gpu" else None
         #: The name of the CUDA error that the last call left unread; empty without one.
         self.cuda_error = ""
 
     def __enter__(self) -> Session:
         with ExitStack() as stack, self._named():
             folder = Path(stack.enter_context(programs.new_folder("run")))
-            self._buffers = [stack.enter_context(Arrays(problem, self._device)) for problem in self.problems]
+            number = 0 if self._file.device == "gpu" else None
+            self._buffers = [stack.enter_context(Arrays(problem, number)) for problem in self.problems]
             worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec())
             self._worker = stack.enter_context(worker)
             self._worker.begin()
@@ -158,7 +155,7 @@ class Session:
         The next call may change it.
         """
         array: Any = self._buffers[layer].y.array[slice(None) if images is None else list(images)]
-        return array.get() if self._device is not None else array
+        return array.get() if self._file.device == "gpu" else array
 
     def wrote_outside(self, layer: int) -> bool:
         """Return whether something wrote to the memory next to the layer's arrays."""
@@ -187,7 +184,7 @@ def _warm_gpu() -> None:
         buffers.wrote_outside()
 
 
-def _cached_library(path: Path, device: str, tools: Tools, architecture: str) -> tuple[Path, tuple[KernelNotes, ...]]:
+def _cached_program(path: Path, device: str, tools: Tools, architecture: str) -> Program:
     with programs.new_folder("sources") as name:
         sources.copy(path, Path(name))
         words = (tools.folder.name, architecture, path.name)
@@ -196,9 +193,9 @@ def _cached_library(path: Path, device: str, tools: Tools, architecture: str) ->
     def make(folder: Path) -> None:
         with programs.new_folder("build") as name:
             built = build.build(path, device, Path(name), tools, LimitsSpec(), architecture, quick=True)
-            shutil.copy(built.library, folder)
+            shutil.copy(built.what, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
     folder = programs.cached_folder("file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-    return folder / "submission.so", tuple(KernelNotes(**note) for note in notes)
+    return Program(str(folder / "submission.so"), (folder,), notes=tuple(KernelNotes(**note) for note in notes))

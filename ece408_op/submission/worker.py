@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ece408_op.runtime.occupancy import KernelNotes
+
 from . import sandbox
 from .arrays import GUARD, Arrays
 from .errors import EndedError, HarnessError
@@ -87,6 +89,8 @@ class Program:
     most: float = math.inf
     #: The units that it computes with, a key of ``core.roofline.PRODUCTS``.
     arithmetic: str = "fp32"
+    #: What ptxas reports on its kernels.
+    notes: tuple[KernelNotes, ...] = ()
 
     @property
     def python(self) -> bool:

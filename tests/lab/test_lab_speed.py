@@ -90,7 +90,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compile_file(path: Path) -> Any:
         notes = (KernelNotes("convolve", registers=80),)
-        return SimpleNamespace(path=path, device="gpu", notes=notes, program=SimpleNamespace(what="own.so"))
+        return SimpleNamespace(path=path, device="gpu", program=SimpleNamespace(what="own.so", notes=notes))
 
     limits = DeviceLimits("NVIDIA H200", (9, 0), 132, 64, 32, 65536, 228 << 10)
     monkeypatch.setattr(cuda, "driver_version", lambda: (13, 0))
