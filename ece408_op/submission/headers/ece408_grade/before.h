@@ -43,22 +43,18 @@ void forward(mshadow::Tensor<xpu, 4, DType>& y, const mshadow::Tensor<xpu, 4, DT
 // One call, as the worker passes it.
 struct ece408_grade_call {
   float *y, *x, *w;
-  unsigned y_shape[4], x_shape[4], w_shape[4];
+  mshadow::Shape<4> y_shape, x_shape, w_shape;
   void* stream;
   const char* ece408_grade_note;
 };
-
-inline ece408_grade_tensor ece408_grade_wrap(float* at, const unsigned* n, ece408_grade_stream* stream) {
-  return ece408_grade_tensor(at, mshadow::Shape4(n[0], n[1], n[2], n[3]), stream);
-}
 
 struct ece408_grade_tensors {
   ece408_grade_stream stream;
   ece408_grade_tensor ece408_grade_y, ece408_grade_x, ece408_grade_w;
   explicit ece408_grade_tensors(const ece408_grade_call* from)
-      : ece408_grade_y(ece408_grade_wrap(from->y, from->y_shape, &stream)),
-        ece408_grade_x(ece408_grade_wrap(from->x, from->x_shape, &stream)),
-        ece408_grade_w(ece408_grade_wrap(from->w, from->w_shape, &stream)) {
+      : ece408_grade_y(from->y, from->y_shape, &stream),
+        ece408_grade_x(from->x, from->x_shape, &stream),
+        ece408_grade_w(from->w, from->w_shape, &stream) {
 #ifdef __CUDACC__
     stream.stream_ = static_cast<cudaStream_t>(from->stream);
 #endif

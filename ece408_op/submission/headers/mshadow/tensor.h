@@ -118,30 +118,11 @@ __global__ void ece408_grade_fill(T* at, size_t count, T value) {
 }
 #endif
 
-template <typename Device, int dimension, typename DType>
-struct Tensor;
-
-// What an index of a tensor leads to: a tensor with one dimension less, or an element.
-template <typename Device, int dimension, typename DType>
-struct ece408_grade_part {
-  typedef Tensor<Device, dimension - 1, DType> type;
-  template <typename From>
-  static MSHADOW_XINLINE type of(const From& from, index_t index) {
-    return type(from.dptr_ + from.MSize(1) * index, from.shape_.SubShape(), from.stride_, from.stream_);
-  }
-};
-template <typename Device, typename DType>
-struct ece408_grade_part<Device, 1, DType> {
-  typedef DType& type;
-  template <typename From>
-  static MSHADOW_XINLINE type of(const From& from, index_t index) {
-    return from.dptr_[index];
-  }
-};
+template <int dimension>
+struct ece408_grade_rank {};
 
 template <typename Device, int dimension, typename DType = default_real_t>
 struct Tensor {
-  typedef ece408_grade_part<Device, dimension, DType> Part;
   static const bool kDevCPU = Device::kDevCPU;
   static const int kSubdim = dimension - 1;
   DType* dptr_;
@@ -165,7 +146,13 @@ struct Tensor {
     for (int i = first; i < kSubdim; ++i) size *= shape_[i];
     return size;
   }
-  MSHADOW_XINLINE typename Part::type operator[](index_t index) const { return Part::of(*this, index); }
+  // A tensor with one dimension less, or an element.
+  MSHADOW_XINLINE decltype(auto) operator[](index_t index) const { return At(index, ece408_grade_rank<dimension>()); }
+  MSHADOW_XINLINE DType& At(index_t index, ece408_grade_rank<1>) const { return dptr_[index]; }
+  template <int n>
+  MSHADOW_XINLINE Tensor<Device, n - 1, DType> At(index_t index, ece408_grade_rank<n>) const {
+    return Tensor<Device, n - 1, DType>(dptr_ + MSize(1) * index, shape_.SubShape(), stride_, stream_);
+  }
   MSHADOW_XINLINE Tensor Slice(index_t begin, index_t end) const {
     Tensor part = *this;
     part.dptr_ += MSize(1) * begin;
