@@ -52,8 +52,8 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 #: Errors of the compiler that are shown, and characters of a line of code.
 _SHOWN = 12
 _WIDEST = 120
-#: Bytes of a compiler's temporary files.
-_TMP_BYTES = 512 << 20
+#: Bytes of a compiler's temporary files and of its output that are read, and characters per line.
+_TMP_BYTES, _MOST_OUTPUT, _LONGEST_LINE = 512 << 20, 1 << 20, 4000
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
 #: A macro's name there, which nvcc does not replace: once it passed over such a line, now it ends at it.
 _UNROLL = r"#[ \t]*pragma[ \t]+unroll"
@@ -221,9 +221,14 @@ def _library(name: str) -> Path | None:
 
 
 def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
-    memory, seconds = limits.memory_bytes + _TMP_BYTES, limits.build_seconds
+    """Run a compiler in the sandbox: how it ended, and the beginning of its output."""
+    memory, seconds, log = limits.memory_bytes + _TMP_BYTES, limits.build_seconds, folder / "output.txt"
     allowed = sandbox.Limits(memory, 0, int(seconds) + 1, 64 << 20, _TMP_BYTES, 512)
-    ended, text = sandbox.run(tools, command, folder, allowed, seconds, seen=(folder,), written=(target,))
-    if not ended:
-        raise EndedError("timed_out", f"compiling took longer than its limit of {limits.build_seconds:g} s")
-    return ended, text
+    with open(log, "wb") as file:
+        process = sandbox.start(tools, command, allowed, file, (folder,), written=(target,), filtered=False)
+        on_time = process.wait(seconds)
+        ended = process.end()
+    if not on_time:
+        raise EndedError("timed_out", f"compiling took longer than its limit of {seconds:g} s")
+    # Some expressions that search it take time in the square of a line's length.
+    return ended, "\n".join(line[:_LONGEST_LINE] for line in sandbox.beginning(log, _MOST_OUTPUT).splitlines())

@@ -46,15 +46,15 @@ def main(arguments: list[str]) -> int:
     sizes: list[Any] = [map(int, one[:6]) for one in layers]
     problems = [ConvProblem(*each) for each in sizes]
     kernels: list[Any] = []
-    arrays: dict[int, tuple[Any, ...]] = {}
+    arrays: dict[int, list[Any]] = {}
     device = "gpu" if ":" in layers[0][6] else "cpu"
 
     def load(text: int) -> None:
         try:
-            kernel = load_kernel(what)
-            if kernel.device != device:
-                raise TypeError(f"expected a kernel for the {device}, got {kernel.name} for the {kernel.device}")
-            kernels.append(kernel)
+            kernels.append(load_kernel(what))
+            if kernels[0].device != device:
+                name, other = kernels[0].name, kernels[0].device
+                raise TypeError(f"expected a kernel for the {device}, got {name} for the {other}")
         except BaseException as error:  # whatever leaves a callback is lost
             _put(text, described(error, what))
 
@@ -65,22 +65,20 @@ def main(arguments: list[str]) -> int:
             if reasons:
                 raise UnsupportedError("; ".join(reasons))
             if layer not in arrays:
-                arrays[layer] = tuple(_array(getattr(call.contents, name), name, problem, device) for name in "xwy")
-            if device == "gpu":  # native/worker.cpp waits for it
-                kernel.run(problem, *arrays[layer])
-            else:
+                arrays[layer] = [_array(getattr(call.contents, name), name, problem, device) for name in "xwy"]
+            if device == "cpu":
                 kernel.prepare(problem, arrays[layer][-1])
-                kernel.run(problem, *arrays[layer], dispatch.thread_count(problem))
+            # native/worker.cpp waits for a GPU.
+            kernel.run(problem, *arrays[layer], *([dispatch.thread_count(problem)] if device == "cpu" else []))
         except UnsupportedError as error:
             _put(text, f"refused {_said(error)}")
         except BaseException as error:
             _put(text, f"failed {described(error, what)}")
 
-    serve = ctypes.CDLL(library).ece408_serve
     load_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     forward_type = ctypes.CFUNCTYPE(None, ctypes.POINTER(Call), ctypes.c_uint, ctypes.c_void_p)
     texts = (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words))
-    return int(serve(texts, load_type(load), forward_type(forward)))
+    return int(ctypes.CDLL(library).ece408_serve(texts, load_type(load), forward_type(forward)))
 
 
 def load_kernel(what: str) -> Any:
@@ -91,8 +89,7 @@ def load_kernel(what: str) -> Any:
     spec = importlib.util.spec_from_file_location("submission", what, loader=loader)
     if spec is None or spec.loader is None:
         raise TypeError(f"expected a Python file, got {Path(what).name}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["submission"] = module
+    module = sys.modules["submission"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = [value for value in vars(module).values() if isinstance(value, (CpuKernel, CudaKernel))]
     kernel = getattr(module, "KERNEL", found[0] if len(found) == 1 else None)
@@ -125,9 +122,9 @@ def _put(text: int, line: str) -> None:
 
 def described(error: BaseException, what: str) -> str:
     """The error with the last line of the author's own file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
-    number = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
-    line = frames[-1].lineno if frames else number
+    lines = [error.lineno if isinstance(error, SyntaxError) else None]
+    lines += [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == what]
+    line = lines[-1]
     place = f"{Path(what).name}:{line}: " if line else ""
     return f"{place}{type(error).__name__}: {_said(error)}"
 

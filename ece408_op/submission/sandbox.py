@@ -31,8 +31,6 @@ _SYSTEM = (
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
-#: Bytes of a tool's output that are read, and characters per line.
-_MOST_OUTPUT, _LONGEST_LINE = 1 << 20, 4000
 #: Files and folders in /tmp.
 _INODES = 10_000
 #: Since Linux 5.14 a user namespace counts its own processes; before, all of the harness's user would count.
@@ -97,14 +95,14 @@ class Tools:
 def start(
     tools: Tools,
     command: Sequence[str],
-    *,
     limits: Limits,
     output: IO[bytes],
     seen: Iterable[Path] = (),
-    written: Iterable[Path] = (),
     descriptors: Sequence[int] = (),
-    filtered: bool = True,
     device: int | None = None,
+    *,
+    written: Iterable[Path] = (),
+    filtered: bool = True,
     python: bool = False,
 ) -> Process:
     """Start the command, which may read the paths ``seen`` and write those ``written``.
@@ -165,30 +163,6 @@ def start(
         said = Path(output.name).read_text(errors="replace").strip() or failed
         raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else HELP}")
     return one
-
-
-def run(
-    tools: Tools,
-    command: Sequence[str],
-    folder: Path,
-    limits: Limits,
-    seconds: float,
-    *,
-    seen: Iterable[Path] = (),
-    written: Iterable[Path] = (),
-) -> tuple[str, str]:
-    """Run a compiler or another tool on what a submission's author wrote: how it ended ("" after too long), its output.
-
-    The beginning of the output is kept in the folder. Its lines are cut, because some expressions that search it take
-    time in the square of a line's length.
-    """
-    log = folder / "output.txt"
-    with open(log, "wb") as file:
-        process = start(tools, command, limits=limits, output=file, seen=seen, written=written, filtered=False)
-        on_time = process.wait(seconds)
-        ended = process.end()
-    text = beginning(log, _MOST_OUTPUT)
-    return ended if on_time else "", "\n".join(line[:_LONGEST_LINE] for line in text.splitlines())
 
 
 def beginning(path: Path, most: int) -> str:

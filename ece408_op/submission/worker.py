@@ -123,32 +123,21 @@ class Worker:
         self._program, self._on_gpu = program, buffers[0].gpu
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
-        problems = [one.problem for one in buffers]
-        limits = sandbox.Limits(
-            memory=spec.memory_bytes + sum(problem.bytes for problem in problems),
-            reserved=3 * 2 * GUARD * len(problems),
-            cpu_seconds=int(spec.run_seconds * 64 * len(problems)) + 60,
-            file_bytes=spec.output_bytes,
-            tmp_bytes=spec.disk_bytes,
-            processes=spec.processes,
-        )
-        self._most = limits.memory - limits.tmp_bytes
+        arrays = [array for one in buffers for array in one.arrays]
+        memory = spec.memory_bytes + sum(one.problem.bytes for one in buffers)
+        reserved, cpu_seconds = 2 * GUARD * len(arrays), int(spec.run_seconds * 64 * len(buffers)) + 60
+        limits = sandbox.Limits(memory, reserved, cpu_seconds, spec.output_bytes, spec.disk_bytes, spec.processes)
+        self._most = memory - spec.disk_bytes
         self._size = self._growth = 0
         self._output = folder / "printed.txt"
         command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
         for one in buffers:
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
+        pipes = [commands, replies, *(array.descriptor for array in arrays)]
         try:
             with open(self._output, "ab") as printed:
                 self.process = sandbox.start(
-                    tools,
-                    command,
-                    limits=limits,
-                    output=printed,
-                    seen=program.seen,
-                    descriptors=[commands, replies, *(array.descriptor for one in buffers for array in one.arrays)],
-                    device=buffers[0].number,
-                    python=program.python,
+                    tools, command, limits, printed, program.seen, pipes, buffers[0].number, python=program.python
                 )
         finally:
             os.close(commands)
