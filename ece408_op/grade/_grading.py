@@ -150,19 +150,17 @@ class Grader(Bench):
     #: Held by the submission that runs on the GPU.
     alone: AbstractContextManager[Any] = nullcontext()
 
-    def grade(self, submission: Submission) -> dict[str, Any]:
+    def grade(self, submission: Submission) -> Record:
         """The submission's record; raises HarnessError where this machine cannot."""
-        with self.turns.working if self.turns else nullcontext():
-            return self._grade(submission)
-
-    def _grade(self, submission: Submission) -> dict[str, Any]:
-        started, source = time.time(), read(submission.source)[: sources.SEARCHED]
-        record: dict[str, Any] = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
+        source = read(submission.source)[: sources.SEARCHED]
+        record: Record = {"path": shown(submission.path), "status": "", "reason": "", "precision": None}
         record.update(context=submission.context, device=self.machine, source=shown(submission.source or ""))
+        record["started"] = time.time()
         # Whatever happens, a record has every key.
         record.update(worst=None, seconds={}, images=[], networks=[], printed="", compiler=[], pointed=[])
         try:
-            with new_folder("build") as name:
+            with self.turns.working if self.turns else nullcontext(), new_folder("build") as name:
+                record["started"] = time.time()
                 program = self._program(submission, Path(name))
                 record["compiler"] = [asdict(one) for one in program.notes]
                 with self.alone:  # it has the device to itself, which must be well afterwards
@@ -177,7 +175,7 @@ class Grader(Bench):
         except Exception as error:  # a fault of the harness's own on one file must not cost a class its night
             text = f"the harness itself failed, no fault of the file's: {type(error).__name__}: {error}"
             record.update(status="unsupported", reason=text)
-        record["started"], record["seconds_in_all"] = started, time.time() - started
+        record["seconds_in_all"] = time.time() - record["started"]
         return record
 
     def _program(self, one: Submission, folder: Path) -> Program:
@@ -222,8 +220,7 @@ class Grader(Bench):
     def _by_itself(self, program: Program, pointed: list[Net]) -> list[NetworkResult]:
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
         if self.spec.quick:
-            net = (pointed or NETS)[0]
-            return [self._net(program, net, _CPU_IMAGES, plan=BRIEF)]
+            return [self._net(program, (pointed or NETS)[0], _CPU_IMAGES, plan=BRIEF)]
         order = pointed + [net for net in KNOWN if net not in pointed]
         results: list[NetworkResult] = []
         seconds = self.spec.limits.run_seconds
@@ -239,9 +236,8 @@ class Grader(Bench):
         # It can do none with the images that it was given: does it hold a batch size of its own?
         for images in [one for one in batches_in(program.source) if one != self.images]:
             for net in order:
-                memory = sum(problem.bytes for problem in net.problems(images))
-                too_large = self.context == "cpu" and memory > _MOST_BYTES
-                if too_large or any(one.status == PASSED for one in results):
+                memory = sum(problem.bytes for problem in net.problems(images)) if self.context == "cpu" else 0
+                if memory > _MOST_BYTES or any(one.status == PASSED for one in results):
                     continue
                 large = self.context == "cpu" and images > self.timed_images
                 results.append(self._net(program, net, images, seconds, BRIEF if large else FULL))
@@ -265,10 +261,8 @@ def for_cpu(tools: Tools, rules: Spec, jobs: int, in_parallel: bool = False) -> 
 def for_gpu(tools: Tools, rules: Spec) -> Grader:
     """The grader for this machine's first GPU; raises DeviceError where there is none."""
     chip = cuda.chip()
-    about: dict[str, Any] = {"architecture": f"sm_{chip.architecture}", "machine": chip.name}
-    return Grader(
-        tools, rules, Device(0), _GPU_RUNS, context="gpu", images=_GPU_IMAGES, alone=threading.Lock(), **about
-    )
+    gpu = Grader(tools, rules, Device(0), _GPU_RUNS, context="gpu", images=_GPU_IMAGES, alone=threading.Lock())
+    return replace(gpu, architecture=f"sm_{chip.architecture}", machine=chip.name)
 
 
 def arithmetic(code: str) -> str:

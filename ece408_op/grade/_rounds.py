@@ -30,7 +30,7 @@ from ._device import Device, Turns
 from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
 from ._real_images import CourseNet
 from ._spec import Spec
-from ._verdict import POISONED, TIMED, End, Layer, NetworkResult, Run, judge_network
+from ._verdict import POISONED, TIMED, Layer, NetworkResult, Run, judge_network
 
 #: The purposes of a try: all that a verdict needs; enough to see whether it can; times, once the verdict is known.
 FULL = (_verdict.WARM_UP, POISONED, TIMED, _verdict.NEAR_DUPLICATE, _verdict.REAL_IMAGES)
@@ -76,13 +76,12 @@ def try_network(
     No call may take longer than ``seconds``. ``course_nets`` are trained networks of these layers, whose accuracy is
     measured.
     """
-    problems = net.problems(images)
-    result = NetworkResult(net, images, [Layer(problem) for problem in problems])
+    result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
     bench.device.check()
     with new_folder("case") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
-        made = (Buffers(problem, bench.device, bench.tools.processes.require_open) for problem in problems)
+        made = (Buffers(one.problem, bench.device, bench.tools.processes.require_open) for one in result.layers)
         buffers = [stack.enter_context(one) for one in made]
         trial = Trial(bench, result, buffers, seconds, _steps(plan, course_nets, bench.spec.runs or bench.runs))
         done, failures = False, 0
@@ -105,13 +104,9 @@ Step = tuple[str, Optional[CourseNet]]
 
 
 def _steps(plan: Sequence[str], nets: Sequence[CourseNet], runs: int) -> deque[Step]:
-    steps: deque[Step] = deque()
-    for purpose in plan:
-        if purpose == _verdict.REAL_IMAGES:
-            steps.extend((_verdict.REAL_IMAGES, net) for net in nets)
-        else:
-            steps.extend([(purpose, None)] * (runs if purpose == TIMED and plan in (FULL, TIMES) else 1))
-    return steps
+    once: list[CourseNet | None] = [None]
+    rounds = {_verdict.REAL_IMAGES: nets, TIMED: once * runs if plan in (FULL, TIMES) else once}
+    return deque((purpose, net) for purpose in plan for net in rounds.get(purpose, once))
 
 
 class Trial:
@@ -137,26 +132,25 @@ class Trial:
         self.worker, self._source, self._ended = worker, program.source, 0
         end = None
         try:
-            try:
-                worker.begin()
-                if self.bench.device.gpu:
-                    self._measure_turns()
-                if self._steps:
-                    worker.load(self.bench.spec.limits.load_seconds)
-                    worker.note_size()
-                if not self._finish(program):
-                    return False
-            except MemoryError as error:
-                text = f"the grader found no memory for itself next to what the file had taken: {error}"
-                raise EndedError("crashed", text) from None
-        except EndedError as ended:
-            # Each call took memory and freed none: in the course there was one call.
-            full = worker.outgrown or self.bench.device.exhausted()
-            if ended.status == "crashed" and self._ended and full:
-                self.result.leaks = True
+            worker.begin()
+            if self.bench.device.gpu:
+                self._measure_turns()
+            if self._steps:
+                worker.load(self.bench.spec.limits.load_seconds)
+                worker.note_size()
+            if not self._finish(program):
                 return False
-            end = End(self._layer, ended.status, program.shown(ended.reason))
-        judge_network(self.result.layers, end, self.bench.spec.half)
+        except MemoryError as error:
+            end = EndedError(
+                "crashed", f"the grader found no memory for itself next to what the file had taken: {error}"
+            )
+        except EndedError as ended:
+            end = EndedError(ended.status, program.shown(ended.reason))
+        # Each call took memory and freed none: in the course there was one call.
+        if end and end.status == "crashed" and self._ended and (worker.outgrown or self.bench.device.exhausted()):
+            self.result.leaks = True
+            return False
+        judge_network(self.result.layers, self.bench.spec.half, end, self._layer)
         return True
 
     def _measure_turns(self) -> None:
@@ -187,10 +181,7 @@ class Trial:
         while self._steps and not any(layer.certainly_wrong for layer in layers):
             purpose, net = self._steps[0]
             self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
-            if net is None:
-                self._all_layers(purpose)
-            else:
-                self._real_images(net)
+            self._all_layers(purpose) if net is None else self._real_images(net)
             self._ended += 1
             self.worker.note_size()
             self._steps.popleft()
@@ -214,10 +205,9 @@ class Trial:
                 buffers.draw_near_duplicate(rng)
             else:
                 buffers.draw(kind, rng)
-            run = self._run(purpose, kind, buffers)
-            layer.runs.append(run)
+            layer.runs.append(self._run(purpose, kind, buffers))
             digest = buffers.digest()
-            if not run.wrong:
+            if not layer.runs[-1].wrong:
                 self._right[number].add(digest)
             elif digest in self._right[number]:
                 raise EndedError(*_verdict.VIOLATIONS["replayed"])

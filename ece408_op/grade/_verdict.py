@@ -15,6 +15,7 @@ from typing import Any
 from ece408_op.core.explain import Explanation
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import timing
+from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import Net
 
 #: What a run is for.
@@ -71,9 +72,9 @@ class Outcome:
 
     def as_data(self) -> dict[str, Any]:
         """The worst element, for the record."""
-        numbers = {"error_of_bound": self.share, "got": self.got, "expected": self.expected}
-        counts = {"index": list(self.index), "wrong": self.wrong, "compared": self.compared}
-        return {**{name: _finite(number) for name, number in numbers.items()}, **counts}
+        share, got, expected = map(_finite, (self.share, self.got, self.expected))
+        data = {"error_of_bound": share, "got": got, "expected": expected, "index": list(self.index)}
+        return {**data, "wrong": self.wrong, "compared": self.compared}
 
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
@@ -108,9 +109,9 @@ class Run:
 
     def as_data(self) -> dict[str, Any]:
         """For the record."""
-        data = {"purpose": self.purpose, "seconds": self.seconds, "worker_seconds": self.worker_seconds}
-        data.update(verdict=self.outcome.precision, error=_finite(self.outcome.scaled))
-        return {**data, "late_seconds": self.late_seconds, "unread_cuda_error": self.note}
+        data = {name: getattr(self, name) for name in ("purpose", "seconds", "worker_seconds", "late_seconds")}
+        error = _finite(self.outcome.scaled)
+        return {**data, "verdict": self.outcome.precision, "error": error, "unread_cuda_error": self.note}
 
 
 @dataclass(frozen=True)
@@ -120,15 +121,6 @@ class Verdict:
     status: str
     reason: str = ""
     precision: str | None = None
-
-
-@dataclass(frozen=True)
-class End:
-    """The worker ended, or may not go on, at the layer of this index."""
-
-    layer: int
-    status: str
-    reason: str
 
 
 @dataclass
@@ -169,8 +161,7 @@ class Layer:
     @property
     def reduced(self) -> bool:
         """Is an output in half precision, but none wrong?"""
-        classes = {run.outcome.precision for run in self.runs}
-        return HALF in classes and WRONG not in classes
+        return HALF in (classes := {run.outcome.precision for run in self.runs}) and WRONG not in classes
 
     def as_data(self) -> dict[str, Any]:
         """For the record."""
@@ -197,26 +188,26 @@ def worst(runs: Sequence[Run]) -> Outcome:
     return max(judged, key=lambda run: (run.wrong, run.purpose != POISONED, run.outcome.share)).outcome
 
 
-def judge_network(layers: Sequence[Layer], end: End | None, half_passes: bool) -> None:
-    """Give each layer its verdict.
+def judge_network(layers: Sequence[Layer], half_passes: bool, end: EndedError | None = None, at: int = 0) -> None:
+    """Give each layer its verdict; ``end``: the worker ended, or may not go on, at the layer of index ``at``.
 
-    Where the worker ended, wrong outputs before that count first, unless the end is tampering.
+    Wrong outputs before that count first, unless the end is tampering.
     """
     for layer in layers:
         layer.verdict = Verdict(STOPPED)
         if end is None or any(run.wrong for run in layer.runs):
             layer.verdict = judge_layer(layer, half_passes)
     if end is not None and (end.status == "tampered" or all(one.verdict.status == STOPPED for one in layers)):
-        layers[end.layer].verdict = Verdict(end.status, f"{end.reason} ({layers[end.layer].problem})")
+        layers[at].verdict = Verdict(end.status, f"{end.reason} ({layers[at].problem})")
 
 
 def judge_layer(layer: Layer, half_passes: bool) -> Verdict:
     """The verdict on all runs of one layer."""
     wide = [run for run in layer.runs if run.purpose == WIDE_RANGE]
     runs = [run for run in layer.runs if run.purpose != WIDE_RANGE]
-    found = _some_wrong(runs)
-    if found is not None:
-        return Verdict(found[0], f"{found[1]} ({layer.problem})")
+    if any(run.wrong for run in runs):
+        status, reason = _some_wrong(runs)
+        return Verdict(status, f"{reason} ({layer.problem})")
     if layer.late_by:
         text = f"in every run its answer came {1e3 * layer.late_by:.3g} ms and more before the GPU had done its work"
         return Verdict("tampered", text)
@@ -229,10 +220,8 @@ def judge_layer(layer: Layer, half_passes: bool) -> Verdict:
     return Verdict(PASSED, "", precision)
 
 
-def _some_wrong(runs: Sequence[Run]) -> tuple[str, str] | None:
+def _some_wrong(runs: Sequence[Run]) -> tuple[str, str]:
     wrong = [run for run in runs if run.wrong]
-    if not wrong:
-        return None
     text = str(wrong[0].outcome)
     explained = _explained(wrong)
     if explained and explained.sentence:
@@ -261,17 +250,13 @@ def _unstable(runs: Sequence[Run]) -> bool:
     others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
     if any(run.wrong for run in whole) and all(run.outcome.precision in (HALF, HALF_SUMS) for run in right):
         return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
-    if 0 < sum(run.wrong for run in whole) < len(whole) or _differ(others):
+    # Right and wrong runs too far apart for one computation, whose rounding is sometimes beyond a bound.
+    errors = {wrong: [run.outcome.scaled for run in others if run.wrong == wrong] for wrong in (False, True)}
+    differ = all(errors.values()) and min(errors[True]) > _APART * max(errors[False])
+    if 0 < sum(run.wrong for run in whole) < len(whole) or differ:
         return True
     # Wrong on whole numbers alone, it does the same each time, if there are several of those runs.
     return len(whole) == 1 and whole[0].wrong and any(run.outcome.precision == FLOAT32 for run in others)
-
-
-def _differ(runs: Sequence[Run]) -> bool:
-    """Are right and wrong runs too far apart for one computation, whose rounding is sometimes beyond a bound?"""
-    wrong = [run.outcome.scaled for run in runs if run.wrong]
-    right = [run.outcome.scaled for run in runs if not run.wrong]
-    return bool(wrong and right) and min(wrong) > _APART * max(right)
 
 
 @dataclass

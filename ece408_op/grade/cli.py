@@ -36,8 +36,6 @@ A class that was stopped continues when the same command, with the same --json, 
 exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + the signal that ended it"""
 #: A shell's exit code for a program that a signal ended is this plus the signal's number.
 _SIGNALLED = 128
-#: Submissions that are compiled while another one runs on the GPU.
-_COMPILING = max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,7 +126,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     hidden = _private(arguments, found)
     tools = programs.build(kinds, hidden=hidden, unsafe=arguments.unsafe) if kinds else Tools(Path())
     # One submission has the GPU to itself; others are compiled meanwhile.
-    jobs = 1 + _COMPILING if gpu else arguments.jobs
+    jobs = 1 + max(1, len(os.sched_getaffinity(0)) // 2) if gpu else arguments.jobs
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
     if len(found) == 1:
@@ -162,11 +160,9 @@ def _private(arguments: argparse.Namespace, found: list[_submission.Submission])
     """The folders of the class and of the grader's files, which no submission may see."""
     files = [path for path in (arguments.spec, arguments.json, arguments.reports) if path]
     files += [one.source for one in found if one.source]
-    folders = [path for path in arguments.path if path.is_dir()]
     # Unlike Path.resolve, realpath takes a link that leads to itself.
-    return tuple(
-        sorted({*(Path(realpath(path)).parent for path in files), *(Path(realpath(path)) for path in folders)})
-    )
+    folders = {Path(realpath(path)) for path in arguments.path if path.is_dir()}
+    return tuple(sorted(folders | {Path(realpath(path)).parent for path in files}))
 
 
 def _no_gpu() -> DeviceError | None:
@@ -179,27 +175,17 @@ def _no_gpu() -> DeviceError | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ece408-grade",
-        description="Compile, run and check course submissions.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Compile, run and check course submissions."
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("ece408-grade", description=about, epilog=_EPILOG, formatter_class=raw)
     parser.add_argument("path", nargs="+", type=Path, help="a submission's folder or file, or a folder of many")
-    parser.add_argument(
-        "--context",
-        choices=("cpu", "gpu"),
-        help="grade new-forward.h (cpu) or new-forward.cuh (default: gpu where there is one)",
-    )
+    files = "grade new-forward.h (cpu) or new-forward.cuh (default: gpu where there is one)"
+    parser.add_argument("--context", choices=("cpu", "gpu"), help=files)
     parser.add_argument("--spec", type=Path, help="the grader's file, TOML: see docs/grading.md")
     parser.add_argument("--json", type=Path, help="write the records there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
-    parser.add_argument(
-        "--jobs",
-        type=_jobs,
-        default=len(os.sched_getaffinity(0)),
-        help="CPU submissions compiled and checked at a time (default: the cores); no effect with GPU files",
-    )
+    jobs = "CPU submissions compiled and checked at a time (default: the cores); no effect with GPU files"
+    parser.add_argument("--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help=jobs)
     parser.add_argument("--time-in-parallel", action="store_true", help="time calls while other submissions run, too")
     parser.add_argument("--quick", action="store_true", help="one network, 100 images, one timed run, no accuracy")
     parser.add_argument("--unsafe", action="store_true", help="run submissions without a sandbox, with limits only")

@@ -15,7 +15,6 @@ from ece408_op.grade._verdict import (
     WARM_UP,
     WIDE_RANGE,
     WRONG,
-    End,
     Layer,
     NetworkResult,
     Outcome,
@@ -26,6 +25,7 @@ from ece408_op.grade._verdict import (
     judge_submission,
 )  # fmt: skip
 from ece408_op.problem import ConvProblem
+from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import KNOWN, NETS
 
 PROBLEM = ConvProblem(3, 2, 7, 6, 3, 3)
@@ -113,15 +113,18 @@ def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float,
     ("layers", "end", "statuses"),
     [
         (["Ff", "Ff"], None, ["passed", "passed"]),
-        (["Ff", "F"], End(1, "crashed", "why"), ["stopped", "crashed"]),
-        (["Ww", "F"], End(1, "crashed", "why"), ["wrong", "stopped"]),  # what came first counts
-        (["Ww", "F"], End(1, "tampered", "why"), ["wrong", "tampered"]),
-        (["F", "F"], End(0, "timed_out", "why"), ["timed_out", "stopped"]),
+        (["Ff", "F"], (1, "crashed"), ["stopped", "crashed"]),
+        (["Ww", "F"], (1, "crashed"), ["wrong", "stopped"]),  # what came first counts
+        (["Ww", "F"], (1, "tampered"), ["wrong", "tampered"]),
+        (["F", "F"], (0, "timed_out"), ["timed_out", "stopped"]),
     ],
 )
-def test_a_networks_layers(layers: list[str], end: End | None, statuses: list[str]) -> None:
+def test_a_networks_layers(layers: list[str], end: tuple[int, str] | None, statuses: list[str]) -> None:
     those = [Layer(PROBLEM, runs(one)) for one in layers]
-    judge_network(those, end, half_passes=True)
+    if end is None:
+        judge_network(those, half_passes=True)
+    else:
+        judge_network(those, True, EndedError(end[1], "why"), end[0])
     assert [one.verdict.status for one in those] == statuses
 
 
