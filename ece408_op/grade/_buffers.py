@@ -22,7 +22,7 @@ from ece408_op.runtime import cuda
 from ece408_op.submission.arrays import Arrays
 
 from . import _judge
-from ._device import Device, launch_sums
+from ._device import KERNEL, Device
 from ._judge import Part
 from ._verdict import Outcome
 
@@ -53,7 +53,7 @@ class Buffers(Arrays):
         self.device, self._require_open = device or Device(), require_open
         super().__init__(problem, self.device.number)
         with cuda.reported(self.device.name) if self.gpu else nullcontext():
-            self._x, self._w, self._y = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
+            self._x, self._w, self.copied = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
         """Draw new inputs of that kind; some images are sparse, among the others."""
@@ -63,7 +63,8 @@ class Buffers(Arrays):
             sign = (bits & np.uint64(1)).astype(np.float32) * 2 - 1
             # Up to 1000 products of at most 2 stay below 2048, up to which float16 represents every integer.
             larger = (bits >> np.uint64(1) & np.uint64(p.products <= 1000)).astype(np.float32) + 1
-            to[...] = _uniform(bits) if kind == _judge.REAL else sign * larger
+            uniform = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
+            to[...] = uniform if kind == _judge.REAL else sign * larger
         least = int(rng.integers(2)) if p.batch == 1 else 1
         for image in rng.permutation(p.batch)[: max(least, min(p.batch // _SPARSE, _MOST_SPARSE))]:
             self._x[int(image)] = self.xp.asarray(self._sparse_image(rng, kind == _judge.REAL))
@@ -127,23 +128,23 @@ class Buffers(Arrays):
         try:
             kernel: Any = dispatch.select(p, "gpu" if self.gpu else "cpu", chip=chip)
             if not self.gpu:
-                kernel.prepare(p, self._y)
+                kernel.prepare(p, self.copied)
             more = () if self.gpu else (threads,)
             clock = timer.GpuClock(kernel.name) if self.gpu else timer.cpu_clock
-            call = partial(kernel.run, p, self._x, self._w, self._y, *more)
+            call = partial(kernel.run, p, self._x, self._w, self.copied, *more)
             return timer.measure(call, clock, self.device.evict, repeats=_OWN_RUNS).median
         except Ece408Error:
             return None
 
     def take_output(self) -> None:
-        """Copy the output."""
-        self._y[...] = self.y.array
+        """Copy the output, for ``copied``."""
+        self.copied[...] = self.y.array
         self.wait()
 
     def violations(self) -> list[str]:
         """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""
         found = {
-            "changed late": self._differ(self._y, self.y.array),
+            "changed late": self._differ(self.copied, self.y.array),
             "red zone": self.wrote_outside(),
             "inputs": self._differ(self._x, self.x.array) or self._differ(self._w, self.w.array),
         }
@@ -151,7 +152,7 @@ class Buffers(Arrays):
 
     def digest(self) -> int:
         """A digest of the copied output's bits: their sum, each times an odd number of its own, modulo 2^64."""
-        y, found = self._y.ravel().view(np.uint32), 0
+        y, found = self.copied.ravel().view(np.uint32), 0
         for first in range(0, y.size, _DRAWN):
             part = y[first : first + _DRAWN]
             odd = self.xp.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
@@ -168,14 +169,10 @@ class Buffers(Arrays):
         ``source`` is the submission's text.
         """
         first = 0 if worst < _EXPLAINED else worst - _EXPLAINED + 1
-        x, w, y = self._x[first : first + _EXPLAINED], self._w, self._y[first : first + _EXPLAINED]
+        x, w, y = self._x[first : first + _EXPLAINED], self._w, self.copied[first : first + _EXPLAINED]
         if self.gpu:
             x, w, y = x.get(), w.get(), y.get()
         return explain(x, w, y, before, source)
-
-    def output(self) -> Any:
-        """The copied output."""
-        return self._y
 
     def exact(self, x: Any, w: np.ndarray) -> Any:
         """The convolution of other inputs, summed in float64, rounded once to float32."""
@@ -189,7 +186,7 @@ class Buffers(Arrays):
             x = self._x[at : at + step]
             largest = self.xp.abs(x).max(axis=(1, 2, 3))[:, None] * self.xp.abs(self._w).max(axis=(1, 2, 3))
             largest = largest.astype(np.float64)[:, :, None, None] * math.sqrt(self.problem.products)
-            yield Part(self._y[at : at + step], *self._sums(x, self._w, roots), largest)
+            yield Part(self.copied[at : at + step], *self._sums(x, self._w, roots), largest)
 
     def _step(self) -> int:
         """Images per step of the comparison."""
@@ -211,7 +208,8 @@ class Buffers(Arrays):
             return exact, size, np.sqrt(reference.convolve(x * x, w * w)) if roots else size
         exact, size, root = (self.xp.empty(shape, np.float64) for _ in range(3))
         sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
-        launch_sums(x, w, np.uint64(exact.size), *sizes, exact, size, root)
+        sums = self.xp.RawKernel(KERNEL, "sums", ("--std=c++17",))
+        sums((2048,), (256,), (x, w, np.uint64(exact.size), *sizes, exact, size, root))
         return exact, size, root
 
     def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
@@ -232,8 +230,3 @@ def _mix(at: Any) -> Any:
     at = (at ^ (at >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     at = (at ^ (at >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return at ^ (at >> np.uint64(31))
-
-
-def _uniform(bits: Any) -> Any:
-    """Numbers in [-1, 1), float32."""
-    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)

@@ -25,7 +25,6 @@ _RELEASED, _RELEASE_SECONDS = 0.95, 5.0
 #: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
 _LITTLE = 0.25
 
-_BLOCKS, _THREADS = (2048,), (256,)
 #: CUDA C++: the exact sums.
 KERNEL = r"""
 typedef unsigned long long u64;
@@ -120,11 +119,6 @@ class Device:
 def _flush_block(number: int | None) -> Any:
     """One for all arrays of a device: its content does not matter."""
     return Device(number).use().zeros(_FLUSH_BYTES[number is not None] // 8, np.int64)
-
-
-def launch_sums(*arguments: Any) -> None:
-    """Start KERNEL on the thread's current GPU."""
-    cuda.cupy().RawKernel(KERNEL, "sums", ("--std=c++17",))(_BLOCKS, _THREADS, arguments)
 
 
 _ceilings = cache(roofline.measure)

@@ -71,6 +71,7 @@ class CourseNet:
         return {"model": self.name, "images": len(got), "source": self.test.source, **shares}
 
 
+@lru_cache(maxsize=16)
 def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
     """The trained networks that have these layers.
 
@@ -80,13 +81,15 @@ def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
     if net not in NETS or images > MOST:
         return ()
     try:
-        test = _test_set(net.layers[0][1], images)
+        test = load_test(net.layers[0][1], images, found=_found())
     except DataError:
         return ()
     return tuple(CourseNet(name, test, *_weights(name)) for name in _TRAINED[net.name])
 
 
-@cache
+_found = cache(find_test)
+
+
 def _weights(name: str) -> tuple[Any, Any]:
     """The network's filters and connected layers."""
     network = files.find(name)
@@ -94,11 +97,3 @@ def _weights(name: str) -> tuple[Any, Any]:
     known = {key.partition(":")[2]: np.array(value, np.float32) for key, value in arrays.items()}
     filters = tuple(known[f"new{number}_weight"] for number in range(2) if f"new{number}_weight" in known)
     return filters, tuple((known[f"fullyconnected{n}_weight"], known[f"fullyconnected{n}_bias"]) for n in range(2))
-
-
-_found = cache(find_test)
-
-
-@lru_cache(maxsize=16)
-def _test_set(size: int, count: int) -> TestSet:
-    return load_test(size, count, found=_found())

@@ -58,23 +58,24 @@ def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
     """
     by_network: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        for network in record.get("networks", []) if record["status"] == "passed" else []:
-            if network["status"] == "passed" and "seconds" in network:
-                together = rules.mix_precisions or record["precision"].startswith("float32")
-                name = name_of(network) + ("" if together else f", {record['precision']}")
-                layers = [layer["seconds"] for layer in network["layers"]]
-                ends = {end: sum(layer[end] for layer in layers) for end in ("fastest", "slowest")}
-                one = {"path": record["path"], "precision": record["precision"], "seconds": network["seconds"], **ends}
-                by_network.setdefault(name, []).append(one)
-    return [
-        place
-        for name, entries in by_network.items()
-        if len(entries) > 1
-        for place in _one_network(name, sorted(entries, key=lambda entry: entry["seconds"]), rules)
-    ]
+        path, precision = record["path"], record["precision"]
+        for network in _timed([record]) if record["status"] == "passed" else []:
+            together = rules.mix_precisions or precision.startswith("float32")
+            name = name_of(network) + ("" if together else f", {precision}")
+            ends = {end: sum(one["seconds"][end] for one in network["layers"]) for end in ("fastest", "slowest")}
+            one = {"path": path, "precision": precision, "seconds": network["seconds"], **ends}
+            by_network.setdefault(name, []).append(one)
+    return [place for one in by_network.items() if len(one[1]) > 1 for place in _one_network(*one, rules)]
+
+
+def _timed(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The networks that passed and were timed."""
+    networks = [one for record in records for one in record["networks"]]
+    return [one for one in networks if one["status"] == "passed" and "seconds" in one]
 
 
 def _one_network(name: str, entries: list[dict[str, Any]], rules: RankingSpec) -> list[Place]:
+    entries.sort(key=lambda entry: entry["seconds"])
     seconds = [entry["seconds"] for entry in entries]
     median = statistics.median(seconds)
     deviation = _MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in seconds)
@@ -158,7 +159,7 @@ def _templates() -> Any:
 def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """What a student's report shows; ``records`` are the class's, whose times are compared."""
     meaning, next_step = MEANINGS[record["status"]]
-    networks = record.get("networks", [])
+    networks = record["networks"]
     if record["status"] == "passed" and any(one["status"] != "passed" for one in networks):
         meaning = "It is right on the required networks; the others are below."
     shown = [_network(one, records) for one in networks]
@@ -175,8 +176,7 @@ def student(record: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()
 
 def _network(network: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A network of a record, with its layers as the templates show them."""
-    others = [one for other in records for one in other.get("networks", []) if name_of(one) == name_of(network)]
-    others = [one for one in others if one["status"] == "passed" and "seconds" in one]
+    others = [one for one in _timed(records) if name_of(one) == name_of(network)]
     term = TERMS.get(network["network"], network["network"])
     best = min((one["seconds"] for one in others), default=0.0)
     shown = dict(network, name=term, layers=[], best_seconds=best)
@@ -223,7 +223,7 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
 
     Where its constants point to a network, it has all points if it passed. Elsewhere each network has a share of them.
     """
-    passed, networks = record["status"] == "passed", record.get("networks", [])
+    passed, networks = record["status"] == "passed", record["networks"]
     # The decisive network is tried again with more images for its times alone.
     names = [network["network"] for network in networks]
     counted = [network for at, network in enumerate(networks) if network["network"] not in names[:at]]
@@ -238,12 +238,10 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
             if shared:
                 most = round(100 / len(counted), 2)
                 tests[-1].update(max_score=most, score=most if right and passed else 0.0)
-    timed = [one for one in networks if passed and one["status"] == "passed" and "seconds" in one]
     shown = student(record)
     advice = f"Next step: {shown['next_step']}" if shown["next_step"] else ""
-    times = [
-        f"{layer['name']}: {layer['times']}" for one in shown["networks"] for layer in one["layers"] if layer["times"]
-    ]
+    layers = [layer for one in shown["networks"] for layer in one["layers"]]
+    times = [f"{layer['name']}: {layer['times']}" for layer in layers if layer["times"]]
     said = (shown["meaning"], shown["reason"], advice, "\n".join(times), "\n".join(shown["compiler"]))
     points = round(sum(test["score"] for test in tests)) if shared else 100
     return {
@@ -253,7 +251,8 @@ def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
         "execution_time": record.get("seconds_in_all", 0.0),
         "tests": tests,
         "leaderboard": [
-            {"name": f"{name_of(one)} (ms)", "value": round(1e3 * one["seconds"], 4), "order": "asc"} for one in timed
+            {"name": f"{name_of(one)} (ms)", "value": round(1e3 * one["seconds"], 4), "order": "asc"}
+            for one in (_timed([record]) if passed else [])
         ],
     }
 
@@ -277,7 +276,7 @@ def leaderboard(
     networks = []
     for name in dict.fromkeys(place.network for place in places):
         own = [place for place in places if place.network == name]
-        tried = [one for record in records for one in record.get("networks", []) if name.startswith(name_of(one))]
+        tried = [one for record in records for one in record["networks"] if name.startswith(name_of(one))]
         rooflines = [one["roofline_seconds"] for one in tried if one.get("roofline_seconds")]
         slowest = max(place.seconds for place in own)
         networks.append({"name": name, "places": own, "slowest": slowest, "roofline": min(rooflines, default=0)})

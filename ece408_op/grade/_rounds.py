@@ -246,7 +246,7 @@ class Trial:
             self._layer, w = number, net.filters[number]
             buffers.set_inputs(x, w)
             layer.runs.append(self._run(_verdict.REAL_IMAGES, PICTURE, buffers))
-            y, true = buffers.output(), buffers.exact(exact, w)
+            y, true = buffers.copied, buffers.exact(exact, w)
             if number + 1 < len(self.buffers):
                 x, exact = net.between(y, buffers.xp), net.between(true, buffers.xp)
         self.result.accuracy.append(net.compare(net.labels(y, buffers.xp), net.labels(true, buffers.xp)))

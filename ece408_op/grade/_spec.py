@@ -90,8 +90,7 @@ def load(path: Path | None) -> Spec:
 def _filled(default: Any, table: Mapping[str, Any], where: str, no_keys: set[str], least: float = 0) -> Any:
     """The dataclass with the table's values, each of its default's type."""
     known = {one.name: getattr(default, one.name) for one in fields(default) if one.name not in no_keys}
-    strange = sorted(set(table) - set(known))
-    if strange:
+    if strange := sorted(set(table) - set(known)):
         raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
     given = {}
     for key, value in table.items():
@@ -114,12 +113,10 @@ def _checked(value: Any, like: Any, least: float, where: str) -> Any:
     kind, number = type(like), isinstance(like, (int, float)) and not isinstance(like, bool)
     right = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
     if not right or (number and not (math.isfinite(value) and value >= least)):
-        expected = f"a number of at least {least} ({kind.__name__})" if number else _NAMES[kind]
+        names = {bool: "true or false", str: "a text", dict: "a table"}
+        expected = f"a number of at least {least} ({kind.__name__})" if number else names[kind]
         raise SpecError(f"{where}: expected {expected}, got {value!r}")
     return kind(value)
-
-
-_NAMES = {bool: "true or false", str: "a text", dict: "a table"}
 
 
 def _own(entry: Mapping[str, Any], where: str) -> Net:

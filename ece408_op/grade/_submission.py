@@ -39,18 +39,18 @@ class Submission:
         return self.source is not None and self.source.suffix.lower() == ".py"
 
 
-#: A path that is not graded, and why.
-Over = tuple[Path, str]
+#: Submissions; and the paths that are not graded, each with the reason.
+Found = tuple[list[Submission], list[tuple[Path, str]]]
 
 
-def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> tuple[list[Submission], list[Over]]:
+def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -> Found:
     """Return the submissions that the paths name, in order, each once, and what their folders have that is not graded.
 
     A path is a file, a folder of one submission or a folder of many. Not graded are other folders, archives, and files
     that may be submissions. Raises SpecError for a path that does not exist or has no submission.
     """
     found: dict[Path, Submission] = {}
-    passed_over: list[Over] = []
+    passed_over: list[tuple[Path, str]] = []
     for path in paths:
         if not path.exists():
             raise SpecError(f"{path}: expected a file or a folder, found nothing")
@@ -72,24 +72,20 @@ def _checked(one: Submission, given: Path) -> Submission:
     if one.source is None or one.why:
         return one
     # The path that was given may be a link; whatever lies below it belongs to students.
-    own = Path(realpath(given)) / one.path.relative_to(given) if one.path != given else Path(realpath(given))
-    real = Path(realpath(one.source))
+    own, real = Path(realpath(given), one.path.relative_to(given)), Path(realpath(one.source))
     if real != own and own not in real.parents:
         return replace(one, source=None, why=f"{one.source} is a link that leads out of the submission")
     return replace(one, alone=one.path != given and one.path == one.source)
 
 
-def _within(
-    folder: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS
-) -> tuple[list[Submission], list[Over]]:
+def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS) -> Found:
     children = [child for child in _listed(folder) if not _skipped(child)]
     if _is_one(folder):
         # A folder that is one submission may hold others: a class with the course's skeleton at its top.
         inner = [child for child in children if isdir(child) and child.name != _INNER and _is_one(child)]
         why = f"it lies within {folder}, which is a submission by itself"
         return [_of_folder(folder, context, gpu_here)], [(child, why) for child in inner]
-    found: list[Submission] = []
-    over: list[Over] = []
+    found, over = [], []
     for child in children:
         suffix = child.suffix.lower()
         if isdir(child):
@@ -121,8 +117,7 @@ def _skipped(path: Path) -> bool:
 
 
 def _is_one(folder: Path) -> bool:
-    names = {path.name.lower() for path in _listed(folder) if isfile(path)}
-    return isdir(folder / _INNER) or not names.isdisjoint(_NAMES)
+    return isdir(folder / _INNER) or any(isfile(one) and one.name.lower() in _NAMES for one in _listed(folder))
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
