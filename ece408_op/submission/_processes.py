@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import select
 import signal
@@ -126,10 +127,10 @@ class Process:
             self.ended = self.control.recv(4096).decode(errors="replace") or "lost"
         return self.ended is not None
 
-    def stop(self, seconds: float = 5.0) -> bool:
+    def stop(self) -> bool:
         """Stop the program; False where it has ended."""
         self._signal(signal.SIGSTOP)
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 5.0
         while self.runs():
             if time.monotonic() > end or self.wait(0):
                 return False
@@ -179,8 +180,8 @@ class Process:
     def pages(self) -> tuple[int, int]:
         """Bytes of the program's memory in RAM, and bytes that it may write to and shares with no other."""
         with suppress(OSError, ValueError, IndexError):
-            numbers = Path(f"/proc/{self.pid}/statm").read_text().split()
-            return int(numbers[1]) * os.sysconf("SC_PAGE_SIZE"), int(numbers[5]) * os.sysconf("SC_PAGE_SIZE")
+            numbers = [int(one) * mmap.PAGESIZE for one in Path(f"/proc/{self.pid}/statm").read_text().split()]
+            return numbers[1], numbers[5]
         return 0, 0
 
     def _signal(self, number: int) -> None:

@@ -64,7 +64,7 @@ class DeviceArray:
         cp = cuda.cupy()
         device, size = int(cp.cuda.runtime.getDevice()), 4 * math.prod(shape)
         cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
-        zero, none, unit, descriptor = ctypes.c_uint64(0), ctypes.c_size_t(0), ctypes.c_size_t(), ctypes.c_int()
+        zero, unit, descriptor = ctypes.c_uint64(0), ctypes.c_size_t(), ctypes.c_int()
         # CUmemAllocationProp: pinned memory, shared by a POSIX file descriptor, on a device; CUmemAccessDesc: on a
         # device, to read and write.
         properties, access = struct.pack("iiiiPQ", 1, 1, 1, device, 0, 0), struct.pack("iii", 1, device, 3)
@@ -72,8 +72,8 @@ class DeviceArray:
         _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), properties, 0)
         self._total = ctypes.c_size_t(-(-(2 * RED_ZONE + size) // unit.value) * unit.value)
         _driver("cuMemCreate", ctypes.byref(self._memory), self._total, properties, zero)
-        _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, none, zero, zero)
-        _driver("cuMemMap", self._at, self._total, none, self._memory, zero)
+        _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, zero, zero, zero)
+        _driver("cuMemMap", self._at, self._total, zero, self._memory, zero)
         _driver("cuMemSetAccess", self._at, self._total, access, ctypes.c_size_t(1))
         _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._memory, 1, zero)
         self.descriptor, self.handle = descriptor.value, f"{descriptor.value}:{self._total.value}"

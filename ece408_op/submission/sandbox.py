@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ._processes import Process, Processes, filter_program
 from .errors import HarnessError
@@ -117,8 +117,7 @@ def start(
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # reports come with the sender's process id
     words = [str(tools.folder / "supervisor"), f"control={theirs.fileno()}"]
     inherited = [theirs.fileno(), *descriptors]
-    filtered = filtered and not tools.trusted
-    if filtered:
+    if filtered and not tools.trusted:
         inherited.append(filter_program(fatal=not (gpu or python)))
         words.append(f"filter={inherited[-1]}")
     if not tools.unsafe:
@@ -136,20 +135,13 @@ def start(
     if limits.processes and (user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe)):
         numbers[resource.RLIMIT_NPROC] = limits.processes
     words += [f"limit={number}:{value}" for number, value in numbers.items()]
-    around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, not python, tools, gpu)
+    around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, python, tools, gpu)
     if cgroup is not None:
         around = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *around]
+    own: dict[str, Any] = {"pass_fds": inherited, "env": _environment(device), "start_new_session": True}
+    own.update(stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
-        process = subprocess.Popen(
-            [*around, *words, "--", *command],
-            cwd=tools.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=inherited,
-            env=_environment(device),
-            start_new_session=True,
-        )
+        process = subprocess.Popen([*around, *words, "--", *command], cwd=tools.folder, **own)
     except OSError as error:
         raise HarnessError(f"expected to start the harness's supervisor, got {error}") from error
     finally:
@@ -172,11 +164,9 @@ def beginning(path: Path, most: int) -> str:
     return ""
 
 
-def _bubblewrap(
-    seen: Iterable[str], written: Iterable[Path], without_python: bool, tools: Tools, gpu: bool
-) -> list[str]:
+def _bubblewrap(seen: Iterable[str], written: Iterable[Path], python: bool, tools: Tools, gpu: bool) -> list[str]:
     """The command that builds the namespaces and the file system."""
-    packages = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)] if without_python else []
+    packages = [] if python else [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
     words = ["bwrap", "--die-with-parent", "--as-pid-1", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     words += ["--unshare-cgroup-try", *([] if gpu else ["--unshare-ipc"])]
     if os.geteuid() != 0:  # the supervisor limits the size of /tmp with this; the program loses it
@@ -189,10 +179,8 @@ def _bubblewrap(
         if not any(folder.is_relative_to(root) for root in visible):
             words += ["--dir", str(folder)]
     for path in filter(os.path.lexists, visible):
-        if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), path]
-        else:
-            words += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
+        bind = "--dev-bind" if path.startswith("/dev/") else "--ro-bind"
+        words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else [bind, path, path]
     secrets = {*map(Path, packages), *tools.hidden}
     for secret in sorted(secrets):
         below = any(secret.is_relative_to(root) for root in visible if os.path.isdir(root))
@@ -231,15 +219,12 @@ def _cgroup(limits: Limits) -> Path | None:
     top = Path("/sys/fs/cgroup")
     path = top / f"ece408-grade-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        enabled = (top / "cgroup.subtree_control").read_text().split()
-        for name in ("memory", "pids"):
-            if name not in enabled:
-                (top / "cgroup.subtree_control").write_text(f"+{name}")
+        control = top / "cgroup.subtree_control"
+        for name in {"memory", "pids"}.difference(control.read_text().split()):
+            control.write_text(f"+{name}")
         path.mkdir()
-        if limits.memory:
-            (path / "memory.max").write_text(str(limits.memory))
-        if limits.processes:
-            (path / "pids.max").write_text(str(limits.processes))
+        for name, most in (("memory.max", limits.memory), ("pids.max", limits.processes)):
+            (path / name).write_text(str(most or "max"))
     except OSError:
         return None
     return path
