@@ -1,6 +1,6 @@
 """The worker for a kernel in Python: native/worker.cpp as a library, with a load and a forward of Python's.
 
-    python python_worker.py LIBRARY PATHS WHAT IN OUT GUARD {B C H W M K X W Y}...
+    python python_worker.py LIBRARY PATHS WHAT SOCKET GUARD {B C H W M K X W Y}...
 
 PATHS is sys.path, WHAT the path of a file that defines a kernel. The other words, and the protocol, are those of
 native/worker.cpp.
@@ -35,14 +35,14 @@ class Call(ctypes.Structure):
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the pipe of commands ends."""
+    """Serve until the harness closes the socket."""
     library, paths, what, *words = arguments
     sys.path[:] = paths.split(os.pathsep)
     from ece408_op.core import dispatch
     from ece408_op.errors import UnsupportedError
     from ece408_op.problem import ConvProblem
 
-    layers = [words[at : at + _WORDS] for at in range(3, len(words), _WORDS)]
+    layers = [words[at : at + _WORDS] for at in range(2, len(words), _WORDS)]
     sizes: list[Any] = [map(int, one[:6]) for one in layers]
     problems = [ConvProblem(*each) for each in sizes]
     kernels: list[Any] = []

@@ -9,12 +9,13 @@ import secrets
 import select
 import signal
 import site
+import socket
 import statistics
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ _BEGIN_SECONDS = 60.0
 #: Empty calls that wake the processes on the way and measure the overhead. On the CPU each of a few in a row may wait
 #: milliseconds for other work, so there are more.
 _PINGS, _CPU_PINGS = 5, 40
-#: A line from the worker has fewer bytes. For some seconds the harness polls for a GPU's reply instead of sleeping.
+#: A message from the worker has fewer bytes. For some seconds the harness polls for a GPU's reply instead of sleeping.
 _LONGEST, _SPIN_SECONDS = 1 << 14, 0.1
 #: How often a worker's memory in RAM is read. CUDA needs too much address space for a limit of that, and pinned memory
 #: is in no cgroup.
@@ -102,7 +103,7 @@ class Program:
         return text.replace(self.folder, "") if self.folder else text
 
     def command(self, tools: Tools, gpu: bool) -> list[str]:
-        """The command without the words that name pipes and buffers."""
+        """The command without the words that name the socket and buffers."""
         worker = str(tools.worker(gpu, self.python))
         if not self.python:
             return [worker, self.what]
@@ -117,9 +118,8 @@ class Worker:
     def __init__(
         self, tools: Tools, program: Program, buffers: Sequence[Arrays], folder: Path, spec: LimitsSpec
     ) -> None:
-        commands, self._commands = os.pipe()
-        self._replies, replies = os.pipe()
-        self._text, self._fault, self._stopped = b"", "", False
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._fault, self._stopped = "", False
         self._program, self._on_gpu = program, buffers[0].gpu
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
@@ -130,26 +130,21 @@ class Worker:
         self._most = memory - spec.disk_bytes
         self._size = self._growth = 0
         self._output = folder / "printed.txt"
-        command = [*program.command(tools, self._on_gpu), str(commands), str(replies), str(buffers[0].guard)]
+        command = [*program.command(tools, self._on_gpu), str(theirs.fileno()), str(buffers[0].guard)]
         for one in buffers:
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
-        pipes = [commands, replies, *(array.descriptor for array in arrays)]
-        try:
-            with open(self._output, "ab") as printed:
-                self.process = sandbox.start(
-                    tools, command, limits, printed, program.seen, pipes, buffers[0].number, python=program.python
-                )
-        finally:
-            os.close(commands)
-            os.close(replies)
+        inherited, number = [theirs.fileno(), *(array.descriptor for array in arrays)], buffers[0].number
+        with theirs, open(self._output, "ab") as printed:
+            self.process = sandbox.start(
+                tools, command, limits, printed, program.seen, inherited, number, python=program.python
+            )
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.process.end()
-        os.close(self._commands)
-        os.close(self._replies)
+        self._socket.close()
 
     def begin(self) -> None:
         """Wait until the buffers are mapped, and measure an empty call, before anything of the submission runs.
@@ -157,9 +152,9 @@ class Worker:
         Raises HarnessError where the worker cannot begin.
         """
         with self._our_fault():
-            line = self._line(time.monotonic() + _BEGIN_SECONDS, "beginning")
-            if line != "open":
-                raise HarnessError(f"expected the worker to begin, got {line}")
+            answer = self._answer(time.monotonic() + _BEGIN_SECONDS, "beginning")
+            if answer != "open":
+                raise HarnessError(f"expected the worker to begin, got {answer}")
             self.overhead = self.ping(_PINGS if self._on_gpu else _CPU_PINGS)
 
     def zero(self, layer: int) -> None:
@@ -174,14 +169,14 @@ class Worker:
         """
         with self._our_fault():
             self._go()
-            os.write(self._commands, b"load\n")
-        line = self._line(time.monotonic() + seconds, "loading it")
-        if line.startswith("unloadable replaces"):
-            raise EndedError("tampered", f"it defines {line.rpartition(' ')[2]} in place of the system's own")
-        if line.startswith("unloadable"):
-            raise EndedError("compile_error", f"it cannot be loaded: {line.partition(' ')[2]}")
-        if line != "ready":
-            raise _forged(line, " while loading")
+            self._socket.send(b"load")
+        answer = self._answer(time.monotonic() + seconds, "loading it")
+        if answer.startswith("unloadable replaces"):
+            raise EndedError("tampered", f"it defines {answer.rpartition(' ')[2]} in place of the system's own")
+        if answer.startswith("unloadable"):
+            raise EndedError("compile_error", f"it cannot be loaded: {answer.partition(' ')[2]}")
+        if answer != "ready":
+            raise _forged(answer, " while loading")
         self._stop()
 
     def call(self, layer: int, seconds: float, word: str = "run") -> Call:
@@ -198,11 +193,11 @@ class Worker:
         start = time.perf_counter()
         self._go()
         try:
-            os.write(self._commands, f"{word} {nonce} {layer}\n".encode())
-        except BrokenPipeError:
+            self._socket.send(f"{word} {nonce} {layer}".encode())
+        except ConnectionError:
             raise self._reason_of_end("between two calls") from None
         try:
-            line = self._line(time.monotonic() + seconds, "a call of forward")
+            answer = self._answer(time.monotonic() + seconds, "a call of forward")
         finally:
             end = time.perf_counter()
             self._program.used.append(end - start)
@@ -210,13 +205,13 @@ class Worker:
         if not self._on_gpu:
             # Threads that go on after the answer are timed until they are stopped.
             end = time.perf_counter()
-        kind, _, rest = line.partition(" ")
+        kind, _, rest = answer.partition(" ")
         if kind in _FAILURES:
             status, text = _FAILURES[kind]
-            raise EndedError(status, text.format(rest))
-        match = re.fullmatch(rf"done {nonce} (\d+) (?:-|([A-Za-z]{{4,80}}))", line)
+            raise EndedError(status, text.format(" ".join(rest.split())))
+        match = re.fullmatch(rf"done {nonce} (\d+) (?:-|([A-Za-z]{{4,80}}))", answer)
         if match is None:
-            raise _forged(line)
+            raise _forged(answer)
         self._nothing_waits()
         return Call(end - start, int(match[1]) / 1e9, match[2] or "")
 
@@ -254,7 +249,7 @@ class Worker:
         """What goes wrong here is the harness's fault: nothing of the submission has run."""
         try:
             yield
-        except (EndedError, BrokenPipeError) as error:
+        except (EndedError, ConnectionError) as error:
             raise HarnessError(f"expected the worker to begin, but {error}: {self.printed}") from None
 
     def _go(self) -> None:
@@ -269,50 +264,46 @@ class Worker:
     def _nothing_waits(self) -> None:
         if self._stopped and self.process.runs():
             raise EndedError("tampered", "its process ran on by itself while the harness had stopped it")
-        if not self._text and not select.select([self._replies], [], [], 0)[0]:
-            return
-        data = self._text or os.read(self._replies, 200)
-        if not data or data.startswith(b"fault"):
-            self._fault = data.decode(errors="replace").strip()
+        if select.select([self._socket], [], [], 0)[0]:
+            self._fault = self._received()
+            if self._fault and not _FAULT.fullmatch(self._fault):
+                raise _forged(self._fault, " outside of a call")
             raise self._reason_of_end("outside of a call")
-        raise _forged(data.decode(errors="replace"), " outside of a call")
 
-    def _line(self, deadline: float, doing: str) -> str:
+    def _answer(self, deadline: float, doing: str) -> str:
         awake = time.monotonic() + _SPIN_SECONDS if self._on_gpu else 0.0
         while True:
-            while b"\n" not in self._text:
-                now = time.monotonic()
-                pause = 0 if now < awake else min(_LOOK_SECONDS, max(0.0, deadline - now))
-                if not select.select([self._replies], [], [], pause)[0]:
-                    if now >= awake and self._on_gpu and self.process.pages()[0] > self._most:
-                        raise EndedError("crashed", f"{_SIGNALS[signal.SIGKILL]}, during {doing}")
-                    if now < max(awake, deadline):
-                        continue
-                    raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
-                data = os.read(self._replies, 4096)
-                if not data:
+            now = time.monotonic()
+            pause = 0 if now < awake else min(_LOOK_SECONDS, max(0.0, deadline - now))
+            if select.select([self._socket], [], [], pause)[0]:
+                message = self._received()
+                if not message:
                     raise self._reason_of_end(doing)
-                self._text += data
-                if len(self._text) > _LONGEST:
-                    raise _forged(data.decode(errors="replace"))
-            raw, _, self._text = self._text.partition(b"\n")
-            line = raw.decode(errors="replace")
-            if not line.startswith("fault"):
-                return line
-            self._fault = line
+                if not _FAULT.fullmatch(message):
+                    return message
+                self._fault = message
+            elif now >= awake and self._on_gpu and self.process.pages()[0] > self._most:
+                raise EndedError("crashed", f"{_SIGNALS[signal.SIGKILL]}, during {doing}")
+            elif now >= max(awake, deadline):
+                raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
+
+    def _received(self) -> str:
+        with suppress(ConnectionResetError):  # it ended with a command unread: what it had sent comes next
+            return self._socket.recv(_LONGEST).decode(errors="replace")
+        return self._socket.recv(_LONGEST).decode(errors="replace")
 
     def _reason_of_end(self, doing: str) -> EndedError:
         if not self.process.wait(5.0):
             self.process.end()
-            return EndedError("tampered", f"the worker's pipe was closed during {doing}, though the process lived on")
+            return EndedError("tampered", f"the worker's socket was closed during {doing}, though the process lived on")
         kind, _, number = (self.process.ended or "lost").partition(" ")
-        place = re.fullmatch(r"fault (\d+) ([xyw]) (-?\d+) (\d+)", self._fault)
-        if place is not None:
-            return _fault(place.group(2), int(place.group(3)), int(place.group(4)), doing)
+        fault = _FAULT.fullmatch(self._fault)
+        if fault and fault[2] in _ARRAYS:
+            return _outside(_ARRAYS[fault[2]], int(fault[3]), int(fault[4]), doing)
         said = "its process was lost"
         if kind == "exit":
             said = f"it ended its process itself (exit code {number})"
-        elif self._fault == f"fault {number} stack 0 0":
+        elif fault and fault[1] == number and fault[2] == "stack":
             said = _STACK
         elif kind == "signal":
             said = _SIGNALS.get(int(number), f"it was ended by signal {number}")
@@ -323,17 +314,19 @@ def _forged(line: str, when: str = "") -> EndedError:
     return EndedError("tampered", f"a message came that the worker does not send{when}: {line[:80]!r}")
 
 
-def _fault(name: str, offset: int, elements: int, doing: str) -> EndedError:
-    full = {"x": "its input x", "w": "the filters w", "y": "the output y"}[name]
+def _outside(full: str, offset: int, elements: int, doing: str) -> EndedError:
     if 0 <= offset < elements:
         return EndedError("tampered", f"it wrote into {full}, which is const, at element {offset} of {elements}")
     where = f"{-offset} before the first" if offset < 0 else f"{offset - elements + 1} past the last"
-    hint = "" if name == "w" or offset < 0 else "; y has H - K + 1 rows and W - K + 1 columns: do the loops end there?"
-    return EndedError(
-        "out_of_bounds", f"it touched memory outside {full}, {where} of its {elements} elements, in {doing}{hint}"
-    )
+    text = f"it touched memory outside {full}, {where} of its {elements} elements, in {doing}"
+    if full != _ARRAYS["w"] and offset >= 0:
+        text += "; y has H - K + 1 rows and W - K + 1 columns: do the loops end there?"
+    return EndedError("out_of_bounds", text)
 
 
+#: The worker's report of a fault: the signal, the array that is near, the element, and the array's elements.
+_FAULT = re.compile(r"fault (\d+) (stack|elsewhere|[xyw]) (-?\d+) (\d+)")
+_ARRAYS = {"x": "its input x", "w": "the filters w", "y": "the output y"}
 #: What ended a process, in words.
 _STACK = "its stack was too small: an array within a function is too large, or a function calls itself without end"
 _SIGNALS: dict[int, str] = {

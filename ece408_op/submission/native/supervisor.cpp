@@ -94,7 +94,7 @@ int main(int, char** words) {
   pid_t program = fork();
   if (program < 0) fail("fork");
   if (program == 0) run_program(words, in_sandbox);
-  // Only the program may use the other descriptors: its pipes must end when it does.
+  // Only the program may use the other descriptors: its socket must end when it does.
   for (int fd = 0; fd < 4096; ++fd)
     if (fd != control) close(fd);
   int status = 0;

@@ -1,12 +1,12 @@
 // The worker: maps the harness's buffers, loads one submission, and calls its forward when told to.
 //
-//   worker LIBRARY IN OUT GUARD {B C H W M K X W Y}...
+//   worker LIBRARY SOCKET GUARD {B C H W M K X W Y}...
 //
 // Nine words per layer. X, W and Y are descriptors on the CPU; on a GPU DESCRIPTOR:BYTES of the driver's virtual memory
 // API. GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls ece408_serve with
 // its own load and forward.
 //
-// Commands and replies are lines over two pipes. "load" loads the submission and is answered "ready", "unloadable TEXT" or
+// Commands and replies are packets of a socket. "load" loads the submission and is answered "ready", "unloadable TEXT" or
 // "unloadable replaces NAME". "run NONCE LAYER" calls forward and is answered "done NONCE NANOSECONDS NOTE"; NOTE is the
 // CUDA error that forward left unread, or "-". Other answers are "failed TEXT" (forward threw), "refused TEXT" (it does not
 // take the layer) and "cuda TEXT" (a CUDA error). "empty NONCE" is answered at once, also before "load"; "zero NONCE LAYER",
@@ -49,14 +49,12 @@ constexpr size_t text_bytes = 1024;
 typedef void (*Load)(char* text);
 typedef void (*Forward)(ece408_grade_call* call, unsigned layer, char* text);
 
-int out = -1;
+int harness = -1;
 char spare_stack[1 << 16];
 const char* stack_begin = nullptr;
 
-// Fewer bytes than a pipe takes at once.
-void reply(const std::string& line) {
-  const std::string text = line + "\n";
-  if (write(out, text.data(), text.size()) != (ssize_t)text.size()) _exit(3);
+void reply(const std::string& text) {
+  if (write(harness, text.data(), text.size()) != (ssize_t)text.size()) _exit(3);
 }
 
 [[noreturn]] void lost(const std::string& doing, const char* why) {
@@ -148,14 +146,14 @@ bool of_the_stack(const char* at, void* context) {
 void fault(int number, siginfo_t* info, void* context) {
   const char* at = static_cast<const char*>(info->si_addr);
   char text[128];
-  int n = snprintf(text, sizeof text, "fault %d %s 0 0\n", number, of_the_stack(at, context) ? "stack" : "elsewhere");
+  int n = snprintf(text, sizeof text, "fault %d %s 0 0", number, of_the_stack(at, context) ? "stack" : "elsewhere");
   for (const Region& r : regions) {
     const ptrdiff_t slack = 1 << 24;
     ptrdiff_t offset = at - r.begin;
     if (offset > -slack && offset < (ptrdiff_t)r.bytes + slack)
-      n = snprintf(text, sizeof text, "fault %d %c %td %zu\n", number, r.name, offset / 4, r.bytes / 4);
+      n = snprintf(text, sizeof text, "fault %d %c %td %zu", number, r.name, offset / 4, r.bytes / 4);
   }
-  ssize_t done = write(out, text, n);
+  ssize_t done = write(harness, text, n);
   (void)done;
   signal(number, SIG_DFL);
 }
@@ -172,12 +170,7 @@ void catch_faults() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
-void put(char* text, const std::string& line) {
-  size_t size = line.copy(text, text_bytes - 1);
-  text[size] = 0;
-  for (char* c = text; *c; ++c)
-    if (*c == '\n' || *c == '\r') *c = ' ';
-}
+void put(char* text, const std::string& line) { text[line.copy(text, text_bytes - 1)] = 0; }
 
 const char* library_path = nullptr;
 void (*library_forward)(ece408_grade_call*) = nullptr;
@@ -215,12 +208,11 @@ void call_library(ece408_grade_call* call, unsigned, char* text) {
 
 }  // namespace
 
-// Serves the commands until their pipe ends; words are IN OUT GUARD and the layers.
+// Serves the commands until the harness closes the socket; words are SOCKET GUARD and the layers.
 extern "C" int ece408_serve(char** words, Load load, Forward forward) {
-  constexpr int first = 3, per_layer = 9;
-  FILE* commands = fdopen(atoi(words[0]), "r");
-  out = atoi(words[1]);
-  size_t guard = strtoull(words[2], nullptr, 10);
+  constexpr int first = 2, per_layer = 9;
+  harness = atoi(words[0]);
+  size_t guard = strtoull(words[1], nullptr, 10);
   signal(SIGXFSZ, SIG_IGN);  // output beyond the limit is lost, and that is all
   setvbuf(stdout, nullptr, _IONBF, 0);  // what is printed outlives a crash
   void* used = nullptr;
@@ -248,10 +240,11 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
   char line[80], nonce[40], text[text_bytes] = "";
   unsigned layer = 0;
   bool loaded = false;
-  while (fgets(line, sizeof line, commands)) {
+  for (ssize_t size; (size = read(harness, line, sizeof line - 1)) > 0;) {
+    line[size] = 0;
     std::string answer, note = "-";
     long long took = 0;
-    if (!loaded && strcmp(line, "load\n") == 0) {
+    if (!loaded && strcmp(line, "load") == 0) {
       load(text);
       loaded = !*text;
       reply(loaded ? "ready" : std::string("unloadable ") + text);
@@ -283,7 +276,7 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 5) return 2;
+  if (argc < 4) return 2;
   stack_begin = reinterpret_cast<const char*>(argv);
   library_path = argv[1];
   // Nothing that a submission left for the exit runs.

