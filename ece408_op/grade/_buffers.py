@@ -102,7 +102,6 @@ class Buffers(Arrays):
             to[...] = self.xp.where(changed, number, to)
 
     def set_inputs(self, x: Any, w: np.ndarray) -> None:
-        """Take these inputs, NumPy's or CuPy's."""
         self._x[...] = self.xp.asarray(x, np.float32)
         self._w[...] = self.xp.asarray(w, np.float32)
 
@@ -189,7 +188,6 @@ class Buffers(Arrays):
             yield Part(self.copied[at : at + step], *self._sums(x, self._w, roots), largest)
 
     def _step(self) -> int:
-        """Images per step of the comparison."""
         p = self.problem
         outputs = p.output_height * p.output_width
         step = _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)

@@ -179,7 +179,6 @@ class Grader(Bench):
         return record
 
     def _program(self, one: Submission, folder: Path) -> Program:
-        """The worker's program, made in the folder."""
         if one.why:
             raise EndedError("unsupported", one.why)
         if one.source is None:

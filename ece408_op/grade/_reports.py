@@ -142,7 +142,6 @@ def write_all(folder: Path, records: Sequence[dict[str, Any]], rules: RankingSpe
 
 
 def render(template: str, shown: Mapping[str, Any]) -> str:
-    """A template of this folder, filled in."""
     return str(_templates().get_template(f"{template}.j2").render(shown))
 
 
@@ -214,7 +213,6 @@ def _ms(seconds: float) -> str:
 
 
 def _share(part: float, full: float) -> float:
-    """Percent."""
     return round(100 * min(1.0, part / full), 1) if full > 0 else 0.0
 
 

@@ -195,7 +195,6 @@ class Trial:
         return True
 
     def _all_layers(self, purpose: str) -> None:
-        """Call each layer once."""
         self._round += 1
         for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
             self._layer, problem = number, layer.problem

@@ -71,7 +71,6 @@ class Outcome:
     compared: int
 
     def as_data(self) -> dict[str, Any]:
-        """The worst element, for the record."""
         share, got, expected = map(_finite, (self.share, self.got, self.expected))
         data = {"error_of_bound": share, "got": got, "expected": expected, "index": list(self.index)}
         return {**data, "wrong": self.wrong, "compared": self.compared}
@@ -108,7 +107,6 @@ class Run:
         return self.outcome.precision == WRONG
 
     def as_data(self) -> dict[str, Any]:
-        """For the record."""
         data = {name: getattr(self, name) for name in ("purpose", "seconds", "worker_seconds", "late_seconds")}
         error = _finite(self.outcome.scaled)
         return {**data, "verdict": self.outcome.precision, "error": error, "unread_cuda_error": self.note}
@@ -142,7 +140,6 @@ class Layer:
 
     @property
     def times(self) -> list[float]:
-        """Seconds of the timed runs less an empty call's."""
         return [self._net(run) for run in self.runs if run.purpose == TIMED]
 
     @property
@@ -164,7 +161,6 @@ class Layer:
         return HALF in (classes := {run.outcome.precision for run in self.runs}) and WRONG not in classes
 
     def as_data(self) -> dict[str, Any]:
-        """For the record."""
         images, *layer = self.problem.sizes.values()
         data: dict[str, Any] = {"layer": layer, "images": images, **asdict(self.verdict)}
         data.update(overhead_seconds=self.overhead, roofline_seconds=self.roofline, own_kernel_seconds=self.own)
@@ -202,7 +198,6 @@ def judge_network(layers: Sequence[Layer], half_passes: bool, end: EndedError | 
 
 
 def judge_layer(layer: Layer, half_passes: bool) -> Verdict:
-    """The verdict on all runs of one layer."""
     wide = [run for run in layer.runs if run.purpose == WIDE_RANGE]
     runs = [run for run in layer.runs if run.purpose != WIDE_RANGE]
     if any(run.wrong for run in runs):
@@ -281,7 +276,6 @@ class NetworkResult:
 
     @property
     def status(self) -> str:
-        """Passed, or the failed layer's status."""
         return PASSED if self.failed is None else self.failed.verdict.status
 
     @property
@@ -290,7 +284,6 @@ class NetworkResult:
         return "" if self.failed is None else self.failed.verdict.reason
 
     def as_data(self) -> dict[str, Any]:
-        """For the record."""
         layers = [one.as_data() for one in self.layers]
         data: dict[str, Any] = {"network": self.net.name, "images": self.images, "status": self.status}
         data.update(layers=layers, leaks=self.leaks, accuracy=self.accuracy)

@@ -137,7 +137,6 @@ class Process:
         return not self.wait(0)
 
     def go(self) -> None:
-        """Let it run again."""
         self._signal(signal.SIGCONT)
 
     def runs(self) -> bool:

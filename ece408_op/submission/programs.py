@@ -129,17 +129,15 @@ def build(
         if (gpu, python) == (False, False):
             commands[_BEFORE] = [gxx[0], *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"]
     files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
-    words = [word for name, command in commands.items() for word in (name, *command, version(command[0]))]
+    # A compiler's size and time tell its versions apart.
+    compilers = [os.stat(command[0]) for command in commands.values()]
+    words = [
+        f"{name} {one} {file.st_size} {file.st_mtime_ns}" for (name, one), file in zip(commands.items(), compilers)
+    ]
     # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
     private = trusted or not unsafe or os.geteuid() != 0
     folder = cached_folder("tools", digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)
     return Tools(folder, hidden, unsafe, trusted)
-
-
-def version(compiler: str) -> str:
-    """What differs between versions of a compiler, without starting it."""
-    found = os.stat(os.path.realpath(compiler))
-    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _make(folder: Path, commands: dict[str, list[str]]) -> None:
