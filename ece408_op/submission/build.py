@@ -223,9 +223,10 @@ def _library(name: str) -> Path | None:
 def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
     """Run a compiler in the sandbox: how it ended, and the beginning of its output."""
     memory, seconds, log = limits.memory_bytes + _TMP_BYTES, limits.build_seconds, folder / "output.txt"
-    allowed = sandbox.Limits(memory, 0, int(seconds) + 1, 64 << 20, _TMP_BYTES, 512)
+    own = LimitsSpec(memory_bytes=memory, output_bytes=64 << 20, disk_bytes=_TMP_BYTES, processes=512)
     with open(log, "wb") as file:
-        process = sandbox.start(tools, command, allowed, file, (folder,), written=(target,), filtered=False)
+        seen = (folder,)
+        process = sandbox.start(tools, command, own, int(seconds) + 1, file, seen, written=(target,), filtered=False)
         on_time = process.wait(seconds)
         ended = process.end()
     if not on_time:

@@ -39,24 +39,11 @@ HELP = "; --unsafe grades without a sandbox"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bytes, seconds and counts; 0 is no limit.
-
-    ``memory`` counts the program's memory and the files in its /tmp together; ``tmp_bytes`` limits the files alone.
-    ``reserved`` is address space that holds no memory.
-    """
-
-    memory: int = 0
-    reserved: int = 0
-    cpu_seconds: int = 0
-    file_bytes: int = 64 << 20
-    tmp_bytes: int = 64 << 20
-    processes: int = 0
-
-
-@dataclass(frozen=True)
 class LimitsSpec:
-    """Seconds and bytes for one submission: ``run_seconds`` for a call of forward, ``all_seconds`` for all of them."""
+    """Seconds and bytes for one submission: ``run_seconds`` for a call of forward, ``all_seconds`` for all of them.
+
+    ``memory_bytes`` counts a program's memory and the files in its /tmp together, ``disk_bytes`` the files alone.
+    """
 
     build_seconds: float = 180.0
     load_seconds: float = 20.0
@@ -95,11 +82,13 @@ class Tools:
 def start(
     tools: Tools,
     command: Sequence[str],
-    limits: Limits,
+    limits: LimitsSpec,
+    cpu_seconds: int,
     output: IO[bytes],
     seen: Iterable[Path] = (),
     descriptors: Sequence[int] = (),
     device: int | None = None,
+    reserved: int = 0,
     *,
     written: Iterable[Path] = (),
     filtered: bool = True,
@@ -107,9 +96,9 @@ def start(
 ) -> Process:
     """Start the command, which may read the paths ``seen`` and write those ``written``.
 
-    ``device`` is the number of the GPU that it uses. A ``python`` program sees Python's packages, and forbidden calls
-    fail there; elsewhere they are fatal. Raises HarnessError where the sandbox cannot be built, or all programs were
-    ended.
+    ``reserved`` bytes of its address space hold no memory; ``device`` is the number of the GPU that it uses. A
+    ``python`` program sees Python's packages, and forbidden calls fail there; elsewhere they are fatal. Raises
+    HarnessError where the sandbox cannot be built, or all programs were ended.
     """
     tools.processes.require_open()
     gpu = device is not None
@@ -121,18 +110,16 @@ def start(
         inherited.append(filter_program(fatal=not (gpu or python)))
         words.append(f"filter={inherited[-1]}")
     if not tools.unsafe:
-        words += [f"mount=size={limits.tmp_bytes},nr_inodes={_INODES},mode=1777", "tmpfs=/tmp"]
+        words += [f"mount=size={limits.disk_bytes},nr_inodes={_INODES},mode=1777", "tmpfs=/tmp"]
         words += ["tmpfs=/dev/shm"] if gpu else []
     cgroup, user = _cgroup(limits), None
-    numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.file_bytes}
-    if limits.cpu_seconds:
-        numbers[resource.RLIMIT_CPU] = limits.cpu_seconds
-    if cgroup is None and not gpu and limits.memory:  # an address space limit keeps CUDA from starting
-        numbers[resource.RLIMIT_AS] = limits.memory - limits.tmp_bytes + limits.reserved
+    numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.output_bytes, resource.RLIMIT_CPU: cpu_seconds}
+    if cgroup is None and not gpu:  # an address space limit keeps CUDA from starting
+        numbers[resource.RLIMIT_AS] = limits.memory_bytes - limits.disk_bytes + reserved
     if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
         words.append(f"uid={uid}")
-    if limits.processes and (user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe)):
+    if user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe):
         numbers[resource.RLIMIT_NPROC] = limits.processes
     words += [f"limit={number}:{value}" for number, value in numbers.items()]
     around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, python, tools, gpu)
@@ -214,7 +201,7 @@ def _free_user() -> tuple[int, socket.socket]:
     raise HarnessError(f"expected one of {_UIDS} users for a program, but all are taken")
 
 
-def _cgroup(limits: Limits) -> Path | None:
+def _cgroup(limits: LimitsSpec) -> Path | None:
     """A new cgroup with these limits; None where the system has none to give."""
     top = Path("/sys/fs/cgroup")
     path = top / f"ece408-grade-{os.getpid()}-{time.monotonic_ns()}"
@@ -223,8 +210,8 @@ def _cgroup(limits: Limits) -> Path | None:
         for name in {"memory", "pids"}.difference(control.read_text().split()):
             control.write_text(f"+{name}")
         path.mkdir()
-        for name, most in (("memory.max", limits.memory), ("pids.max", limits.processes)):
-            (path / name).write_text(str(most or "max"))
+        (path / "memory.max").write_text(str(limits.memory_bytes))
+        (path / "pids.max").write_text(str(limits.processes))
     except OSError:
         return None
     return path

@@ -16,7 +16,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ece408_op.runtime.occupancy import KernelNotes
@@ -124,19 +124,19 @@ class Worker:
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
         arrays = [array for one in buffers for array in one.arrays]
-        memory = spec.memory_bytes + sum(one.problem.bytes for one in buffers)
-        reserved, cpu_seconds = 2 * GUARD * len(arrays), int(spec.run_seconds * 64 * len(buffers)) + 60
-        limits = sandbox.Limits(memory, reserved, cpu_seconds, spec.output_bytes, spec.disk_bytes, spec.processes)
-        self._most = memory - spec.disk_bytes
+        limits = replace(spec, memory_bytes=spec.memory_bytes + sum(one.problem.bytes for one in buffers))
+        seconds = int(spec.run_seconds * 64 * len(buffers)) + 60  # of a processor
+        self._most = limits.memory_bytes - limits.disk_bytes
         self._size = self._growth = 0
         self._output = folder / "printed.txt"
         command = [*program.command(tools, self._on_gpu), str(theirs.fileno()), str(buffers[0].guard)]
         for one in buffers:
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
-        inherited, number = [theirs.fileno(), *(array.descriptor for array in arrays)], buffers[0].number
+        shared = [theirs.fileno(), *(array.descriptor for array in arrays)]
+        guards, number = 2 * GUARD * len(arrays), buffers[0].number
         with theirs, open(self._output, "ab") as printed:
             self.process = sandbox.start(
-                tools, command, limits, printed, program.seen, inherited, number, python=program.python
+                tools, command, limits, seconds, printed, program.seen, shared, number, guards, python=program.python
             )
 
     def __enter__(self) -> Worker:

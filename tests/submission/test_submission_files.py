@@ -150,8 +150,8 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]
-        limits = sandbox.Limits(memory=200 << 20)
-        process = sandbox.start(tools, command, limits=limits, output=output, device=0, filtered=False)
+        limits = sandbox.LimitsSpec(memory_bytes=200 << 20)
+        process = sandbox.start(tools, command, limits, 60, output, device=0, filtered=False)
         while process.pages()[0] < 200 << 20:
             assert not process.wait(0.01)
     process.end()
