@@ -138,9 +138,6 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 def _source(folder: Path, inner: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, also next to ece408_src by mistake; else the only file of that kind."""
     files = [path for path in _listed(inner) if path.suffix.lower() in suffixes and isfile(path) and not _skipped(path)]
-    outer = [path for path in _listed(folder) if isfile(path)]
-    for suffix in suffixes:
-        for path in [*files, *outer]:
-            if path.name.lower() == f"new-forward{suffix}":
-                return path
-    return files[0] if len(files) == 1 else None
+    there = {path.name.lower(): path for path in reversed([*files, *_listed(folder)]) if isfile(path)}
+    named = [there[name] for name in (f"new-forward{suffix}" for suffix in suffixes) if name in there]
+    return named[0] if named else files[0] if len(files) == 1 else None
