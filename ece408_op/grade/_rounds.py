@@ -181,7 +181,10 @@ class Trial:
         while self._steps and not any(layer.certainly_wrong for layer in layers):
             purpose, net = self._steps[0]
             self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
-            self._all_layers(purpose) if net is None else self._real_images(net)
+            if net is None:
+                self._all_layers(purpose)
+            else:
+                self._real_images(net)
             self._ended += 1
             self.worker.note_size()
             self._steps.popleft()

@@ -158,7 +158,8 @@ class Layer:
     @property
     def reduced(self) -> bool:
         """Is an output in half precision, but none wrong?"""
-        return HALF in (classes := {run.outcome.precision for run in self.runs}) and WRONG not in classes
+        classes = {run.outcome.precision for run in self.runs}
+        return HALF in classes and WRONG not in classes
 
     def as_data(self) -> dict[str, Any]:
         images, *layer = self.problem.sizes.values()
