@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -135,14 +135,11 @@ class Turns:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Within ``working``: no other thread works."""
-        self.working.release()
-        try:
-            with self._alone:
-                for _ in range(self._jobs):
-                    self.working.acquire()
-                try:
-                    yield
-                finally:
-                    self.working.release(self._jobs)
-        finally:
-            self.working.acquire()
+        with ExitStack() as stack:
+            self.working.release()
+            stack.callback(self.working.acquire)
+            stack.enter_context(self._alone)
+            for _ in range(self._jobs):
+                self.working.acquire()
+                stack.callback(self.working.release)
+            yield

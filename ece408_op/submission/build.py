@@ -31,16 +31,8 @@ _LACKS = (
         r"error: .*[\"'](?:\w+::)*{}[\"']",
         "it uses {} of MXNet, which the harness's replacements for MXNet's headers lack",
     ),
-    (
-        r"\bx\b",
-        r'class "__half" has no member "x"',
-        "it uses the member x of half, which CUDA has no longer had since CUDA 9",
-    ),
-    (
-        r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(",
-        "{}",
-        "it calls the library {}, which the harness does not link",
-    ),
+    (r"\bx\b", r'class "__half" has no member "x"', "it uses the member x of half, which CUDA 9 dropped"),
+    (r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(", "{}", "it calls {}, which the harness does not link"),
     (
         r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
         r"|cudaProfilerInitialize|cudaKeyValuePair)\b",
