@@ -20,6 +20,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import runner
+from ece408_op.submission.networks import NETS, TERMS, batches_in, pointed_to
 
 from ._emulated import FILL, Run, compiled, python_kernel
 
@@ -66,7 +67,9 @@ def check(asked: Asked) -> Checked:
     """Compile the file and compare its outputs for a few images; raises DeviceError where this machine cannot."""
     device, text = runner.device_of(asked.path), asked.path.read_text(encoding="utf-8", errors="replace")
     emulated = device == "gpu" and (asked.emulate or cuda.driver_version() is None)
-    term, layers = ("", list(asked.layers)) if asked.layers else runner.layers_of(text)
+    # By default the network of spring 2018, whose second layer has several channels.
+    net = (pointed_to(text) or [net for net in NETS if net.name == "2018sp"])[0]
+    term, layers = ("", list(asked.layers)) if asked.layers else (TERMS[net.name], net.problems(1))
     images = asked.images or (EMULATED_IMAGES if emulated else IMAGES)
     result: dict[str, Any] = {"version": 1, "path": str(asked.path), "file": asked.path.name, "source": text}
     result.update(device="emulator" if emulated else device, term=term, images=images, status=RIGHT, reason="")
@@ -97,8 +100,20 @@ def check(asked: Asked) -> Checked:
         status = "unsupported" if isinstance(error, emulator.UnsupportedCodeError) else "compile_error"
         result.update(status=status, reason=str(error))
     if result["status"] in (WRONG, "crashed", "out_of_bounds") and not any(map(_told, result["layers"])):
-        result["hint"] = runner.batch_hint(text, images, _MOST_EMULATED if emulated else None)
+        result["hint"] = _batch_hint(text, images, _MOST_EMULATED if emulated else None)
     return Checked(asked.path, layers, result, file, run, kernel)
+
+
+def _batch_hint(text: str, images: int, most: int | None) -> str:
+    """What to try where a file fails for that number of images, and its text may be tied to another one.
+
+    most: images that can be computed in a short time, if there is a limit.
+    """
+    others = [one for one in batches_in(text) if one != images]
+    if not others:
+        return ""
+    tried = f"try --images {others[-1]}" if most is None or others[-1] <= most else "use x.shape_[0] instead"
+    return f"it may be tied to {' or '.join(map(str, others))} images: {tried}"
 
 
 def inputs(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:

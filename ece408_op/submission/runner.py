@@ -28,13 +28,11 @@ from ece408_op.runtime.occupancy import KernelNotes
 from . import build, programs, sources
 from .arrays import Arrays
 from .errors import EndedError
-from .networks import NETS, TERMS, batches_in, pointed_to
 from .sandbox import LimitsSpec, Tools
 from .worker import Program, Worker, python_program
 
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
-_DEFAULT = "2018sp"
 #: The suffixes of files that can be run, and the device that one computes on.
 SUFFIXES, device_of = sources.SUFFIXES, sources.device_of
 cached_folder = programs.cached_folder
@@ -64,15 +62,6 @@ class File:
     tools: Tools
 
 
-def layers_of(text: str) -> tuple[str, list[ConvProblem]]:
-    """Return the term and the layers, for one image, of the network that a source's constants point to.
-
-    By default it is the one of spring 2018, whose second layer has several channels.
-    """
-    net = (pointed_to(text) or [net for net in NETS if net.name == _DEFAULT])[0]
-    return TERMS[net.name], net.problems(1)
-
-
 def compile_file(path: Path) -> File:
     """Compile a .h, .cuh, .cu or .py file, or take it from the cache.
 
@@ -94,18 +83,6 @@ def compile_file(path: Path) -> File:
         raise FileError.of(path, ended.status, ended.reason) from None
     except OSError as error:
         raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
-
-
-def batch_hint(text: str, images: int, most: int | None = None) -> str:
-    """Return what to try if a file fails for that number of images, and its text may be tied to another one.
-
-    most: images that can be computed in a short time, if there is a limit.
-    """
-    others = [one for one in batches_in(text) if one != images]
-    if not others:
-        return ""
-    tried = f"try --images {others[-1]}" if most is None or others[-1] <= most else "use x.shape_[0] instead"
-    return f"it may be tied to {' or '.join(map(str, others))} images: {tried}"
 
 
 class Session:
