@@ -44,7 +44,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not emulator.can_emulate():
         pytest.skip("no g++ that knows 16-bit floats (12 or newer)")
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ece408-op" / "emulator"
+
+
+@pytest.fixture
+def emulates(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the package keep the emulator's programs in that folder, and not in the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(programs.parents[1]))
 
 
 def pytest_configure(config: pytest.Config) -> None:

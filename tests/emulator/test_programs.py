@@ -93,6 +93,12 @@ def test_a_launch_may_have_spaces_in_its_brackets(programs: Path) -> None:
     np.testing.assert_allclose(report(spaced, programs).y, Y, atol=1e-5)
 
 
+def test_headers_that_mxnet_included_are_there(programs: Path) -> None:
+    source = (SUBMISSIONS / "naive.cuh").read_text().replace("cudaStream_t s", "std::map<int, int> m;\ncudaStream_t s")
+    assert "std::map" in source
+    np.testing.assert_allclose(report(source, programs).y, Y, atol=1e-5)
+
+
 def test_loops_that_take_too_long_to_unroll_stay_loops(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_build, "UNROLLED_SECONDS", 0.05)
     source = (SUBMISSIONS / "naive.cuh").read_text().replace("for (int p", "#pragma unroll\nfor (int p", 1)

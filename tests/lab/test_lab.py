@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ece408_op import emulator
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
 
@@ -22,7 +21,7 @@ SUBMISSIONS = Path(__file__).parents[1] / "submissions"
 SMALL = ("--layer", "2x9x9x3x3")
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-needs_emulator = pytest.mark.skipif(not emulator.can_emulate(), reason="needs a g++ that knows 16-bit floats")
+needs_emulator = pytest.mark.usefixtures("emulates")
 
 
 def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:

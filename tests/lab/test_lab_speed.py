@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ece408_op import emulator
 from ece408_op.bench import layers as bench_layers
 from ece408_op.bench.results import KERNEL, Row
 from ece408_op.core import reference, roofline
@@ -34,7 +33,7 @@ STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")
 H200 = Chip("NVIDIA H200", (9, 0), 132, 227 << 10)
 
-needs_emulator = pytest.mark.skipif(not emulator.can_emulate(), reason="needs a g++ that knows 16-bit floats")
+needs_emulator = pytest.mark.usefixtures("emulates")
 
 
 class Session:

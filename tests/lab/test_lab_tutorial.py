@@ -18,7 +18,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), 
 COUNTED = {"bytes of global memory per output": "bytes_per_output", "cycles of shared memory": "wavefronts"}
 
 
-@pytest.mark.skipif(not emulator.can_emulate(), reason="needs a g++ that knows 16-bit floats")
+@pytest.mark.usefixtures("emulates")
 def test_the_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     source, counters, earlier = tmp_path / "my_kernel.cu", {}, {}
