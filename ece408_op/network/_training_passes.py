@@ -29,10 +29,13 @@ _UPDATE_BLOCKS = 64
 #: Blocks that fill a GPU.
 _FILLING = 2048
 
+#: The most windows, and elements, of which a thread of a pooling's gradient computes all at once.
+_WRITTEN = 16
 #: The names of a pooling's sizes in training.cu.
 _POOL_SIZES = (
     *("HEIGHT", "WIDTH", "OUTPUT_HEIGHT", "OUTPUT_WIDTH", "ROWS", "COLUMNS"),
     *("STRIDE_ROWS", "STRIDE_COLUMNS", "PAD_ROWS", "PAD_COLUMNS"),
+    *("WINDOWS_DOWN", "WINDOWS_ACROSS", "PATCHES_DOWN", "PATCHES_ACROSS"),
 )
 
 #: The derivatives of the activations in CUDA C++, from the output y.
@@ -217,8 +220,13 @@ def maxima_type(fitted: Pooling) -> Any:
 @lru_cache(maxsize=1024)
 def pool_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, cuda.Program]:
     """Return the max-pooling, of arrays x, y and maxima; and a pooling's gradient, of maxima, y, dy and out."""
-    fitted, width = operator.fitted(x), x[3]
-    vector = next(count for count in (4, 2, 1) if width % count == 0)
+    fitted = operator.fitted(x)
+    covering = [ceil_div(size, stride) for size, stride in zip(fitted.kernel, fitted.stride)]
+    small = max(prod(covering), prod(fitted.stride)) <= _WRITTEN
+    patched = small and covering[0] <= y[2] and covering[1] <= y[3]
+    windows, patches = map(min, zip(covering, y[2:])), x[2:]
+    if patched:
+        patches = tuple(ceil_div(length + pad, stride) for length, pad, stride in zip(x[2:], fitted.pad, fitted.stride))
     defines: dict[str, int | str] = {
         "MAXIMUM": int(operator.is_maximum),
         "MEAN": int(operator.pool_type == "avg"),
@@ -226,11 +234,13 @@ def pool_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, 
         "MAXIMA_TYPE": "unsigned char" if maxima_type(fitted) is np.uint8 else "int",
         "ACTIVATION(v)": ACTIVATIONS[operator.applied] if operator.applied else "(v)",
         "SLOPE(y)": _DERIVATIVES[operator.applied] if operator.applied else "1.f",
+        "PATCHED": int(patched),
     }
-    defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad))
+    defines |= zip(_POOL_SIZES, (*x[2:], *y[2:], *fitted.kernel, *fitted.stride, *fitted.pad, *windows, *patches))
+    count = prod(x[:2]) * prod(patches)
     return (
         _program("max_pool", prod(y), ("x", "y", "maxima", np.int64(prod(y))), 1, defines),
-        _program("pool_gradient", prod(x), ("maxima", "y", "dy", "out", np.int64(prod(x) // vector)), vector, defines),
+        _program("pool_gradient", count, ("maxima", "y", "dy", "out", np.int64(count)), 1, defines),
     )
 
 

@@ -15,7 +15,8 @@
 //     norm_factors         FIXED: gamma is 1; BIASED: x lacks a bias, which the moving mean counts
 //     update               ADAM: Adam, else SGD with momentum
 //     max_pool, pool_gradient   MAXIMUM or MEAN, else the sum; COUNT_PAD: a mean counts padding; the sizes; ACTIVATION(v)
-//                          of the maxima, and SLOPE(y), its derivative; MAXIMA_TYPE
+//                          of the maxima, and SLOPE(y), its derivative; MAXIMA_TYPE; WINDOWS_DOWN, _ACROSS: the most
+//                          windows over an element; PATCHED, PATCHES_DOWN, _ACROSS: see pool_gradient
 
 constexpr int THREADS = 256;
 
@@ -201,9 +202,7 @@ constexpr int stride_rows = STRIDE_ROWS, stride_columns = STRIDE_COLUMNS, pad_ro
 // Whether all windows lie inside the image.
 constexpr bool INSIDE = pad_rows + pad_columns == 0 && (OH - 1) * stride_rows + rows <= H &&
                         (OW - 1) * stride_columns + columns <= W;
-// The most windows over an element, down and across, and the most steps of loops over windows that are written out.
-constexpr int MOST_DOWN = (rows + stride_rows - 1) / stride_rows, DOWN = OH < MOST_DOWN ? OH : MOST_DOWN;
-constexpr int MOST_ACROSS = (columns + stride_columns - 1) / stride_columns, ACROSS = OW < MOST_ACROSS ? OW : MOST_ACROSS;
+// The most steps of loops that are written out.
 constexpr int WRITTEN = 16;
 constexpr MAXIMA_TYPE NONE = (MAXIMA_TYPE)-1;
 
@@ -234,46 +233,60 @@ extern "C" __global__ void max_pool(const float *__restrict__ x, float *__restri
     }
 }
 
-// Elements of a row: they share the numbers of row and plane, and one store.
-struct alignas(4 * VECTOR) Run { float values[VECTOR]; };
-
 // out (planes, H, W) = the sum of the gradients dy (planes, OH, OW) of all windows whose first maximum is the element
 // or, for sums and means, of all windows over the element. maxima and y: of max_pool; SLOPE(y): ACTIVATION's derivative.
+// A thread computes a patch of elements under the same windows; PATCHED: it has the size of the strides, and the
+// elements' places in the windows are constants.
 extern "C" __global__ void pool_gradient(const MAXIMA_TYPE *__restrict__ maxima, const float *__restrict__ y,
-                                         const float *__restrict__ dy, Run *__restrict__ out, long long count) {
+                                         const float *__restrict__ dy, float *__restrict__ out, long long count) {
+    constexpr int patch_rows = PATCHED ? stride_rows : 1, patch_columns = PATCHED ? stride_columns : 1;
     for (INDEX i = first_element(); i < (INDEX)count; i += grid_stride()) {
-        const int first_w = (int)(i % (W / VECTOR)) * VECTOR, h = (int)(i / (W / VECTOR) % H);
-        const size_t plane = (size_t)(i / ((INDEX)(W / VECTOR) * H)) * (OH * OW);
-        // The last windows over an element: window p begins at p stride - pad.
-        const int last_p = min(OH - 1, (h + pad_rows) / stride_rows);
-        Run result;
+        const int down = (int)(i / PATCHES_ACROSS % PATCHES_DOWN), across = (int)(i % PATCHES_ACROSS);
+        const size_t plane = (size_t)(i / ((INDEX)PATCHES_ACROSS * PATCHES_DOWN));
+        const int first_h = PATCHED ? down * stride_rows - pad_rows : down;
+        const int first_w = PATCHED ? across * stride_columns - pad_columns : across;
+        // The last windows over the patch: window p begins at p stride - pad.
+        const int last_p = PATCHED ? down : min(OH - 1, (down + pad_rows) / stride_rows);
+        const int last_q = PATCHED ? across : min(OW - 1, (across + pad_columns) / stride_columns);
+        float sums[patch_rows][patch_columns] = {};
+#pragma unroll(PATCHED ? WINDOWS_DOWN : 1)
+        for (int up = WINDOWS_DOWN - 1; up >= 0; up--) {
+#pragma unroll(PATCHED ? WINDOWS_ACROSS : 1)
+            for (int back = WINDOWS_ACROSS - 1; back >= 0; back--) {
+                const int p = last_p - up, q = last_q - back;
+                if (p < 0 || p >= OH || q < 0 || q >= OW) continue;
+                const size_t at = plane * (OH * OW) + p * OW + q;
+                const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
+                const int place = MAXIMUM ? maxima[at] : 0;
+                float gradient = MAXIMUM ? dy[at] * (SLOPE(y[at])) : dy[at];
+                if (MEAN) {
+                    const int bottom = top + rows, right = left + columns;
+                    const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
+                    const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
+                    gradient /= (float)(high * wide);
+                }
 #pragma unroll
-        for (int e = 0; e < VECTOR; e++) {
-            const int w = first_w + e, last_q = min(OW - 1, (w + pad_columns) / stride_columns);
-            float sum = 0.f;
-#pragma unroll(DOWN * ACROSS <= WRITTEN ? DOWN : 1)
-            for (int up = DOWN - 1; up >= 0; up--) {
-#pragma unroll(DOWN * ACROSS <= WRITTEN ? ACROSS : 1)
-                for (int back = ACROSS - 1; back >= 0; back--) {
-                    const int p = last_p - up, q = last_q - back;
-                    const int top = p * stride_rows - pad_rows, left = q * stride_columns - pad_columns;
-                    if (p < 0 || q < 0 || h - top >= rows || w - left >= columns) continue;
-                    const size_t at = plane + p * OW + q;
-                    if (MAXIMUM) {
-                        if (maxima[at] == (h - top) * columns + w - left) sum += dy[at] * (SLOPE(y[at]));
-                    } else if (MEAN) {
-                        const int bottom = top + rows, right = left + columns;
-                        const int high = COUNT_PAD ? min(bottom, H + pad_rows) - top : min(bottom, H) - max(top, 0);
-                        const int wide = COUNT_PAD ? min(right, W + pad_columns) - left : min(right, W) - max(left, 0);
-                        sum += dy[at] / (float)(high * wide);
-                    } else {
-                        sum += dy[at];
-                    }
+                for (int e = 0; e < patch_rows * patch_columns; e++) {
+                    const int r = e / patch_columns, c = e % patch_columns;
+                    const int h = PATCHED ? r + up * stride_rows : first_h - top;
+                    const int w = PATCHED ? c + back * stride_columns : first_w - left;
+                    if (h < rows && w < columns && (!MAXIMUM || place == h * columns + w)) sums[r][c] += gradient;
                 }
             }
-            result.values[e] = sum;
         }
-        out[i] = result;
+        float *const image = out + plane * (H * W);
+#pragma unroll
+        for (int r = 0; r < patch_rows; r++) {
+            const int h = first_h + r;
+            if (h < 0 || h >= H) continue;
+#if PATCHED && STRIDE_COLUMNS == 2 && PAD_COLUMNS == 0 && WIDTH % 2 == 0
+            *(float2 *)(image + h * W + first_w) = make_float2(sums[r][0], sums[r][1]);
+#else
+#pragma unroll
+            for (int c = 0; c < patch_columns; c++)
+                if (first_w + c >= 0 && first_w + c < W) image[h * W + first_w + c] = sums[r][c];
+#endif
+        }
     }
 }
 #endif

@@ -164,7 +164,7 @@ struct Sums {
             float sum = 0.0f;
 #pragma unroll 1
             for (int row = slice; row < rows; row += SLICES)
-#pragma unroll 1
+#pragma unroll 3  // so that the latencies of the reads overlap: the other blocks wait for one with such a step
                 for (int j = 0; j < OW; j++) {
                     const int column = j + q - PAD_W;
                     const float value = unsigned(column) < unsigned(W) ? of_x[row * W + column] : 0.0f;
