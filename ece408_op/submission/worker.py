@@ -93,23 +93,9 @@ class Program:
     #: What ptxas reports on its kernels.
     notes: tuple[KernelNotes, ...] = ()
 
-    @property
-    def python(self) -> bool:
-        """Is it a kernel in Python?"""
-        return bool(self.paths)
-
     def shown(self, text: str) -> str:
         """A message without that folder."""
         return text.replace(self.folder, "") if self.folder else text
-
-    def command(self, tools: Tools, gpu: bool) -> list[str]:
-        """The command without the words that name the socket and buffers."""
-        worker = str(tools.worker(gpu, self.python))
-        if not self.python:
-            return [worker, self.what]
-        quiet = ("-W", "ignore:MXNet is not installed:UserWarning")
-        python = [sys.executable, "-I", "-B", *quiet, str(Path(__file__).with_name("python_worker.py"))]
-        return [*python, worker, os.pathsep.join(self.paths), self.what]
 
 
 class Worker:
@@ -129,14 +115,19 @@ class Worker:
         self._most = limits.memory_bytes - limits.disk_bytes
         self._size = self._growth = 0
         self._output = folder / "printed.txt"
-        command = [*program.command(tools, self._on_gpu), str(theirs.fileno()), str(buffers[0].guard)]
+        python, command = bool(program.paths), []
+        if python:
+            quiet = ("-W", "ignore:MXNet is not installed:UserWarning")
+            command = [sys.executable, "-I", "-B", *quiet, str(Path(__file__).with_name("python_worker.py"))]
+        command += [str(tools.worker(self._on_gpu, python)), *([os.pathsep.join(program.paths)] if python else [])]
+        command += [program.what, str(theirs.fileno()), str(buffers[0].guard)]
         for one in buffers:
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
         shared = [theirs.fileno(), *(array.descriptor for array in arrays)]
         guards, number = 2 * GUARD * len(arrays), buffers[0].number
         with theirs, open(self._output, "ab") as printed:
             self.process = sandbox.start(
-                tools, command, limits, seconds, printed, program.seen, shared, number, guards, python=program.python
+                tools, command, limits, seconds, printed, program.seen, shared, number, guards, python=python
             )
 
     def __enter__(self) -> Worker:
