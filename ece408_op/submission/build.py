@@ -217,8 +217,7 @@ def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limit
     memory, seconds, log = limits.memory_bytes + _TMP_BYTES, limits.build_seconds, folder / "output.txt"
     own = LimitsSpec(memory_bytes=memory, output_bytes=64 << 20, disk_bytes=_TMP_BYTES, processes=512)
     with open(log, "wb") as file:
-        seen = (folder,)
-        process = sandbox.start(tools, command, own, int(seconds) + 1, file, seen, written=(target,), filtered=False)
+        process = sandbox.start(tools, command, own, int(seconds) + 1, file, (folder,), written=target)
         on_time = process.wait(seconds)
         ended = process.end()
     if not on_time:

@@ -131,9 +131,7 @@ def build(
     files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
     # A compiler's size and time tell its versions apart.
     compilers = [os.stat(command[0]) for command in commands.values()]
-    words = [
-        f"{name} {one} {file.st_size} {file.st_mtime_ns}" for (name, one), file in zip(commands.items(), compilers)
-    ]
+    words = [repr(commands), *(f"{one.st_size} {one.st_mtime_ns}" for one in compilers)]
     # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
     private = trusted or not unsafe or os.geteuid() != 0
     folder = cached_folder("tools", digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)

@@ -90,15 +90,15 @@ def start(
     device: int | None = None,
     reserved: int = 0,
     *,
-    written: Iterable[Path] = (),
-    filtered: bool = True,
+    written: Path | None = None,
     python: bool = False,
 ) -> Process:
-    """Start the command, which may read the paths ``seen`` and write those ``written``.
+    """Start the command, which may read the paths ``seen``.
 
-    ``reserved`` bytes of its address space hold no memory; ``device`` is the number of the GPU that it uses. A
-    ``python`` program sees Python's packages, and forbidden calls fail there; elsewhere they are fatal. Raises
-    HarnessError where the sandbox cannot be built, or all programs were ended.
+    ``reserved`` bytes of its address space hold no memory; ``device`` is the number of the GPU that it uses. A compiler
+    may write to the folder ``written``, and start processes. A ``python`` program sees Python's packages, and forbidden
+    calls fail there; elsewhere they are fatal. Raises HarnessError where the sandbox cannot be built, or all programs
+    were ended.
     """
     tools.processes.require_open()
     gpu = device is not None
@@ -106,7 +106,7 @@ def start(
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # reports come with the sender's process id
     words = [str(tools.folder / "supervisor"), f"control={theirs.fileno()}"]
     inherited = [theirs.fileno(), *descriptors]
-    if filtered and not tools.trusted:
+    if not written and not tools.trusted:
         inherited.append(filter_program(fatal=not (gpu or python)))
         words.append(f"filter={inherited[-1]}")
     if not tools.unsafe:
@@ -151,7 +151,7 @@ def beginning(path: Path, most: int) -> str:
     return ""
 
 
-def _bubblewrap(seen: Iterable[str], written: Iterable[Path], python: bool, tools: Tools, gpu: bool) -> list[str]:
+def _bubblewrap(seen: Iterable[str], written: Path | None, python: bool, tools: Tools, gpu: bool) -> list[str]:
     """The command that builds the namespaces and the file system."""
     packages = [] if python else [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
     words = ["bwrap", "--die-with-parent", "--as-pid-1", "--unshare-pid", "--unshare-net", "--unshare-uts"]
@@ -173,10 +173,8 @@ def _bubblewrap(seen: Iterable[str], written: Iterable[Path], python: bool, tool
         below = any(secret.is_relative_to(root) for root in visible if os.path.isdir(root))
         if below and secret.is_dir() and not secrets & {*secret.parents}:
             words += ["--tmpfs", str(secret), "--remount-ro", str(secret)]
-    for folder in written:
-        words += ["--bind", str(folder), str(folder)]
-    if gpu:
-        words += ["--perms", "1777", "--tmpfs", "/dev/shm"]
+    words += ["--bind", str(written), str(written)] if written else []
+    words += ["--perms", "1777", "--tmpfs", "/dev/shm"] if gpu else []
     return [*words, "--remount-ro", "/"]
 
 

@@ -151,7 +151,7 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]
         limits = sandbox.LimitsSpec(memory_bytes=200 << 20)
-        process = sandbox.start(tools, command, limits, 60, output, device=0, filtered=False)
+        process = sandbox.start(tools, command, limits, 60, output, device=0)
         while process.pages()[0] < 200 << 20:
             assert not process.wait(0.01)
     process.end()
