@@ -42,15 +42,14 @@ _BINADES, _SMALLEST_TAP = 7, 2.0**-6
 
 
 class Buffers(Arrays):
-    """The arrays of one problem on a device, and their copies.
-
-    ``require_open`` is called in each step of a long computation, and raises where the harness is to end.
-    """
+    """The arrays of one problem on a device, and their copies."""
 
     def __init__(
         self, problem: ConvProblem, device: Device | None = None, require_open: Callable[[], None] = lambda: None
     ) -> None:
-        self.device, self._require_open = device or Device(), require_open
+        #: Called in each step of a long computation; it raises where the harness is to end.
+        self._require_open = require_open
+        self.device = device or Device()
         super().__init__(problem, self.device.number)
         with cuda.reported(self.device.name) if self.gpu else nullcontext():
             self._x, self._w, self.copied = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
@@ -76,17 +75,14 @@ class Buffers(Arrays):
         self._w[...] = self.xp.asarray(signs)
 
     def _sparse_image(self, rng: np.random.Generator, real: bool) -> np.ndarray:
-        """An image of zeros and of odd whole numbers of 11 bits, one in each window.
-
-        ``real``: they are divided by powers of two, so that they lie between 1/128 and 1.
-        """
+        """An image of zeros and of odd whole numbers of 11 bits, one in each window."""
         p = self.problem
         image = np.zeros(p.x_shape[1:], np.float32)
         # Any window has one row and one column of a grid with the filter's spacing.
         rows, columns = (np.arange(rng.integers(p.kernel), size, p.kernel) for size in (p.height, p.width))
         shape = len(rows), len(columns)
         values = (2 * rng.integers(512, 1024, shape) + 1) * (2 * rng.integers(0, 2, shape) - 1)
-        if real:
+        if real:  # between 1/128 and 1
             values = np.ldexp(values, -11 - rng.integers(0, _BINADES, shape))
         image[rng.integers(0, p.channels, shape), rows[:, None], columns] = values
         return image
@@ -163,10 +159,7 @@ class Buffers(Arrays):
         return _judge.judge(self.xp, self._parts(kind == _judge.REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
-        """Explain why the copied output, which held ``before``, is wrong: some images, ``worst`` among them.
-
-        ``source`` is the submission's text.
-        """
+        """Why the copied output, which held ``before``, is wrong, from some images, ``worst`` among them."""
         first = 0 if worst < _EXPLAINED else worst - _EXPLAINED + 1
         x, w, y = self._x[first : first + _EXPLAINED], self._w, self.copied[first : first + _EXPLAINED]
         if self.gpu:
@@ -194,15 +187,13 @@ class Buffers(Arrays):
         return max(1, step)
 
     def _sums(self, x: Any, w: Any, roots: bool = False) -> tuple[Any, Any, Any]:
-        """The exact convolution, and of its products the sum of absolute values and the root of the sum of squares.
-
-        On the CPU, the last is the one before it unless ``roots`` are asked for.
-        """
+        """The exact convolution, and of its products the sum of absolute values and the root of the sum of squares."""
         self._require_open()
         p, shape = self.problem, (len(x), *self.problem.y_shape[1:])
         if not self.gpu:
             x, w = x.astype(np.float64), w.astype(np.float64)
             exact, size = reference.convolve(x, w), reference.magnitude(x, w)
+            # The root takes a third convolution, and the class of random data alone depends on it.
             return exact, size, np.sqrt(reference.convolve(x * x, w * w)) if roots else size
         exact, size, root = (self.xp.empty(shape, np.float64) for _ in range(3))
         sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))

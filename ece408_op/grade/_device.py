@@ -97,10 +97,7 @@ class Device:
         return None if self.number is None else _ceilings(self.number).roofline_seconds(problem, arithmetic)
 
     def check(self) -> None:
-        """Raise HarnessError where a GPU is not as usable as before.
-
-        Waits a little for the memory of a process that has just been ended.
-        """
+        """Raise HarnessError where a GPU is not as usable as before."""
         if not self.gpu:
             return
         with cuda.reported(self.name):

@@ -63,10 +63,7 @@ class Part(NamedTuple):
 
 
 def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, before: float = 0.0) -> Outcome:
-    """The class of an output that comes in parts of whole images; ``xp`` is numpy or cupy.
-
-    The output held ``before``, and a file may add to it. Where a sum is zero, adding it and writing nothing look alike.
-    """
+    """The class of an output that held ``before``, and comes in parts of whole images; ``xp`` is numpy or cupy."""
     n = problem.products
     most = dict.fromkeys((FLOAT32, TRANSFORM, HALF, HALF_SUMS), 0.0)
     worst, scaled, at, images = (False, -1.0), 0.0, (0, 0.0, 0.0), 0
@@ -74,7 +71,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     wrong = count = 0
     for part in parts:
         error = xp.where(xp.isfinite(part.y), xp.abs(part.y - part.exact), xp.inf)
-        if before:
+        if before:  # a file may add to it; where a sum is zero, adding it and writing nothing look alike
             added = xp.abs(part.y - part.exact - before) < _NEAR + 600 * EPS32 * part.largest
             error = xp.where(added, 0, error)
         bounds = _bounds(xp, part, n, float32_bound(problem), kind)

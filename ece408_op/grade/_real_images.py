@@ -29,22 +29,17 @@ _STEP = 1000
 
 @dataclass(frozen=True)
 class CourseNet:
-    """A trained network. ``filters`` has each convolution's, float32; ``connected`` pairs of weights and bias.
-
-    ``test`` has the first images of the test set.
-    """
+    """A trained network. ``filters`` has each convolution's, float32; ``connected`` pairs of weights and bias."""
 
     name: str
+    #: The first images of the test set.
     test: TestSet
     filters: tuple[np.ndarray, ...]
     connected: tuple[tuple[np.ndarray, np.ndarray], ...]
 
     @staticmethod
     def between(y: Any, xp: Any = np) -> Any:
-        """A convolution's output (B, M, H, W) as the next one's input: tanh, max-pooling 2 x 2, float32.
-
-        ``xp`` is the array's module, numpy or cupy.
-        """
+        """An output (B, M, H, W) of the module ``xp`` as the next convolution's input: tanh, max-pooling 2 x 2."""
         batch, filters, rows, columns = y.shape
         out = xp.empty((batch, filters, rows // 2, columns // 2), np.float32)
         for first in range(0, batch, _STEP):

@@ -52,10 +52,7 @@ def name_of(network: Mapping[str, Any]) -> str:
 
 
 def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
-    """The places on each network, number of images and class of precision, the fastest first.
-
-    Overlapping intervals share a place; what is wrong has none, and one submission alone.
-    """
+    """The places on each network, number of images and class of precision, the fastest first."""
     by_network: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         path, precision = record["path"], record["precision"]
@@ -65,6 +62,7 @@ def rank(records: Sequence[dict[str, Any]], rules: RankingSpec) -> list[Place]:
             ends = {end: sum(one["seconds"][end] for one in network["layers"]) for end in ("fastest", "slowest")}
             one = {"path": path, "precision": precision, "seconds": network["seconds"], **ends}
             by_network.setdefault(name, []).append(one)
+    # What is wrong has no place, and one submission alone has none.
     return [place for one in by_network.items() if len(one[1]) > 1 for place in _one_network(*one, rules)]
 
 
@@ -82,7 +80,7 @@ def _one_network(name: str, entries: list[dict[str, Any]], rules: RankingSpec) -
     places: list[Place] = []
     first_slowest, place = -1.0, 0
     for number, one in enumerate(entries, 1):
-        # A tie is with the first of its place, so that a chain of neighbours does not make all of them equal.
+        # Overlapping intervals tie, but with the first of a place alone: a chain of neighbours is not all equal.
         if one["fastest"] > first_slowest:
             first_slowest, place = one["slowest"], number
         ahead = (median - one["seconds"]) / deviation if deviation > 0 else 0.0
@@ -217,14 +215,12 @@ def _share(part: float, full: float) -> float:
 
 
 def gradescope(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Gradescope's results.json for one submission: its points, and its times for the leaderboard.
-
-    Where its constants point to a network, it has all points if it passed. Elsewhere each network has a share of them.
-    """
+    """Gradescope's results.json for one submission: its points, and its times for the leaderboard."""
     passed, networks = record["status"] == "passed", record["networks"]
     # The decisive network is tried again with more images for its times alone.
     names = [network["network"] for network in networks]
     counted = [network for at, network in enumerate(networks) if network["network"] not in names[:at]]
+    # Where its constants point to a network, it has all points if it passed; else each network has a share.
     shared = not record.get("pointed") and len(counted) > 1
     tests: list[dict[str, Any]] = []
     for network in counted if shared else networks:

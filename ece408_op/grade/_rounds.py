@@ -154,10 +154,7 @@ class Trial:
         return True
 
     def _measure_turns(self) -> None:
-        """Measure how soon a GPU turns to the harness after honest answers, those of a worker that has loaded nothing.
-
-        After late answers, the process that gave them has ended: what holds the GPU up now is another program's work.
-        """
+        """Measure how soon a GPU turns to the harness after honest answers: of a worker that has loaded nothing."""
         seconds = []
         for layer, buffers in [*enumerate(self.buffers)] * (_TURNS_AGAIN if self._late else _TURNS):
             time.sleep(SECONDS_BETWEEN_TURNS if self._late else 0)  # other programs work by fits and starts
@@ -166,14 +163,12 @@ class Trial:
         if not self._late:
             self._turn = statistics.median(seconds)
             return
+        # The process that gave late answers has ended: what holds the GPU up now is another program's work.
         for one in self.result.layers:
             one.held_up = max(0.0, statistics.quantiles(seconds, n=4)[-1] - self._turn)
 
     def _finish(self, program: Program) -> bool:
-        """All rounds that are left; False where another worker has to show whether the GPU is held up by others.
-
-        Raises EndedError where the worker may not go on.
-        """
+        """All rounds that are left; False where another worker has to show whether the GPU is held up by others."""
         layers = self.result.layers
         for layer in layers:
             layer.overhead = self.worker.overhead

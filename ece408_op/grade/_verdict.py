@@ -186,14 +186,12 @@ def worst(runs: Sequence[Run]) -> Outcome:
 
 
 def judge_network(layers: Sequence[Layer], half_passes: bool, end: EndedError | None = None, at: int = 0) -> None:
-    """Give each layer its verdict; ``end``: the worker ended, or may not go on, at the layer of index ``at``.
-
-    Wrong outputs before that count first, unless the end is tampering.
-    """
+    """Give each layer its verdict; ``end``: the worker ended, or may not go on, at the layer of index ``at``."""
     for layer in layers:
         layer.verdict = Verdict(STOPPED)
         if end is None or any(run.wrong for run in layer.runs):
             layer.verdict = judge_layer(layer, half_passes)
+    # Wrong outputs before the end count first, unless it is tampering.
     if end is not None and (end.status == "tampered" or all(one.verdict.status == STOPPED for one in layers)):
         layers[at].verdict = Verdict(end.status, f"{end.reason} ({layers[at].problem})")
 
@@ -297,10 +295,8 @@ class NetworkResult:
 
 
 def is_final(one: NetworkResult, pointed: Collection[Net]) -> bool:
-    """Does this speak against the file, whatever it does on other networks?
-
-    Where the file's constants point to networks, chance on another one says nothing of those.
-    """
+    """Does this speak against the file, whatever it does on other networks?"""
+    # Where the file's constants point to networks, chance on another one says nothing of those.
     elsewhere = bool(pointed) and one.net not in pointed
     return one.status in FINAL and not (one.status == "unstable" and elsewhere)
 

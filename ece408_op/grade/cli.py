@@ -90,10 +90,7 @@ def _interrupted_when_terminated() -> Iterator[None]:
 
 
 def line(record: Record) -> str:
-    """For people: the verdict with its times, the speed compared with this package's own kernel, and the reason.
-
-    Further lines of a reason are indented: with #line, an author words the beginning of a compiler's line.
-    """
+    """For people: the verdict with its times, the speed compared with this package's own kernel, and the reason."""
     text = record["status"] + (f" ({record['precision']})" if record.get("precision") else "")
     times = []
     for one in record["networks"]:
@@ -102,6 +99,7 @@ def line(record: Record) -> str:
             own = one.get("own_kernel_seconds")
             ratio = f", {own / one['seconds']:.2g} of ours" if own and one["seconds"] else ""
             times.append(f"{one['network']}: {medians} ms{ratio}")
+    # With #line, an author words the beginning of a compiler's line: further lines are indented.
     reason = record["reason"].replace("\n", "\n    ")
     return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {reason}"
 

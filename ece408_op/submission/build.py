@@ -157,10 +157,7 @@ def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
 
 
 def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
-    """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is.
-
-    Below an error in that file stands the line of code that it is about.
-    """
+    """The lines to show: the errors and, where none of these is about the student's ``own`` file, what is."""
     behind = dict(zip(lines, lines[1:]))
     wanted = [line for line in lines if re.search(_ERROR, line)]
     if not any(own.search(line) or "behind the end" in line for line in wanted):
@@ -168,7 +165,7 @@ def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
     chosen = list(dict.fromkeys(wanted or lines))
     more = f"\n... and {len(chosen) - _SHOWN} more" if len(chosen) > _SHOWN else ""
     shown = []
-    for line in chosen[:_SHOWN]:
+    for line in chosen[:_SHOWN]:  # below an error in that file stands the line of code that it is about
         code = re.match(r" +(?:\d+ \| )?\s*(?!\^)(\S.*)", behind.get(line, "")) if own.match(line) else None
         shown += [line, f"    {code[1].rstrip()[:_WIDEST]}"] if code else [line]
     return "\n".join(shown) + more if chosen else "the compiler failed and said nothing"
