@@ -90,8 +90,7 @@ def grade_all(
 ) -> list[Record]:
     """The records of all, in the order given, ``jobs`` at a time; those in the log are not graded again.
 
-    ``graders`` has one per context. Where one raises, or the caller interrupts, all programs are ended. Threads named
-    THREADS that compute in a library at that time, such as CUDA's compiler, may go on for a while.
+    ``graders`` has one per context. Where one raises, or the caller interrupts, all programs are ended.
     """
     keys = [key(one) for one in found]
     done: dict[str, Record] = dict(log.done) if log else {}
@@ -112,7 +111,7 @@ def grade_all(
             pool.shutdown(wait=False, cancel_futures=True)
             for grader in graders.values():
                 grader.tools.processes.close()
-            wait(futures, _GRACE)
+            wait(futures, _GRACE)  # one that computes in a library, such as CUDA's compiler, may take longer
             raise
     pool.shutdown()
     return [done[name] for name in keys]

@@ -28,20 +28,18 @@ _MAD_TO_DEVIATION = 1.4826
 
 @dataclass(frozen=True)
 class Place:
-    """One submission on one network with one number of images.
-
-    Seconds are sums over the layers: of medians, fastest and slowest runs. Deviations are how far below the class's
-    median the time lies, in standard deviations as the median absolute deviation gives them; points are their place on
-    the range given, ends clamped.
-    """
+    """One submission on one network with one number of images."""
 
     network: str
     place: int
     path: str
     precision: str
+    #: Sums over the layers: of medians, fastest and slowest runs.
     seconds: float
     fastest: float
     slowest: float
+    #: How far below the class's median the time lies, in standard deviations as the median absolute deviation gives
+    #: them; and their place on the range given, ends clamped.
     deviations: float
     points: float
 

@@ -55,13 +55,10 @@ FINAL = ("tampered", "unstable", "compile_error")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One output compared with float64.
-
-    ``share`` is the largest error as a share of float32's bound at that element, ``scaled`` as a share of the sum of
-    |x||w| there. ``index`` is the worst element, (b, m, i, j), ``got`` and ``expected`` its values.
-    """
+    """One output compared with float64; its worst element is that of index (b, m, i, j)."""
 
     precision: str
+    #: The largest error as a share of float32's bound at that element, and of the sum of |x||w| there.
     share: float
     scaled: float
     index: tuple[int, ...]

@@ -159,9 +159,7 @@ void fault(int number, siginfo_t* info, void* context) {
 }
 
 void catch_faults() {
-  stack_t stack = {};
-  stack.ss_sp = spare_stack;
-  stack.ss_size = sizeof spare_stack;
+  stack_t stack = {spare_stack, 0, sizeof spare_stack};
   sigaltstack(&stack, nullptr);
   struct sigaction action = {};
   action.sa_sigaction = fault;
