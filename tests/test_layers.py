@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 #: What each package may import besides itself, from the lowest layer to the highest: the table of docs/architecture.md.
 #: A module of ece408_op itself, and core.dispatch, which alone in core imports the kernels, counts as a package.
@@ -38,9 +40,6 @@ def package(name: str) -> str:
     return name if name in MAY_IMPORT else name.partition(".")[0] or "__init__"
 
 
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
-
-
 def imports(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The full names that nodes of a file import; a name that is no module counts as its module."""
     above = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
@@ -55,8 +54,16 @@ def imports(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield inner if inner in MODULES else base
 
 
-#: The modules of the package that each file imports, inside its functions too.
-OWN = {name: {*imports(name, ast.walk(tree))} & {*MODULES} - {name} for name, tree in TREES.items()}
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """The modules' syntax trees."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+@pytest.fixture(scope="module")
+def own(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """The modules of the package that each file imports, inside its functions too."""
+    return {name: {*imports(name, ast.walk(tree))} & {*MODULES} - {name} for name, tree in trees.items()}
 
 
 def test_every_file_belongs_to_a_package() -> None:
@@ -70,48 +77,48 @@ def test_a_package_may_import_lower_ones_only() -> None:
         assert set(others) <= set(order[:number]), name
 
 
-def test_imports_come_from_the_packages_listed() -> None:
-    edges = [(name, other) for name in MODULES for other in OWN[name] if package(other) != package(name)]
+def test_imports_come_from_the_packages_listed(own: dict[str, set[str]]) -> None:
+    edges = [(name, other) for name in MODULES for other in own[name] if package(other) != package(name)]
     assert [edge for edge in edges if package(edge[1]) not in MAY_IMPORT[package(edge[0])]] == []
 
 
-def test_nothing_listed_is_unused() -> None:
-    used = {(package(name), package(other)) for name in MODULES for other in OWN[name]}
+def test_nothing_listed_is_unused(own: dict[str, set[str]]) -> None:
+    used = {(package(name), package(other)) for name in MODULES for other in own[name]}
     assert [(name, x) for name, others in MAY_IMPORT.items() for x in others if (name, x) not in used] == []
 
 
-def test_a_private_module_is_imported_in_its_folder_only() -> None:
+def test_a_private_module_is_imported_in_its_folder_only(own: dict[str, set[str]]) -> None:
     for name in MODULES:
-        private = [other for other in OWN[name] if other.rpartition(".")[2].startswith("_")]
+        private = [other for other in own[name] if other.rpartition(".")[2].startswith("_")]
         outside = [x for x in private if MODULES[x].parent != MODULES[name].parent]
         assert outside == [], name
 
 
-def test_a_package_names_its_public_modules() -> None:
+def test_a_package_names_its_public_modules(trees: dict[str, ast.Module]) -> None:
     for name, path in MODULES.items():
         stem = name.rpartition(".")[2]
         inner = path.name != "__init__.py" and path.parent != ROOT / "ece408_op"
         if inner and not stem.startswith("_"):
-            text = ast.get_docstring(TREES[name.rpartition(".")[0]])
+            text = ast.get_docstring(trees[name.rpartition(".")[0]])
             assert re.search(rf"\b{stem}\b", text or ""), f"{path.parent.name} does not name {stem}"
 
 
-def test_nothing_imports_in_a_circle() -> None:
+def test_nothing_imports_in_a_circle(own: dict[str, set[str]]) -> None:
     done = set()
 
     def visit(name: str, path: list[str]) -> None:
         assert name not in path, f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
         if name not in done:
-            for other in sorted(OWN[name]):
+            for other in sorted(own[name]):
                 visit(other, [*path, name])
             done.add(name)
 
-    for name in OWN:
+    for name in own:
         visit(name, [])
 
 
-def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy() -> None:
-    for name, tree in TREES.items():
+def test_importing_a_low_layer_loads_neither_mxnet_nor_cupy(trees: dict[str, ast.Module]) -> None:
+    for name, tree in trees.items():
         loaded = {other.split(".")[0] for other in imports(name, tree.body)}
         assert "cupy" not in loaded, name
         if package(name) in ("errors", "problem", "commands", "data", "runtime", "core", "kernels", "core.dispatch"):
@@ -128,9 +135,9 @@ def test_the_operator_never_names_cupy() -> None:
     assert not re.search("import.*cupy", MODULES["ece408_op.plugin.operator"].read_text(encoding="utf-8"))
 
 
-def test_only_few_files_know_streams() -> None:
+def test_only_few_files_know_streams(trees: dict[str, ast.Module]) -> None:
     calls = {"Stream", "synchronize", "wait_event", "ExternalStream"}
     for name in MODULES:
         if name.split(".")[-1].lstrip("_") not in KNOW_STREAMS:
-            called = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+            called = {node.attr for node in ast.walk(trees[name]) if isinstance(node, ast.Attribute)}
             assert calls.isdisjoint(called), name
