@@ -27,7 +27,7 @@ std::vector<int> entries;
 bool changed;
 
 int number(uint32_t code) {
-    const auto [at, added] = number_of.emplace(code, int(nodes.size()));
+    const auto [at, added] = number_of.try_emplace(code, int(nodes.size()));
     if (added) nodes.push_back({code}), changed = true;
     return at->second;
 }
@@ -88,6 +88,11 @@ void place(const std::vector<int> &members, const std::vector<int> &starts, cons
 }  // namespace
 
 void found_edge(uint32_t from, uint32_t to) {
+    static uint64_t last[1024];  // edges that were found before
+    const uint64_t edge = uint64_t(from) << 32 | to;
+    uint64_t &known = last[(from * 31 + to) % 1024];
+    if (known == edge) return;
+    known = edge;
     const int target = number(to);
     if (!from) {
         if (std::find(entries.begin(), entries.end(), target) == entries.end()) entries.push_back(target), changed = true;
@@ -110,7 +115,8 @@ void Place::enter(uint32_t code) {
     const std::vector<int> &path = node.path;
     numbers.clear();
     hash = 1469598103934665603u;
-    std::vector<std::pair<int, int>> now;
+    static std::vector<std::pair<int, int>> now;
+    now.clear();
     for (size_t i = 0; i < path.size(); i++) {
         int value = path[i];
         if (i % 2) {  // a loop: its head; the lane is in one of its iterations

@@ -7,11 +7,25 @@
 
 namespace emulator {
 
+namespace {
+
+struct Halves {
+    float of_bits[1 << 16];
+    Halves() {
+        for (unsigned bits = 0; bits < 1 << 16; bits++) {
+            const unsigned short short_bits = bits;
+            _Float16 value;
+            std::memcpy(&value, &short_bits, 2);
+            of_bits[bits] = value;
+        }
+    }
+};
+
+}  // namespace
+
 double half_of(unsigned word, int k) {
-    _Float16 value;
-    const unsigned short bits = word >> (16 * (k % 2));
-    std::memcpy(&value, &bits, 2);
-    return value;
+    static const Halves halves;  // g++ converts by a call, as not all CPUs have an instruction
+    return halves.of_bits[word >> 16 * (k % 2) & 0xffff];
 }
 
 namespace {
@@ -37,7 +51,7 @@ double row_value(int warp, int r, int k) { return half_of(rows_of[warp][r % 8 * 
 template <int N>
 float truncated_sum(const double (&terms)[N]) {
     double largest = 0, sum = 0;
-    for (const double term : terms) largest = std::fmax(largest, std::fabs(term)), sum += term;
+    for (const double term : terms) largest = std::fabs(term) > largest ? std::fabs(term) : largest, sum += term;
     if (!(largest > 0) || !std::isfinite(sum)) return float(sum);
     const double unit = std::ldexp(1.0, std::ilogb(largest) - 25);
     sum = 0;
@@ -110,12 +124,20 @@ void multiply_group(float *d, const unsigned *a, unsigned long long b, int colum
     const int warp = current / 32, lane = current % 32;
     std::memcpy(rows_of[warp][lane], a, 16);
     group_barrier(warp / 4);
-    for (int i = 0; i < columns / 2; i++) {
-        double terms[17] = {d[i]};
-        for (int k = 0; k < 16; k++)
-            terms[1 + k] = row_value(warp, lane / 4 + i % 4 / 2 * 8, k) *
-                           half_of(described(b, i / 4 * 8 + lane % 4 * 2 + i % 2, k), k);
-        d[i] = truncated_sum(terms);
+    double rows[2][16], column[16];  // those that this lane multiplies
+    for (int r = 0; r < 2; r++)
+        for (int k = 0; k < 16; k++) rows[r][k] = row_value(warp, lane / 4 + 8 * r, k);
+    for (int i = 0; i < columns / 4; i++) {
+        for (int k = 0; k < 16; k += 2) {
+            const unsigned word = described(b, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+            column[k] = half_of(word, 0), column[k + 1] = half_of(word, 1);
+        }
+        for (int r = 0; r < 2; r++) {
+            float &sum = d[i / 2 * 4 + 2 * r + i % 2];
+            double terms[17] = {sum};
+            for (int k = 0; k < 16; k++) terms[1 + k] = rows[r][k] * column[k];
+            sum = truncated_sum(terms);
+        }
     }
     group_barrier(warp / 4);
 }
