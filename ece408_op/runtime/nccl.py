@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -17,10 +18,13 @@ from ece408_op.errors import DeviceError
 
 from . import cuda
 from .shared_libraries import load_libraries
+from .thread_pool import share
 
 _NAME = "libnccl.so.2"
 #: NCCL's numbers: the type float32, the sum, and the member that gets the sums.
 _FLOAT, _SUM, _FIRST = 7, 0, 0
+#: Seconds between two questions whether the sums are complete, and CUDA's answer that they are not (cudaErrorNotReady).
+_POLL, _NOT_READY = 1e-4, 600
 
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -28,6 +32,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "ncclGroupStart": [],
     "ncclGroupEnd": [],
     "ncclReduce": [_POINTER, _POINTER, ctypes.c_size_t, _INT, _INT, _INT, _POINTER, _POINTER],
+    "ncclCommAbort": [_POINTER],
 }
 
 
@@ -40,20 +45,32 @@ class Group:
         _call("ncclCommInitAll", self._members, len(numbers), (_INT * len(numbers))(*numbers))
 
     def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
-        """Queue sums[n] = the sum of all sources[gpu][n], CuPy's C-contiguous float32 arrays, on the GPUs' streams.
+        """Fill sums[n] with the sum of all sources[gpu][n], CuPy's C-contiguous float32 arrays, on the GPUs' streams.
 
-        Raises DeviceError, NCCL's first, if that fails: the streams have then ended and no longer use the arrays, and
-        ``group`` makes a new group.
+        When it returns, the streams have ended. Raises DeviceError, the first one, if NCCL or a GPU fails: no other GPU
+        waits for its share, and ``group`` makes a new group.
         """
         try:
             with self._lock:
                 self._queue(sources, sums, streams)
+            _wait(streams)
         except DeviceError:
-            _forget(self._numbers, self)
+            self._abort()
             for stream in streams:
                 with suppress(DeviceError):
                     cuda.wait("NCCL", stream)
             raise
+
+    def _abort(self) -> None:
+        """End the members' kernels, each of which otherwise runs until the arrays of all others have come."""
+        _forget(self._numbers, self)
+
+        def abort(member: int) -> None:
+            with suppress(DeviceError):
+                _call("ncclCommAbort", self._members[member])
+
+        # A thread for each: NCCL may wait until all members are aborted.
+        share(abort, len(self._members), len(self._members))
 
     def _queue(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
         _call("ncclGroupStart")
@@ -68,6 +85,18 @@ class Group:
                 _call("ncclGroupEnd")
             raise
         _call("ncclGroupEnd")
+
+
+def _wait(streams: Sequence[Any]) -> None:
+    """Wait until all streams have ended; if one fails, raise its error, a DeviceError, while others still run."""
+    left = list(streams)
+    while left:
+        states = [cuda.cupy().cuda.runtime.streamQuery(stream.ptr) for stream in left]
+        for stream, state in zip(left, states):
+            if state != _NOT_READY:
+                cuda.wait("NCCL", stream)
+        left = [stream for stream, state in zip(left, states) if state == _NOT_READY]
+        time.sleep(_POLL if left else 0)
 
 
 _groups: dict[tuple[int, ...], Group] = {}

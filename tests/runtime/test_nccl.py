@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from gpu_case import require_gpu
 
 from ece408_op.errors import DeviceError
-from ece408_op.runtime import nccl
+from ece408_op.runtime import cuda, nccl
 
 
 class Function:
@@ -58,39 +60,57 @@ def fresh(monkeypatch):
 
 
 class Stream:
-    """A stream that notes waits for it; a wait may fail."""
+    """A stream that notes waits for it; it runs for as long as ``running()``, and then may fail."""
 
-    ptr = 0
+    def __init__(self, number, waited, fails=False, running=lambda: False):
+        self.ptr, self.waited, self.fails, self.running = number, waited, fails, running
 
-    def __init__(self, waited, fails=False):
-        self.waited, self.fails = waited, fails
+    def query(self):
+        return 600 if self.running() else 700 if self.fails else 0
 
     def synchronize(self):
-        self.waited.append(self.fails)
+        assert not self.running(), "nobody ends it"
+        self.waited.append(self.ptr)
         if self.fails:
             raise DeviceError("its kernel failed")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """A function that makes streams which CuPy knows by their numbers."""
+
+    def made(*several):
+        query = SimpleNamespace(streamQuery=lambda number: several[number].query())
+        monkeypatch.setattr(cuda, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=query)))
+        monkeypatch.setattr(cuda, "wait", lambda name, stream: stream.synchronize())
+        return several
+
+    return made
 
 
 def array(address, count):
     return SimpleNamespace(data=SimpleNamespace(ptr=address), size=count)
 
 
-def test_each_array_is_summed_on_the_first_gpu(fresh):
-    library = Library()
+def test_each_array_is_summed_on_the_first_gpu(fresh, streams):
+    library, waited = Library(), []
     group = fresh(library).group((3, 1))
     (name, (_, count, numbers)), *others = library.calls
     assert (name, count, list(numbers), others) == ("ncclCommInitAll", 2, [3, 1], [])
     library.calls.clear()
     sources = [[array(10, 5), array(20, 7)], [array(30, 5), array(40, 7)]]
-    group.add(sources, [array(50, 5), array(60, 7)], [SimpleNamespace(ptr=1), SimpleNamespace(ptr=2)])
+    asked = iter([True, True, False])
+    both = streams(Stream(0, waited, running=lambda: next(asked, False)), Stream(1, waited))
+    group.add(sources, [array(50, 5), array(60, 7)], both)
+    assert waited == [1, 0]
     names, arguments = zip(*library.calls)
     assert names == ("ncclGroupStart", *["ncclReduce"] * 4, "ncclGroupEnd")
     reduced = [(*given[:6], given[7]) for given in arguments[1:-1]]
     assert reduced == [
-        (10, 50, 5, 7, 0, 0, 1),
-        (20, 60, 7, 7, 0, 0, 1),
-        (30, 50, 5, 7, 0, 0, 2),
-        (40, 60, 7, 7, 0, 0, 2),
+        (10, 50, 5, 7, 0, 0, 0),
+        (20, 60, 7, 7, 0, 0, 0),
+        (30, 50, 5, 7, 0, 0, 1),
+        (40, 60, 7, 7, 0, 0, 1),
     ]
 
 
@@ -110,7 +130,7 @@ def test_a_status_is_an_error_with_its_reason(fresh, failing):
     library = Library(failing)
     module = fresh(library)
     with pytest.raises(DeviceError, match=f"{failing}: expected success, got reason 3"):
-        module.group((0, 1)).add([[array(1, 2)]] * 2, [array(3, 2)], [Stream([])] * 2)
+        module.group((0, 1)).add([[array(1, 2)]] * 2, [array(3, 2)], [Stream(0, [])] * 2)
     started = [name for name, _ in library.calls if name.startswith("ncclGroup")]
     assert started in ([], ["ncclGroupStart", "ncclGroupEnd"])
 
@@ -120,8 +140,26 @@ def test_a_group_that_failed_is_gone_when_its_streams_have_ended(fresh):
     module = fresh(library)
     group = module.group((0, 1))
     with pytest.raises(DeviceError, match="ncclReduce: expected success"):
-        group.add([[array(1, 2)]] * 2, [array(3, 2)], [Stream(waited, True), Stream(waited)])
-    assert waited == [True, False]
+        group.add([[array(1, 2)]] * 2, [array(3, 2)], [Stream(0, waited, True), Stream(1, waited)])
+    assert waited == [0, 1]
+    assert [name for name, _ in library.calls].count("ncclCommAbort") == 2
+    assert module.group((0, 1)) is not group
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_gpu_that_fails_ends_the_kernel_that_waits_for_it(fresh, streams, failing):
+    library, waited = Library(), []
+    module = fresh(library)
+    group = module.group((0, 1))
+
+    def running():
+        return [name for name, _ in library.calls].count("ncclCommAbort") < 2
+
+    both = [Stream(number, waited, running=running) for number in range(2)]
+    both[failing] = Stream(failing, waited, fails=True)
+    with pytest.raises(DeviceError, match="its kernel failed"):
+        group.add([[array(1, 2)]] * 2, [array(3, 2)], streams(*both))
+    assert waited == [failing, 0, 1]
     assert module.group((0, 1)) is not group
 
 
@@ -141,6 +179,39 @@ def test_sums_on_two_gpus():
         sums = [cupy.full(one.shape, np.nan, np.float32) for one in host[0]]
         cupy.cuda.Device(0).synchronize()
         nccl.group((0, 1)).add(sources, sums, streams)
-        streams[0].synchronize()
         for first, second, total in zip(*host, sums):
             np.testing.assert_array_equal(total.get(), first + second)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_fails_ends_the_sum_with_its_error():
+    """In a process of its own, which can use neither GPU afterwards."""
+    cupy = require_gpu()
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs several GPUs: 2")
+    ended = subprocess.run([sys.executable, "-c", _FAILING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "NCCL: expected the kernel to run\n"), ended.stderr
+
+
+_FAILING = """
+import cupy, os
+from ece408_op.errors import DeviceError
+from ece408_op.runtime import nccl
+arrays, streams = [], []
+for number in range(2):
+    with cupy.cuda.Device(number):
+        streams.append(cupy.cuda.Stream(non_blocking=True))
+        arrays.append([cupy.ones(1 << 20, cupy.float32)])
+        cupy.cuda.Device(number).synchronize()
+group = nccl.group((0, 1))
+with cupy.cuda.Device(0):
+    sums = [cupy.empty_like(arrays[0][0])]
+    group.add(arrays, sums, streams)
+with cupy.cuda.Device(1):
+    cupy.RawKernel('extern "C" __global__ void fail() { asm("trap;"); }', "fail")((1,), (1,), (), stream=streams[1])
+try:
+    group.add(arrays, sums, streams)
+except DeviceError as error:
+    print(str(error).split(",")[0], flush=True)
+    os._exit(0)  # what closes a GPU that failed may fail too
+"""
