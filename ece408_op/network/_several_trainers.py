@@ -59,8 +59,8 @@ class SeveralTrainers:
         def work(part: int) -> None:
             gpu, mine = parts[part]
             images, results = [x[mine] for x in data], [y[mine] for y in outputs]
-            own_seed, alone = seed + (gpu << _SEED_SHIFT), len(parts) == 1
-            passed = self._trainers[gpu].forward(images, parameters, results, new[part], own_seed, alone)
+            own_seed = seed + (gpu << _SEED_SHIFT)
+            passed = self._trainers[gpu].forward(images, parameters, results, new[part], own_seed)
             found[part] = _Part(gpu, mine, passed)
 
         on_each(work, [self._numbers[gpu] for gpu, _ in parts])

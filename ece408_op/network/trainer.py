@@ -94,13 +94,11 @@ class Trainer:
         outputs: Sequence[np.ndarray],
         states: Mapping[int, np.ndarray],
         seed: int,
-        alone: bool = True,
     ) -> _training.Forward:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. alone: no other GPU computes the same step; a CUDA graph may repeat it. Raises DeviceError if the GPU
-        fails or has no memory.
+        others. Raises DeviceError if the GPU fails or has no memory.
         """
         network, began = self.network, next(moments)
 
@@ -114,7 +112,7 @@ class Trainer:
             return [*(found.values[value] for value in network.outputs), *new], found
 
         inputs, results, passes = [*data, *parameters], [*outputs, *states.values()], None
-        if alone and self._repeated:
+        if self._repeated:
             with self._gpu.device:
                 passes = self._repeated.take(tuple(array.shape for array in data))
         try:
@@ -167,7 +165,8 @@ class Trainer:
             found = self._differentiated(before, arrays, gradients, wanted)
             return [], (found, [self._operators.arrays.xp.empty(found[number].shape, np.float32) for number in sums])
 
-        return _step(self._gpu, [*labels, *gradients.values()], [], compute)
+        kind = (tuple(gradients), tuple(wanted), tuple(sums), "differentiated")
+        return _step(self._gpu, [*labels, *gradients.values()], [], compute, before.passes, kind)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
         """Wait for the GPU, and copy arrays from there."""

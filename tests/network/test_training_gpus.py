@@ -15,7 +15,7 @@ import ece408_op
 from ece408_op.errors import DeviceError, GraphError, ProblemError
 from ece408_op.network.trainer import Trainer
 from ece408_op.plugin import host_context
-from ece408_op.runtime import nccl
+from ece408_op.runtime import cuda, nccl
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -90,16 +90,34 @@ def fitted(symbol, args, aux, contexts, rule, words, batches=(6, 3, 7, 6)):
 WORDS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3, "rescale_grad": 1 / 6}
 
 
+@pytest.mark.parametrize("batches", [(6, 3, 7, 6), (3, 6, 6, 6)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"gradients": "gpu"}], ids=["cpu", "gpu"])
-def test_steps_of_changing_batch_sizes(options):
+def test_steps_of_changing_batch_sizes(options, batches):
     symbol = plain()
     args, aux = images(symbol)
     rule = "gpusgd" if options else "sgd"
-    theirs = fitted(symbol, args, aux, mx.cpu(), "sgd", WORDS)
-    ours = fitted(on_gpus(symbol, args, aux, [0, 1], **options), args, aux, mx.cpu(), rule, WORDS)
+    theirs = fitted(symbol, args, aux, mx.cpu(), "sgd", WORDS, batches)
+    ours = fitted(on_gpus(symbol, args, aux, [0, 1], **options), args, aux, mx.cpu(), rule, WORDS, batches)
     assert_close(ours[0], theirs[0], 20_000)
     change = max(np.abs(theirs[0][name].asnumpy() - args[name]).max() for name in theirs[0])
     assert change > 1e-2
+
+
+def test_the_passes_of_each_gpu_are_repeated(monkeypatch):
+    """Each is captured once, and computes with the arrays of its own step."""
+    symbol, captured, original = plain(), [], cuda.captured
+    monkeypatch.setattr(cuda, "captured", lambda *given: captured.append(given) or original(*given))
+    args, aux = images(symbol, 7)
+    executors = [bound(one, args, aux) for one in (on_gpus(symbol, args, aux, [0, 1]), symbol)]
+    for step in range(4):
+        args, aux = images(symbol, 7, step)
+        for executor in executors:
+            executor.copy_params_from(ndarrays(args), ndarrays(aux))
+            executor.forward(is_train=True)
+            executor.backward()
+        assert_close(*(dict(enumerate(one.outputs)) for one in executors))
+        assert_close(*({n: g for n, g in one.grad_dict.items() if g is not None} for one in executors))
+    assert len(captured) == 4
 
 
 def test_batch_norm_is_that_of_mxnets_module_on_several_devices():
