@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -23,29 +24,43 @@ class Packing:
     def __init__(self, shapes: Sequence[Shape]) -> None:
         #: The shape of each array, and where it begins in the flat one, -1 for a large one.
         self._places: list[tuple[Shape, int]] = []
+        #: What fills the flat array between the small ones.
+        self._gaps: list[np.ndarray] = []
         size = 0
         for shape in shapes:
             small = ITEM_BYTES * prod(shape) <= _SMALL
             self._places.append((tuple(shape), size if small else -1))
-            size += round_up(prod(shape), SCRATCH_ALIGNMENT // ITEM_BYTES) if small else 0
+            room = round_up(prod(shape), SCRATCH_ALIGNMENT // ITEM_BYTES) if small else 0
+            self._gaps.append(np.zeros(max(0, room - prod(shape)), np.float32))
+            size += room
         # Never empty, so that there is always something to copy.
         self.shapes = [*(shape for shape, start in self._places if start < 0), (max(1, size),)]
 
-    def packed(self, arrays: Sequence[Any], empty: Callable[[Shape, Any], Any]) -> list[Any]:
-        """Return the large arrays and a flat copy of the others, which ``empty`` allocates."""
-        flat = empty(self.shapes[-1], np.float32)
-        for array, part in zip(arrays, self.views([None] * len(self._places), flat)):
+    def large(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the large ones among the arrays."""
+        return [array for array, (_, start) in zip(arrays, self._places) if start < 0]
+
+    def packed_on_host(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the large arrays, and a flat copy of the others."""
+        small = [(array, gap) for array, gap, (_, start) in zip(arrays, self._gaps, self._places) if start >= 0]
+        pieces = [piece for array, gap in small for piece in (array.reshape(-1), gap)]
+        flat = np.concatenate(pieces) if self.shapes[-1] != (1,) else np.zeros(1, np.float32)
+        return [*self.large(arrays), flat]
+
+    def packed(self, arrays: Sequence[Any], flat: Any) -> list[Any]:
+        """Return the large arrays, and the flat one, filled with copies of the others."""
+        for array, part in zip(arrays, self._views([None] * len(self._places), flat)):
             if part is not None:
                 part[...] = array
-        return [*(array for array, (_, start) in zip(arrays, self._places) if start < 0), flat]
+        return [*self.large(arrays), flat]
 
     def unpacked(self, packed: Sequence[Any]) -> list[Any]:
         """Return the arrays in their order, the small ones as views of the flat one."""
         *large, flat = packed
         rest = iter(large)
-        return self.views([next(rest) if start < 0 else None for _, start in self._places], flat)
+        return self._views([next(rest) if start < 0 else None for _, start in self._places], flat)
 
-    def views(self, large: Sequence[Any], flat: Any) -> list[Any]:
+    def _views(self, large: Sequence[Any], flat: Any) -> list[Any]:
         """Return the arrays in their order: the large ones as given, the others as views of the flat one."""
         return [
             array if start < 0 else flat[start : start + prod(shape)].reshape(shape)
@@ -53,4 +68,10 @@ class Packing:
         ]
 
 
-__all__ = ("Packing",)
+@lru_cache(maxsize=64)
+def packing_of(shapes: tuple[Shape, ...]) -> Packing:
+    """Return the packing of arrays of these shapes."""
+    return Packing(shapes)
+
+
+__all__ = ("packing_of",)

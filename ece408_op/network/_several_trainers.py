@@ -17,6 +17,7 @@ import numpy as np
 from ece408_op.runtime import nccl
 
 from . import _training
+from ._packing import packing_of
 from ._several_gpus import on_each, shares
 from .engine import Engine
 from .trainer import Trainer
@@ -84,27 +85,26 @@ class SeveralTrainers:
         # Gradients to data and labels, whose images each GPU has its share of.
         divided = {number: _rows(targets[number], images) for number in targets if number not in parameters}
         labels = [_rows(array, images) for array in labels]
-        found: dict[int, tuple[Mapping[int, Any], list[Any]]] = {}
+        found: dict[int, tuple[Mapping[int, Any], list[Any], list[Any]]] = {}
 
         def differentiate(part: int) -> None:
             mine = before[part].images
             wanted = {**summed, **{number: array[mine] for number, array in divided.items()}}
             heads = {position: array[mine] for position, array in gradients.items()}
-            sums = list(summed) if part == 0 and len(before) > 1 else []
-            given = [array[mine] for array in labels], heads, wanted, sums
+            given = [array[mine] for array in labels], heads, wanted, tuple(summed) * (len(before) > 1), part == 0
             found[part] = trainers[part].differentiate(before[part].passed, *given)
 
         on_each(differentiate, numbers)
         total = found[0][0]
         if summed and len(before) > 1:
-            sums = found[0][1]
-            sources = [[found[part][0][number] for number in summed] for part in range(len(before))]
+            sources, sums = [found[part][1] for part in range(len(before))], found[0][2]
             with ExitStack() as locks:
                 # In one order, for networks whose lists of GPUs have others.
                 for _, part in sorted((number, part) for part, number in enumerate(numbers)):
                     locks.enter_context(trainers[part].lock)
                 nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
-            total = {**total, **dict(zip(summed, sums))}
+            packing = packing_of(tuple(array.shape for array in summed.values()))
+            total = {**total, **dict(zip(summed, packing.unpacked(sums)))}
 
         def copy_out(part: int) -> None:
             to = {number: array[before[part].images] for number, array in divided.items()}

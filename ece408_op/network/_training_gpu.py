@@ -22,7 +22,7 @@ from ._layers import BatchNorm, Convolution
 from ._passes import Pass, pool
 from ._pooling import Pooling
 from ._training import Operators
-from ._training_passes import TrainingArrays, row_of, update_program
+from ._training_passes import TrainingArrays, rows_of, update_program
 from ._updates import Adam, Sgd, Update
 
 
@@ -92,7 +92,7 @@ class GpuOperators(Operators):
 
     def update(self, rule: Sgd | Adam, updates: Sequence[Update]) -> None:
         """Update all parameters in one launch."""
-        rows = np.array([row_of(one) for one in updates], np.int64)
+        rows = rows_of(updates)
         cuda.execute(update_program(rule, len(rows)), 1, {"x": self.arrays.xp.asarray(rows)}, None)
 
 

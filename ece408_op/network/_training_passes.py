@@ -244,12 +244,15 @@ def pool_programs(operator: Pooling, x: Shape, y: Shape) -> tuple[cuda.Program, 
     )
 
 
-def row_of(one: Update) -> list[int]:
-    """Return a parameter's row for the update: the addresses, the number of elements, and the two factors' bits."""
-    arrays = [one.parameter, one.gradient, *one.states][:4]
-    addresses = [array.data.ptr for array in arrays] + [0] * (4 - len(arrays))
-    (factors,) = np.array([one.rate, one.decay], np.float32).view(np.int64)
-    return [*addresses, one.parameter.size, int(factors)]
+def rows_of(updates: Sequence[Update]) -> np.ndarray:
+    """Return the parameters' rows for the update: the addresses, the numbers of elements, and both factors' bits."""
+    factors = np.array([(one.rate, one.decay) for one in updates], np.float32).view(np.int64)
+    rows = np.zeros((len(updates), 6), np.int64)
+    for row, one in zip(rows, updates):
+        addresses = [array.data.ptr for array in (one.parameter, one.gradient, *one.states)]
+        row[: len(addresses)] = addresses
+    rows[:, 4], rows[:, 5:] = [one.parameter.size for one in updates], factors
+    return rows
 
 
 @lru_cache(maxsize=64)

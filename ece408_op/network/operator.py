@@ -169,7 +169,9 @@ class NetworkOp(mx.operator.CustomOp):
         places = {name: place for place, name in enumerate((*network.arguments, *network.state_names))}
         self._data = [places[name] for name in network.names(network.data)]
         self._parameters = [places[name] for name in network.names(network.parameters)]
-        self._sizes = [ITEM_BYTES * prod(network.shape(number)) for number in network.parameters]
+        #: The shapes of the parameters, by name: to ask MXNet's arrays for theirs takes microseconds.
+        self._shapes = {network.graph.nodes[number].name: network.shape(number) for number in network.parameters}
+        self._sizes = [ITEM_BYTES * prod(shape) for shape in self._shapes.values()]
         #: The last forward pass in training, the trainer's own, and the addresses of its parameters.
         self._before: Any = None
         self._places: dict[int, int] = {}
@@ -203,7 +205,7 @@ class NetworkOp(mx.operator.CustomOp):
         ]
         if trainer:
             # MXNet knows that the forward pass changes states, not that the backward pass would.
-            views = [bridge.cpu_view(arrays[place]) for place in self._parameters]
+            views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
             self._places = dict(zip(network.parameters, parameters))
             states = {n: view for n, view in zip(network.parameters, views) if n in network.states}
             self._before = trainer.forward(data, views, targets, states, _seed(in_data[count:]))
@@ -226,9 +228,9 @@ class NetworkOp(mx.operator.CustomOp):
         """
         network, trainer, before = self._network, self._trainer, self._before
         wanted = {
-            name: (bridge.cpu_view(gradient), request)
+            name: (bridge.cpu_view(gradient, self._shapes.get(name)), request)
             for name, gradient, request in zip(network.arguments, in_grad, req)
-            if request != "null" and gradient.size and gradient.dtype == np.float32
+            if request != "null" and (name in self._shapes or (gradient.size and gradient.dtype == np.float32))
         }
         if not trainer:
             for gradient, _ in wanted.values():

@@ -38,6 +38,8 @@ class State:
         self._seen: tuple[Any, int, int] | None = None
         #: The gradient of the last update, and its version then.
         self._given: tuple[Any, int] | None = None
+        #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
+        self.examined: tuple[Any, Any] = None, None
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -101,16 +103,29 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
 
     def create_state(self, index: Any, weight: Any) -> State:
         """Return zeros; raises ProblemError for a parameter that is not float32 and dense in mx.cpu()."""
-        self._view(weight, weight.shape, "parameters")
+        self._check(weight, weight.shape, "parameters")
         return State([np.zeros(weight.shape, np.float32) for _ in range(self._rule().states)])
 
-    def _view(self, array: Any, shape: tuple[int, ...], words: str) -> np.ndarray:
-        """Return a view of an array of this shape; raises ProblemError for others."""
+    def _examine(self, weight: Any, gradient: Any, state: Any) -> None:
+        """Raise ProblemError unless all three are of one shape, in mx.cpu(), and of this class."""
+        if isinstance(state, State) and state.examined[0] is weight and state.examined[1] is gradient:
+            return
+        shape = weight.shape
+        for array, words in ((weight, "parameters"), (gradient, "gradients")):
+            self._check(array, shape, words)
+        shapes = [shape] * self._rule().states
+        if not isinstance(state, State) or state.shapes != shapes:
+            got = f"arrays of the shapes {state.shapes}" if isinstance(state, State) else type(state).__name__
+            name = type(self).__name__
+            raise ProblemError(f"state: expected one that {name} has saved, of the shapes {shapes}, got {got}")
+        state.examined = weight, gradient
+
+    def _check(self, array: Any, shape: tuple[int, ...], words: str) -> None:
+        """Raise ProblemError for another array than a dense float32 one of this shape in mx.cpu()."""
         if array.dtype != np.float32 or array.stype != "default" or bridge.on_gpu(array) or array.shape != shape:
             expected = f"{type(self).__name__}: expected float32 {words}, dense, in mx.cpu(), of shape {shape}"
             got = f"{np.dtype(array.dtype).name}, {array.stype}, in {array.context}, of shape {array.shape}"
             raise ProblemError(f"{expected}, got {got}")
-        return bridge.cpu_view(array, shape)
 
     create_state_multi_precision = create_state
 
@@ -118,16 +133,14 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         """Queue the update of one parameter or of lists of them."""
         several = isinstance(index, (list, tuple))
         indices, weights, gradients, states = (list(one) if several else [one] for one in (index, weight, grad, state))
-        parameters = [self._view(array, array.shape, "parameters") for array in weights]
-        given = [self._view(array, one.shape, "gradients") for array, one in zip(gradients, parameters)]
-        for number, one, parameter in zip(indices, states, parameters):
-            shapes = [parameter.shape] * self._rule().states
-            if not isinstance(one, State) or one.shapes != shapes:
-                got = f"arrays of the shapes {one.shapes}" if isinstance(one, State) else type(one).__name__
-                name = type(self).__name__
-                raise ProblemError(f"state: expected one that {name} has saved, of the shapes {shapes}, got {got}")
+        for number, weight_, gradient, one in zip(indices, weights, gradients, states):
+            self._examine(weight_, gradient, one)
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
+        parameters, given = (
+            [bridge.cpu_view(array, one.shapes[0]) for array, one in zip(arrays, states)]
+            for arrays in (weights, gradients)
+        )
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]

@@ -34,7 +34,7 @@ from . import _repeated, _training
 from ._definition import Shape
 from ._gpu import Chooser
 from ._network import parse
-from ._packing import Packing
+from ._packing import packing_of
 from ._repeated import Pass, Passes, Repeated
 from ._training_gpu import GpuOperators
 from ._updates import Adam, Sgd, Update
@@ -154,18 +154,23 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         wanted: Mapping[int, np.ndarray],
-        sums: Sequence[int] = (),
-    ) -> tuple[Mapping[int, Any], list[Any]]:
-        """Return the gradients to variables on the GPU, of the shapes of ``wanted``, and memory for those of ``sums``.
+        summed: Sequence[int] = (),
+        receives: bool = False,
+    ) -> tuple[Mapping[int, Any], list[Any], list[Any]]:
+        """Return the gradients to variables on the GPU, of the shapes of ``wanted``, and those of ``summed`` packed.
 
-        Otherwise as ``backward``. The gradients are complete.
+        With ``receives``, the last result is memory for the sums. Otherwise as ``backward``. All gradients are complete
+        on return.
         """
+        packing = packing_of(tuple(wanted[number].shape for number in summed))
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Mapping[int, Any], list[Any]]]:
-            found = self._differentiated(before, arrays, gradients, wanted)
-            return [], (found, [self._operators.arrays.xp.empty(found[number].shape, np.float32) for number in sums])
+        def compute(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Mapping[int, Any], list[Any], list[Any]]]:
+            found, xp = self._differentiated(before, arrays, gradients, wanted), self._operators.arrays.xp
+            packed = packing.packed([found[number] for number in summed], xp.zeros(packing.shapes[-1], np.float32))
+            sums = [xp.empty(shape, np.float32) for shape in packing.shapes if receives]
+            return [], (found, packed, sums)
 
-        kind = (tuple(gradients), tuple(wanted), tuple(sums), "differentiated")
+        kind = (tuple(gradients), tuple(wanted), tuple(summed), receives, "differentiated")
         return _step(self._gpu, [*labels, *gradients.values()], [], compute, before.passes, kind)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
@@ -304,8 +309,9 @@ def _step(
 
     passes: has the pass of that kind, if a CUDA graph repeats it.
     """
-    packings = [Packing([array.shape for array in arrays]) for arrays in (inputs, outputs)]
-    given, targets = (packing.packed(arrays, np.zeros) for packing, arrays in zip(packings, (inputs, outputs)))
+    packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
+    given = packings[0].packed_on_host(inputs)
+    targets = [*packings[1].large(outputs), np.empty(packings[1].shapes[-1], np.float32)]
 
     def attempt(passes: Passes | None) -> Result:
         xp = cuda.cupy()
@@ -316,7 +322,7 @@ def _step(
             # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
             room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
             found, result = compute(packings[0].unpacked(arrays))
-            return packings[1].packed(found, lambda shape, dtype: room), result
+            return packings[1].packed(found, room), result
 
         try:
             device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from network_case import mx
-from network_fake import OutOfMemoryError
+from network_fake import Array, OutOfMemoryError
 from test_training import S, assert_close, data, images, ndarrays
 
 import ece408_op
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.network import trainer
+from ece408_op.network._training_passes import rows_of
+from ece408_op.network._updates import Update
 from ece408_op.plugin import array_version
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import round_up
@@ -353,3 +355,16 @@ def test_gradients_of_networks_that_are_never_updated_do_not_stay(way):
     update(0, executors[-1].grad_dict["layer_weight"], executors[-1].arg_dict["layer_weight"])
     assert (executors[-1].arg_dict["layer_weight"].asnumpy() == 0).all()
     trainer.waiting.clear()
+
+
+@pytest.mark.parametrize("way", ["numpy"], indirect=True)
+@pytest.mark.parametrize("states", [1, 2])
+def test_the_rows_of_an_update(way, states):
+    arrays = [[np.zeros(size, np.float32).view(Array) for _ in range(2 + states)] for size in (3, 5)]
+    rates = [(0.5, 0.25), (1e-3, 0.0)]
+    updates = [Update(one[0], one[1], one[2:], *pair) for one, pair in zip(arrays, rates)]
+    rows = rows_of(updates)
+    assert rows[:, 4].tolist() == [3, 5]
+    assert rows[:, : 2 + states].tolist() == [[array.data.ptr for array in one] for one in arrays]
+    assert not rows[:, 2 + states : 4].any()
+    np.testing.assert_array_equal(np.ascontiguousarray(rows[:, 5:]).view(np.float32), np.float32(rates))
