@@ -9,7 +9,7 @@ import numpy as np
 from ece408_op.errors import DeviceError, ProblemError
 from ece408_op.runtime.thread_pool import share
 
-from .engine import Engine
+from .engine import Engine, sharing
 
 
 def shares(engine: Engine, data: Sequence[np.ndarray], gpus: int) -> list[tuple[int, slice]]:
@@ -33,7 +33,8 @@ def on_each(work: Callable[[int], None], numbers: Sequence[int]) -> None:
 
     def named(part: int) -> None:
         try:
-            work(part)
+            with sharing(len(numbers)):
+                work(part)
         except DeviceError as error:
             raise DeviceError(f"GPU {numbers[part]}: {error}") from error
 

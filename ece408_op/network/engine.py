@@ -11,7 +11,8 @@ import atexit
 import ctypes
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -41,9 +42,10 @@ CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 LEAST_IMAGES = 128
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
-#: The most threads that copy, and the bytes that pay for one more: they pass the interpreter's lock to each other, and
-#: to the thread that launches, at each CUDA call. Other settings took up to a fifth longer on the course's networks.
-_THREADS, _THREAD_BYTES = 8, 8 << 20
+#: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: they pass the
+#: interpreter's lock to each other, and to the threads that launch, at each CUDA call. Other settings took up to a
+#: fifth longer on the course's networks; eight threads for each of two H100 took a quarter longer on one of them.
+_THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 #: The bytes from which a comparison releases the interpreter's lock.
 _WORTH_RELEASING = 64 << 10
@@ -240,9 +242,23 @@ class _Device:
             return gpu.stream.record()
 
 
-def copying_threads(gpu: Gpu, copied: int) -> int:
-    """Return how many threads copy that many bytes."""
-    return max(1, min(gpu.threads, _THREADS, copied // _THREAD_BYTES))
+_sharing = threading.local()
+
+
+@contextmanager
+def sharing(gpus: int) -> Iterator[None]:
+    """Have this thread's calls use fewer threads, if several GPUs compute at the same time."""
+    _sharing.gpus = gpus
+    try:
+        yield
+    finally:
+        _sharing.gpus = 1
+
+
+def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _THREAD_BYTES) -> int:
+    """Return how many threads copy that many bytes, ``each`` of which pay for one more."""
+    shared = getattr(_sharing, "gpus", 1) > 1
+    return max(1, min(gpu.threads, min(most, _SHARED_THREADS) if shared else most, copied // each))
 
 
 @cache

@@ -38,7 +38,7 @@ from ._packing import packing_of
 from ._repeated import Pass, Passes, Repeated
 from ._training_gpu import GpuOperators
 from ._updates import Adam, Sgd, Update
-from .engine import Engine, engines
+from .engine import Engine, copying_threads, engines
 
 Result = TypeVar("Result")
 
@@ -378,7 +378,7 @@ class _Device:
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Copy the inputs, compute, and copy the outputs."""
         copied = sum(array.nbytes for array in (*inputs, *outputs))
-        threads = max(1, min(self._gpu.threads, _THREADS, copied // _LEAST_TRANSFER))
+        threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
         # An equal part for each thread, in as few transfers as may be.
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER)))

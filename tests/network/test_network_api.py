@@ -306,6 +306,26 @@ def test_a_batch_is_examined_once_for_several_gpus(gpu, monkeypatch):
     assert (on_several(symbol, args, [0, 1]) == first).all()
 
 
+def test_gpus_that_share_a_batch_have_fewer_copying_threads():
+    gpu, gigabyte = network_fake.Gpu(threads=16), 1 << 30
+    alone = engine.copying_threads(gpu, gigabyte)
+    with engine.sharing(2):
+        shared = [engine.copying_threads(gpu, gigabyte, *words) for words in ((), (12, 1 << 20), (2, 1 << 20))]
+    assert (alone, shared) == (8, [4, 4, 2])
+    assert engine.copying_threads(gpu, gigabyte) == 8
+    assert engine.copying_threads(gpu, 3, 12, 1) == 3
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_each_of_several_gpus_copies_as_one_that_shares(gpu, monkeypatch):
+    found, original, large = [], engine.copying_threads, (network_fake.Gpu(threads=16), 1 << 30)
+    monkeypatch.setattr(engine, "copying_threads", lambda gpu, copied: found.append(original(*large)) or 1)
+    args, _ = values(data, {"data": (4, 5)})
+    for numbers in ([0], [0, 1]):
+        assert (on_several(data * 2, args, numbers) == 2 * args["data"]).all()
+    assert found == [8, 4, 4]
+
+
 def bound_several():
     """Return an executor of a network on two GPUs, and what it has to compute; those of two have the same graph."""
     symbol = S.broadcast_mul(data, S.Variable("factor"), name="product")
