@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,28 +17,33 @@ from ece408_op.runtime.launch import Plan
 EXPECTED = ("race", "uninitialised")
 
 
-def launch(
-    text: str,
-    plan: Plan,
-    arrays: dict[str, np.ndarray],
-    batch: int,
+def launch_all(
+    calls: Sequence[tuple[str, Plan, dict[str, np.ndarray], int]],
     folder: Path,
     check_races: bool = False,
     aligned: int = 64,
     expected: tuple[str, ...] = EXPECTED,
-) -> Report:
-    """Run a plan on its buffers by name, and change the arrays as the kernels do.
+) -> list[Report]:
+    """Run plans, each a text, a plan, its buffers by name and the images, one after another from one program.
 
-    x, w and y are at odd multiples of ``aligned`` bytes. Other findings than ``expected`` fail here: deadlocks,
-    barriers that are left half used, writes outside an array.
+    They change the arrays as the kernels do. x, w and y are at odd multiples of ``aligned`` bytes. Other findings than
+    ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an array.
     """
-    plans = Plans([Case("plan", text, plan, tuple(arrays), batch)], folder, check_races)
-    report = plans.run("plan", arrays, dict.fromkeys("xwy", aligned))
-    wrong = [finding for finding in report.findings if finding.kind not in expected]
-    assert not wrong, wrong
-    for name, array in arrays.items():
-        array[...] = report.buffers[name]
-    return report
+    cases = [Case(str(i), text, plan, tuple(arrays), batch) for i, (text, plan, arrays, batch) in enumerate(calls)]
+    plans, reports = Plans(cases, folder, check_races), []
+    for case, (_, _, arrays, _) in zip(cases, calls):
+        report = plans.run(case.name, arrays, dict.fromkeys("xwy", aligned))
+        wrong = [finding for finding in report.findings if finding.kind not in expected]
+        assert not wrong, wrong
+        for name, array in arrays.items():
+            array[...] = report.buffers[name]
+        reports.append(report)
+    return reports
+
+
+def launch(text: str, plan: Plan, arrays: dict[str, np.ndarray], batch: int, *words: Any, **more: Any) -> Report:
+    """Run one plan as ``launch_all`` does."""
+    return launch_all([(text, plan, arrays, batch)], *words, **more)[0]
 
 
 def run_plan(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plan_runs import launch, races
+from plan_runs import launch_all, races
 
 from ece408_op.network import _training_passes as passes
 from ece408_op.network._definition import Arrays, Trained
@@ -26,35 +26,38 @@ def random(*shapes):
     return [stream.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
-def run(program, folder, **arrays):
-    report = launch(program.source, program.plan, arrays, 1, folder, check_races=True)
-    assert races(report) == 0
+def run(folder, *steps):
+    """Run programs on arrays by name, one after another."""
+    reports = launch_all([(program.source, program.plan, arrays, 1) for program, arrays in steps], folder, True)
+    assert [races(report) for report in reports] == [0] * len(steps)
 
 
-@pytest.mark.parametrize("mode", [0, 1, 2], ids=["plain", "relu", "gradient"])
-@pytest.mark.parametrize("vector", [1, 4])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sums_and_mixtures(shape, vector, mode, programs):
-    if shape[2] % vector:
-        return
-    (x, y), (relu,) = random(shape, shape), random((4, shape[1]))
+@pytest.mark.parametrize(
+    ("shape", "vector"), [(shape, vector) for shape in SHAPES for vector in (1, 4) if shape[2] % vector == 0]
+)
+def test_sums_and_mixtures(shape, vector, programs):
+    """Plain, behind a ReLU, and of a ReLU's gradient."""
+    (x, y), (relu,), (factors,) = random(shape, shape), random((4, shape[1])), random((4, shape[1]))
     center, parts = np.linspace(-1, 1, shape[1]), min(shape[0], 4)
-    partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
-    first, second = passes.sums_program(shape, parts, vector, mode), passes.parts_program(shape[1], parts)
-    run(first, programs, x=x, y=y, center=center, partial=partial, relu=relu)
-    run(second, programs, sums=sums, partial=partial)
-    masked = x
-    if mode == 2:
-        slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
-        masked = np.where(slope * y + offset > 0, x, np.float32(0))
-    expected = NumpyArrays().channel_sums(masked.astype("d"), y.astype("d"), center)
-    np.testing.assert_allclose(sums, expected, rtol=1e-12, atol=1e-12)
-    factors, out = random((4, shape[1]))[0], np.full(shape, np.nan, "f")
-    run(passes.mix_program(shape, vector, mode), programs, x=x, y=y, factors=factors, relu=relu, out=out)
-    expected = np.empty(shape)
-    NumpyArrays().channel_mix(factors.astype("d"), masked, y, expected)
-    expected = np.maximum(expected, 0) if mode == 1 else expected
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
+    steps, modes = [], []
+    for mode, masked in enumerate((x, x, np.where(slope * y + offset > 0, x, np.float32(0)))):
+        partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
+        given, out = {"x": x, "y": y, "relu": relu}, np.full(shape, np.nan, "f")
+        steps += [
+            (passes.sums_program(shape, parts, vector, mode), {**given, "center": center, "partial": partial}),
+            (passes.parts_program(shape[1], parts), {"sums": sums, "partial": partial}),
+            (passes.mix_program(shape, vector, mode), {**given, "factors": factors, "out": out}),
+        ]
+        modes.append((mode, masked, sums, out))
+    run(programs, *steps)
+    for mode, masked, sums, out in modes:
+        expected = NumpyArrays().channel_sums(masked.astype("d"), y.astype("d"), center)
+        np.testing.assert_allclose(sums, expected, rtol=1e-12, atol=1e-12, err_msg=str(mode))
+        expected = np.empty(shape)
+        NumpyArrays().channel_mix(factors.astype("d"), masked, y, expected)
+        expected = np.maximum(expected, 0) if mode == 1 else expected
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5, err_msg=str(mode))
 
 
 def test_every_channel_and_part_has_a_block_that_sums_it():
@@ -79,7 +82,7 @@ def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
 
     def emulated(program, batch, arrays, stream):
         # x may be y, too.
-        run(program, programs, **{name: array if name != "y" else array.copy() for name, array in arrays.items()})
+        run(programs, (program, {name: array if name != "y" else array.copy() for name, array in arrays.items()}))
 
     monkeypatch.setattr(passes.cuda, "execute", emulated)
     norm = replace(BatchNorm("BatchNorm", eps=0.01, momentum=0.8, fix_gamma=fixed, axis=axis), relu=relu)
@@ -106,7 +109,7 @@ def test_gradients_of_activations(kind, count, vector, programs):
     operator, y, out = Activation("Activation", kind), np.empty(count, "f"), np.full(count, np.nan, "f")
     operator.compute(NumpyArrays(), [x], y)
     (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
-    run(passes.activation_program(kind, count, vector), programs, x=gradient, y=y, out=out)
+    run(programs, (passes.activation_program(kind, count, vector), {"x": gradient, "y": y, "out": out}))
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -140,7 +143,7 @@ def test_gradients_of_pooling(operator, shape, programs):
     of_maximum, of_gradient = passes.pool_programs(operator, shape, y.shape)
     maxima = np.full(y.shape, 200, passes.maxima_type(operator.fitted(shape)))
     if operator.is_maximum:
-        run(of_maximum, programs, x=x, y=maximum, maxima=maxima)
+        run(programs, (of_maximum, {"x": x, "y": maximum, "maxima": maxima}))
         np.testing.assert_allclose(maximum, y, rtol=1e-5, atol=1e-6)
-    run(of_gradient, programs, maxima=maxima, y=y, dy=gradient, out=out)
+    run(programs, (of_gradient, {"maxima": maxima, "y": y, "dy": gradient, "out": out}))
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
