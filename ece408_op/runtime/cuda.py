@@ -127,11 +127,6 @@ def on(device: int) -> AbstractContextManager[Any]:
     return _NOTHING if gpu.runtime.getDevice() == device else gpu.Device(device)
 
 
-def l2_bytes(device: int = 0) -> int:
-    """Return the size of one GPU's L2."""
-    return int(cupy().cuda.runtime.getDeviceProperties(device)["l2CacheSize"])
-
-
 @dataclass(frozen=True, eq=False)
 class Program:
     """A kernel for one problem: its name for messages, its source, NVRTC's options, its plan."""

@@ -18,8 +18,7 @@ from ece408_op.problem import ConvProblem, PooledProblem
 #: CUDA's limits on a grid's x, and on its y and z.
 GRID_X = 2**31 - 1
 GRID_YZ = 65535
-#: Threads in a block, shared memory a block has without asking, and constant memory, in bytes.
-BLOCK_THREADS = 1024
+#: Shared memory that a block has without asking, and constant memory, in bytes.
 SHARED_BYTES = 48 * 1024
 CONSTANT_BYTES = 64 * 1024
 #: Registers of a multiprocessor, all chips alike.

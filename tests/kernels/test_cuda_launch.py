@@ -16,7 +16,6 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.ladder.shared import input_tile
 from ece408_op.problem import TANH_POOL, ConvProblem
 from ece408_op.runtime.launch import (
-    BLOCK_THREADS,
     GRID_X,
     GRID_YZ,
     SCRATCH_BYTES,
@@ -95,7 +94,7 @@ def test_every_launch_is_within_cudas_limits(kernel, problem):
                 if isinstance(step, Launch):
                     assert 1 <= step.grid[0] <= GRID_X
                     assert all(1 <= size <= GRID_YZ for size in step.grid[1:])
-                    assert 1 <= step.block[0] * step.block[1] * step.block[2] <= BLOCK_THREADS
+                    assert 1 <= step.block[0] * step.block[1] * step.block[2] <= 1024
                     assert step.shared <= CHIP.shared_bytes
 
 

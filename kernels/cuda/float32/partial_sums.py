@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import SCRATCH_BYTES, Launch, ceil_div
 
-SOURCE = Path(__file__).parent / "partial_sums.cuh"
 _THREADS, _WEIGHTS_OF_BLOCK = 512, 32
 
 
