@@ -6,15 +6,18 @@ import re
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _LOOP = re.compile(
-    r"\bfor\s*\(\s*(?:const\s+)?(?:unsigned\s+|size_t\s+|int\s+|auto\s+)*(\w+)\s*=[^;]*;[^;]*?<=?\s*([^;]+);"
+    r"\bfor\s*\(\s*(?:const\s+)?(?:unsigned\s+|size_t\s+|int\s+|auto\s+)*(\w+)\s*=[^;]{0,99};[^;]{0,99}?<=?\s*([^;]{1,99});"
 )
 #: Names of the bounds of loops over a filter, and the names of rows and columns without such loops.
 _KERNEL = re.compile(r"\b(K[SWHXY]?|KERNEL\w*|MASK\w*|FILTER\w*|k_?size|shape_\[3\]|[3-9])( *- *1)?", re.IGNORECASE)
+#: Characters of a source and of a line that are searched: some expressions take time in the square of a line's length.
+_SEARCHED, _WIDEST = 1 << 18, 240
 
 
 def find(name: str, source: str) -> int | None:
     """Return the line, counted from 1, that makes the mistake of that name; None if it is not found."""
-    code = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), source)
+    code = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), source[:_SEARCHED])
+    code = "\n".join(line[:_WIDEST] for line in code.split("\n"))
     p, q = _filter_loops(code)
     for pattern in _patterns(name, re.escape(p), re.escape(q), code):
         found = re.search(pattern, code, re.MULTILINE)
@@ -32,8 +35,9 @@ def _filter_loops(code: str) -> tuple[str, str]:
 
 def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
     """Return the regular expressions to try, the best first."""
-    product = re.search(r"(\w[\w.\[\]() ,+*-]*?)\s*\+=", code)
-    total = re.escape(re.split(r"[\[(]", product[1])[0].strip()) if product else "sum"
+    before, found, _ = code.partition("+=")
+    product = re.search(r"\w[\w.\[\]() ,+*-]*$", before[-_WIDEST:].rstrip()) if found else None
+    total = re.escape(re.split(r"[\[(]", product[0])[0].strip()) if product else "sum"
     tiles = [r"^[^;\n]*\bdim3\b[^;\n]*/", r"=[^;=\n]*/ *(TILE\w*|BLOCK\w*|T[A-Z]?)\b", r"= *\w+ *- *K\w* *[,;)]"]
     written = r"\by\w*[\[(][^;=\n]*[+-]?="
     return {
@@ -53,7 +57,7 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "halo": [r"__shared__[^;\n]*"],
         "sum": [rf"\b(float|double|auto|half|__half)\s+{total}\b"],
         "accumulated": [r"\by\w*[\[(][^;=\n]*\+=", r"atomicAdd"],
-        "copied_bytes": [r"cudaMemcpy(?![^;]*sizeof)[^;]*;"],
+        "copied_bytes": [r"cudaMemcpy(?![^;]{0,999}sizeof)[^;]{0,999};"],
         "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],
         "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
         "unwritten": [r"\b\w+ *(<|>=) *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;", *tiles],

@@ -11,6 +11,7 @@ import pytest
 from sandbox import needs_sandbox
 from submissions import touch
 
+from ece408_op.core.explain import line_of
 from ece408_op.grade import _grading
 from ece408_op.submission import build, programs, sandbox, sources
 from ece408_op.submission.networks import KNOWN, pointed_to
@@ -55,8 +56,9 @@ def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
         *("/*" * 117_000, "//" * 117_000 + "*/", "'\"/*\\" * 50_000, "/" * 234_000, '#include "' * 23_000),
         *("# include </" + "/include" * 30_000, "".join(f'#include "{n}"\n' for n in range(200_000))),
         *("cublasA" * 30_000, "cudnnA " * 30_000, " \t" * 117_000 + "#pragma"),
+        *("int table[] = {" + "1, " * 12_000, "for(i=" * 20_000, "cudaMemcpy" * 20_000),
     ],
-    ids=range(13),
+    ids=range(16),
 )
 def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     (tmp_path / "new-forward.h").write_text(text)
@@ -70,6 +72,8 @@ def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     sources.include_by_name(tmp_path / "to")
     sources.unroll_without_names(tmp_path / "to")
     sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
+    for mistake in ("sum", "copied_bytes"):
+        line_of(mistake, text)
     assert time.process_time() - began < 5
 
 
