@@ -47,7 +47,7 @@ sendmsg recvmsg shutdown setsockopt getsockopt
 _FATAL = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev")
 #: libseccomp's actions, and its comparisons of an argument.
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
-_UNEQUAL, _EQUAL, _MASKED = 1, 4, 7
+_EQUAL, _MASKED = 4, 7
 _CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
 
 
@@ -75,9 +75,9 @@ def filter_program(fatal: bool) -> int:
         (forbidden, "clone", (0, _MASKED, _CLONE_THREAD, 0)),
         # CUDA opens a local socket; in a network namespace of its own that leads nowhere.
         *((_ALLOW, name, (0, _EQUAL, socket.AF_UNIX, 0)) for name in ("socket", "socketpair")),
-        # SIGCONT would let a stopped process run.
-        (_ALLOW, "fcntl", (1, _UNEQUAL, _SET_SIGNAL, 0)),
-        (_ALLOW, "tgkill", (2, _UNEQUAL, signal.SIGCONT, 0)),
+        # SIGCONT would let a stopped process run. The kernel reads 32 bits of the arguments: one of them has to differ.
+        *((_ALLOW, "fcntl", (1, _MASKED, 1 << bit, ~_SET_SIGNAL & 1 << bit)) for bit in range(32)),
+        *((_ALLOW, "tgkill", (2, _MASKED, 1 << bit, ~signal.SIGCONT & 1 << bit)) for bit in range(32)),
     ]
     for action, name, condition in rules:
         number = library.seccomp_syscall_resolve_name(name.encode())

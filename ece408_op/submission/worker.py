@@ -186,7 +186,7 @@ class Worker:
         try:
             self._socket.send(f"{word} {nonce} {layer}".encode())
         except ConnectionError:
-            raise self._reason_of_end("between two calls") from None
+            raise self._reason_of_end("the time between two calls") from None
         try:
             answer = self._answer(time.monotonic() + seconds, "a call of forward")
         finally:
@@ -200,7 +200,7 @@ class Worker:
         if kind in _FAILURES:
             status, text = _FAILURES[kind]
             raise EndedError(status, text.format(" ".join(rest.split())))
-        match = re.fullmatch(rf"done {nonce} (\d+) (?:-|([A-Za-z]{{4,80}}))", answer)
+        match = re.fullmatch(rf"done {nonce} (\d{{1,18}}) (?:-|([A-Za-z]{{4,80}}))", answer)
         if match is None:
             raise _forged(answer)
         self._nothing_waits()
@@ -250,7 +250,7 @@ class Worker:
     def _stop(self) -> None:
         self._stopped = self.process.stop()
         if not self._stopped:
-            raise self._reason_of_end("after a call")
+            raise self._reason_of_end("the time after a call")
 
     def _nothing_waits(self) -> None:
         if self._stopped and self.process.runs():
@@ -259,7 +259,7 @@ class Worker:
             self._fault = self._received()
             if self._fault and not _FAULT.fullmatch(self._fault):
                 raise _forged(self._fault, " outside of a call")
-            raise self._reason_of_end("outside of a call")
+            raise self._reason_of_end("the time between two calls")
 
     def _answer(self, deadline: float, doing: str) -> str:
         awake = time.monotonic() + _SPIN_SECONDS if self._on_gpu else 0.0
@@ -275,7 +275,7 @@ class Worker:
                 self._fault = message
             elif now >= awake and self._on_gpu and self.process.pages()[0] > self._most:
                 raise EndedError("crashed", f"{_SIGNALS[signal.SIGKILL]}, during {doing}")
-            elif now >= max(awake, deadline):
+            if now >= max(awake, deadline):  # also where reports of faults come without end
                 raise EndedError("timed_out", f"{doing} took longer than its limit, and was ended")
 
     def _received(self) -> str:
@@ -285,7 +285,6 @@ class Worker:
 
     def _reason_of_end(self, doing: str) -> EndedError:
         if not self.process.wait(5.0):
-            self.process.end()
             return EndedError("tampered", f"the worker's socket was closed during {doing}, though the process lived on")
         kind, _, number = (self.process.ended or "lost").partition(" ")
         fault = _FAULT.fullmatch(self._fault)
@@ -316,7 +315,7 @@ def _outside(full: str, offset: int, elements: int, doing: str) -> EndedError:
 
 
 #: The worker's report of a fault: the signal, the array that is near, the element, and the array's elements.
-_FAULT = re.compile(r"fault (\d+) (stack|elsewhere|[xyw]) (-?\d+) (\d+)")
+_FAULT = re.compile(r"fault (\d{1,2}) (stack|elsewhere|[xyw]) (-?\d{1,18}) (\d{1,18})")
 _ARRAYS = {"x": "its input x", "w": "the filters w", "y": "the output y"}
 #: What ended a process, in words.
 _STACK = "its stack was too small: an array within a function is too large, or a function calls itself without end"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import tempfile
 import time
@@ -14,9 +15,10 @@ from submissions import touch
 from ece408_op.core.explain import line_of
 from ece408_op.grade import _grading
 from ece408_op.submission import build, programs, sandbox, sources
+from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import KNOWN, pointed_to
 from ece408_op.submission.sandbox import Tools
-from ece408_op.submission.worker import python_program
+from ece408_op.submission.worker import Worker, python_program
 
 TOOLS = Tools(Path("/tools"))
 
@@ -160,3 +162,15 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
             assert not process.wait(0.01)
     process.end()
     assert not process.runs()
+
+
+def test_reports_of_faults_do_not_put_off_the_end_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker = Worker.__new__(Worker)
+    worker._socket, worker._on_gpu, enough = ours, False, time.monotonic() + 1
+    # Threads that report as fast as the harness reads: the next report is always there.
+    monkeypatch.setattr(worker, "_received", lambda: "fault 11 stack 0 0" if time.monotonic() < enough else "done")
+    with ours, theirs:
+        theirs.send(b"fault 11 stack 0 0")
+        with pytest.raises(EndedError, match="longer than its limit"):
+            worker._answer(time.monotonic() + 0.1, "a call")
