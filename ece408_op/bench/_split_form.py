@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core import timer
-from ece408_op.errors import UnsupportedError
 from ece408_op.kernels.cuda.split_precision import split_form, split_passes
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -27,20 +26,18 @@ class SplitLayer:
         cp, chip = cuda.cupy(), cuda.chip()
         components = 2 if precision == "float32" else 1
         unfolded = split_passes.unfolded(problem)
-        if unfolded and components == 1:
-            raise UnsupportedError(f"few channels: expected precision float32, got {precision}")
         self._filters = problem.filters
         self._y, self._y_scales = _arrays(problem.y_shape, components)
         self._evict = timer.Eviction(self._y)
         #: The kernel's bound, and the roundings of x and y to what is stored, as a share of sum |x||w|.
-        self.bound = split_form.error_bound(problem) + 2 * 2.0 ** (-22 if components == 2 else -11)
+        self.bound = split_form.error_bound(problem, components) + 2 * 2.0 ** (-22 if components == 2 else -11)
         small = unfolded or problem
         split_x, x_scales = _arrays(small.x_shape, components)
         self._unfold: Callable[[], None] = lambda: None
         if unfolded:
             w = split_passes.unfolded_filters(w, unfolded)
             images = {"x": x, "y": split_x, "y_scales": x_scales}
-            self._unfold = cuda.prepared_launch(split_passes.unfold(problem), problem.batch, images)
+            self._unfold = cuda.prepared_launch(split_passes.unfold(problem, components), problem.batch, images)
         else:
             images = {"x": x, "split_x": split_x, "x_scales": x_scales}
             cuda.execute(split_form.split_activations(problem.x_shape, chip, components), problem.batch, images, None)

@@ -50,14 +50,19 @@ def test_a_refusal_has_its_reason(problem, reason):
 def test_no_pass_converts_activations_between_layers():
     program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, activation=RELU)
     entries = [step.entry for step in program.plan.steps(LAYERS[0].batch) if isinstance(step, Launch)]
-    assert entries == ["implicit_gemm_split", "recompute_split_images"]
+    assert entries == ["implicit_gemm_split"]
     assert not program.plan.scratch
 
 
-def test_it_keeps_its_values_in_registers():
+@pytest.mark.parametrize(
+    ("components", "problem"),
+    [(2, LAYERS[0]), *((1, ConvProblem(128, 64, size, size, 4 * size, 3, pad=(1, 1))) for size in (64, 32, 24, 16))],
+    ids=str,
+)
+def test_it_keeps_its_values_in_registers(components, problem):
     if nvrtc.missing():
         pytest.skip("needs NVRTC: pip install ece408-op[test]")
-    program = split_form.convolution(LAYERS[0], chip_of(90), bias=True, residual=True, activation=RELU)
+    program = split_form.convolution(problem, chip_of(90), components, True, True, RELU)
     report = nvrtc.compile_text(program.source, 90, program.options)["implicit_gemm_split"]
     assert (report.stack_bytes, report.spill_bytes, report.serialized) == (0, 0, False)
 

@@ -13,9 +13,14 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div
 from ._convolution import Convolution
 from ._wgmma import wgmma_macro
 
-_TILE_PIXELS, _CONSUMERS = 128, 2
-#: Filters of a tile, and how much longer it takes per filter than the widest: it loads each pixel more often.
-_POINTWISE_FILTERS, _TILE_FILTERS = 64, {128: 1.0, 96: 1.05, 64: 1.1, 32: 1.4}
+#: Pixels, filters and consumers of a tile, and how much longer it takes per output than the largest: it loads pixels or
+#: filters more often. Without low and promoted sums, threads have the registers for larger tiles.
+_TILES = {(128, 128, 2): 1.0, (128, 96, 2): 1.05, (128, 64, 2): 1.1, (128, 32, 2): 1.4}
+_ONE_COMPONENT_TILES = {
+    (128, 256, 2): 1.0, (192, 128, 3): 1.06, (128, 128, 2): 1.08, (256, 96, 2): 1.2, (192, 96, 3): 1.2,
+    (256, 64, 2): 1.4, (128, 64, 2): 1.6, (128, 32, 2): 2.5,
+}  # fmt: skip
+_POINTWISE_TILE = (128, 64, 2)
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
 #: Producer warpgroups of ``pointwise.cu``; threads of split_filters.
@@ -25,8 +30,10 @@ _CORNERS, _MOST_OFFSET, _MOST_STRIDE = range(-128, 128), 255, 8
 #: Pixels of an image: 32 bits count those of a launch.
 _MOST_IMAGE = 2**30
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
-#: Bytes of shared memory besides the stages: what aligns them to the swizzle, and 32 filters' outputs per consumer.
-_OTHERS = 1024 + _CONSUMERS * 4 * 32 * (64 + 4)
+#: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers.
+_ALIGNMENT = 1024 + 16
+#: Bytes of filters that a block may keep beside the stages.
+_MOST_RESIDENT = 80 * 1024
 
 
 @dataclass(frozen=True)
@@ -37,39 +44,59 @@ class WideTile:
     tile_filters: int
     stage_channels: int
     stages: int
-    tile_pixels: int = _TILE_PIXELS
-    consumers: int = _CONSUMERS
+    tile_pixels: int
+    consumers: int
+    resident: bool = False  # whether a block keeps the filters of all its tiles
 
     @classmethod
     def of(cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int) -> WideTile:
         """Return the tile for a launch of that many images."""
-        pixel_tiles = ceil_div(images * own.output_area, _TILE_PIXELS) * own.groups
 
-        def time(filters: int) -> float:
-            waves = ceil_div(pixel_tiles * ceil_div(own.filters, filters), chip.multiprocessors)
-            return waves * filters * _TILE_FILTERS[filters]
+        def time(sizes: tuple[int, int, int]) -> float:
+            pixels, filters, _ = sizes
+            tiles = ceil_div(images * own.output_area, pixels) * own.groups * ceil_div(own.filters, filters)
+            return ceil_div(tiles, chip.multiprocessors) * pixels * filters * tiles_of[sizes]
 
         def length(channels: int) -> float:
             return round_up(own.channels, channels) * _STAGE_CHANNELS[channels]
 
-        filters = _POINTWISE_FILTERS if pointwise else min(_TILE_FILTERS, key=time)
-        tile = cls(components, filters, min(_STAGE_CHANNELS, key=length), 1)
-        return replace(tile, stages=min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(pointwise)))
+        tiles_of = _TILES if components == 2 or pointwise else _ONE_COMPONENT_TILES
+        pixels, filters, consumers = _POINTWISE_TILE if pointwise else min(tiles_of, key=time)
+        tile = cls(components, filters, min(_STAGE_CHANNELS, key=length), 1, pixels, consumers)
+        resident = components == 1 and not pointwise and tile.filter_bytes(own) <= _MOST_RESIDENT
+        return replace(tile, resident=resident).filled(own, chip, pointwise)
+
+    def filled(self, own: Convolution, chip: Chip, pointwise: bool) -> WideTile:
+        """Return this tile with as many stages as fit shared memory."""
+        free = chip.shared_bytes - self._others(own, pointwise)
+        return replace(self, stages=min(_MOST_STAGES, free // self.stage_bytes(pointwise)))
 
     def stage_bytes(self, pointwise: bool) -> int:
         """Bytes of shared memory of a stage: pixels and filters, two barriers, the scales of converted pixels."""
         scales = 4 * self.tile_pixels if pointwise else 0
-        return 2 * self.components * self.stage_channels * (self.tile_pixels + self.tile_filters) + 16 + scales
+        rows = self.tile_pixels + (0 if self.resident else self.tile_filters)
+        return 2 * self.components * self.stage_channels * rows + 16 + scales
+
+    def filter_bytes(self, own: Convolution) -> int:
+        """Bytes of the filters of a tile."""
+        return 2 * self.components * round_up(own.channels, self.stage_channels) * own.taps * self.tile_filters
+
+    def _others(self, own: Convolution, pointwise: bool) -> int:
+        """Bytes of shared memory besides the stages; the epilogue's are Staging's of split_form.cu, or 32 filters."""
+        staged = 16 * self.tile_pixels // self.consumers + 8 * self.tile_filters + 4 * 2 * 8 * 144 + 16
+        return _ALIGNMENT + self.consumers * max(4 * 32 * (64 + 4), staged) + self.resident * self.filter_bytes(own)
 
     def gemm(self, name: str, own: Convolution, images: int, chip: Chip, arguments: tuple[Argument, ...]) -> Launch:
         """Return the launch of persistent blocks, with producer warpgroups as many as the kernel has."""
         pointwise = name == "pointwise_gemm"
-        tiles = (
-            ceil_div(images * own.output_area, self.tile_pixels) * own.groups * ceil_div(own.filters, self.tile_filters)
-        )
+        filter_tiles = own.groups * ceil_div(own.filters, self.tile_filters)
+        tiles = ceil_div(images * own.output_area, self.tile_pixels) * filter_tiles
+        blocks = chip.multiprocessors
+        if self.resident:  # all tiles of a block have the same filters
+            blocks = max(1, blocks // filter_tiles) * filter_tiles
         warpgroups = self.consumers + (PRODUCERS if pointwise else 1)
-        shared = _OTHERS + self.stages * self.stage_bytes(pointwise)
-        return Launch(name, (min(tiles, chip.multiprocessors), 1, 1), (128 * warpgroups, 1, 1), arguments, shared)
+        shared = self._others(own, pointwise) + self.stages * self.stage_bytes(pointwise)
+        return Launch(name, (min(tiles, blocks), 1, 1), (128 * warpgroups, 1, 1), arguments, shared)
 
     def image_maps(self, buffer: str, own: Convolution, images: int) -> tuple[TensorMap, TensorMap]:
         """The split images [component][image][row][column][channel], with the windows of the convolution."""
@@ -85,7 +112,8 @@ class WideTile:
 
     def config(self, own: Convolution, **others: int) -> dict[str, bool | int | float]:
         """Return the sources' Config."""
-        more = {"padded_channels": own.padded_channels, "promote_every": PROMOTED_PRODUCTS // self.stage_channels}
+        promote_every = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
+        more = {"padded_channels": own.padded_channels, "promote_every": promote_every}
         return {**asdict(own), **asdict(self), **more, "split_form": False, **others}
 
     @property

@@ -5,7 +5,8 @@
 // matrix, the input windows, is not materialized: TMA's im2col mode gathers its rows from the images, with stride,
 // padding and dilation. The data gradient of a convolution of stride 1 is the convolution of y with flipped filters.
 //
-//     a block           128 output pixels (numbered through all images) x 128, 96, 64 or 32 filters
+//     a block           128 output pixels (numbered through all images) x 128, 96, 64 or 32 filters; with one
+//                       component, more of either
 //     a pipeline stage  stage_channels channels of one filter element (tap):
 //
 //                       channels               channels
@@ -97,6 +98,13 @@ extern "C" __global__ void __launch_bounds__(256)
 // at tap (p, q) of their windows.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
+    if (Config::resident) {
+        constexpr int TAP_STEPS = STEPS / TAPS;
+        mbarrier_arrive_expect_bytes(pipeline.resident, RESIDENT_BYTES);
+        for (int step = 0; step < STEPS; step++)
+            load_filters(pipeline.filters(0, step), pipeline.resident, w_high, w_low,
+                         step % TAP_STEPS * Config::stage_channels, step / TAP_STEPS, Tile(blockIdx.x).filter);
+    }
     int stage = 0, phase = 1;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
         const Tile tile(number);
@@ -111,20 +119,24 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
                 unsigned char *const pixels = pipeline.pixels(stage);
                 mbarrier_wait_thread(pipeline.empty + stage, phase);
                 mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
-                tma_load_im2col(pixels, x_high, full, tile.group * Config::padded_channels + c, column, row, image, q, p);
-                if (COMPONENTS == 2)
-                    tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, tile.group * Config::padded_channels + c, column, row, image, q, p);
-                load_filters(pipeline, stage, w_high, w_low, c, tap, tile.filter);
+                const int channel = tile.group * Config::padded_channels + c;
+                tma_load_im2col(pixels, x_high, full, channel, column, row, image, q, p);
+                if (COMPONENTS == 2) tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, column, row, image, q, p);
+                if (!Config::resident)
+                    load_filters(pipeline.filters(stage, 0), full, w_high, w_low, c, tap, tile.filter);
                 if (++stage == Config::stages) stage = 0, phase ^= 1;
             }
         }
     }
 }
 
-// A block's whole work: producer and consumers, tile after tile. store(sums, staging, tile, consumer) is the epilogue.
-template <typename Store>
+// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer) takes
+// the sums of a consumer's share of a tile, after prepare(staging, tile, consumer), which the first stage's products
+// hide. With two components and short stages that took longer (96 channels, 3 x 3).
+constexpr bool PREPARES_LATE = COMPONENTS == 1 || Config::stage_channels == 64;
+template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
-                                              const TensorMap &w_low, int images, const Store &store) {
+                                              const TensorMap &w_low, int images, const Epilogue &epilogue) {
     extern __shared__ __align__(16) unsigned char memory[];
     const Pipeline pipeline(memory);
     pipeline.init(1);
@@ -133,16 +145,22 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        static_assert(Config::consumers == 2, "register budget");
-        raise_registers<240>();
+        static_assert(Config::consumers == 2 || Config::consumers == 3, "register budget");
+        raise_registers<480 / Config::consumers>();
         const int consumer = threadIdx.x / 128 - 1;
-        const auto multiply = [&](Accumulators &sums, int which) { multiply_stage(sums, pipeline, which, consumer); };
         int stage = 0, phase = 0;
+        if (Config::resident) mbarrier_wait(pipeline.resident, 0);
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+            const Tile tile = Tile(number).of(consumer);
+            const auto multiply = [&](Accumulators &sums, int which, int step) {
+                multiply_stage(sums, pipeline, which, step, consumer);
+                if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.others, tile, consumer);
+            };
+            if (!PREPARES_LATE) epilogue.prepare(pipeline.others, tile, consumer);
             Accumulators sums;
             sums.clear();
             multiply_stages(sums, pipeline, STEPS, stage, phase, multiply);
-            store(sums, pipeline.others, Tile(number), consumer);
+            epilogue.store(sums, pipeline.others, tile, consumer);
         }
     }
 }
@@ -153,9 +171,7 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
                       const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
                       const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,
                       float *__restrict__ y, long long first, int images) {
-    const auto store = [&](const Accumulators &sums, float *staging, const Tile &tile, int consumer) {
-        store_tile(sums, staging, tile, consumer, images, x_scales, w_exponents, y + first * OUTPUTS);
-    };
-    implicit_gemm(x_high, x_low, w_high, w_low, images, store);
+    const FloatEpilogue epilogue{images, x_scales, w_exponents, y + first * OUTPUTS};
+    implicit_gemm(x_high, x_low, w_high, w_low, images, epilogue);
 }
 #endif

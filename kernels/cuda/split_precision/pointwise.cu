@@ -56,7 +56,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
             mbarrier_wait(pipeline.empty + stage, phase);
             if (row == 0) {
                 mbarrier_arrive_expect_bytes(pipeline.full + stage, COMPONENTS * FILTER_BYTES);
-                load_filters(pipeline, stage, w_high, w_low, c0, 0, tile.filter);
+                load_filters(pipeline.filters(stage, 0), pipeline.full + stage, w_high, w_low, c0, 0, tile.filter);
             }
             unsigned char *const to = pipeline.pixels(stage);
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ __forceinline__ void multiply_tile(Accumulators &sums, const Pipeline
         mbarrier_wait(pipeline.full + stage, phase);
         const float *const own = pipeline.others + stage * Config::tile_pixels + row;
         const float scale[2] = {own[0], own[8]};
-        multiply_stage(sums, pipeline, stage, consumer);
+        multiply_stage(sums, pipeline, stage, 0, consumer);
         wgmma_wait<0>();
         if (threadIdx.x % 128 == 0) mbarrier_arrive(pipeline.empty + stage);
 #pragma unroll
@@ -113,11 +113,12 @@ extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + PRODUCER
         raise_registers<144>();
         float *const staging = pipeline.others + Config::stages * Config::tile_pixels;
         const int consumer = threadIdx.x / 128 - PRODUCERS;
+        const FloatEpilogue epilogue{images, nullptr, w_exponents, y + first * OUTPUTS};
         int stage = 0, phase = 0;
         for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
             Accumulators sums;
             multiply_tile(sums, pipeline, consumer, stage, phase);
-            store_tile(sums, staging, Tile(number), consumer, images, nullptr, w_exponents, y + first * OUTPUTS);
+            epilogue.store(sums, staging, Tile(number).of(consumer), consumer);
         }
     }
 }

@@ -17,45 +17,54 @@ __device__ __forceinline__ long long weight_index(int filter, int c, int tap) {
 // Whether a filter cannot be split: then all images are recomputed. All threads of a block call it.
 __device__ __forceinline__ bool filters_unsplittable(const int *filter_scales);
 
-// A warp's share: a thread computes one pixel of eight filters. Its sums have two levels: the products of a channel, and
-// the channels. Padding is zeros, whose product with an infinite weight is NaN; a data gradient leaves out the taps that
-// lie outside y. image_of(number) returns the image of a number below `count`, or -1 to leave it out;
-// load(image, group, channel, pixel) an input. store(image, filter, pixel, value) takes an output.
+// One thread: a pixel of RECOMPUTED filters of a group from `filter0` on, fewer where the group ends. The sums have two
+// levels: the products of a channel, and the channels. Padding is zeros, whose product with an infinite weight is
+// NaN; a data gradient leaves out the taps that lie outside y. load(image, group, channel, pixel) returns an input;
+// store(image, filter, pixel, value) takes an output.
+constexpr int RECOMPUTED = 8;
+template <typename Load, typename Store>
+__device__ __forceinline__ void recompute_pixel(const float *w, int image, int group, int filter0, int pixel,
+                                                const Load &load, const Store &store) {
+    constexpr int GROUP = Config::filters;
+    const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
+    const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
+    float sums[RECOMPUTED] = {};
+    for (int c = 0; c < Config::channels; c++) {
+        float products[RECOMPUTED] = {};
+#pragma unroll 1
+        for (int tap = 0; tap < TAPS; tap++) {
+            const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
+            const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
+            const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
+            if (Config::transposed && !inside) continue;
+            const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;
+#pragma unroll
+            for (int f = 0; f < RECOMPUTED; f++) {
+                const int filter = group * GROUP + min(filter0 + f, GROUP - 1);
+                products[f] = multiply_add(value, w[weight_index(filter, c, tap)], products[f]);
+            }
+        }
+#pragma unroll
+        for (int f = 0; f < RECOMPUTED; f++) sums[f] = multiply_add(products[f], 1.0f, sums[f]);
+    }
+#pragma unroll
+    for (int f = 0; f < RECOMPUTED; f++)
+        if (filter0 + f < GROUP) store(image, group * GROUP + filter0 + f, pixel, sums[f]);
+}
+
+// A warp's share: a lane computes RECOMPUTED filters of a pixel. image_of(number) returns the image of a number below
+// `count`, or -1 to leave it out.
 template <typename ImageOf, typename Load, typename Store>
 __device__ __forceinline__ void recompute(const float *w, int count, int warp, int warps, const ImageOf &image_of,
                                           const Load &load, const Store &store) {
-    constexpr int FILTERS = 8, GROUP = Config::filters, FILTER_BLOCKS = (GROUP + FILTERS - 1) / FILTERS;
+    constexpr int FILTERS = RECOMPUTED, GROUP = Config::filters, FILTER_BLOCKS = (GROUP + FILTERS - 1) / FILTERS;
     constexpr long long PIXEL_BLOCKS = (OUTPUT_AREA + 31) / 32;
     constexpr long long IMAGE_BLOCKS = PIXEL_BLOCKS * FILTER_BLOCKS * Config::groups;
     for (long long i = warp; i < count * IMAGE_BLOCKS; i += warps) {
         const int block = i % IMAGE_BLOCKS / PIXEL_BLOCKS, image = image_of(int(i / IMAGE_BLOCKS));
         const int pixel = i % PIXEL_BLOCKS * 32 + threadIdx.x % 32;
         if (image < 0 || pixel >= OUTPUT_AREA) continue;
-        const int group = block / FILTER_BLOCKS, filter0 = block % FILTER_BLOCKS * FILTERS;
-        const int row0 = pixel / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
-        const int column0 = pixel % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
-        float sums[FILTERS] = {};
-        for (int c = 0; c < Config::channels; c++) {
-            float products[FILTERS] = {};
-#pragma unroll 1
-            for (int tap = 0; tap < TAPS; tap++) {
-                const int row = row0 + tap / Config::kernel_width * Config::dilate_height;
-                const int column = column0 + tap % Config::kernel_width * Config::dilate_width;
-                const bool inside = unsigned(row) < Config::height && unsigned(column) < Config::width;
-                if (Config::transposed && !inside) continue;
-                const float value = inside ? load(image, group, c, row * Config::width + column) : 0.0f;
-#pragma unroll
-                for (int f = 0; f < FILTERS; f++) {
-                    const int filter = group * GROUP + min(filter0 + f, GROUP - 1);
-                    products[f] = multiply_add(value, w[weight_index(filter, c, tap)], products[f]);
-                }
-            }
-#pragma unroll
-            for (int f = 0; f < FILTERS; f++) sums[f] = multiply_add(products[f], 1.0f, sums[f]);
-        }
-#pragma unroll
-        for (int f = 0; f < FILTERS; f++)
-            if (filter0 + f < GROUP) store(image, group * GROUP + filter0 + f, pixel, sums[f]);
+        recompute_pixel(w, image, block / FILTER_BLOCKS, block % FILTER_BLOCKS * FILTERS, pixel, load, store);
     }
 }
 

@@ -38,9 +38,14 @@ __device__ __forceinline__ void split_channels(const float *values, int pitch, f
     low = make_uint4(rests[0], rests[1], rests[2], rests[3]);
 }
 
+// A scaled value.
+__device__ __forceinline__ float joined(unsigned short high, unsigned short low) {
+    return fmaf(from_fp16(low), 1.0f / 2048, from_fp16(high));
+}
+
 // A value of a split image; of an image with an infinity or a NaN, the high component where that is one.
 __device__ __forceinline__ float joined(unsigned short high, unsigned short low, const ImageScale &own) {
-    const float value = from_fp16(high), sum = fmaf(from_fp16(low), 1.0f / 2048, value);
+    const float value = from_fp16(high), sum = joined(high, low);
     return multiply(own.finite() || (high & 0x7c00) != 0x7c00 ? sum : value, power_of_two(-own.exponent));
 }
 

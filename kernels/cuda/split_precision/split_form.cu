@@ -3,8 +3,8 @@
 // y = activated(convolution + bias + residual); Config says which of bias and residual there are. Before y is computed,
 // all that is known is that no value exceeds (the largest |x|) (the largest sum of a filter's |w|) + (the largest |bias|)
 // + (the largest |residual|), so this limit decides y's exponent. Its true largest value is found as it is stored, and
-// serves for the next layer's limit. Images with an infinity or a NaN, and all images where a filter has one, are
-// computed in float32 by the blocks that have no more tiles.
+// serves for the next layer's limit. The warp that would store a pixel of an image with an infinity or a NaN computes it
+// in float32, as it does all pixels where a filter has one.
 //
 // Launches: split_filters (once), implicit_gemm_split. y_scales is zero before.
 
@@ -13,7 +13,10 @@ constexpr int OUTPUT_CHANNELS = (Config::groups * M + 7) / 8 * 8;  // with sever
 
 // What follows the convolution, and the scales of y.
 struct Finish {
+    const unsigned short *x;
     const ImageScale *x_scales, *residual_scales;
+    const float *w;
+    const int *w_exponents;
     const float *limits, *bias;  // limits: of y per largest |x|, and of the bias
     const uint4 *residual;
     ImageScale *scales;
@@ -31,172 +34,237 @@ struct Finish {
         const bool finite = x_scales[image].finite() && added.finite() && __float_as_uint(gain) < 0x7f800000;
         return finite ? scale_of(fminf(limit, 0x1p127f)) : ImageScale{0, 0x7f800000};
     }
-    // Add the residual of two filters, words of its components, to their values, biases included, and activate them.
-    __device__ __forceinline__ float2 operator()(float2 value, const ImageScale &own, unsigned high, unsigned low) const {
-        if (Config::residual) value.x += joined(high, low, own), value.y += joined(high >> 16, low >> 16, own);
-        return make_float2(activated(value.x), activated(value.y));
-    }
     __device__ __forceinline__ void note(int image, unsigned largest) const {
         if (largest) atomicMax(&scales[image].largest, largest);
     }
 };
 
-// Transpose the words of four lanes: word j of lane t becomes word t of lane j.
-__device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
-    const int t = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const unsigned got = __shfl_xor_sync(~0u, t & 2 ? words[i] : words[i + 2], 2);
-        if (t & 2) words[i] = got;
-        else words[i + 2] = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const unsigned got = __shfl_xor_sync(~0u, t & 1 ? words[i] : words[i + 1], 1);
-        if (t & 1) words[i] = got;
-        else words[i + 1] = got;
+// An output pixel: its image, or why it is not stored, and the factors that undo x's scale, apply y's and undo the
+// residual's.
+struct OutputPixel {
+    static constexpr int BEYOND = -1, NOT_FINITE = -2;  // the last pixel; and so computed in float32
+    int image;
+    float unscale, scale, residual_unscale;
+};
+
+// Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go through
+// shared memory, so that lanes with neighbouring units of eight filters store them; the residual comes the same way back.
+constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
+constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's accesses to eight rows, and rows of each
+
+// A consumer's shared memory.
+struct Staging {
+    OutputPixel pixels[64 * BLOCKS];
+    float scales[Config::tile_filters], biases[Config::tile_filters];
+    uint4 rows[4][2][8][STAGED_UNITS + 1];  // each warp's two buffers; the banks of the rows differ
+    unsigned largest;                       // magnitude of the first pixel's image
+};
+
+// A warp: those of its pixels that belong to images which are not finite, in float32.
+__device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel, uint4 *to, const Finish &finish) {
+    unsigned short *const y = reinterpret_cast<unsigned short *>(to);
+    const int lane = threadIdx.x % 32, filters_end = min(tile.filters_end, tile.filter + Config::tile_filters);
+    for (int at = lane % 16; at < 64 * BLOCKS; at += 64) {
+        const int pixel = first_pixel + at, image = pixel / OUTPUT_AREA;
+        if (image >= finish.images || finish.scale(image).finite()) continue;
+        for (int filter = tile.filter + lane / 16 * RECOMPUTED; filter < filters_end; filter += 2 * RECOMPUTED)
+            recompute_pixel(
+                finish.w, image, tile.group, filter - tile.group * M, pixel % OUTPUT_AREA,
+                [&](int image, int group, int c, int pixel) {
+                    const int channel = group * Config::padded_channels + c;
+                    const long long at = ((long long)image * AREA + pixel) * INPUT_CHANNELS + channel;
+                    const long long component = (long long)finish.images * AREA * INPUT_CHANNELS;
+                    const unsigned low = COMPONENTS == 2 ? finish.x[component + at] : 0;
+                    return joined(finish.x[at], low, finish.x_scales[image]);
+                },
+                [&](int image, int filter, int pixel, float value) {
+                    const long long at = ((long long)image * OUTPUT_AREA + pixel) * OUTPUT_CHANNELS + filter;
+                    if (Config::bias) value += finish.bias[filter];
+                    const unsigned short *const added = reinterpret_cast<const unsigned short *>(finish.residual) + at;
+                    const unsigned high_added = Config::residual ? added[0] : 0;
+                    const unsigned low_added = Config::residual && COMPONENTS == 2 ? added[finish.component()] : 0;
+                    if (Config::residual) value += joined(high_added, low_added, finish.residual_scale(image));
+                    value = activated(value);
+                    const unsigned high = to_fp16x2(value, 0);
+                    // The high component may be above the value, even infinite.
+                    finish.note(image, __float_as_uint(fmaxf(fabsf(value), fabsf(from_fp16(high)))));
+                    y[at] = high;
+                    if (COMPONENTS == 2) y[finish.component() + at] = fp16x2_residual(value, 0, high);
+                    // The channels beyond the last.
+                    if (filter == Config::groups * M - 1)
+                        for (int more = 1; filter + more < OUTPUT_CHANNELS; more++) {
+                            y[at + more] = 0;
+                            if (COMPONENTS == 2) y[finish.component() + at + more] = 0;
+                        }
+                });
     }
 }
 
-// Epilogue: a lane has two filters of a pixel, four lanes exchange theirs, and each stores eight neighbouring ones. The
-// residual comes the same way back, all of it before its first use. Without branches, so that loads are not waited for one
-// by one: `columns` in shared memory has the scale and the bias of each filter of the tile, zeros beyond the last, and
-// lanes beyond the last pixel compute the first one's.
-__device__ __forceinline__ void store_split_tile(const Accumulators &sums, float *staging, const Tile &tile,
-                                                 int consumer, const int *w_exponents, uint4 *y,
-                                                 const Finish &finish) {
-    constexpr bool WHOLE = M % Config::tile_filters == 0;  // every filter of a tile exists
-    constexpr int CHUNKS = Config::tile_filters / 32, UNITS = OUTPUT_CHANNELS / 8;
-    const int lane = threadIdx.x % 32, t = lane % 4;
-    const int first_pixel = tile.pixel + 64 * consumer + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    uint4 added_high[2][CHUNKS], added_low[2][CHUNKS];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            if (!Config::residual) continue;
-            const int pixel = first_pixel + 8 * half, filter = tile.filter + 8 * (4 * chunk + t);
-            const bool exists = pixel < finish.images * OUTPUT_AREA && filter < tile.filters_end;
-            const uint4 *const from = finish.residual + (exists ? (long long)pixel * UNITS + filter / 8 : 0);
-            added_high[half][chunk] = from[0];
-            if (COMPONENTS == 2) added_low[half][chunk] = from[finish.component() / 8];
+struct SplitEpilogue {
+    const Finish &finish;
+    uint4 *y;
+
+    // Write what the epilogue reads to shared memory.
+    __device__ __forceinline__ void prepare(float *staging, const Tile &tile, int consumer) const {
+        Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
+        if (threadIdx.x % 128 == 0) own.largest = 0;
+        for (int i = threadIdx.x % 128; i < Config::tile_filters; i += 128) {
+            const int filter = tile.filter + i;
+            const bool exists = filter < tile.filters_end;
+            own.scales[i] = exists ? power_of_two(max(-finish.w_exponents[filter], -126)) : 0.0f;
+            if (Config::bias) own.biases[i] = exists ? finish.bias[filter] : 0.0f;
+        }
+        for (int i = threadIdx.x % 128; i < 64 * BLOCKS; i += 128) {
+            const int pixel = tile.pixel + i, image = pixel / OUTPUT_AREA;
+            OutputPixel one = {OutputPixel::BEYOND, 0.0f, 0.0f, 0.0f};
+            if (image < finish.images) {
+                const ImageScale scale = finish.scale(image);
+                one.image = scale.finite() ? image : OutputPixel::NOT_FINITE;
+                one.unscale = power_of_two(-finish.x_scales[image].exponent), one.scale = power_of_two(scale.exponent);
+                one.residual_unscale = power_of_two(-finish.residual_scale(image).exponent);
+                if (scale.finite() && pixel % OUTPUT_AREA == 0 && tile.filter == 0)
+                    finish.scales[image].exponent = scale.exponent;
+            }
+            own.pixels[i] = one;
         }
     }
-    float totals[SUMS];
+
+    __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile,
+                                          int consumer) const {
+        constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = Config::tile_filters / STAGED;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4, row = lane / 4;
+        // Where this lane loads and stores: a unit of a row of each pass.
+        const int unit = lane % STAGED_UNITS, unit_row = lane / STAGED_UNITS;
+        Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
+        named_barrier(1 + consumer, 128);
+        bool finite = true;
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) totals[i] = sums.total(i);
-    float2 *const columns = reinterpret_cast<float2 *>(staging) + consumer * Config::tile_filters;
-    named_barrier(1 + consumer, 128);
-    for (int i = threadIdx.x % 128; i < Config::tile_filters; i += 128) {
-        const int filter = tile.filter + i;
-        const bool exists = filter < tile.filters_end;
-        columns[i] = make_float2(exists ? power_of_two(max(-w_exponents[filter], -126)) : 0.0f,
-                                 exists && Config::bias ? finish.bias[filter] : 0.0f);
-    }
-    named_barrier(1 + consumer, 128);
+        for (int block = 0; block < BLOCKS; block++) {
+            const OutputPixel *const rows = own.pixels + 64 * block + 16 * warp;
+            const long long first_unit =
+                (tile.pixel + 64 * block + 16 * warp + unit_row) * (long long)UNITS + tile.filter / 8 + unit;
+            bool exists[2][PASSES];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int wanted = first_pixel + 8 * half;
-        const bool exists = wanted < finish.images * OUTPUT_AREA;
-        const int pixel = exists ? wanted : 0, image = pixel / OUTPUT_AREA;
-        const ImageScale own_scale = finish.scale(image), residual_scale = finish.residual_scale(image);
-        const int exponent = own_scale.exponent;
-        const bool real = exists && own_scale.finite();
-        if (real && pixel % OUTPUT_AREA == 0 && tile.filter == 0 && t == 0) finish.scales[image].exponent = exponent;
-        const float unscale = power_of_two(-finish.x_scales[image].exponent), scale = power_of_two(exponent);
-        unsigned largest = 0;  // two magnitudes, fp16
+            for (int i = 0; i < 2 * PASSES; i++)
+                exists[i / PASSES][i % PASSES] = rows[i * PASS_ROWS + unit_row].image >= 0;
+            // All of the residual is loaded before its first use.
+            uint4 added[CHUNKS][2][COMPONENTS][PASSES];
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            unsigned high[4], low[4];
-            if (Config::residual) {
-                const uint4 a = added_high[half][chunk], b = COMPONENTS == 2 ? added_low[half][chunk] : a;
-                high[0] = a.x, high[1] = a.y, high[2] = a.z, high[3] = a.w;
-                low[0] = b.x, low[1] = b.y, low[2] = b.z, low[3] = b.w;
-                transpose_quad(high);
-                if (COMPONENTS == 2) transpose_quad(low);
+            for (int i = 0; i < CHUNKS * 2 * COMPONENTS * PASSES && Config::residual; i++) {
+                const int pass = i % PASSES, c = i / PASSES % COMPONENTS, half = i / (PASSES * COMPONENTS) % 2;
+                const int chunk = i / (PASSES * COMPONENTS * 2), at = 8 * half + pass * PASS_ROWS;
+                const bool real = exists[half][pass] && tile.filter + STAGED * chunk + 8 * unit < tile.filters_end;
+                const uint4 *const from = finish.residual + c * (finish.component() / 8) + first_unit;
+                added[chunk][half][c][pass] = real ? from[at * UNITS + chunk * STAGED_UNITS] : make_uint4(0, 0, 0, 0);
             }
+            const OutputPixel pixels[2] = {rows[row], rows[row + 8]};
+            finite = finite && min(pixels[0].image, pixels[1].image) > OutputPixel::NOT_FINITE;
+            unsigned largest[2] = {0, 0};  // two magnitudes each, fp16
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int column = 8 * (4 * chunk + j) + 2 * t, i = 4 * (4 * chunk + j) + 2 * half;
-                const float4 own = *reinterpret_cast<const float4 *>(columns + column);
-                float2 value;
-                value.x = multiply(multiply(totals[i], own.x), unscale) + own.y;
-                value.y = multiply(multiply(totals[i + 1], own.z), unscale) + own.w;
-                value = finish(value, residual_scale, high[j], COMPONENTS == 2 ? low[j] : 0);
-                value.x = WHOLE || own.x != 0 ? value.x * scale : 0.0f;
-                value.y = WHOLE || own.z != 0 ? value.y * scale : 0.0f;
-                high[j] = to_fp16x2(value.x, value.y), low[j] = fp16x2_residual(value.x, value.y, high[j]);
-                largest = __vmaxu2(largest, high[j] & 0x7fff7fff);
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                const bool unit_exists = tile.filter + STAGED * chunk + 8 * unit < tile.filters_end;
+                float2 scales[STAGED_UNITS], biases[STAGED_UNITS];
+#pragma unroll
+                for (int j = 0; j < STAGED_UNITS; j++) {
+                    const int column = STAGED * chunk + 8 * j + 2 * t;
+                    scales[j] = *reinterpret_cast<const float2 *>(own.scales + column);
+                    if (Config::bias) biases[j] = *reinterpret_cast<const float2 *>(own.biases + column);
+                }
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const OutputPixel &pixel = pixels[half];
+                    unsigned words[COMPONENTS][STAGED_UNITS];
+                    if (Config::residual) {
+                        if (COMPONENTS == 2) __syncwarp();
+#pragma unroll
+                        for (int i = 0; i < COMPONENTS * PASSES; i++)
+                            buffer(own, half, i / PASSES)[i % PASSES * PASS_ROWS + unit_row][unit] =
+                                added[chunk][half][i / PASSES][i % PASSES];
+                        __syncwarp();
+#pragma unroll
+                        for (int i = 0; i < COMPONENTS * STAGED_UNITS; i++)
+                            words[i / STAGED_UNITS][i % STAGED_UNITS] =
+                                word(buffer(own, half, i / STAGED_UNITS)[row], 4 * (i % STAGED_UNITS) + t);
+                    }
+#pragma unroll
+                    for (int j = 0; j < STAGED_UNITS; j++) {
+                        const int at = block * BLOCK_SUMS + 4 * (STAGED_UNITS * chunk + j) + 2 * half;
+                        float2 value;
+                        value.x = multiply(multiply(sums.total(at), scales[j].x), pixel.unscale);
+                        value.y = multiply(multiply(sums.total(at + 1), scales[j].y), pixel.unscale);
+                        if (Config::bias) value.x += biases[j].x, value.y += biases[j].y;
+                        if (Config::residual) {
+                            const unsigned high = words[0][j], low = COMPONENTS == 2 ? words[COMPONENTS - 1][j] : 0;
+                            value.x += multiply(joined(high, low), pixel.residual_unscale);
+                            value.y += multiply(joined(high >> 16, low >> 16), pixel.residual_unscale);
+                        }
+                        value.x = activated(value.x) * pixel.scale, value.y = activated(value.y) * pixel.scale;
+                        words[0][j] = to_fp16x2(value.x, value.y);
+                        if (COMPONENTS == 2) words[COMPONENTS - 1][j] = fp16x2_residual(value.x, value.y, words[0][j]);
+                        largest[half] = __vmaxu2(largest[half], words[0][j] & 0x7fff7fff);
+                    }
+#pragma unroll
+                    for (int c = 0; c < COMPONENTS; c++) {
+                        uint4 *const to = y + c * (finish.component() / 8) + first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
+                        // The buffer's last reads precede the last __syncwarp.
+                        uint4(&staged)[8][STAGED_UNITS + 1] = buffer(own, half, c);
+#pragma unroll
+                        for (int j = 0; j < STAGED_UNITS; j++) word(staged[row], 4 * j + t) = words[c][j];
+                        __syncwarp();
+#pragma unroll
+                        for (int pass = 0; pass < PASSES; pass++) {
+                            const uint4 value = staged[pass * PASS_ROWS + unit_row][unit];
+                            if (exists[half][pass] && unit_exists) to[pass * PASS_ROWS * UNITS] = value;
+                        }
+                    }
+                }
             }
-            transpose_quad(high), transpose_quad(low);
-            const int filter = tile.filter + 8 * (4 * chunk + t);
-            if (!real || filter >= tile.filters_end) continue;
-            uint4 *const to = y + (long long)pixel * UNITS + filter / 8;
-            to[0] = make_uint4(high[0], high[1], high[2], high[3]);
-            if (COMPONENTS == 2) to[finish.component() / 8] = make_uint4(low[0], low[1], low[2], low[3]);
+            note(own, pixels, largest);
         }
-        // The largest magnitude as float32, rounded up. Pixels of a warp mostly belong to one image.
-        largest = real ? max(largest & 0xffff, largest >> 16) : 0;
-        largest = __float_as_uint(scaled(from_fp16(largest + (largest && largest < 0x7c00)), -exponent));
-        const int first_image = __shfl_sync(~0u, image, 0);
-        const bool one = __all_sync(~0u, !real || image == first_image);
-        if (one) largest = __reduce_max_sync(~0u, largest);
-        if (one ? lane == 0 : real) finish.note(image, largest);
+        if (!__all_sync(~0u, finite)) recompute_tile(tile, tile.pixel + 16 * warp, y, finish);
+        named_barrier(1 + consumer, 128);
+        if (threadIdx.x % 128 == 0 && own.pixels[0].image >= 0) finish.note(own.pixels[0].image, own.largest);
     }
-}
+
+    static __device__ __forceinline__ auto buffer(Staging &own, int half, int component)
+        -> uint4 (&)[8][STAGED_UNITS + 1] {
+        return own.rows[threadIdx.x / 32 % 4][COMPONENTS == 2 ? component : half];
+    }
+    static __device__ __forceinline__ unsigned &word(uint4 *row, int number) {
+        return reinterpret_cast<unsigned *>(row)[number];
+    }
+
+    // The larger of two fp16 magnitudes in float32, unscaled, rounded up.
+    static __device__ __forceinline__ unsigned as_float(unsigned two, float scale) {
+        const unsigned both = max(two & 0xffff, two >> 16);
+        const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
+        return __float_as_uint(multiply(from_fp16(both + (both && both < 0x7c00)), inverse));
+    }
+    // Note the largest magnitudes of a warp's pixels, those of the first pixel's image in shared memory: there are few
+    // others, and atomic operations on one address in device memory take turns.
+    __device__ __forceinline__ void note(Staging &own, const OutputPixel (&pixels)[2],
+                                         const unsigned (&largest)[2]) const {
+        const int first = __reduce_min_sync(~0u, min(unsigned(pixels[0].image), unsigned(pixels[1].image)));
+        const int last = int(__reduce_max_sync(~0u, unsigned(max(pixels[0].image, pixels[1].image) + 2))) - 2;
+        const unsigned bits[2] = {as_float(largest[0], pixels[0].scale), as_float(largest[1], pixels[1].scale)};
+        for (int image = first; image >= 0 && image <= last; image++) {
+            const unsigned both = max(pixels[0].image == image ? bits[0] : 0, pixels[1].image == image ? bits[1] : 0);
+            const unsigned most = __reduce_max_sync(~0u, both);
+            if (threadIdx.x % 32) continue;
+            if (image == own.pixels[0].image) atomicMax(&own.largest, most);
+            else finish.note(image, most);
+        }
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
     implicit_gemm_split(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                         const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
-                        const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,
+                        const unsigned short *__restrict__ x, const ImageScale *__restrict__ x_scales,
+                        const float *__restrict__ w, const int *__restrict__ w_exponents,
                         const float *__restrict__ limits, const float *__restrict__ bias,
                         const uint4 *__restrict__ residual, const ImageScale *__restrict__ residual_scales,
                         uint4 *__restrict__ y, ImageScale *y_scales, int images) {
-    const Finish finish{x_scales, residual_scales, limits, bias, residual, y_scales, images};
-    const auto store = [&](const Accumulators &sums, float *staging, const Tile &tile, int consumer) {
-        store_split_tile(sums, staging, tile, consumer, w_exponents, y, finish);
-    };
-    implicit_gemm(x_high, x_low, w_high, w_low, images, store);
-}
-
-// The images that implicit_gemm_split leaves out.
-extern "C" __global__ void __launch_bounds__(256)
-    recompute_split_images(const unsigned short *__restrict__ x, const ImageScale *__restrict__ x_scales,
-                           const float *__restrict__ w, const float *__restrict__ limits,
-                           const float *__restrict__ bias, const uint4 *__restrict__ residual,
-                           const ImageScale *__restrict__ residual_scales, unsigned short *__restrict__ y,
-                           ImageScale *y_scales, int images) {
-    const Finish finish{x_scales, residual_scales, limits, bias, residual, y_scales, images};
-    bool finite = true;
-#pragma unroll 4
-    for (int image = threadIdx.x; image < images; image += 256) finite &= finish.scale(image).finite();
-    if (!__syncthreads_or(!finite)) return;
-    recompute(
-        w, images, blockIdx.x * 8 + threadIdx.x / 32, gridDim.x * 8,
-        [&](int image) { return finish.scale(image).finite() ? -1 : image; },
-        [&](int image, int group, int c, int pixel) {
-            const int channel = group * Config::padded_channels + c;
-            const long long at = ((long long)image * AREA + pixel) * INPUT_CHANNELS + channel;
-            const long long component = (long long)images * AREA * INPUT_CHANNELS;
-            return joined(x[at], COMPONENTS == 2 ? x[component + at] : 0, x_scales[image]);
-        },
-        [&](int image, int filter, int pixel, float value) {
-            const long long at = ((long long)image * OUTPUT_AREA + pixel) * OUTPUT_CHANNELS + filter;
-            if (Config::bias) value += bias[filter];
-            const unsigned short *const added = reinterpret_cast<const unsigned short *>(residual) + at;
-            const unsigned high_added = Config::residual ? added[0] : 0;
-            const unsigned low_added = Config::residual && COMPONENTS == 2 ? added[finish.component()] : 0;
-            value = finish(make_float2(value, 0), finish.residual_scale(image), high_added, low_added).x;
-            const unsigned high = to_fp16x2(value, 0);
-            // The high component may be above the value, even infinite.
-            finish.note(image, __float_as_uint(fmaxf(fabsf(value), fabsf(from_fp16(high)))));
-            y[at] = high;
-            if (COMPONENTS == 2) y[finish.component() + at] = fp16x2_residual(value, 0, high);
-            // The channels beyond the last.
-            if (filter == Config::groups * M - 1)
-                for (int more = 1; filter + more < OUTPUT_CHANNELS; more++) {
-                    y[at + more] = 0;
-                    if (COMPONENTS == 2) y[finish.component() + at + more] = 0;
-                }
-        });
+    const Finish finish{x, x_scales, residual_scales, w, w_exponents, limits, bias, residual, y_scales, images};
+    implicit_gemm(x_high, x_low, w_high, w_low, images, SplitEpilogue{finish, y});
 }

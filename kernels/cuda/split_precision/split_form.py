@@ -26,7 +26,7 @@ from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import GRID_YZ, Chip, Plan, round_up
 
 from . import wide
-from ._convolution import Convolution, recompute
+from ._convolution import Convolution
 from ._wide_tiles import WideTile, limits, split_filters
 
 #: fp16x3_general with the sources of the split form; no kernel of the list, because its arrays are others.
@@ -56,9 +56,9 @@ def output_limits(factors: Any, added: Any = None) -> Any:
     return (cp.stack([gain, most]) * _MARGIN).astype(np.float32)
 
 
-def error_bound(problem: ConvProblem) -> float:
+def error_bound(problem: ConvProblem, components: int = 2) -> float:
     """Return the largest |y - exact| as a share of sum |x||w| before y is stored, x being what is stored."""
-    return _KERNEL.error_bound(problem)
+    return wide.bound(components, problem)
 
 
 def reasons(problem: ConvProblem) -> list[str]:
@@ -128,11 +128,8 @@ def convolution(
     # Pointers that are not read are x's.
     added = ("bias" if bias else "x", "residual" if residual else "x", "residual_scales" if residual else "x")
     maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own))
-    finish = ("limits", *added, "y", "y_scales", "images")
-    launches = (
-        tile.gemm("implicit_gemm_split", own, problem.batch, chip, (*maps, "x_scales", "w_exponents", *finish)),
-        recompute("recompute_split_images", chip.multiprocessors, ("x", "x_scales", "w", *finish)),
-    )
+    arguments = (*maps, "x", "x_scales", "w", "w_exponents", "limits", *added, "y", "y_scales", "images")
+    launches = (tile.gemm("implicit_gemm_split", own, problem.batch, chip, arguments),)
     defines = {**tile.defines, "SPLIT_FORM": 1, **activation_define(activation)}
     config = tile.config(own, range_blocks=1, split_form=True, bias=bias, residual=residual)
     plan = Plan(defines, max(1, problem.batch), lambda images: launches, config=config)

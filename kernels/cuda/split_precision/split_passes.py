@@ -104,11 +104,12 @@ def unfolded(problem: ConvProblem) -> ConvProblem | None:
     return ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (problem.dilate[0], 1))
 
 
-def unfold(problem: ConvProblem) -> Program:
+def unfold(problem: ConvProblem, components: int = 2) -> Program:
     """Return the program that splits a convolution's images, with the columns of each window as channels."""
     x, y = problem.x_shape, unfolded(problem)
     assert y, "profitable"
     others = {"window_width": problem.kernel_width, "stride_width": problem.stride[1], "pad_width": problem.pad[1]}
+    others["components"] = components
     largest = Launch("largest_of_images", (_RANGE_BLOCKS, x[0], 1), (_THREADS, 1, 1), ("x", "y_scales", "images"))
     return _program("unfold_columns", (), x, y.x_shape, others, None, ("x",), (largest,))
 

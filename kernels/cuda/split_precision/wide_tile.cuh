@@ -4,19 +4,24 @@
 // Config, from wide.py. The convolution (_convolution.py): groups; channels and filters, of a group; height, width,
 // output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
 // gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
-// (fp16x1); promote_every, stages between two accumulator promotions; consumers, the consumer warpgroups, 64 pixels
-// each. padded_channels: those of a group, rounded up to TMA's multiple of eight, in the split filters and images.
+// (fp16x1); promote_every, stages between two accumulator promotions, 0 for none; consumers, the consumer warpgroups,
+// each with an equal share of the pixels, a multiple of 64; resident, whether a block keeps the filters of its tiles in
+// shared memory. padded_channels: those of a group, rounded up to TMA's multiple of eight, in the split filters and
+// images.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
 
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
-constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + FILTER_BYTES);
-constexpr int SUMS = Config::tile_filters / 2;  // accumulators of a thread, per sum
+constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + (Config::resident ? 0 : FILTER_BYTES));
+constexpr int BLOCKS = Config::tile_pixels / 64 / Config::consumers;  // of 64 pixels, a consumer's: one wgmma each
+constexpr int BLOCK_SUMS = Config::tile_filters / 2, SUMS = BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
+constexpr bool PROMOTES = Config::promote_every > 0;
 constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
 constexpr int GROUP_TILES = (M + Config::tile_filters - 1) / Config::tile_filters;
 constexpr int FILTER_TILES = Config::groups * GROUP_TILES;
+constexpr int RESIDENT_BYTES = Config::resident ? STEPS * COMPONENTS * FILTER_BYTES : 0;
 
 // Convert: the filters to [component][filter][tap][channel], a block per filter.
 extern "C" __global__ void __launch_bounds__(256)
@@ -61,29 +66,34 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
 }
 
 // The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
-// components of its pixels and then of its filters; a full and an empty barrier per stage; then other arrays.
+// components of its pixels and then of its filters, unless all of those are resident behind the stages; a full and an
+// empty barrier per stage; two of which the first counts resident filters; then other arrays.
 struct Pipeline {
     unsigned char *stages;
-    Barrier *full, *empty;
+    Barrier *full, *empty, *resident;
     float *others;
 
     __device__ __forceinline__ explicit Pipeline(unsigned char *memory)
         : stages(memory + (-shared_address(memory) & 1023)),
-          full(reinterpret_cast<Barrier *>(stages + Config::stages * STAGE_BYTES)), empty(full + Config::stages),
-          others(reinterpret_cast<float *>(empty + Config::stages)) {}
+          full(reinterpret_cast<Barrier *>(stages + Config::stages * STAGE_BYTES + RESIDENT_BYTES)),
+          empty(full + Config::stages), resident(empty + Config::stages),
+          others(reinterpret_cast<float *>(resident + 2)) {}
 
     // All threads; `arrivals` complete a full barrier.
     __device__ __forceinline__ void init(int arrivals) const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < Config::stages; i++)
                 mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, Config::consumers);
+            if (Config::resident) mbarrier_init(resident, 1);
             fence_mbarrier_init();
         }
         __syncthreads();
     }
     __device__ __forceinline__ unsigned char *pixels(int stage) const { return stages + stage * STAGE_BYTES; }
-    __device__ __forceinline__ unsigned char *filters(int stage) const {
-        return pixels(stage) + COMPONENTS * PIXEL_BYTES;
+    // The filters of a stage, which hold those of a tile's step.
+    __device__ __forceinline__ unsigned char *filters(int stage, int step) const {
+        return Config::resident ? stages + Config::stages * STAGE_BYTES + step * COMPONENTS * FILTER_BYTES
+                                : pixels(stage) + COMPONENTS * PIXEL_BYTES;
     }
 };
 
@@ -98,6 +108,12 @@ struct Tile {
         filter = group * M + number % GROUP_TILES * Config::tile_filters;
         filters_end = (group + 1) * M;
     }
+    // A consumer's share.
+    __device__ __forceinline__ Tile of(int consumer) const {
+        Tile own = *this;
+        own.pixel += consumer * (64 * BLOCKS);
+        return own;
+    }
 };
 __device__ __forceinline__ int tiles_of(int images) {
     return (images * OUTPUT_AREA + Config::tile_pixels - 1) / Config::tile_pixels * FILTER_TILES;
@@ -105,46 +121,49 @@ __device__ __forceinline__ int tiles_of(int images) {
 
 // One thread: load the filters of a tile, channels c to c + stage_channels of their group. Channels beyond the last
 // read as zero, and so make the products with what pixels have there, another group's channels, zero.
-__device__ __forceinline__ void load_filters(const Pipeline &pipeline, int stage, const TensorMap &high,
+__device__ __forceinline__ void load_filters(unsigned char *to, Barrier *barrier, const TensorMap &high,
                                              const TensorMap &low, int c, int tap, int filter) {
-    tma_load(pipeline.filters(stage), high, pipeline.full + stage, c, tap, filter);
-    if (COMPONENTS == 2)
-        tma_load(pipeline.filters(stage) + FILTER_BYTES, low, pipeline.full + stage, c, tap, filter);
+    tma_load(to, high, barrier, c, tap, filter);
+    if (COMPONENTS == 2) tma_load(to + FILTER_BYTES, low, barrier, c, tap, filter);
 }
 
-// The sums of a consumer's 64 pixels: of high by high since the last promotion, all before it, and of the other
-// products.
+// The sums of a consumer's pixels: of high by high since the last promotion, all before it, and of the other products.
 struct Accumulators {
-    float high[SUMS], promoted[SUMS], low[COMPONENTS == 2 ? SUMS : 1];
+    float high[SUMS], promoted[PROMOTES ? SUMS : 1], low[COMPONENTS == 2 ? SUMS : 1];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) high[i] = promoted[i] = low[COMPONENTS == 2 ? i : 0] = 0;
+        for (int i = 0; i < SUMS; i++) high[i] = promoted[PROMOTES ? i : 0] = low[COMPONENTS == 2 ? i : 0] = 0;
     }
     __device__ __forceinline__ float total(int i) const {
-        const float sum = promoted[i] + high[i];
+        const float sum = PROMOTES ? promoted[i] + high[i] : high[i];
         return COMPONENTS == 2 ? fmaf(low[i], 1.0f / 2048, sum) : sum;
     }
 };
 
 // Issue and commit one stage's wgmmas; the caller waits.
-__device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int consumer) {
-    const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + consumer * 64 * ROW_BYTES);
-    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage)));
+__device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
+                                               int consumer) {
+    const Descriptor pixels =
+        row_descriptor(shared_address(pipeline.pixels(stage)) + consumer * (64 * BLOCKS * ROW_BYTES));
+    const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::stage_channels / 16; k++) {  // 32 bytes per k-step
-        const Descriptor a = pixels + 2 * k, b = filters + 2 * k;
-        WGMMA_HIGH(sums.high, a, b);
-        if (COMPONENTS == 2) {
-            WGMMA_LOW(sums.low, a, b + (FILTER_BYTES >> 4));
-            WGMMA_LOW(sums.low, a + (PIXEL_BYTES >> 4), b);
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block++) {
+            const Descriptor a = pixels + 2 * k + block * (64 * ROW_BYTES >> 4), b = filters + 2 * k;
+            WGMMA_HIGH(sums.high + block * BLOCK_SUMS, a, b);
+            if (COMPONENTS == 2) {
+                WGMMA_LOW(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
+                WGMMA_LOW(sums.low + block * BLOCK_SUMS, a + (PIXEL_BYTES >> 4), b);
+            }
         }
     }
     wgmma_commit();
 }
 
-// Main loop: the products of `steps` stages, which multiply(sums, stage) begins. On entry a stage's barrier `full`
+// Main loop: the products of `steps` stages, which multiply(sums, stage, step) begins. On entry a stage's barrier `full`
 // completes when its loads have arrived; on exit every stage that was read is released to the producer.
 template <typename Multiply>
 __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeline &pipeline, int steps, int &stage,
@@ -154,12 +173,12 @@ __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeli
     };
 #pragma unroll 1
     for (int step = 0; step < steps;) {
-        const int last = min(steps, step + Config::promote_every);
+        const int last = PROMOTES ? min(steps, step + Config::promote_every) : steps;
         int before = -1;
 #pragma unroll 1
         for (; step < last; step++) {
             mbarrier_wait(pipeline.full + stage, phase);
-            multiply(sums, stage);
+            multiply(sums, stage, step);
             wgmma_wait<1>();
             if (before >= 0) release(before);
             before = stage;
@@ -169,45 +188,58 @@ __device__ __forceinline__ void multiply_stages(Accumulators &sums, const Pipeli
         release(before);
         // Accumulator promotion: tensor cores truncate a long sum, ordinary additions round it.
 #pragma unroll
-        for (int i = 0; i < SUMS; i++) sums.promoted[i] += sums.high[i], sums.high[i] = 0;
+        for (int i = 0; i < SUMS && PROMOTES; i++)
+            sums.promoted[PROMOTES ? i : 0] += sums.high[i], sums.high[i] = 0;
     }
 }
 
-// Epilogue: the sums go through shared memory, 32 filters at a time, so that a warp stores 32 neighbouring pixels.
-// x_scales: by image; null where the sums are unscaled already.
+// Epilogue of a consumer's share of a tile: the sums go through shared memory, 32 filters at a time, so that a warp
+// stores 32 neighbouring pixels.
 constexpr int PITCH = 64 + 4;  // floats from one filter's row to the next: rows two apart are 8 banks apart
-__device__ __forceinline__ void store_tile(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
-                                           int images, const ImageScale *x_scales, const int *w_exponents, float *y) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = tile.pixel + 64 * consumer;
-    staging += consumer * (32 * PITCH);
-    float *to[2];
-    int exponent[2];
+struct FloatEpilogue {
+    int images;
+    const ImageScale *x_scales;  // by image; null where the sums are unscaled already
+    const int *w_exponents;
+    float *y;
+
+    __device__ __forceinline__ void prepare(float *, const Tile &, int) const {}
+    __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile,
+                                          int consumer) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+        staging += consumer * (32 * PITCH);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int pixel = first + 32 * half + lane, image = pixel / OUTPUT_AREA;
-        to[half] = image < images ? y + image * OUTPUTS + pixel % OUTPUT_AREA : nullptr;
-        exponent[half] = x_scales && image < images ? x_scales[image].exponent : 0;
-    }
-#pragma unroll
-    for (int chunk = 0; chunk < Config::tile_filters / 32; chunk++) {
-        named_barrier(1 + consumer, 128);
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-            const int filter = 8 * (j / 4) + lane % 4 * 2 + j % 2, pixel = 16 * warp + j / 2 % 2 * 8 + lane / 4;
-            staging[filter * PITCH + pixel] = sums.total(16 * chunk + j);
-        }
-        named_barrier(1 + consumer, 128);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int row = 8 * warp + i, filter = tile.filter + 32 * chunk + row;
-            if (filter >= tile.filters_end) break;
-            const int own = w_exponents[filter];
+        for (int block = 0; block < BLOCKS; block++) {
+            const int first = tile.pixel + 64 * block;
+            float *to[2];
+            int exponent[2];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                if (to[half] == nullptr) continue;
-                const float sum = staging[row * PITCH + 32 * half + lane];
-                __stcs(to[half] + (long long)filter * OUTPUT_AREA, scaled(sum, -(exponent[half] + own)));
+                const int pixel = first + 32 * half + lane, image = pixel / OUTPUT_AREA;
+                to[half] = image < images ? y + image * OUTPUTS + pixel % OUTPUT_AREA : nullptr;
+                exponent[half] = x_scales && image < images ? x_scales[image].exponent : 0;
+            }
+#pragma unroll
+            for (int chunk = 0; chunk < Config::tile_filters / 32; chunk++) {
+                named_barrier(1 + consumer, 128);
+#pragma unroll
+                for (int j = 0; j < 16; j++) {
+                    const int filter = 8 * (j / 4) + lane % 4 * 2 + j % 2, pixel = 16 * warp + j / 2 % 2 * 8 + lane / 4;
+                    staging[filter * PITCH + pixel] = sums.total(block * BLOCK_SUMS + 16 * chunk + j);
+                }
+                named_barrier(1 + consumer, 128);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int row = 8 * warp + i, filter = tile.filter + 32 * chunk + row;
+                    if (filter >= tile.filters_end) break;
+                    const int own = w_exponents[filter];
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        if (to[half] == nullptr) continue;
+                        const float sum = staging[row * PITCH + 32 * half + lane];
+                        __stcs(to[half] + (long long)filter * OUTPUT_AREA, scaled(sum, -(exponent[half] + own)));
+                    }
+                }
             }
         }
     }
-}
+};

@@ -162,7 +162,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, const Shares &
 #pragma unroll
         for (int i = 0; i < Config::tile_filters / BLOCK; i++) {
             const int filter = tile % FILTER_TILES * Config::tile_filters + i * BLOCK;
-            unsigned char *const to = pipeline.filters(stage) + i * BLOCK_BYTES;
+            unsigned char *const to = pipeline.filters(stage, 0) + i * BLOCK_BYTES;
             tma_load(to, y_high, full, filter, 0, pixel);
             tma_load(to + FILTER_BYTES, y_low, full, filter, 0, pixel);
         }
@@ -177,7 +177,7 @@ __device__ __forceinline__ void multiply_pixels(Accumulators &sums, const Pipeli
     const Descriptor units = matrix_descriptor(shared_address(pipeline.pixels(stage)) + consumer * BLOCK_BYTES,
                                                BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
     const Descriptor filters =
-        matrix_descriptor(shared_address(pipeline.filters(stage)), BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
+        matrix_descriptor(shared_address(pipeline.filters(stage, 0)), BLOCK_BYTES, 8 * ROW_BYTES) | SWIZZLE;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STAGE_PIXELS / 16; k++) {
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(128 * (TILE_UNITS + 1), 1)
     }
     raise_registers<TILE_UNITS == 3 ? 160 : 240>();
     const int consumer = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const auto multiply = [&](Accumulators &sums, int stage) { multiply_pixels(sums, pipeline, stage, consumer); };
+    const auto multiply = [&](Accumulators &sums, int stage, int) { multiply_pixels(sums, pipeline, stage, consumer); };
     int stage = 0, phase = 0;
     const long long end = shares.begin(blockIdx.x + 1);
     for (long long item = shares.begin(blockIdx.x); item < end;) {
