@@ -55,10 +55,11 @@ def main(arguments: list[str]) -> int:
             if kernels[0].device != device:
                 name, other = kernels[0].name, kernels[0].device
                 raise TypeError(f"expected a kernel for the {device}, got {name} for the {other}")
-        except BaseException as error:  # whatever leaves a callback is lost
+        except BaseException as error:
             _put(text, described(error, what))
 
     def forward(call: Any, layer: int, text: int) -> None:
+        _put(text, "failed an exception that cannot be described")  # whatever leaves a callback is lost
         kernel, problem = kernels[0], problems[layer]
         try:
             reasons = kernel.not_supported_reasons(problem)
@@ -70,6 +71,7 @@ def main(arguments: list[str]) -> int:
                 kernel.prepare(problem, arrays[layer][-1])
             # native/worker.cpp waits for a GPU.
             kernel.run(problem, *arrays[layer], *([dispatch.thread_count(problem)] if device == "cpu" else []))
+            _put(text, "")
         except UnsupportedError as error:
             _put(text, f"refused {_said(error)}")
         except BaseException as error:
@@ -138,6 +140,4 @@ def _said(error: BaseException) -> str:
 
 if __name__ == "__main__":
     # Nothing that a submission left for the exit runs.
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(code)
+    os._exit(main(sys.argv[1:]))

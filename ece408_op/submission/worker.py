@@ -118,7 +118,7 @@ class Worker:
         python, command = bool(program.paths), []
         if python:
             quiet = ("-W", "ignore:MXNet is not installed:UserWarning")
-            command = [sys.executable, "-I", "-B", *quiet, str(Path(__file__).with_name("python_worker.py"))]
+            command = [sys.executable, "-I", "-B", "-u", *quiet, str(Path(__file__).with_name("python_worker.py"))]
         command += [str(tools.worker(self._on_gpu, python)), *([os.pathsep.join(program.paths)] if python else [])]
         command += [program.what, str(theirs.fileno()), str(buffers[0].guard)]
         for one in buffers:
