@@ -275,6 +275,7 @@ def read(path: Path | None) -> str:
 
 
 def shown(path: Path | str) -> str:
-    """A path as text in one line, also where its bytes are none."""
+    """A path as text in one line from left to right, also where its bytes are none."""
     text = str(path).encode(errors="backslashreplace").decode()
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", lambda one: repr(one[0])[1:-1], text)
+    controls = r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+    return re.sub(controls, lambda one: repr(one[0])[1:-1], text)

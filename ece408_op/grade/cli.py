@@ -105,9 +105,9 @@ def line(record: Record) -> str:
 
 
 def _printable(text: str, encoding: str | None) -> str:
-    """The text as a terminal of that encoding can show it, and without what would control the terminal."""
+    """The text as a terminal of that encoding can show it, without what controls it or turns the text's direction."""
     encoding = encoding or "ascii"
-    text = re.sub(r"[^\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f]", "?", text)
+    text = re.sub(r"[^\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text)
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

@@ -126,7 +126,7 @@ def add_stubs(code: str, headers: Path, stubs: Path) -> None:
         there = any(os.path.exists(folder / rest) for folder in (headers, headers / "fallback"))
         if there or ".." in rest.parts or rest.is_absolute():
             continue
-        with suppress(OSError):  # a name that no file can have is none
+        with suppress(OSError, ValueError):  # a name that no file can have is none
             (stubs / rest).parent.mkdir(parents=True, exist_ok=True)
             (stubs / rest).write_text("#include <mxnet/base.h>\n", encoding="utf-8")
 

@@ -61,7 +61,7 @@ def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
 
 
 def test_a_name_with_a_line_break_stays_in_one_line() -> None:
-    assert _grading.shown(Path("a\npassed: b\u2028c")) == "a\\npassed: b\\u2028c"
+    assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
 
 
 def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:

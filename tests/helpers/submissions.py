@@ -158,6 +158,12 @@ def _with_many_files(folder: Path) -> None:
         _with_text(folder / f"f{number}.h")
 
 
+def _with_special_files(folder: Path) -> None:
+    _with_text(folder / "new-forward.h", '#include "pipe.h"\n#include "zeros.h"\n')
+    os.mkfifo(folder / "pipe.h")
+    (folder / "zeros.h").symlink_to("/dev/zero")
+
+
 #: Submissions that are odd as files: how a folder is filled, and the verdicts that are right.
 LAYOUTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "a link to a neighbour's file": (_linked, ("unsupported",)),
@@ -170,6 +176,8 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "a helper of 6 GB": (_sparse, ("compile_error",)),
     "folders 1,200 levels deep": (_deep, ("compile_error",)),
     "a pipe": (_fifo, ("unsupported",)),
+    "helpers that are a pipe and a device": (_with_special_files, ("compile_error",)),
+    "a zero byte in a header's name": (_includes("mxnet/\0.h"), ("compile_error",)),
     "a thousand helpers": (_with_many_files, ("compile_error",)),
     "a comment of 234 kB": (lambda f: _with_text(f / "new-forward.h", "/*" * 117_000), ("compile_error",)),
     "no text": (lambda f: (f / "new-forward.h").write_bytes(os.urandom(9999)) and None, ("compile_error",)),
