@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import tempfile
@@ -140,6 +141,17 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
     with programs.new_folder("case") as own:
         programs.remove_folders()
         assert Path(own).exists() and not stale.exists()
+
+
+def test_folders_of_the_cache_that_were_never_finished_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "cache_folder", lambda: tmp_path)
+    touch(tmp_path, ".tools-killed/worker", ".tools-at_work/worker", ".file-other/a")
+    for name in (".tools-killed", ".file-other"):
+        os.utime(tmp_path / name, (0, 0))
+    programs.cached_folder("tools", "key", lambda to: touch(to, "worker"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file-other", ".tools-at_work", "tools-key"]
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/"])
