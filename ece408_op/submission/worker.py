@@ -306,7 +306,8 @@ def _forged(line: str, when: str = "") -> EndedError:
 
 def _outside(full: str, offset: int, elements: int, doing: str) -> EndedError:
     if 0 <= offset < elements:
-        return EndedError("tampered", f"it wrote into {full}, which is const, at element {offset} of {elements}")
+        did = f"unmapped {full}" if full == _ARRAYS["y"] else f"wrote into {full}, which is const"
+        return EndedError("tampered", f"it {did}, at element {offset} of {elements}")
     where = f"{-offset} before the first" if offset < 0 else f"{offset - elements + 1} past the last"
     text = f"it touched memory outside {full}, {where} of its {elements} elements, in {doing}"
     if full != _ARRAYS["w"] and offset >= 0:

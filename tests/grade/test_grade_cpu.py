@@ -89,6 +89,7 @@ def test_the_time_of_empty_calls_is_not_the_submissions_to_say(records: dict[str
     [
         ("skeleton", "reason", "Missing an ECE408 CPU implementation!", ()),
         ("an_array_of_60_megabytes_on_the_stack", "reason", "its stack was too small", ()),
+        ("unmaps_its_output", "reason", "it unmapped the output y, at element 0", ("const",)),
         ("a_null_pointer", "reason", "", ("stack",)),
         ("forged_lines", "printed", '"status": "passed"', ()),  # kept, and not parsed
         ("prints_much", "printed", "Op Time: 0.000001", ()),
