@@ -51,6 +51,8 @@ _BEGIN_SECONDS = 60.0
 _PINGS, _CPU_PINGS = 5, 40
 #: A message from the worker has fewer bytes. For some seconds the harness polls for a GPU's reply instead of sleeping.
 _LONGEST, _SPIN_SECONDS = 1 << 14, 0.1
+#: A command may wait for those before it, which a submission can answer and leave in the socket.
+_SEND_SECONDS = 5.0
 #: How often a worker's memory in RAM is read. CUDA needs too much address space for a limit of that, and pinned memory
 #: is in no cgroup.
 _LOOK_SECONDS = 0.05
@@ -105,6 +107,7 @@ class Worker:
         self, tools: Tools, program: Program, buffers: Sequence[Arrays], folder: Path, spec: LimitsSpec
     ) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_SEND_SECONDS)
         self._fault, self._stopped = "", False
         self._program, self._on_gpu = program, buffers[0].gpu
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
@@ -185,7 +188,7 @@ class Worker:
         self._go()
         try:
             self._socket.send(f"{word} {nonce} {layer}".encode())
-        except ConnectionError:
+        except OSError:  # it has ended, or reads no commands
             raise self._reason_of_end("the time between two calls") from None
         try:
             answer = self._answer(time.monotonic() + seconds, "a call of forward")
