@@ -186,7 +186,10 @@ class Grader(Bench):
         self.progress("compiling")
         if one.python:
             folder.chmod(0o755)
-            sources.copy(one.source, folder, one.alone)
+            try:
+                sources.copy(one.source, folder, one.alone)
+            except OSError as error:
+                raise EndedError("unsupported", f"{one.source.name} cannot be read: {error}") from None
             return python_program(folder / one.source.name)
         tools, limits = self.tools, self.spec.limits
         built = build.build(one.source, one.context, folder, tools, limits, self.architecture, one.alone)

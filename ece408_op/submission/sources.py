@@ -49,7 +49,8 @@ def device_of(path: Path) -> str:
     Strangers' code is not imported to find out.
     """
     if path.suffix.lower() == ".py":
-        return "gpu" if "CudaKernel" in path.read_text(encoding="utf-8", errors="replace") else "cpu"
+        with open(path, "rb") as file:
+            return "gpu" if b"CudaKernel" in file.read(MOST_BYTES) else "cpu"
     return "gpu" if path.suffix.lower() in SUFFIXES_OF["gpu"] else "cpu"
 
 

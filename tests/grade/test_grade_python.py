@@ -49,3 +49,11 @@ def test_a_strangers_file(name: str, records: dict[str, dict[str, Any]]) -> None
 
 def test_a_strangers_file_is_not_run_in_the_parent(records: dict[str, dict[str, Any]]) -> None:
     assert records["einsum.py"]["printed"] == "imported with the grader: False\n"
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "kernel.py", "wb") as file:
+        file.truncate(1 << 40)
+    _, (record,) = graded([tmp_path / "kernel.py"], tmp_path, SPEC)
+    reason = "kernel.py cannot be read: expected a file of at most 8 MB"
+    assert (record["status"], record["reason"]) == ("unsupported", reason)
