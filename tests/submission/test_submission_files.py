@@ -178,6 +178,20 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
     assert not process.runs()
 
 
+@needs_sandbox
+def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) -> None:
+    tools = programs.build([], unsafe=True)
+    with open(tmp_path / "output", "wb") as output:
+        process = sandbox.start(tools, ["/bin/sleep", "60"], sandbox.LimitsSpec(), 60, output)
+    process.process.kill()
+    end = time.monotonic() + 5
+    while process.runs() and time.monotonic() < end:
+        time.sleep(0.01)
+    alive = process.runs()
+    process.end()
+    assert not alive
+
+
 def test_reports_of_faults_do_not_put_off_the_end_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one = Worker.__new__(Worker)

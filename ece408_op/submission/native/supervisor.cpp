@@ -50,7 +50,6 @@ void install_filter(int descriptor) {
 // Takes the limits and the user in the child; the words that come first are for it, too.
 [[noreturn]] void run_program(char** words, bool in_sandbox) {
   setsid();
-  if (!in_sandbox) prctl(PR_SET_PDEATHSIG, SIGKILL);
   int filter = -1;
   long uid = 0;
   for (; strcmp(*words, "--") != 0; ++words) {
@@ -64,6 +63,7 @@ void install_filter(int descriptor) {
   }
   if (uid > 0 && (setgroups(0, nullptr) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0))
     fail("changing the user");
+  if (!in_sandbox) prctl(PR_SET_PDEATHSIG, SIGKILL);  // a change of the user takes it back
   prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) fail("no new privileges");
   fcntl(control, F_SETFD, FD_CLOEXEC);
