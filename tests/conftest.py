@@ -44,7 +44,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not emulator.can_emulate():
         pytest.skip("no g++ that knows 16-bit floats (12 or newer)")
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ece408-op" / "emulator"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ece408-op" / "emulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture

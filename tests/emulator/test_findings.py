@@ -31,7 +31,6 @@ template <> void forward<gpu, float>(mshadow::Tensor<gpu, 4, float> &y, const ms
 
 def run(body: str, programs: Path, host: str = "", threads: int = 64, seconds: float = 30) -> emulator.Report:
     path = programs / "wrong.cuh"
-    programs.mkdir(exist_ok=True)
     path.write_text(SOURCE.format(body=body, host=host, threads=threads))
     return emulator.run(emulator.compile(path, folder=programs), X, W, seconds=seconds)
 

@@ -18,7 +18,6 @@ Y = np.einsum("bchwpq,mcpq->bmhw", np.lib.stride_tricks.sliding_window_view(X, (
 
 
 def report(source: str, programs: Path, name: str = "new-forward.cuh") -> emulator.Report:
-    programs.mkdir(exist_ok=True)
     path = programs / name
     path.write_text(source)
     return emulator.run(emulator.compile(path, folder=programs), X, W)
