@@ -38,8 +38,8 @@ _COMMON = (
     "-fmax-errors=12",
     "-fcf-protection=none",
 )
-#: The lines of a program's own code; addr2line of 2022 mistakes the files of version 5.
-_LINES = ("-g1", "-gdwarf-4")
+#: The lines of a program's own code, without its variables; addr2line of 2022 mistakes the files of version 5.
+_LINES = ("-g1", "-gdwarf-4", "-fno-var-tracking")
 #: Only the usual ones of the C++ library's headers, which g++ reads in a third of the time.
 FEW_HEADERS = "-DECE408_GRADE_FEW_HEADERS"
 #: A variable without a value holds bytes of 0xfe, -1.7e38 as a float: a GPU's register may hold anything, and with 0, a
