@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os._exit(code)  # Python would wait for the threads
         return code
     for record in records:
-        print(_printable(line(record), sys.stdout.encoding))
+        print(printable(line(record), sys.stdout.encoding))
     if len(records) > 1:
         counts = Counter(record["status"] for record in records)
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
@@ -104,7 +104,7 @@ def line(record: Record) -> str:
     return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {reason}"
 
 
-def _printable(text: str, encoding: str | None) -> str:
+def printable(text: str, encoding: str | None) -> str:
     """The text as a terminal of that encoding can show it, without what controls it or turns the text's direction."""
     encoding = encoding or "ascii"
     text = re.sub(r"[^\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text)
@@ -131,7 +131,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
         graders = {key: replace(one, progress=_progress) for key, one in graders.items()}
     for path, why in passed_over:
         text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
-        print(_printable(text, sys.stderr.encoding), file=sys.stderr)
+        print(printable(text, sys.stderr.encoding), file=sys.stderr)
     log = None
     if arguments.json:
         written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""

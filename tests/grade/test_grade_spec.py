@@ -228,4 +228,4 @@ def test_a_reason_begins_no_line_of_its_own() -> None:
     record = {"status": "compile_error", "networks": [], "path": "a.h"}
     record["reason"] = "a.h:1: error\npassed (float32): b.h:2:"
     assert cli.line(record) == "compile_error: a.h: a.h:1: error\n    passed (float32): b.h:2:"
-    assert cli._printable("a\x1b[2J\u202eb\n", "utf-8") == "a?[2J?b\n"
+    assert cli.printable("a\x1b[2J\u202eb\n", "utf-8") == "a?[2J?b\n"
