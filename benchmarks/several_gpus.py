@@ -1,6 +1,6 @@
 """Time training steps of ResNet-50 and inference of two networks on one GPU and on several of this host.
 
-python benchmarks/several_gpus.py --out benchmarks/results/several-gpus-h100x2.txt
+python benchmarks/several_gpus.py --out several-gpus.txt
 
 Images are in pageable memory. A step is that of ``ece408-bench networks --training``, with gpusgd and gradients="gpu";
 several GPUs normalize their shares by themselves, so that their losses are others. Inference ends with the scores in

@@ -29,7 +29,7 @@ _UPDATE_BLOCKS = 64
 #: Blocks that fill a GPU.
 _FILLING = 2048
 
-#: The most windows, and elements, of which a thread of a pooling's gradient computes all at once.
+#: A thread of a pooling's gradient computes at most this many windows, and elements, at once.
 _WRITTEN = 16
 #: The names of a pooling's sizes in training.cu.
 _POOL_SIZES = (
@@ -213,7 +213,7 @@ def activation_program(activation: str, count: int, vector: int) -> cuda.Program
 
 
 def maxima_type(fitted: Pooling) -> Any:
-    """Return the type of the numbers of a window's elements, of which the largest means none."""
+    """Return the type that numbers a window's elements; its largest number means none."""
     return np.uint8 if prod(fitted.kernel) < 256 else np.int32
 
 

@@ -256,7 +256,7 @@ def sharing(gpus: int) -> Iterator[None]:
 
 
 def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _THREAD_BYTES) -> int:
-    """Return how many threads copy that many bytes, ``each`` of which pay for one more."""
+    """Return how many threads copy that many bytes: one per ``each`` bytes, up to a limit."""
     shared = getattr(_sharing, "gpus", 1) > 1
     return max(1, min(gpu.threads, min(most, _SHARED_THREADS) if shared else most, copied // each))
 

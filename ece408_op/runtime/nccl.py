@@ -62,7 +62,7 @@ class Group:
             raise
 
     def _abort(self) -> None:
-        """End the members' kernels, each of which otherwise runs until the arrays of all others have come."""
+        """End the members' kernels: each would wait for the arrays of all others."""
         _forget(self._numbers, self)
 
         def abort(member: int) -> None:

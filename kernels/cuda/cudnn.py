@@ -227,7 +227,7 @@ def _bound(problem: ConvProblem) -> float:
 
 
 def _largest_in_maps(x: np.ndarray) -> np.ndarray:
-    """Return x (B, C, H, W) with each value replaced by the largest magnitude in its map, of which tiles are parts."""
+    """Return x (B, C, H, W) with each value replaced by the largest magnitude in its map; a tile is a part of it."""
     return np.broadcast_to(np.abs(x).max(axis=(2, 3), keepdims=True, initial=0), x.shape)
 
 

@@ -1,7 +1,11 @@
-"""The ways that tests of training compute."""
+"""Where the tests of networks compute: on NumPy in place of CuPy, and on a GPU."""
 
+import network_fake
 import pytest
+from gpu_case import require_gpu
 from network_case import WAYS, computing
+
+from ece408_op.network import engine
 
 
 @pytest.fixture(params=WAYS[:2])
@@ -9,3 +13,15 @@ def way(request):
     """Compute on NumPy in place of CuPy, and on a GPU."""
     with computing(request.param):
         yield request.param
+
+
+@pytest.fixture(params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])
+def gpu(request):
+    """Run the test on NumPy in place of CuPy, or on the GPU."""
+    if request.param == "none":
+        with network_fake.installed():
+            yield request.param
+    else:
+        require_gpu()
+        yield request.param
+        engine.clear()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import network_fake
 import numpy as np
 import pytest
-from gpu_case import require_gpu
 from network_case import mx, mxnets, ndarrays, ours, text_of, values
 
 import ece408_op
@@ -17,22 +15,12 @@ from ece408_op.errors import DeviceError, GraphError, UnsupportedError
 from ece408_op.network import engine
 from ece408_op.network.operator import NetworkProp
 from ece408_op.plugin import bridge, host_context
-from ece408_op.runtime import cuda
 
 S = mx.sym
 data = S.Variable("data")
 
 
-@pytest.fixture(autouse=True, params=["none", pytest.param("gpu", marks=pytest.mark.gpu)])
-def gpu(request):
-    """Run the test on NumPy in place of CuPy, or on the GPU."""
-    if request.param == "none":
-        with network_fake.installed():
-            yield request.param
-    else:
-        require_gpu()
-        yield request.param
-        engine.clear()
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def course(filters=8, side=20):
@@ -267,130 +255,6 @@ def test_training_is_refused():
         executor.backward(mx.nd.ones((2, 2)))
         gradient.wait_to_read()
     assert np.isnan(gradient.asnumpy()).all()
-
-
-def on_several(symbol, args, numbers):
-    """Return the output of gpu_network on GPUs of these numbers."""
-    params = ndarrays({n: a for n, a in args.items() if n != "data"})
-    node, params, _ = ece408_op.gpu_network(symbol, params, device_ids=numbers)
-    return node.bind(mx.cpu(), {"data": mx.nd.array(args["data"]), **params}).forward(is_train=False)[0].asnumpy()
-
-
-def require_gpus(gpu, count):
-    if gpu == "gpu" and cupy_devices() < count:
-        pytest.skip(f"needs several GPUs: {count}")
-
-
-def cupy_devices():
-    import cupy
-
-    return cupy.cuda.runtime.getDeviceCount()
-
-
-@pytest.mark.parametrize("images", [1, 2, 7])
-@pytest.mark.parametrize("numbers", [[0, 1], [1, 0], [1, 0, 2]])
-def test_several_gpus_share_the_images_in_order(gpu, images, numbers):
-    require_gpus(gpu, max(numbers) + 1)
-    symbol = S.FullyConnected(S.Convolution(data, kernel=(3, 3), num_filter=4, name="conv"), num_hidden=3, name="fc")
-    args, aux = values(symbol, {"data": (images, 2, 8, 8)})
-    (expected,) = mxnets(symbol, args, aux)
-    assert np.abs(on_several(symbol, args, numbers) - expected).max() < 1e-5
-
-
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_a_batch_is_examined_once_for_several_gpus(gpu, monkeypatch):
-    symbol = data * 2
-    args, _ = values(symbol, {"data": (4, 5)})
-    first = on_several(symbol, args, [0, 1])
-    monkeypatch.delattr(engine, "splits")
-    assert (on_several(symbol, args, [0, 1]) == first).all()
-
-
-def test_gpus_that_share_a_batch_have_fewer_copying_threads():
-    gpu, gigabyte = network_fake.Gpu(threads=16), 1 << 30
-    alone = engine.copying_threads(gpu, gigabyte)
-    with engine.sharing(2):
-        shared = [engine.copying_threads(gpu, gigabyte, *words) for words in ((), (12, 1 << 20), (2, 1 << 20))]
-    assert (alone, shared) == (8, [4, 4, 2])
-    assert engine.copying_threads(gpu, gigabyte) == 8
-    assert engine.copying_threads(gpu, 3, 12, 1) == 3
-
-
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_each_of_several_gpus_copies_as_one_that_shares(gpu, monkeypatch):
-    found, original, large = [], engine.copying_threads, (network_fake.Gpu(threads=16), 1 << 30)
-    monkeypatch.setattr(engine, "copying_threads", lambda gpu, copied: found.append(original(*large)) or 1)
-    args, _ = values(data, {"data": (4, 5)})
-    for numbers in ([0], [0, 1]):
-        assert (on_several(data * 2, args, numbers) == 2 * args["data"]).all()
-    assert found == [8, 4, 4]
-
-
-def bound_several():
-    """Return an executor of a network on two GPUs, and what it has to compute; those of two have the same graph."""
-    symbol = S.broadcast_mul(data, S.Variable("factor"), name="product")
-    given = {"data": mx.nd.ones((4, 5)), "factor": mx.nd.array(np.random.uniform(1, 2, (1, 5)))}
-    node, params, _ = ece408_op.gpu_network(symbol, {"factor": given["factor"]}, device_ids=[0, 1])
-    return node.bind(mx.cpu(), {**given, **params}), np.repeat(given["factor"].asnumpy(), 4, axis=0)
-
-
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_several_gpus_have_the_parameters_of_their_call(gpu, monkeypatch):
-    (first, expected), (second, _) = bound_several(), bound_several()
-    assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
-    run, turns, compared = engine.Engine.run, [first, second], threading.Event()
-
-    def run_between(self, given, parameters, outputs, *checked):
-        """Have the other network compute when the first one's first GPU has computed, and not yet its second one."""
-        if any(checked) and len(turns) == 2:
-            compared.wait(10)
-            turns.pop().forward(is_train=False)[0].wait_to_read()
-        result = run(self, given, parameters, outputs, *checked)
-        compared.set()
-        return result
-
-    monkeypatch.setattr(engine.Engine, "run", run_between)
-    assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
-    assert turns == [first]
-
-
-@pytest.mark.parametrize("gpu", ["none"], indirect=True)
-def test_parameters_that_did_not_arrive_are_sent_again(gpu, monkeypatch):
-    executor, _ = bound_several()
-    executor.forward(is_train=False)[0].wait_to_read()
-    executor.arg_dict["factor"][:] = 7
-
-    def no_room(array):
-        raise network_fake.OutOfMemoryError("no room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cuda.cupy(), "asarray", no_room)
-        with pytest.raises(DeviceError, match="no room"):
-            executor.forward(is_train=False)[0].wait_to_read()
-    assert (executor.forward(is_train=False)[0].asnumpy() == 7).all()
-
-
-def test_images_that_depend_on_each_other_stay_on_one_gpu(gpu):
-    require_gpus(gpu, 2)
-    args, _ = values(data, {"data": (4, 5)})
-    with pytest.raises(mx.MXNetError, match="device_ids: expected a network that computes each image by itself"):
-        on_several(S.softmax(data, axis=0), args, [0, 1])
-
-
-def test_a_gpu_that_fails_is_named(gpu, monkeypatch):
-    require_gpus(gpu, 2)
-    symbol = data * 2
-    args, _ = values(symbol, {"data": (4, 5)})
-    run = engine.Engine.run
-
-    def fails_on_the_second(self, given, *others):
-        if (given[0] == args["data"][2:]).all():
-            raise DeviceError("out of order")
-        run(self, given, *others)
-
-    monkeypatch.setattr(engine.Engine, "run", fails_on_the_second)
-    with pytest.raises(mx.MXNetError, match="GPU 1: out of order"):
-        on_several(symbol, args, [0, 1])
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)

@@ -32,7 +32,7 @@ _MOST_IMAGE = 2**30
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
 #: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers.
 _ALIGNMENT = 1024 + 16
-#: Bytes of filters that a block may keep beside the stages.
+#: Bytes of filters that a block may keep in addition to the stages.
 _MOST_RESIDENT = 80 * 1024
 
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
 
 // The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
 // components of its pixels and then of its filters, unless all of those are resident behind the stages; a full and an
-// empty barrier per stage; two of which the first counts resident filters; then other arrays.
+// empty barrier per stage; two more barriers, the first for resident filters; then other arrays.
 struct Pipeline {
     unsigned char *stages;
     Barrier *full, *empty, *resident;
