@@ -44,7 +44,8 @@ LEAST_IMAGES = 128
 MEMORY_SHARE = 0.8
 #: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: they pass the
 #: interpreter's lock to each other, and to the threads that launch, at each CUDA call. Other settings took up to a
-#: fifth longer on the course's networks; eight threads for each of two H100 took a quarter longer on one of them.
+#: fifth longer on the course's networks; eight threads for each of two H100 took a quarter longer on one of them
+#: (benchmarks/several_gpus.py).
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 #: The bytes from which a comparison releases the interpreter's lock.

@@ -43,7 +43,8 @@ from .engine import Engine, copying_threads, engines
 Result = TypeVar("Result")
 
 #: The most threads that copy, and the fewest and most bytes of a transfer: other settings took longer on the 2018 fall
-#: network. A step copies all at once, so threads pass the interpreter's lock less often than those of ``engine``.
+#: network (ece408-bench networks --training). A step copies all at once, so threads pass the interpreter's lock less
+#: often than those of ``engine``.
 _THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
 
 #: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
