@@ -69,3 +69,15 @@ def computing(way):
     """Return a context manager: networks compute that way inside."""
     require(way)
     return network_fake.installed() if way == "numpy" else nullcontext()
+
+
+def require_gpus(gpu, count):
+    """Skip a test that runs on a GPU (``gpu`` is "gpu") where there are fewer."""
+    if gpu == "gpu" and _devices() < count:
+        pytest.skip(f"needs several GPUs: {count}")
+
+
+def _devices():
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()

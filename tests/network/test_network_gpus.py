@@ -7,7 +7,7 @@ import threading
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, values
+from network_case import mx, mxnets, ndarrays, require_gpus, values
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -24,17 +24,6 @@ def on_several(symbol, args, numbers):
     params = ndarrays({n: a for n, a in args.items() if n != "data"})
     node, params, _ = ece408_op.gpu_network(symbol, params, device_ids=numbers)
     return node.bind(mx.cpu(), {"data": mx.nd.array(args["data"]), **params}).forward(is_train=False)[0].asnumpy()
-
-
-def require_gpus(gpu, count):
-    if gpu == "gpu" and cupy_devices() < count:
-        pytest.skip(f"needs several GPUs: {count}")
-
-
-def cupy_devices():
-    import cupy
-
-    return cupy.cuda.runtime.getDeviceCount()
 
 
 @pytest.mark.parametrize("images", [1, 2, 7])

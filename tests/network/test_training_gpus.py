@@ -6,9 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from network_case import mx
+from network_case import mx, require_gpus
 from network_fake import Group
-from test_network_api import require_gpus
 from test_training import S, assert_close, bound, data, images, ndarrays, small
 
 import ece408_op
