@@ -38,7 +38,8 @@ def compile(path: Path, *, folder: Path | None = None) -> Program:
     Args:
         path: a file with the course's ``forward(y, x, w)`` for ``gpu`` in ``mxnet::op``. It may include files of its
             folder by quotes.
-        folder: where compiled programs are kept; by default ``~/.cache/ece408-op/emulator``.
+        folder: where compiled programs are kept; by default ``~/.cache/ece408-op/emulator``. Beyond 1 GiB, the programs
+            that nobody has used for longest are removed, but none used within an hour.
 
     Raises:
         CompileError: with the source's lines; UnsupportedCodeError where it uses what the emulator lacks.

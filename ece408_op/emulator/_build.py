@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,10 @@ _COURSE = _HERE.parent / "submission" / "headers"
 _SECONDS = 120
 #: Seconds after which a file is compiled without unrolling its loops, whose nests may have thousands of rounds.
 UNROLLED_SECONDS = 30
+#: Bytes that a folder of programs may hold. Beyond them, the least recently used files go, but none that was used
+#: within an hour: another process may be about to use it.
+FOLDER_BYTES = 1 << 30
+_IN_USE = 3600
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma GCC unroll \d+", re.MULTILINE)
 _COMMON = (
     "-std=c++17",
@@ -117,7 +121,7 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
     support = _support(folder)
     name = hashlib.sha256(f"{support.name} {checks} {course} {options} {text}".encode()).hexdigest()[:24]
     program = folder / name
-    if not program.exists():
+    if not _is_there(folder, program):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             unit, built = Path(scratch) / "unit.cpp", Path(scratch) / "program"
             unit.write_text(text, encoding="utf-8")
@@ -130,7 +134,39 @@ def link(text: str, source: str, folder: Path, checks: str, course: bool, option
                 assembly = _assembly(unit, flags, source)
             compile_with(["g++", "-no-pie", str(assembly), *map(str, support.glob("*.o")), "-o", str(built)], source)
             os.replace(built, program)
+        evict(folder)
     return Program(program, source, text)
+
+
+def _is_there(folder: Path, path: Path) -> bool:
+    """Return whether a file is in the folder; from now on it counts as used."""
+    with _one_at_a_time(folder), suppress(FileNotFoundError):
+        os.utime(path)
+        return True
+    return False
+
+
+def evict(folder: Path) -> None:
+    """Remove the least recently used programs and folders beyond ``FOLDER_BYTES``."""
+    with _one_at_a_time(folder):
+        used, left = {}, FOLDER_BYTES
+        for path in {*folder.iterdir()} - {folder / "lock"}:
+            with suppress(FileNotFoundError):  # another process's scratch folder
+                used[path] = path.stat().st_mtime
+        latest = max(used.values())
+        for path in sorted(used, key=lambda one: -used[one]):
+            left -= _size(path)
+            if left < 0 and latest - used[path] > _IN_USE:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of a folder's files."""
+    total = 0
+    for file in (path, *(Path(root) / name for root, _, names in os.walk(path) for name in names)):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
 
 
 def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None, seconds: float = _SECONDS) -> Path:
@@ -169,8 +205,10 @@ def _support(folder: Path) -> Path:
     """Return the folder with the runtime's object file and the course's headers, rewritten."""
     support = folder / f"support-{_version()}"
     folder.mkdir(parents=True, exist_ok=True)
+    if _is_there(folder, support):
+        return support
     with _one_at_a_time(folder):
-        if support.exists():
+        if support.exists():  # by another process
             return support
         scratch = Path(tempfile.mkdtemp(dir=folder))
         for path in _COURSE.rglob("*.h"):

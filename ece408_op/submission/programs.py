@@ -25,8 +25,9 @@ from ece408_op.data.atomic import output_folder_problem
 from .errors import HarnessError
 from .sandbox import HELP, Tools
 
-#: Folders of each kind that stay, the latest; and seconds in which one is made.
-_KEPT, _UNFINISHED = 64, 3600
+#: Folders of each kind that stay, the latest: tools, with their precompiled headers, take 1 GB. Seconds in which one is
+#: made.
+_KEPT, _KEPT_TOOLS, _UNFINISHED = 64, 12, 3600
 
 
 def digest(files: Iterable[Path], *words: str, root: Path) -> str:
@@ -58,9 +59,10 @@ def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bo
     finally:
         shutil.rmtree(own, ignore_errors=True)
     os.utime(path)
+    kept = _KEPT_TOOLS if kind == "tools" else _KEPT
     # Those that a killed process did not finish go, too.
     unfinished = [one for one in base.glob(f".{kind}-*") if os.stat(path).st_mtime - one.stat().st_mtime > _UNFINISHED]
-    for old in [*sorted(base.glob(f"{kind}-*"), key=lambda one: -one.stat().st_mtime)[_KEPT:], *unfinished]:
+    for old in [*sorted(base.glob(f"{kind}-*"), key=lambda one: -one.stat().st_mtime)[kept:], *unfinished]:
         shutil.rmtree(old, ignore_errors=True)
     return path
 
