@@ -13,7 +13,7 @@ from plan_runs import races, run_plan
 from ece408_op.core.check import Comparison, compare
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.kernels.cuda.split_precision import split_precision
-from ece408_op.kernels.cuda.split_precision._tile_choice import candidates
+from ece408_op.kernels.cuda.split_precision._candidate_tiles import candidates
 from ece408_op.kernels.cuda.split_precision._tiles import (
     ImplicitGemmTile,
     MmaSyncTile,
@@ -67,7 +67,7 @@ def _random(problem: ConvProblem, positive: bool = False) -> tuple[np.ndarray, n
 
 #: Tiles of several images, bands, odd channels, few and many k-steps.
 CASES = [
-    (OneChannelTile, (19, 1, 12, 12, 5, 5), LARGE, {"tile_images": 8, "prefetch_input": True}),
+    (OneChannelTile, (19, 1, 12, 12, 5, 5), LARGE, {"tile_images": 8}),
     (MmaSyncTile, (3, 3, 10, 9, 4, 2), SMALL, {}),
     (WarpgroupTile, (3, 8, 12, 12, 52, 5), SMALL, {"filter_blocks": 2}),
     (WarpgroupTile, (3, 1, 15, 13, 9, 5), LARGE, {"filter_shifts": 4, "tile_images": 2}),
@@ -223,7 +223,7 @@ def test_shared_memory_has_no_races(kind, programs):
 #: Barriers that keep two accesses apart, with the text in front of them: of the producers, of a pipeline stage, and of
 #: a block that splits filters.
 BARRIERS = {
-    "ranges": ("range.smallest;\n        ", "named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();"),
+    "ranges": ("= range;\n        ", "named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();"),
     "stage is empty": ("", "mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);"),
     "filters": ("atomicAdd(k_steps_with_low + lane, used_low);\n    ", "__syncthreads();"),
 }

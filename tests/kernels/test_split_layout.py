@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.kernels.cuda.split_precision import split_precision
-from ece408_op.kernels.cuda.split_precision._tile_choice import tile_for
+from ece408_op.kernels.cuda.split_precision._candidate_tiles import tile_for
 from ece408_op.kernels.cuda.split_precision._tiles import (
     ImplicitGemmTile,
     MmaSyncTile,

@@ -1,25 +1,32 @@
-"""The candidate tiles of each kernel: all whose sums fit the registers and whose stages fit shared memory.
+"""The tile of a layer: that which the tuning table has, or the candidate that takes the least time by a roofline.
 
-``_tile_choice.py`` chooses among them.
+Candidates are all tiles whose sums fit the registers and whose stages fit shared memory. ``ece408-bench sweep``
+measures the first ones and writes the fastest into the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
+from ece408_op.core import tuning
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div, round_up
 
-from ._shared_memory_layout import NO_TAP, layout, one_channel_layout, row_taps
-from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, WarpgroupTile
+from ._shared_memory_layout import NO_TAP, layout, layouts_by_conflicts, one_channel_layout, row_taps
+from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
+#: The alignment in bytes of whole arrays, as far as kernels ask.
+ALIGNED = 16
+#: The most shared memory of a tile that nearly fits, as a share of the chip's, and how many such tiles are examined.
+_NEARLY, _MOST_NEARLY = 1.1, 2
+#: How much longer a tile with accumulator promotion may take than one without it, for a long sum.
+_PROMOTION_IS_WORTH = 1.09
 #: The most images of a tile, and the most positions of a tile of several images: larger ones would leave some
 #: multiprocessors without a tile.
 MOST_IMAGES, _MOST_POSITIONS = 16, 4096
-#: Images of a one-channel tile from which on prefetching the input is worth it: with two it took longer.
-_PREFETCHED_IMAGES = 8
 #: Bytes of filters that ``mma.sync`` kernels keep in shared memory; larger ones are read from L2.
 _MOST_FILTERS = 100 * 1024
 #: The share of shared memory that wgmma's filters may take.
@@ -50,16 +57,8 @@ _MOST_UNPROMOTED = 14
 #: do not; the most k-steps that the compiler writes out.
 _LEAST_ROW, _MOST_STEPS, _MOST_WRITTEN = 7, 24, 104
 
-
-class _Region(NamedTuple):
-    """Images and lines of a tile, and the input that it needs, with padding."""
-
-    images: int
-    lines: int
-    width: int
-    height: int
-    copy_floats: int
-    from_global: tuple[bool, ...]  # values of input_from_global to try
+#: What a candidate has besides the layer and the components.
+_Fields = dict[str, Any]
 
 
 def _copy_floats(problem: ConvProblem, rows: int, aligned: int) -> int:
@@ -70,28 +69,41 @@ def _copy_floats(problem: ConvProblem, rows: int, aligned: int) -> int:
     return next(v for v in (4, 2, 1) if 4 * v <= aligned and all(n % v == 0 for n in starts))
 
 
-def _cuts(problem: ConvProblem, position_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield images and lines of tiles: several images, one, then bands of one."""
-    lines = ceil_div(problem.output_height, position_rows)
-    for images in (16, 12, 8, 6, 5, 4, 3, 2):
-        if images * lines * problem.output_width <= _MOST_POSITIONS and images <= problem.batch:
-            yield images, lines
-    for bands in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64):
-        if bands <= lines:
-            yield 1, ceil_div(lines, bands)
+def _cuts(problem: ConvProblem, rows: int, aligned: int) -> Iterator[_Fields]:
+    """Yield images and lines of tiles: several images, one, then bands of one; a position has ``rows`` output rows."""
+    lines = ceil_div(problem.output_height, rows)
+    cuts = [(n, lines) for n in (16, 12, 8, 6, 5, 4, 3, 2) if n * lines * problem.output_width <= _MOST_POSITIONS]
+    bands = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+    for images, own in (*cuts, *((1, ceil_div(lines, n)) for n in bands if n <= lines)):
+        if images <= max(1, problem.batch):
+            floats = _copy_floats(problem, rows * own, aligned)
+            yield {"tile_images": images, "tile_lines": own, "copy_floats": floats}
 
 
-def _regions(problem: ConvProblem, chip: Chip, rows: int, aligned: int, components: int) -> Iterator[_Region]:
-    """Yield every region whose split input may fit shared memory; a position is ``rows`` output rows of a column."""
+def _regions(problem: ConvProblem, chip: Chip, rows: int, aligned: int, components: int) -> Iterator[_Fields]:
+    """Yield the cuts whose split input may fit shared memory, with and without staging it."""
     width = problem.width + 2 * problem.pad[1]
-    for images, lines in _cuts(problem, rows):
-        height = rows * lines + problem.kernel - 1
-        if 4 * components * images * problem.channels * height * width <= chip.shared_bytes:
-            floats = _copy_floats(problem, rows * lines, aligned)
-            yield _Region(images, lines, width, height, floats, (False, True) if images == 1 else (False,))
+    for cut in _cuts(problem, rows, aligned):
+        height = rows * cut["tile_lines"] + problem.kernel - 1
+        if 4 * components * cut["tile_images"] * problem.channels * height * width <= chip.shared_bytes:
+            for from_global in (False, True) if cut["tile_images"] == 1 else (False,):
+                yield {**cut, "input_from_global": from_global}
 
 
-def one_channel_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[OneChannelTile]:
+def _words(problem: ConvProblem, cut: _Fields, shifts: int = 1, by_row: int = 0) -> _Fields:
+    """Return the strides and the taps of a stage."""
+    rows, width = shifts * max(1, by_row), problem.width + 2 * problem.pad[1]
+    height = rows * cut["tile_lines"] + problem.kernel - 1
+    found = layout(problem.channels, problem.kernel, shifts, by_row, problem.output_width, width, height)
+    return dict(zip(("row_stride", "plane_stride", "taps", "row_k_steps"), found))
+
+
+def _wanted_interval(k_steps: int, components: int) -> int:
+    """Return the k-steps between promotions that sums of this length should have; 0: none."""
+    return _PROMOTION_INTERVAL if components == 2 and k_steps >= LONG_SUM else 0
+
+
+def _one_channel(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
     width, pixels = problem.output_width, problem.output_height * problem.output_width
     if problem.channels != 1 or any(problem.pad) or width % 2 or pixels % 4:
         return
@@ -103,32 +115,24 @@ def one_channel_tiles(problem: ConvProblem, chip: Chip, aligned: int, components
         height = lines + problem.kernel - 1
         if 4 * images * height * problem.width > chip.shared_bytes:
             continue
-        stride, plane, taps = one_channel_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), height)
-        k_steps = len(taps) // 8
+        words = one_channel_layout(problem.kernel, width // 2, ceil_div(problem.width, 2), height)
+        k_steps = len(words[2]) // 8
         stays = tiles <= _MOST_TILES and 2 * components * k_steps * (tiles + 2) <= _MOST_KEPT
         m_tiles = 1 if stays else next((n for n in (2, 1) if k_steps * n * 4 * components <= _KEPT_REGISTERS), 0)
         if not m_tiles:
             return
-        # As measured: 8 math warps store to fewer places at a time, but with few sums each they wait for products.
-        few = tiles < 3 and k_steps > 2
-        for prefetch in (True, False) if images >= _PREFETCHED_IMAGES else (False,):
-            tile = OneChannelTile(
-                problem, components, images, lines, stride, plane, taps, tiles, 12 if few else 8,
-                _copy_floats(problem, lines, aligned), producer_warps=4 if few or (stays and k_steps > 2) else 8,
-                m_tiles=m_tiles, filters_in_registers=stays, store_floats=aligned // 4, prefetch_input=prefetch,
-                filters_in_shared=not stays and k_steps * tiles * 256 * components <= _MOST_FILTERS,
-            )  # fmt: skip
-            if tile.shared_bytes <= chip.shared_bytes:
-                yield tile
-                break
+        yield {
+            **dict(zip(("row_stride", "plane_stride", "taps"), words)),
+            **{"tile_images": images, "tile_lines": lines, "copy_floats": _copy_floats(problem, lines, aligned)},
+            **{"group_tiles": tiles, "math_warps": 8, "m_tiles": m_tiles, "filter_shifts": 2},
+            "producer_warps": 4 if stays and k_steps > 2 else 8,
+            "filters_in_registers": stays,
+            "filters_in_shared": not stays and k_steps * tiles * 256 * components <= _MOST_FILTERS,
+            "store_floats": aligned // 4,
+        }
 
 
-def _wanted_interval(k_steps: int, components: int) -> int:
-    """Return the k-steps between promotions that sums of this length should have; 0: none."""
-    return _PROMOTION_INTERVAL if components == 2 and k_steps >= LONG_SUM else 0
-
-
-def _mma_sync_shapes(k_steps: int, tiles: int, components: int) -> Iterator[dict[str, Any]]:
+def _mma_sync_shapes(k_steps: int, tiles: int, components: int) -> Iterator[_Fields]:
     """Yield m_tiles, group_tiles and math_warps that fit the registers."""
     interval = _wanted_interval(k_steps, components)
     for warps, registers in (_PROMOTED_SUM_REGISTERS if interval else _SUM_REGISTERS).items():
@@ -141,21 +145,14 @@ def _mma_sync_shapes(k_steps: int, tiles: int, components: int) -> Iterator[dict
                     break
 
 
-def mma_sync_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[MmaSyncTile]:
+def _mma_sync(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
     tiles = ceil_div(problem.filters, 8)
     for region in _regions(problem, chip, 1, aligned, components):
-        stride, plane, taps, _ = layout(
-            problem.channels, problem.kernel, 1, 0, problem.output_width, region.width, region.height
-        )
-        k_steps = len(taps) // 8
-        for shape, from_global in product(_mma_sync_shapes(k_steps, tiles, components), region.from_global):
-            tile = MmaSyncTile(
-                problem, components, region.images, region.lines, stride, plane, taps, copy_floats=region.copy_floats,
-                input_from_global=from_global, filters_in_shared=k_steps * tiles * 256 * components <= _MOST_FILTERS,
-                **shape,
-            )  # fmt: skip
-            if tile.shared_bytes <= chip.shared_bytes:
-                yield tile
+        words = _words(problem, region)
+        k_steps = len(words["taps"]) // 8
+        shared = k_steps * tiles * 256 * components <= _MOST_FILTERS
+        for shape in _mma_sync_shapes(k_steps, tiles, components):
+            yield {**region, **words, **shape, "filters_in_shared": shared}
 
 
 def _group_tiles(tiles: int, rows: int, components: int, registers: int) -> int:
@@ -180,7 +177,7 @@ def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int
     return (interval, _FEW_WARPGROUPS, _FEW_REGISTERS) if rows * each <= _FEW_TILES else None
 
 
-def warpgroup_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[WarpgroupTile]:
+def _warpgroup(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
     """Yield every tile of ``warpgroup_mma.cu``, those included that nearly fit."""
     ways = [(1, rows) for rows in (1, 2, 3, 4) if len(row_taps(problem.channels, problem.kernel)) >= _LEAST_ROW]
     ways += [(shifts, 0) for shifts in ((1, 2, 4) if problem.channels <= 3 else (1,))]
@@ -190,39 +187,33 @@ def warpgroup_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: 
         if shifts * rows > problem.output_height:
             continue
         for region in _regions(problem, chip, shifts * rows, aligned, components):
-            stride, plane, taps, row_k_steps = layout(
-                problem.channels, problem.kernel, shifts, by_row, problem.output_width, region.width, region.height
-            )
-            k_steps = len(taps) // 8
-            if not by_row and k_steps > _MOST_STEPS:
+            words = _words(problem, region, shifts, by_row)
+            k_steps, row_k_steps = len(words["taps"]) // 8, words["row_k_steps"]
+            read = row_k_steps * (problem.kernel - 1 + rows) + rows * (k_steps - problem.kernel * row_k_steps)
+            if not 1 < read <= _MOST_WRITTEN or (not by_row and k_steps > _MOST_STEPS):
                 continue
-            for from_global in region.from_global:
-                # Producers that copy rows need more registers.
-                most = [r for r in _WARPGROUP_REGISTERS if from_global or r == min(_WARPGROUP_REGISTERS)]
-                # As few blocks as have shared memory for their filters.
-                for blocks in range(1, tiles + 1):
-                    own = ceil_div(tiles, blocks)
-                    each = _group_tiles(own, rows, components, most[-1])
-                    if each and k_steps * round_up(own, each) * 256 * components <= chip.shared_bytes * _MOST_SHARE:
-                        break
-                else:
-                    continue
-                registers = next(r for r in most if _group_tiles(own, rows, components, r) == each)
-                promotion = _promotion(_wanted_interval(k_steps, components), rows, each, registers)
-                if promotion is None:
-                    continue
+            # Producers that copy rows need more registers.
+            most = [r for r in _WARPGROUP_REGISTERS if region["input_from_global"] or r == min(_WARPGROUP_REGISTERS)]
+            # As few blocks as have shared memory for their filters.
+            for blocks in range(1, tiles + 1):
+                own = ceil_div(tiles, blocks)
+                each = _group_tiles(own, rows, components, most[-1])
+                if each and k_steps * round_up(own, each) * 256 * components <= chip.shared_bytes * _MOST_SHARE:
+                    break
+            else:
+                continue
+            registers = next(r for r in most if _group_tiles(own, rows, components, r) == each)
+            promotion = _promotion(_wanted_interval(k_steps, components), rows, each, registers)
+            if promotion is not None:
                 interval, warpgroups, registers = promotion
-                tile = WarpgroupTile(
-                    problem, components, region.images, region.lines, stride, plane, taps, each, 4 * warpgroups,
-                    region.copy_floats, filter_shifts=shifts, row_accumulators=rows, row_k_steps=row_k_steps,
-                    filter_blocks=blocks, consumer_registers=registers, input_from_global=from_global,
-                    promotion_interval=interval,
-                )  # fmt: skip
-                if 1 < tile.read_k_steps <= _MOST_WRITTEN:
-                    yield tile
+                yield {
+                    **region, **words, "group_tiles": each, "math_warps": 4 * warpgroups, "filter_shifts": shifts,
+                    "row_accumulators": rows, "filter_blocks": blocks, "consumer_registers": registers,
+                    "promotion_interval": interval,
+                }  # fmt: skip
 
 
-def implicit_gemm_tiles(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[ImplicitGemmTile]:
+def _implicit_gemm(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
     columns, out = ceil_div(problem.output_width, 2), problem.output_height * problem.output_width
     reach = ceil_div(problem.kernel + 1, 2)
     for rows in (1, 2, 4):
@@ -234,7 +225,8 @@ def implicit_gemm_tiles(problem: ConvProblem, chip: Chip, aligned: int, componen
         most = (min(_IMPLICIT_PRODUCERS.values()) - _IMPLICIT_OTHERS - 4 * k_steps) * 2 // components // 8 * 8
         if most < 8 or (components == 2 and k_steps > _MOST_UNPROMOTED):
             continue
-        for images, lines in _cuts(problem, rows):
+        for cut in _cuts(problem, rows, aligned):
+            images, lines = cut["tile_images"], cut["tile_lines"]
             # At least two pieces: with one tile per warpgroup none would be left to load.
             strips = ceil_div(columns, 8)
             pieces_down = max(ceil_div(8 * lines, min(most, _MOST_WGMMA_N)), 2 if images * strips == 1 else 1)
@@ -245,11 +237,87 @@ def implicit_gemm_tiles(problem: ConvProblem, chip: Chip, aligned: int, componen
             whole = copied >= problem.output_height or copied * problem.output_width % 4 == 0
             bulk = aligned == 16 and problem.output_width % 2 == 0 and out % 4 == 0 and whole
             for producers, registers in _IMPLICIT_PRODUCERS.items():
-                tile = ImplicitGemmTile(
-                    problem, components, images, lines, stride, 4 * (lines + height - 1) * stride,
-                    (NO_TAP,) * 8 * k_steps, tiles, 4 * _IMPLICIT_WARPGROUPS, _copy_floats(problem, copied, aligned),
-                    row_accumulators=rows, producer_warps=producers, consumer_registers=registers, wgmma_n=wgmma_n,
-                    bulk_store=bulk,
-                )  # fmt: skip
-                if tile.shared_bytes <= chip.shared_bytes:
-                    yield tile
+                yield {
+                    **cut, "row_stride": stride, "plane_stride": 4 * (lines + height - 1) * stride,
+                    "taps": (NO_TAP,) * 8 * k_steps, "group_tiles": tiles, "math_warps": 4 * _IMPLICIT_WARPGROUPS,
+                    "row_accumulators": rows, "producer_warps": producers, "consumer_registers": registers,
+                    "wgmma_n": wgmma_n, "bulk_store": bulk,
+                    "filters_in_shared": components == 2,
+                }  # fmt: skip
+
+
+_CANDIDATES: dict[type[Tile], Callable[[ConvProblem, Chip, int, int], Iterator[_Fields]]] = {
+    OneChannelTile: _one_channel,
+    ImplicitGemmTile: _implicit_gemm,
+    WarpgroupTile: _warpgroup,
+    MmaSyncTile: _mma_sync,
+}
+
+
+def kernel_name(kind: type[Tile], components: int) -> str:
+    """Return the kernel's name in the list of kernels and in the tuning table."""
+    return f"fp16x{2 * components - 1}_{kind.name}"
+
+
+def candidates(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> list[Tile]:
+    """Return the candidate tiles for arrays at multiples of ``aligned`` bytes, the most promising first.
+
+    Those that nearly fit shared memory are among them.
+    """
+    recorded = tuning.recorded_tile(kernel_name(kind, components), layer, chip)
+    ranked: Callable[..., list[Tile]] = _ranked  # mypy takes the hash of the class for that of its instances
+    return ranked(kind, layer, chip, aligned, components, tuple(recorded.items()))
+
+
+@lru_cache(maxsize=256)
+def _ranked(
+    kind: type[Tile],
+    layer: ConvProblem,
+    chip: Chip,
+    aligned: int,
+    components: int,
+    recorded: tuple[tuple[str, int], ...],
+) -> list[Tile]:
+    def rank(tile: Tile) -> tuple[bool, float]:
+        another = any(getattr(tile, name) != value for name, value in recorded)
+        truncates = tile.k_steps >= LONG_SUM and not tile.promotion_interval
+        return another, tile.milliseconds * (_PROMOTION_IS_WORTH if truncates else 1.0)
+
+    tiles = (kind(layer, components, **fields) for fields in _CANDIDATES[kind](layer, chip, aligned, components))
+    fitting = (each for each in tiles if each.shared_bytes <= chip.shared_bytes * (_NEARLY if each.row_k_steps else 1))
+    return sorted(fitting, key=rank)
+
+
+def _best_tile(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
+    nearly = 0
+    for tile in candidates(kind, layer, chip, aligned, components):
+        nearly += tile.shared_bytes > chip.shared_bytes
+        if tile.shared_bytes > chip.shared_bytes and nearly > _MOST_NEARLY:
+            continue
+        improved = _with_fewest_conflicts(tile, chip)
+        if improved.shared_bytes <= chip.shared_bytes:
+            return improved
+    return None
+
+
+def tile_for(kind: type[Tile], layer: ConvProblem, chip: Chip, aligned: int, components: int) -> Tile | None:
+    """Return the tile of a call whose arrays all lie at multiples of ``aligned`` bytes; None where none fits.
+
+    It does not depend on the batch. Wide stores want other strides, which may not fit: then the tile for unaligned
+    arrays serves.
+    """
+    layer = layer.with_batch(MOST_IMAGES)  # one tile, one binary, for every batch
+    return _best_tile(kind, layer, chip, aligned, components) or _best_tile(kind, layer, chip, 4, components)
+
+
+@lru_cache(maxsize=256)
+def _with_fewest_conflicts(tile: Tile, chip: Chip) -> Tile:
+    """Return the tile with the strides that cause the fewest bank conflicts, of those that fit."""
+    if not tile.row_k_steps:
+        return tile
+    problem, width = tile.layer, tile.layer.width + 2 * tile.layer.pad[1]
+    sizes = (tile.tile_columns, width, tile.stage_rows, tile.position_rows)
+    layouts = layouts_by_conflicts(problem.channels, problem.kernel, *sizes)
+    improved = (replace(tile, row_stride=stride, plane_stride=plane, taps=taps) for _, plane, stride, taps in layouts)
+    fitting = (each for each in improved if each.shared_bytes <= chip.shared_bytes and each.k_steps == tile.k_steps)
+    return next(fitting, tile)

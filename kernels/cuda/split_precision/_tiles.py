@@ -11,7 +11,7 @@ from typing import ClassVar
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.launch import REGISTERS, ceil_div, round_up
 
-from ._shared_memory_layout import NO_TAP, Tap
+from ._shared_memory_layout import Tap
 from ._wgmma import wgmma_macro
 
 #: Shared memory for the small arrays, and for rounding each array up to 128 bytes.
@@ -45,30 +45,35 @@ class Tile:
     group_tiles: int  # column tiles that a warp or warpgroup accumulates at once
     math_warps: int
     copy_floats: int  # floats per asynchronous copy of the input
+    producer_warps: int = 4
+    filters_in_shared: bool = True
+    input_from_global: bool = False  # producers read global memory twice instead of staging the input
+    # Of some kernels alone.
+    m_tiles: int = 1  # 16 positions each, which a warp multiplies at once
+    filter_shifts: int = 1
+    row_accumulators: int = 1  # output rows with accumulators of their own, which share the words of their input rows
+    row_k_steps: int = 0  # k-steps per filter row, where they go row by row
+    filter_blocks: int = 1  # blocks among which the filters are divided, where those of one do not fit
+    consumer_registers: int = 0  # per thread of a math warp; producers get the rest
+    promotion_interval: int = 0  # k-steps after which accumulators are promoted; 0: never
+    filters_in_registers: bool = False
+    store_floats: int = 1  # floats per store
+    wgmma_n: int = 0  # positions of one instruction, eight of each line
+    bulk_store: bool = False  # the copy engine stores outputs that are staged in shared memory
 
+    name: ClassVar[str]  # the kernel's, without its precision
     #: The numbers that the candidates of a layer differ in: the tuning table has those of the fastest one.
     choices: ClassVar[tuple[str, ...]] = ("tile_images", "tile_lines")
-
-    # Defaults of what only some kernels have.
     wgmma = one_channel = implicit_gemm = False
-    filter_shifts = position_columns = 1
-    filter_blocks = 1  # blocks among which the filters are divided, where those of one do not fit
-    row_accumulators = 1  # output rows with accumulators of their own, which share the words of their input rows
-    row_k_steps = 0  # k-steps per filter row, where they go row by row
-    producer_warps = 4
-    consumer_registers = 0  # per thread of a math warp; producers get the rest
-    promotion_interval = 0  # k-steps after which accumulators are promoted; 0: never
-    barriers = 4
-    filters_in_registers = False
-    filters_in_shared = True
-    input_from_global = False  # producers read global memory twice instead of staging the input
-    prefetch_input = False  # the next tile's input is copied while this one's is split
-    bulk_store = False  # the copy engine stores outputs that are staged in shared memory
+    position_columns, barriers = 1, 4
+    shared_reads = 0  # reads of shared memory per tile, 128 bytes each
+    staged_outputs = 0  # floats
 
     @property
     def config(self) -> dict[str, bool | int | float]:
         """The sources' ``struct Config``: every public number of the tile."""
-        names = {name for name in dir(self) if name[0] != "_"} - {"layer", "taps", "config", "defines", "choices"}
+        others = {"layer", "taps", "config", "defines", "choices", "name"}
+        names = {name for name in dir(self) if name[0] != "_"} - others
         return {name: getattr(self, name) for name in sorted(names)}
 
     @property
@@ -103,34 +108,19 @@ class Tile:
     filter_words = property(lambda self: self.filter_bytes // self.filter_blocks // ITEM_BYTES)
     # Tiles that an image is cut into; 1 where a tile is one image or several.
     tiles_per_image = property(lambda self: ceil_div(self.layer.output_height, self.position_rows * self.tile_lines))
-    input_rows = property(
-        lambda self: min(self.layer.height, self.position_rows * self.tile_lines + self.layer.kernel - 1)
-    )
+    # Rows of an image of a stage, and those of them that are not padding.
+    stage_rows = property(lambda self: self.position_rows * self.tile_lines + self.layer.kernel - 1)
+    input_rows = property(lambda self: min(self.layer.height, self.stage_rows))
     # Floats of a tile's input.
     input_floats = property(lambda self: self.tile_images * self.layer.channels * self.input_rows * self.layer.width)
     planes = property(lambda self: ceil_div(self.layer.channels, 2))
     # Words of one pipeline stage.
     stage_words = property(lambda self: self.components * self.tile_images * self.planes * self.plane_stride)
-
-    @property
-    def output_pitch(self) -> int:
-        """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks.
-
-        Staged images of whole maps lie as in y, and one copy stores them.
-        """
-        run = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
-        return run if run == self.layer.output_height * self.layer.output_width else run + (8 - run) % 16
-
-    # Floats of staged outputs.
-    staged_outputs = property(
-        lambda self: 2 * self.tile_images * self.layer.filters * self.output_pitch if self.bulk_store else 0
-    )
     # Positions that a math warp, with wgmma a warpgroup, multiplies at a time.
     unit_positions = property(lambda self: 64)
     # Units of work of a tile: some positions times a column group.
     units = property(lambda self: ceil_div(self.positions, self.unit_positions) * self.column_groups)
     padded_positions = property(lambda self: round_up(self.positions, self.unit_positions))  # positions in whole units
-    shared_reads = property(lambda self: 0)  # reads of shared memory per tile, 128 bytes each
 
     @property
     def milliseconds(self) -> float:
@@ -153,25 +143,17 @@ class Tile:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         words = 2 * self.stage_words + self.staged_outputs + 8 * self.k_steps + 8 * self.padded_tiles
-        words += 0 if self.input_from_global else (1 + self.prefetch_input) * self.input_floats
+        words += 0 if self.input_from_global else (1 + self.implicit_gemm) * self.input_floats
         words += round_up(self.positions, 16) // 2 if self.filters_in_registers else 0
         words += self.filter_words if self.filters_in_shared else 0
         return ITEM_BYTES * words + _SLACK
 
-    def _tap_offsets(self) -> list[int]:
-        return [plane * self.plane_stride + row * self.row_stride + column for plane, row, column in self.taps]
 
-
-@dataclass(frozen=True)
 class MmaSyncTile(Tile):
     """``mma_sync.cu``: a warp multiplies ``m_tiles`` x 16 positions by ``group_tiles`` x 8 filter columns."""
 
-    m_tiles: int = 4
-    input_from_global: bool = False
-    filters_in_shared: bool = True
-    promotion_interval: int = 0
+    name = "mma_sync"
     choices = ("tile_images", "tile_lines", "input_from_global", "m_tiles", "group_tiles", "math_warps")
-
     unit_positions = property(lambda self: 16 * self.m_tiles)
     shared_reads = property(
         lambda self: self.units * self.k_steps * self.components * (4 * self.m_tiles + 2 * self.group_tiles)
@@ -179,123 +161,100 @@ class MmaSyncTile(Tile):
     staged_outputs = property(lambda self: self.math_warps * 8 * (16 * self.m_tiles + 4))
 
 
-@dataclass(frozen=True)
 class OneChannelTile(Tile):
     """``one_channel.cu``: a position is two neighbouring outputs of a row."""
 
-    producer_warps: int = 4
-    m_tiles: int = 1
-    filters_in_registers: bool = False
-    filters_in_shared: bool = True
-    prefetch_input: bool = False
-    store_floats: int = 1  # floats per store
-    one_channel = True
-    filter_shifts = position_columns = 2
-
-    @property
-    def uniform_taps(self) -> bool:
-        """Whether the four words of every half k-step lie alike; a half without words does."""
-        offsets = self._tap_offsets()
-        real = [i for i in range(0, len(offsets), 4) if set(self.taps[i : i + 4]) != {NO_TAP}]
-        halves = [[offset - offsets[i] for offset in offsets[i : i + 4]] for i in real]
-        return all(half == halves[0] for half in halves)
-
-    @property
-    def defines(self) -> dict[str, int | str]:
-        offsets = self._tap_offsets()
-        firsts = (0 if self.taps[i] == NO_TAP else 4 * offsets[i] for i in range(0, len(offsets), 4))
-        return {**super().defines, "HALF_STEP_TABLE": ", ".join(map(str, firsts))}
+    name = "one_channel"
+    one_channel, position_columns = True, 2
 
 
-@dataclass(frozen=True)
 class WarpgroupTile(Tile):
     """``warpgroup_mma.cu``: wgmma, positions from registers, filters in shared memory."""
 
-    filter_shifts: int = 1
-    row_accumulators: int = 1
-    row_k_steps: int = 0
-    filter_blocks: int = 1
-    consumer_registers: int = 0
-    input_from_global: bool = False
-    promotion_interval: int = 0
+    name = "warpgroup"
     wgmma = True
     choices = ("tile_images", "tile_lines", "input_from_global", "filter_shifts", "row_accumulators", "group_tiles")
-
     # K-steps of the words that fill no whole k-step of a filter row.
     rest_k_steps = property(lambda self: self.k_steps - self.layer.kernel * self.row_k_steps)
-
-    @property
-    def read_k_steps(self) -> int:
-        """K-steps whose words a main loop reads."""
-        shared = self.row_k_steps * (self.layer.kernel + self.row_accumulators - 1)
-        return shared + self.row_accumulators * self.rest_k_steps
-
+    # K-steps whose words a main loop reads.
+    read_k_steps = property(
+        lambda self: (
+            self.row_k_steps * (self.layer.kernel - 1) + self.row_accumulators * (self.row_k_steps + self.rest_k_steps)
+        )
+    )
     shared_reads = property(lambda self: self.units * self.read_k_steps * 16 * self.components)
     staged_outputs = property(
         lambda self: self.math_warps // 4 * self.row_accumulators * 8 * self.group_tiles * _STAGING_PITCH
     )
 
-    def _address_patterns(self) -> tuple[list[tuple[int, int]], list[int]]:
-        halves: list[tuple[int, int]] = []
-        patterns: dict[tuple[int, ...], int] = {}
-        offsets = self._tap_offsets()
-        for i in range(0, 8 * self.row_k_steps, 4):
-            words = tuple(offset - offsets[i] for offset in offsets[i : i + 4])
-            patterns.setdefault(words, i // 4)
-            halves.append((4 * offsets[i], list(patterns).index(words)))
-        return (halves, list(patterns.values())) if len(patterns) <= _MOST_PATTERNS else ([], [])
+    @property
+    def _halves(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The offset of the first word of each half k-step, and where the others lie, seen from that."""
+        offsets = [plane * self.plane_stride + row * self.row_stride + column for plane, row, column in self.taps]
+        starts = range(0, len(offsets), 4)
+        return [(offsets[i], tuple(offset - offsets[i] for offset in offsets[i : i + 4])) for i in starts]
 
-    # In how many ways the four words of half a k-step lie; 0 where they are too many for the registers.
-    address_patterns = property(lambda self: len(self._address_patterns()[1]))
+    @property
+    def _patterns(self) -> list[tuple[int, ...]]:
+        """The ways in which the four words of half a k-step lie; none where they are too many for the registers."""
+        found = list(dict.fromkeys(words for _, words in self._halves[: 2 * self.row_k_steps]))
+        return found if len(found) <= _MOST_PATTERNS else []
+
+    address_patterns = property(lambda self: len(self._patterns))
 
     @property
     def defines(self) -> dict[str, int | str]:
-        halves, examples = self._address_patterns()
+        patterns, halves = self._patterns, self._halves[: 2 * self.row_k_steps]
+        table = (f"{{{4 * first}, {patterns.index(words)}}}" for first, words in halves) if patterns else ("{0}",)
+        examples = [[words for _, words in halves].index(each) for each in patterns] or [0]
         return {
             **super().defines,
-            "HALF_STEP_TABLE": ", ".join(f"{{{offset}, {pattern}}}" for offset, pattern in halves) or "{0}",
-            "PATTERN_TABLE": ", ".join(map(str, examples)) or "0",
+            "HALF_STEP_TABLE": ", ".join(table),
+            "PATTERN_TABLE": ", ".join(map(str, examples)),
             **wgmma_macro("WGMMA_ALL_COMPONENTS", 8 * self.group_tiles * self.components),
             **wgmma_macro("WGMMA_HIGH_COMPONENT", 8 * self.group_tiles if self.components == 2 else 0),
         }
 
 
-@dataclass(frozen=True)
 class ImplicitGemmTile(Tile):
-    """``implicit_gemm.cu``: wgmma, filters in registers, positions as B in shared memory, without an im2col copy."""
+    """``implicit_gemm.cu``: wgmma, filters in registers, positions as B in shared memory, without an im2col copy.
 
-    row_accumulators: int = 1
-    producer_warps: int = 4
-    consumer_registers: int = 0
-    wgmma_n: int = 8  # positions of one instruction, eight of each line
-    bulk_store: bool = False
-    wgmma = implicit_gemm = prefetch_input = True
-    barriers = 12
-    position_columns = 2
+    Only the low components of the filters are in shared memory.
+    """
+
+    name = "implicit_gemm"
+    wgmma = implicit_gemm = True
+    barriers, position_columns = 12, 2
     choices = ("tile_images", "tile_lines", "row_accumulators", "producer_warps")
-
-    @property
-    def filters_in_shared(self) -> bool:  # type: ignore[override]
-        return self.components == 2  # the low components alone
-
     filter_bytes = property(lambda self: self.k_steps * 64 * 16 * 2 * self.components)
     filter_words = property(lambda self: self.k_steps * 512)
     planes = property(lambda self: ceil_div(self.row_accumulators * self.layer.channels, 4))
 
     @property
-    def stage_words(self) -> int:
+    def stage_words(self) -> int:  # type: ignore[override]
         # The last piece reads on behind the last plane, whatever lies there.
         lines, reach = round_up(self.tile_lines, self.wgmma_n // 8), (self.layer.kernel + 2) // 2
         over = (lines - 1 - self.tile_lines) * self.row_stride + round_up(self.tile_columns, 8) + reach - 1
-        return super().stage_words + 4 * max(0, over)
-
-    unit_positions = property(lambda self: self.wgmma_n)
+        words: int = self.components * self.tile_images * self.planes * self.plane_stride
+        return words + 4 * max(0, over)
 
     @property
-    def units(self) -> int:
-        # Strips of eight positions of some lines.
-        return self.tile_images * ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
+    def output_pitch(self) -> int:
+        """Floats between the staged outputs of two filters, such that a warp's stores fall on different banks.
 
+        Staged images of whole maps lie as in y, and one copy stores them.
+        """
+        run: int = self.position_rows * self.tile_lines * self.tile_columns * self.position_columns
+        return run if run == self.layer.output_height * self.layer.output_width else run + (8 - run) % 16
+
+    staged_outputs = property(
+        lambda self: 2 * self.tile_images * self.layer.filters * self.output_pitch if self.bulk_store else 0
+    )
+    unit_positions = property(lambda self: self.wgmma_n)
+    # Strips of eight positions of some lines.
+    units = property(
+        lambda self: self.tile_images * ceil_div(8 * self.tile_lines, self.wgmma_n) * ceil_div(self.tile_columns, 8)
+    )
     padded_positions = property(lambda self: self.units * self.wgmma_n)
 
     @property

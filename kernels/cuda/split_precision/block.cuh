@@ -102,13 +102,13 @@ __device__ __forceinline__ void list_for_fallback(int *state, const WorkTile &ti
 // The shared-memory layout. Each array begins at a multiple of 128 bytes.
 struct Shared {
     unsigned *filters;  // split, in the tensor cores' order; implicit GEMM: the low components alone
-    float *input;       // of one tile, or of two with Config::prefetch_input
+    float *input;       // of one tile; implicit GEMM: of two
     unsigned *stages;   // two pipeline stages of split input
     int2 *taps;         // bytes from a position's words to words t and t + 4 of each k-step
     float *output;      // staged outputs
     int *filter_scales;
     int *exponents;  // [0, 1] of each stage's tile; [2, 3] numbers of the next tiles; [4, 5] of those after them
-    unsigned *ranges;           // of each producer warp
+    Range *ranges;   // of each producer warp; of two splits
     unsigned short *positions;  // POSITION_TABLE
     Barrier *barriers;
 
@@ -119,13 +119,13 @@ struct Shared {
             return static_cast<void *>(array);
         };
         filters = static_cast<unsigned *>(take(Config::filters_in_shared ? 4 * Config::filter_words : 0));
-        input = static_cast<float *>(take(4 * (1 + Config::prefetch_input) * STAGED_INPUT));
+        input = static_cast<float *>(take(4 * (1 + Config::implicit_gemm) * STAGED_INPUT));
         stages = static_cast<unsigned *>(take(4 * (2 * STAGE_WORDS)));
         taps = static_cast<int2 *>(take(K_STEPS * 4 * 8));
         output = static_cast<float *>(take(Config::staged_outputs * 4));
         filter_scales = static_cast<int *>(take(FILTER_BLOCKS * COLUMN_GROUPS * GROUP_TILES * 8 * 4));
         exponents = static_cast<int *>(take(24));
-        ranges = static_cast<unsigned *>(take(4 * PRODUCER_WARPS * 4));
+        ranges = static_cast<Range *>(take(2 * PRODUCER_WARPS * 8));
         positions = static_cast<unsigned short *>(take(2 * POSITION_TABLE));
         barriers = static_cast<Barrier *>(take(Config::barriers * 8));
     }
@@ -214,26 +214,4 @@ __device__ __forceinline__ void for_each_tile(const Shared &s, int worker, int i
         next_unit = work(tile, stage, next_unit) - UNITS;
         mbarrier_arrive(s.barriers + EMPTY + stage);
     }
-}
-
-// Bulk store: the copy engine reads a tile's staged outputs while the math warps go on, and writes whole runs of y, of
-// which only the ends are parts of a 32-byte sector.
-__device__ __forceinline__ void fence_staged_output() {
-    if (Config::bulk_store || Config::implicit_gemm) fence_async_proxy();
-}
-__device__ __forceinline__ void wait_until_output_is_read() {
-    if (Config::bulk_store) bulk_store_wait_read();
-}
-__device__ __forceinline__ void store_staged_output(const float *staged, float *y, const WorkTile &tile, int thread,
-                                                    int threads) {
-    constexpr int RUN = TILE_ROWS * OW, PITCH = Config::output_pitch;
-    const int bytes = 4 * min(RUN, (OH - tile.row) * OW);
-    if (RUN == PIXELS && PITCH == PIXELS) {  // staged images lie as they do in y
-        if (thread == 0) bulk_store(image_of(y, tile.image, OUTPUTS), staged, 4 * tile.images * OUTPUTS);
-    } else {
-        for (int i = thread; i < tile.images * M; i += threads)
-            bulk_store(image_of(y, tile.image + i / M, OUTPUTS) + i % M * PIXELS + tile.row * index_t(OW),
-                       staged + i * PITCH, bytes);
-    }
-    if (Config::bulk_store) bulk_store_commit();
 }

@@ -25,11 +25,6 @@ constexpr int SUMS = Config::wgmma_n / 2;                    // of a thread
 constexpr int FILTER_PITCH = Config::bulk_store ? Config::output_pitch : PIXELS;
 constexpr int OUTPUT_STAGE = Config::staged_outputs / 2;  // of outputs, two tiles'
 
-// The other warpgroup may start when this one has this number of k-steps left: waking it takes about 550 cycles.
-constexpr int MOST_STEPS_AHEAD = K_STEPS < 6 ? 1 : K_STEPS / 3;
-constexpr int WAKING_STEPS = 600 / (SUMS * (COMPONENTS == 2 ? 3 : 1)) + 1;
-constexpr int HANDOVER_STEP = K_STEPS - (WAKING_STEPS < MOST_STEPS_AHEAD ? WAKING_STEPS : MOST_STEPS_AHEAD);
-
 constexpr bool ALL_LINES = OH % (OUTPUT_ROWS * TILE_LINES) == 0 && TILE_LINES % PIECE_LINES == 0;
 
 // Offset of a unit of the filters from a position, in 16 bytes.
@@ -45,7 +40,7 @@ __device__ __forceinline__ void main_loop(const Shared &s, float (&main)[SUMS], 
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS; k++) {
-        if (k == HANDOVER_STEP) mbarrier_arrive(s.barriers + MAY_MULTIPLY + 1 - warpgroup);
+        if (k == K_STEPS - 1) mbarrier_arrive(s.barriers + MAY_MULTIPLY + 1 - warpgroup);
         // Two units; the last one twice where there is no other, for filters that are zero.
         const int first = unit_offset(2 * k), second = unit_offset(min(2 * k + 1, FILTER_UNITS - 1));
         const Descriptor both = b + (first | (second - first) << 16);
@@ -69,12 +64,18 @@ __device__ __forceinline__ void store(float *to, float first, float second, int 
     }
 }
 
-// Announce that the copy engine has read the outputs of that iteration, which this warpgroup gave it. Returns -1: none
-// remain.
-__device__ __forceinline__ int release_output(const Shared &s, int iteration) {
-    wait_until_output_is_read();
-    mbarrier_arrive(s.barriers + OUTPUT_STORED + iteration % 2);
-    return -1;
+// Have the copy engine store a tile's staged outputs while the math warps go on. It writes whole runs of y, of which only
+// the ends are parts of a 32-byte sector.
+__device__ __forceinline__ void store_staged_output(const float *staged, float *y, const WorkTile &tile, int thread) {
+    constexpr int RUN = TILE_ROWS * OW, PITCH = Config::output_pitch;
+    if (RUN == PIXELS && PITCH == PIXELS) {  // staged images lie as they do in y
+        if (thread == 0) bulk_store(image_of(y, tile.image, OUTPUTS), staged, 4 * tile.images * OUTPUTS);
+    } else {
+        for (int i = thread; i < tile.images * M; i += 128)
+            bulk_store(image_of(y, tile.image + i / M, OUTPUTS) + i % M * PIXELS + tile.row * index_t(OW),
+                       staged + i * PITCH, 4 * min(RUN, (OH - tile.row) * OW));
+    }
+    bulk_store_commit();
 }
 
 // The math warps' loop over tiles. Warpgroups take the pieces of all tiles in turn, so that none waits for one that
@@ -114,7 +115,12 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             done++;
             wgmma_wait<0>();
             if (unit + WARPGROUPS >= UNITS) mbarrier_arrive(s.barriers + EMPTY + stage);
-            if (Config::bulk_store && given >= 0) given = release_output(s, given);
+            // The copy engine has read the outputs of iteration `given`, which this warpgroup gave it.
+            if (Config::bulk_store && given >= 0) {
+                bulk_store_wait_read();
+                mbarrier_arrive(s.barriers + OUTPUT_STORED + given % 2);
+                given = -1;
+            }
             if (Config::bulk_store && iteration > 1) mbarrier_wait(s.barriers + OUTPUT_STORED + stage, iteration / 2 - 1);
 
             // Epilogue: to the staging area or to y.
@@ -150,13 +156,13 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         }
         next_unit = unit - UNITS;
         if (!Config::bulk_store) continue;
-        fence_staged_output();
+        fence_async_proxy();
         mbarrier_arrive(s.barriers + OUTPUT_STAGED + stage);
         // The warpgroup that had the last piece gives the copy engine the tile's outputs, when all of them are staged.
         if (next_unit != WARPGROUPS - 1) continue;
         mbarrier_wait(s.barriers + OUTPUT_STAGED + stage, iteration / 2);
-        store_staged_output(s.output + stage * OUTPUT_STAGE, y, tile, lane * 4 + warp, 128);
+        store_staged_output(s.output + stage * OUTPUT_STAGE, y, tile, lane * 4 + warp);
         given = iteration;
     }
-    wait_until_output_is_read();
+    if (Config::bulk_store) bulk_store_wait_read();
 }

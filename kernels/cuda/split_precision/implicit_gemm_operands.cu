@@ -82,14 +82,7 @@ __device__ __forceinline__ void load_tile(const Shared &s, const float *x, const
     }
 }
 
-// Threads of a line of units: a multiple of 16 where that takes no more iterations, so that 16 lanes, which read from
-// one line, read from different banks.
-__device__ constexpr int iterations(int line_threads) {
-    return (TILE_IMAGES * INPUT_LINES * line_threads + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
-}
-constexpr int ROUNDED_PAIRS = (INPUT_PAIRS + 15) / 16 * 16;
-constexpr int LINE_THREADS = iterations(ROUNDED_PAIRS) == iterations(INPUT_PAIRS) ? ROUNDED_PAIRS : INPUT_PAIRS;
-constexpr int IMAGE_THREADS = INPUT_LINES * LINE_THREADS;
+constexpr int IMAGE_THREADS = INPUT_LINES * INPUT_PAIRS;
 
 // Producers: every unit of the stage; a thread makes all units of a column pair. Returns the range of this warp's
 // share. Rows and columns beyond the input meet filters that are zero, but must be numbers.
@@ -101,10 +94,9 @@ __device__ __forceinline__ Range split_input(unsigned *stage, const float *input
     Range range;
 #pragma unroll 1
     for (int at = thread; at < tile.images * IMAGE_THREADS; at += PRODUCER_THREADS) {
-        const int line_of_all = at / LINE_THREADS, pair = at - line_of_all * LINE_THREADS, column = 2 * pair;
+        const int line_of_all = at / INPUT_PAIRS, pair = at - line_of_all * INPUT_PAIRS, column = 2 * pair;
         const int image = TILE_IMAGES == 1 ? 0 : at / IMAGE_THREADS, line = line_of_all - image * INPUT_LINES;
         const int row = line * OUTPUT_ROWS;
-        if (pair >= INPUT_PAIRS) continue;
         const float *const from = input + image * INPUT_IMAGE + row * index_t(W) + column;
         unsigned *const to = stage + image * IMAGE_WORDS + (line * ROW_STRIDE + pair) * 4;
 #pragma unroll
@@ -164,17 +156,13 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         do {
             Range range = split_input(s.stages + stage * STAGE_WORDS, s.input + stage * STAGED_INPUT, tile,
                                       power_of_two(exponent), thread);
-            unsigned *const ranges = s.ranges + splits++ % 2 * (2 * PRODUCER_WARPS);
-            if (thread % 32 == 0)
-                ranges[thread / 32] = range.largest, ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
+            Range *const ranges = s.ranges + splits++ % 2 * PRODUCER_WARPS;
+            if (thread % 32 == 0) ranges[thread / 32] = range;
             if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
             named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
 #pragma unroll
-            for (int i = 0; i < PRODUCER_WARPS; i++) {
-                range.largest = max(range.largest, ranges[i]);
-                range.smallest = min(range.smallest, ranges[PRODUCER_WARPS + i]);
-            }
-            const TileScale scale(range.largest, range.smallest, lowest, highest);
+            for (int i = 0; i < PRODUCER_WARPS; i++) range.add(ranges[i]);
+            const TileScale scale(range, lowest, highest);
             unsplittable = scale.unsplittable;
             again = !unsplittable && range.largest && scale.exponent != exponent;
             if (again) exponent = scale.exponent;
@@ -185,7 +173,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
             s.exponents[stage] = exponent, s.exponents[NEXT_TILE + stage] = coming;
             if (unsplittable) list_for_fallback(state, tile, images);
         }
-        fence_staged_output();
+        fence_async_proxy();
         mbarrier_arrive(s.barriers + FULL + stage);
         number = coming, coming = after_coming;
     }

@@ -60,18 +60,9 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         for (int k = 0; k < K_STEPS; k++)
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n++) kept[k][n] = filters[(k * COLUMN_TILES + n) * 32];
-    // Offsets of words t and t + 4 of each k-step. With uniform_taps the four words of every half k-step lie alike:
-    // the offsets are constants, and `lane_offset` alone depends on t.
-    constexpr bool UNIFORM = Config::uniform_taps;
-    constexpr int HALF_STEPS[] = {HALF_STEP_TABLE};
-    const int lane_offset = UNIFORM ? s.taps[t].x - s.taps[0].x : 0;
-    int2 taps[UNIFORM ? 1 : K_STEPS];
-    if constexpr (!UNIFORM)
+    int2 taps[K_STEPS];  // offsets of words t and t + 4 of each k-step
 #pragma unroll
-        for (int k = 0; k < K_STEPS; k++) taps[k] = s.taps[k * 4 + t];
-    const auto tap = [&](int k) {
-        return UNIFORM ? make_int2(HALF_STEPS[2 * k], HALF_STEPS[2 * k + 1]) : taps[UNIFORM ? 0 : k];
-    };
+    for (int k = 0; k < K_STEPS; k++) taps[k] = s.taps[k * 4 + t];
     int iteration = 0, next_unit = warp, number = blockIdx.x;
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
@@ -82,7 +73,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
         named_barrier<MATH_BARRIER, MATH_THREADS>();
         const unsigned char *const stage_words =
-            reinterpret_cast<const unsigned char *>(s.stages + stage * STAGE_WORDS) + lane_offset;
+            reinterpret_cast<const unsigned char *>(s.stages + stage * STAGE_WORDS);
         const int exponent = s.exponents[stage];
         float *const out = image_of(y, tile.image, OUTPUTS) + tile.row * index_t(OW) + t * PIXELS;
         const auto scale_of = [&](int n) { return OutputScale(exponent, s.filter_scales[n * 8 + 2 * t]); };
@@ -95,7 +86,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             Fragment f[K_STEPS];
             const FirstWords first_words = words_of(min(unit, UNITS - 1));
 #pragma unroll
-            for (int k = 0; k < K_STEPS; k++) f[k].load(first_words, tap(k));
+            for (int k = 0; k < K_STEPS; k++) f[k].load(first_words, taps[k]);
 #pragma unroll 1
             for (; unit < UNITS; unit += MATH_WARPS) {
                 const FirstWords next_words = words_of(min(unit + MATH_WARPS, UNITS - 1));
@@ -117,7 +108,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                     add(main, 0, HALF, 0, 0);
                     if (COMPONENTS == 2) add(cross, 0, COLUMN_TILES, COMPONENTS - 1, 0);
                     add(main, HALF, COLUMN_TILES, 0, 0);
-                    f[k].load(next_words, tap(k));
+                    f[k].load(next_words, taps[k]);
                 }
 #pragma unroll
                 for (int n = 0; n < COLUMN_TILES; n++)
@@ -143,7 +134,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
                                                (at - line * TILE_COLUMNS));
                     }
 #pragma unroll
-                    for (int k = 0; k < K_STEPS; k++) f[i][k].load(words, tap(k));
+                    for (int k = 0; k < K_STEPS; k++) f[i][k].load(words, taps[k]);
                     const int image = TILE_IMAGES == 1 ? 0 : first / IMAGE_POSITIONS;
                     const int at = first - image * IMAGE_POSITIONS;
                     inside[i] = image < tile.images && at < positions_here;

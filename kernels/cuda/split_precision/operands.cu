@@ -220,40 +220,28 @@ __device__ __forceinline__ void split_input(unsigned *stage, const float *input,
 
 // The producer warps' loop over tiles: load, find the range, wait for an empty stage, split, announce the full stage.
 __device__ __forceinline__ void produce(const Shared &s, const float *x, int *state, int images, int tiles) {
-    constexpr int PREFETCH = Config::prefetch_input;
     const int thread = threadIdx.x - MATH_THREADS;
     const int blocks = gridDim.x / FILTER_BLOCKS;
-    int number = blockIdx.x / FILTER_BLOCKS, coming = number + blocks;  // the first tile's input is being copied
+    int number = blockIdx.x / FILTER_BLOCKS;  // the first tile's input is being copied
     const WordOffsets kept(thread);
     int iteration = 0, lowest = 0, highest = 0;
     find_filter_exponents(s, lowest, highest);
     for (; number < tiles; iteration++) {
         const WorkTile tile(number, images);
         const int stage = iteration % 2;
-        const int taken = thread == 0 ? (1 + PREFETCH) * blocks + atomicAdd(tile_counter(state, images), 1) : 0;
+        const int taken = thread == 0 ? blocks + atomicAdd(tile_counter(state, images), 1) : 0;
         const float *const global = image_of(x, tile.image, IMAGE) + tile.input_row() * index_t(W);
-        const float *const input =
-            Config::input_from_global ? global : s.input + iteration % (1 + PREFETCH) * STAGED_INPUT;
+        const float *const input = Config::input_from_global ? global : s.input;
         if (!Config::input_from_global) {
             wait_for_input();
             named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
         }
-        if (PREFETCH) {
-            if (iteration) coming = s.exponents[LATER_TILE];
-            if (coming < tiles)
-                load_input(s.input + (iteration + 1) % 2 * STAGED_INPUT, x, WorkTile(coming, images), thread);
-        }
-
         Range range = find_range(input, tile, thread);
-        if (thread % 32 == 0)
-            s.ranges[thread / 32] = range.largest, s.ranges[PRODUCER_WARPS + thread / 32] = range.smallest;
+        if (thread % 32 == 0) s.ranges[thread / 32] = range;
         named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
 #pragma unroll
-        for (int i = 0; i < PRODUCER_WARPS; i++) {
-            range.largest = max(range.largest, s.ranges[i]);
-            range.smallest = min(range.smallest, s.ranges[PRODUCER_WARPS + i]);
-        }
-        const TileScale scale(range.largest, range.smallest, lowest, highest);
+        for (int i = 0; i < PRODUCER_WARPS; i++) range.add(s.ranges[i]);
+        const TileScale scale(range, lowest, highest);
 
         if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
         if (thread == 0) {
@@ -261,11 +249,9 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
             if (scale.unsplittable) list_for_fallback(state, tile, images);
         }
         split_input(s.stages + stage * STAGE_WORDS, input, tile, power_of_two(scale.exponent), kept, thread);
-        if (thread == 0) s.exponents[NEXT_TILE + stage] = PREFETCH ? coming : taken, s.exponents[LATER_TILE] = taken;
+        if (thread == 0) s.exponents[NEXT_TILE + stage] = taken;
         mbarrier_arrive(s.barriers + FULL + stage);
 
-        number = coming;
-        if (PREFETCH) continue;
         named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
         number = s.exponents[NEXT_TILE + stage];
         if (number < tiles) load_input(s.input, x, WorkTile(number, images), thread);

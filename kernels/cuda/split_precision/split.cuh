@@ -23,11 +23,9 @@ struct TileScale {
     int exponent;
     bool unsplittable;
 
-    __device__ TileScale(unsigned largest, unsigned smallest, int lowest, int highest) {
-        const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest
-        const unsigned limit = max(top - MAX_SPREAD, 1) << 23;
-        const bool far = wanted > MAX_EXPONENT || wanted + lowest < -126 || wanted + highest > 126;
-        unsplittable = largest && (top == 255 || far || smallest + 1 < limit);
+    __device__ TileScale(const Range &range, int lowest, int highest) {
+        const int wanted = range.exponent();  // UNSPLITTABLE is above 126
+        unsplittable = wanted + lowest < -126 || wanted + highest > 126;
         exponent = min(wanted, MAX_EXPONENT);
     }
 };

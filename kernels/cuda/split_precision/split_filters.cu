@@ -27,19 +27,16 @@ extern "C" __global__ void __launch_bounds__(256)
     Range range;
     for (int i = lane; i < REDUCTION; i += 32) range.add(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]);
     range.join_warp();
-    const int top = range.largest >> 23, wanted = range.largest == 0 ? 0 : 141 - top;
+    const int wanted = range.exponent(), own = min(wanted, MAX_EXPONENT);
     if (CORRECTS_SAME_SIGN) {
         float sum = 0;
         for (int i = lane; i < REDUCTION; i += 32)
-            sum += fabsf(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]) *
-                   power_of_two(min(wanted, MAX_EXPONENT));
+            sum += fabsf(w[weight_index(filter_of(warp), i / (K * K), i % (K * K))]) * power_of_two(own);
         for (int i = 16; i; i /= 2) sum += __shfl_sync(~0u, sum, lane ^ i);
         if (lane == 0) weight_sum[warp] = sum;
     }
     if (lane == 0) {
-        unsplittable[warp] = range.largest && (top == 255 || wanted > MAX_EXPONENT ||
-                                               range.smallest + 1 < unsigned(max(top - MAX_SPREAD, 1)) << 23);
-        exponent[warp] = min(wanted, MAX_EXPONENT);
+        unsplittable[warp] = wanted == Range::UNSPLITTABLE, exponent[warp] = own;
         k_steps[warp] = k_steps_with_low[warp] = 0;
     }
     __syncthreads();

@@ -41,9 +41,8 @@ from ece408_op.core.kernel import CudaKernel, reduced_precision_bound
 from ece408_op.problem import DATA_GRADIENT, PAD, ConvProblem
 from ece408_op.runtime.launch import Chip, Launch, Plan, ceil_div, layer_defines
 
-from ._candidate_tiles import LONG_SUM, MOST_IMAGES
+from ._candidate_tiles import ALIGNED, LONG_SUM, MOST_IMAGES, candidates, kernel_name, tile_for
 from ._convolution import Convolution, recompute
-from ._tile_choice import ALIGNED, candidates, kernel_name, tile_for
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 _FOLDER = Path(__file__).parent
