@@ -1,16 +1,17 @@
 """Training steps of a network on several GPUs of one host: their shares differ by at most one image.
 
-Data parallel training: every GPU gets all parameters, each in a thread of its own, and NCCL sums their gradients on the
-first GPU, which hands them to MXNet or to the update. BatchNorm normalizes each GPU's share by itself, and its running
-statistics become the mean of the GPUs' new ones, as MXNet's Module averages them. When NCCL is called, all GPUs have
-completed their backward passes: one that fails stops the step, and no other waits for it.
+Data parallel training: every GPU gets all parameters, each in a thread of its own. NCCL sums each parameter's gradients
+on one GPU, which hands the sum to MXNet or to the update: all GPUs get about equally many bytes, since to copy new
+parameters or gradients out takes long. BatchNorm normalizes each GPU's share by itself, and its running statistics
+become the mean of the GPUs' new ones, as MXNet's Module averages them. When NCCL is called, all GPUs have completed
+their backward passes: one that fails stops the step, and no other waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from . import _training
 from ._packing import packing_of
 from ._several_gpus import on_each, shares
 from .engine import Engine
-from .trainer import Trainer
+from .trainer import Differentiated, Trainer, leave
 
 #: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
 _SEED_SHIFT = 56
@@ -85,36 +86,53 @@ class SeveralTrainers:
         # Gradients to data and labels, whose images each GPU has its share of.
         divided = {number: _rows(targets[number], images) for number in targets if number not in parameters}
         labels = [_rows(array, images) for array in labels]
-        found: dict[int, tuple[Mapping[int, Any], list[Any], list[Any]]] = {}
+        parts = range(len(before))
+        owned = _owned({number: array.nbytes for number, array in summed.items()}, len(parts))
+        found: dict[int, Differentiated] = {}
 
         def differentiate(part: int) -> None:
             mine = before[part].images
             wanted = {**summed, **{number: array[mine] for number, array in divided.items()}}
             heads = {position: array[mine] for position, array in gradients.items()}
-            given = [array[mine] for array in labels], heads, wanted, tuple(summed) * (len(before) > 1), part == 0
+            given = [array[mine] for array in labels], heads, wanted, owned if len(parts) > 1 else (), part
             found[part] = trainers[part].differentiate(before[part].passed, *given)
 
         on_each(differentiate, numbers)
-        total = found[0][0]
-        if summed and len(before) > 1:
-            sources, sums = [found[part][1] for part in range(len(before))], found[0][2]
+        totals = [found[part].gradients for part in parts]
+        if summed and len(parts) > 1:
             with ExitStack() as locks:
                 # In one order, for networks whose lists of GPUs have others.
                 for _, part in sorted((number, part) for part, number in enumerate(numbers)):
                     locks.enter_context(trainers[part].lock)
+                sums = [(part, total) for part in parts for total in found[part].sums]
+                sources = [found[part].packed for part in parts]
                 nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
-            packing = packing_of(tuple(array.shape for array in summed.values()))
-            total = {**total, **dict(zip(summed, packing.unpacked(sums)))}
+            for part, mine in enumerate(owned):
+                packing = packing_of(tuple(summed[number].shape for number in mine))
+                totals[part] = {**totals[part], **dict(zip(mine, packing.unpacked(found[part].sums)))}
 
         def copy_out(part: int) -> None:
             to = {number: array[before[part].images] for number, array in divided.items()}
-            mine = found[part][0]
-            if part == 0:
-                to, mine = {**to, **parameters}, total
-            trainers[part].copy_out([mine[number] for number in to], list(to.values()))
+            to.update((number, parameters[number]) for number in owned[part] if number in parameters)
+            if to:
+                trainers[part].copy_out([totals[part][number] for number in to], list(to.values()))
 
         on_each(copy_out, numbers)
-        trainers[0].leave(before[0].passed, total, left)
+        ones = [
+            trainers[part].left(before[part].passed, totals[part], {n: left[n] for n in owned[part] if n in left})
+            for part in parts
+        ]
+        leave({place: one for each in ones for place, one in each.items()})
+
+
+def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
+    """Return the numbers of the arrays of each part: about equally many bytes."""
+    owned, loads = [list[int]() for _ in range(parts)], [0] * parts
+    for number in sorted(sizes, key=lambda number: -sizes[number]):
+        part = loads.index(min(loads))
+        owned[part].append(number)
+        loads[part] += sizes[number]
+    return owned
 
 
 def _rows(array: np.ndarray, images: int) -> np.ndarray:

@@ -54,8 +54,6 @@ class Forward:
     states: Mapping[int, Any]
     #: The repeated passes whose memory the values are in: see ``_repeated``.
     passes: Any = None
-    #: When it began to read the parameters, among all forward passes and updates.
-    began: int = 0
 
 
 def check_gradients(network: Network, several: bool) -> None:

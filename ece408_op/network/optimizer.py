@@ -3,7 +3,9 @@
 They are subclasses of MXNet's optimisers that change the update alone: learning rates and their schedule, weight decay,
 the factors of single parameters, ``rescale_grad`` and ``clip_gradient`` work as in the base classes. A network whose
 gradients stay on the GPU (``gpu_network(..., gradients="gpu")``) needs one of them; other gradients are copied there.
-The update ends with the new parameters in MXNet's arrays, which can be read and saved as always.
+The update ends with the new parameters in MXNet's arrays, which can be read, written and saved as always. The GPU keeps
+them too, until MXNet writes them again. MXNet counts its own writes alone: none through memory that it shares, as by
+``to_dlpack_for_write``. Those are seen where another write by MXNet follows, as ``weight[:] = weight``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
 
 from . import trainer
+from ._kept import Kept
 from ._updates import Adam, Sgd
 
 
@@ -34,8 +37,8 @@ class State:
         self._arrays: Sequence[Any] = arrays
         self.updates = updates
         self._gpu: Gpu | None = None
-        #: The parameter of the last update, and its version and the moment then.
-        self._seen: tuple[Any, int, int] | None = None
+        #: The parameter as the last update left it.
+        self.kept = Kept()
         #: The gradient of the last update, and its version then.
         self._given: tuple[Any, int] | None = None
         #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
@@ -51,18 +54,6 @@ class State:
         if self._gpu is not gpu:
             self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
         return self._arrays
-
-    def unchanged_since(self, parameter: Any) -> int | None:
-        """Return the last update's moment, if it alone has written the parameter since; the caller is the next one.
-
-        Forward passes that began later have read what the parameter is now.
-        """
-        if not array_version.is_readable():
-            return None
-        before, self._seen = self._seen, (parameter, array_version.version(parameter), next(trainer.moments))
-        if before is None or before[0] is not parameter or self._seen[1] != before[1] + 1:
-            return None
-        return before[2]
 
     def written_once(self, gradient: Any) -> bool:
         """Return whether the gradient's array has been written once since the last update; the caller is the next one.
@@ -146,12 +137,12 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             one.updates = self._index_update_count[number]
         rates, decays = self._rates(indices), self._get_wds(indices)
         array_version.is_readable()  # its trial must not run in MXNet's threads
-        rule, on_gpu = self._rule(), [one.on for one in states]
+        rule = self._rule()
 
         def work() -> None:
-            since = [one.unchanged_since(array) for one, array in zip(states, weights)]
+            kept = [one.kept.begin(array) for one, array in zip(states, weights)]
             once = [one.written_once(array) for one, array in zip(states, gradients)]
-            trainer.update(rule, parameters, given, on_gpu, rates, decays, since, once)
+            trainer.update(rule, parameters, given, states, rates, decays, kept, once)
 
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 
@@ -169,8 +160,8 @@ class GpuSGD(_OnGpu, mx.optimizer.SGD):  # type: ignore[misc]
         ProblemError: a parameter or gradient is not float32 and dense in mx.cpu(), or a state is not this class's. A
             gradient on a GPU that was changed or used before is reported by a wait; all parameters are unchanged.
         DeviceError: a GPU fails; raised by a wait for the first parameter. Without room, that GPU's parameters and
-            states are unchanged; otherwise they may have changed, even in part: load a checkpoint. Other GPUs have
-            updated theirs before, or do not.
+            states are unchanged; otherwise they may have changed, even in part: load a checkpoint. Those of other GPUs
+            may be new.
     """
 
     def _rule(self) -> Sgd | Adam:

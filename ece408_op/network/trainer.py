@@ -1,68 +1,71 @@
 """Training steps of a network on one GPU: each copies in, computes, and copies out.
 
 The forward pass copies data, parameters and states to the GPU, where it keeps all values, and outputs and new states
-back. The backward pass copies the outputs' gradients and the labels in, and the gradients out. So each parameter
-crosses the bus once per step in each direction, through the pipeline's pinned buffers and several threads.
+back. The backward pass copies the outputs' gradients and the labels in, and the gradients out, through the pipeline's
+pinned buffers and several threads.
 
 Gradients to parameters can stay on the GPU for an optimiser there, ``update``. MXNet's arrays for them then have a
-signalling NaN in each element: results computed from them are NaN, and arithmetic in place changes their bits.
+signalling NaN in each element: results computed from them are NaN, and arithmetic in place changes their bits. What it
+updates stays on a GPU too: large parameters cross the bus only to MXNet's arrays, until something else writes them.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ece408_op.core import dispatch
-from ece408_op.errors import DeviceError, ProblemError
+from ece408_op.errors import ProblemError
 from ece408_op.plugin import host_context
 from ece408_op.plugin.host_context import Gpu
-from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
-from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
 
-from . import _repeated, _training
+from . import _training
 from ._definition import Shape
 from ._gpu import Chooser
+from ._kept import Kept, kept_at
 from ._network import parse
 from ._packing import packing_of
-from ._repeated import Pass, Passes, Repeated
+from ._repeated import Repeated
+from ._several_gpus import on_each
+from ._step import step
 from ._training_gpu import GpuOperators
 from ._updates import Adam, Sgd, Update
-from .engine import Engine, copying_threads, engines
-
-Result = TypeVar("Result")
-
-#: The most threads that copy, and the fewest and most bytes of a transfer: other settings took longer on the 2018 fall
-#: network (ece408-bench networks --training). A step copies all at once, so threads pass the interpreter's lock less
-#: often than those of ``engine``.
-_THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
+from .engine import Engine
 
 #: The bits of the NaN in gradients that are on a GPU, and of any NaN that arithmetic makes of it.
 _LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
-#: Numbers forward passes and updates in the order in which they access parameters.
-moments = itertools.count(1)
-
 
 class _Left(NamedTuple):
-    """A parameter, as the forward pass read it, and its gradient, on a GPU."""
+    """A gradient on a GPU, and the forward pass whose memory it may be in."""
 
     gpu: Gpu
     operators: GpuOperators
-    parameter: Any
     gradient: Any
     before: _training.Forward | None
-    began: int
+
+
+class Differentiated(NamedTuple):
+    """Gradients on a GPU by number, packed ones for sums over several GPUs, and memory for its own of the sums."""
+
+    gradients: Mapping[int, Any]
+    packed: list[Any]
+    sums: list[Any]
+
+
+class State(Protocol):
+    """An optimiser's arrays for one parameter, and that parameter."""
+
+    kept: Kept
+
+    def on(self, gpu: Gpu) -> Sequence[Any]:
+        """Return the arrays on a GPU, the current one."""
 
 
 #: Where a parameter and its gradient are on the host.
@@ -99,9 +102,9 @@ class Trainer:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Raises DeviceError if the GPU fails or has no memory.
+        others. Parameters are MXNet's memory. Raises DeviceError if the GPU fails or has no memory.
         """
-        network, began = self.network, next(moments)
+        network = self.network
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], _training.Forward]:
             given = dict(zip((*network.data, *network.parameters), arrays))
@@ -116,13 +119,13 @@ class Trainer:
         if self._repeated:
             with self._gpu.device:
                 passes = self._repeated.take(tuple(array.shape for array in data))
+        there = [*(None for _ in data), *(kept_at(address(array)) for array in parameters)]
         try:
-            found = _step(self._gpu, inputs, results, compute, passes, tuple(states))
+            found = step(self._gpu, inputs, results, compute, passes, tuple(states), there)
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
             raise
-        found = replace(found, began=began)
         return passes.holds(found) if passes else found
 
     def backward(
@@ -146,8 +149,8 @@ class Trainer:
             return [found[number] for number in targets], found
 
         inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
-        found = _step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind)
-        self.leave(before, found, left)
+        found = step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind)
+        leave(self.left(before, found, left))
 
     def differentiate(
         self,
@@ -155,44 +158,44 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         wanted: Mapping[int, np.ndarray],
-        summed: Sequence[int] = (),
-        receives: bool = False,
-    ) -> tuple[Mapping[int, Any], list[Any], list[Any]]:
-        """Return the gradients to variables on the GPU, of the shapes of ``wanted``, and those of ``summed`` packed.
+        summed: Sequence[Sequence[int]] = (),
+        part: int = 0,
+    ) -> Differentiated:
+        """Return the gradients to variables on the GPU, of the shapes of ``wanted``, those to be summed also packed.
 
-        With ``receives``, the last result is memory for the sums. Otherwise as ``backward``. All gradients are complete
-        on return.
+        summed: the numbers of those that each of several GPUs gets the sums of; this one is number ``part``. Otherwise
+        as ``backward``. All gradients are complete on return.
         """
-        packing = packing_of(tuple(wanted[number].shape for number in summed))
+        packings = [packing_of(tuple(wanted[number].shape for number in numbers)) for numbers in summed]
 
-        def compute(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Mapping[int, Any], list[Any], list[Any]]]:
+        def compute(arrays: Sequence[Any]) -> tuple[list[Any], Differentiated]:
             found, xp = self._differentiated(before, arrays, gradients, wanted), self._operators.arrays.xp
-            packed = packing.packed([found[number] for number in summed], xp.zeros(packing.shapes[-1], np.float32))
-            sums = [xp.empty(shape, np.float32) for shape in packing.shapes if receives]
-            return [], (found, packed, sums)
+            packed: list[Any] = []
+            for numbers, packing in zip(summed, packings):
+                flat = xp.zeros(packing.shapes[-1], np.float32)
+                packed += packing.packed([found[number] for number in numbers], flat)
+            sums = [xp.empty(shape, np.float32) for packing in packings[part : part + 1] for shape in packing.shapes]
+            return [], Differentiated(found, packed, sums)
 
-        kind = (tuple(gradients), tuple(wanted), tuple(summed), receives, "differentiated")
-        return _step(self._gpu, [*labels, *gradients.values()], [], compute, before.passes, kind)
+        kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
+        return step(self._gpu, [*labels, *gradients.values()], [], compute, before.passes, kind)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
         """Wait for the GPU, and copy arrays from there."""
-        _step(self._gpu, [], targets, lambda _: (list(arrays), None))
+        step(self._gpu, [], targets, lambda _: (list(arrays), None))
 
-    def leave(
+    def left(
         self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
-    ) -> None:
-        """Leave gradients for ``update``, and mark their arrays: see ``backward``."""
+    ) -> dict[Places, _Left]:
+        """Return gradients for ``leave``, and mark their arrays: see ``backward``."""
         # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
         ones, used = {}, before if before.passes else None
         for number, (at, array) in left.items():
             bits = array.reshape(-1).view(np.uint32)
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
-            arrays = before.values[number], found[number]
-            ones[at, address(array)] = _Left(self._gpu, self._operators, *arrays, used, before.began)
-        if ones:
-            waiting.pop(tuple(ones), None)
-            waiting[tuple(ones)] = ones
+            ones[at, address(array)] = _Left(self._gpu, self._operators, found[number], used)
+        return ones
 
     def _differentiated(
         self,
@@ -212,6 +215,13 @@ class Trainer:
         }
 
 
+def leave(ones: dict[Places, _Left]) -> None:
+    """Leave the gradients of one backward pass for ``update``."""
+    if ones:
+        waiting.pop(tuple(ones), None)
+        waiting[tuple(ones)] = ones
+
+
 _trainers: WeakKeyDictionary[Engine, Trainer] = WeakKeyDictionary()
 
 
@@ -226,50 +236,56 @@ def update(
     rule: Sgd | Adam,
     parameters: Sequence[np.ndarray],
     gradients: Sequence[np.ndarray],
-    states: Sequence[Callable[[Gpu], Sequence[Any]]],
+    states: Sequence[State],
     rates: Sequence[float],
     decays: Sequence[float],
-    since: Sequence[int | None],
+    kept: Sequence[tuple[Gpu, Any] | None],
     once: Sequence[bool],
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
-    parameters, gradients: views of MXNet's arrays. states: functions that return the state's arrays on a GPU. rates,
-    decays: see ``_updates.Update``. since: the moment of each parameter's last change, or None. What may have changed
-    since its forward pass began is copied to the GPU again. once: whether a gradient's array has been written only once
-    since the last update; of others, all elements are checked.
+    parameters, gradients: views of MXNet's arrays. states: each keeps its updated parameter. rates, decays: see
+    ``_updates.Update``. kept: what ``Kept.begin`` returned for the parameters; others are copied to the GPU. once:
+    whether a gradient's array has been written only once since the last update; of others, all elements are checked.
 
     Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used
-    before. Raises DeviceError if a GPU fails. Parameters of GPUs before it are then new, those of GPUs after it as they
-    were. So are its own, and their states, if it had no room; otherwise both may have changed, even in part.
+    before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it
+    had no room; otherwise both may have changed, even in part. Those of other GPUs may be new.
     """
     taken = [_taken((address(parameter), address(one))) for parameter, one in zip(parameters, gradients)]
     found = [one if _is_left(one, array, known) else None for one, array, known in zip(taken, gradients, once)]
-    there = [
-        (one.parameter if moment is not None and moment < one.began else None, one.gradient) if one else (None, None)
-        for one, moment in zip(found, since)
-    ]
     first = host_context.gpu(0)
-    for gpu in dict.fromkeys(one.gpu if one else first for one in found):
+    gpus = list(dict.fromkeys(one.gpu if one else first for one in found))
+
+    def work(number: int) -> None:
+        gpu = gpus[number]
         mine = [place for place, one in enumerate(found) if (one.gpu if one else first) is gpu]
-        pairs = ((parameters[place], gradients[place], there[place]) for place in mine)
-        given = [array for *arrays, copies in pairs for array, copy in zip(arrays, copies) if copy is None]
+        there: list[Any] = []
+        for place in mine:
+            (owner, parameter), one = kept[place] or (None, None), found[place]
+            there += [parameter if owner is gpu else None, one.gradient if one else None]
+        pairs = [array for place in mine for array in (parameters[place], gradients[place])]
+        given = [array for array, copy in zip(pairs, there) if copy is None]
         operators = next((one.operators for one in found if one and one.gpu is gpu), None)
         if not operators:
             with gpu.device, gpu.stream:
                 operators = GpuOperators(Chooser(dispatch.AUTO, "float32", 0, cuda.chip(0)))
 
-        def compute(
-            arrays: Sequence[Any], mine: Sequence[int] = mine, gpu: Gpu = gpu, operators: GpuOperators = operators
-        ) -> tuple[list[Any], None]:
-            rest, updates = iter(arrays), []
-            for place in mine:
-                parameter, gradient = (next(rest) if copy is None else copy for copy in there[place])
-                updates.append(Update(parameter, gradient, states[place](gpu), rates[place], decays[place]))
+        def compute(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            rest = iter(arrays)
+            both = iter([next(rest) if copy is None else copy for copy in there])
+            updates = [
+                Update(next(both), next(both), states[place].on(gpu), rates[place], decays[place]) for place in mine
+            ]
             operators.update(rule, updates)
-            return [one.parameter for one in updates], None
+            updated = [one.parameter for one in updates]
+            return updated, updated
 
-        _step(gpu, given, [parameters[place] for place in mine], compute)
+        updated = step(gpu, given, [parameters[place] for place in mine], compute)
+        for place, array in zip(mine, updated):
+            states[place].kept.keep(gpu, array, address(parameters[place]))
+
+    on_each(work, [gpu.device.id for gpu in gpus])
 
 
 def _taken(place: Places) -> _Left | None:
@@ -298,103 +314,4 @@ def _is_left(one: _Left | None, gradient: np.ndarray, once: bool) -> bool:
     return False
 
 
-def _step(
-    gpu: Gpu,
-    inputs: Sequence[np.ndarray],
-    outputs: Sequence[np.ndarray],
-    compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
-    passes: Passes | None = None,
-    kind: Hashable = (),
-) -> Result:
-    """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
-
-    passes: has the pass of that kind, if a CUDA graph repeats it.
-    """
-    packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
-    given = packings[0].packed_on_host(inputs)
-    targets = [*packings[1].large(outputs), np.empty(packings[1].shapes[-1], np.float32)]
-
-    def attempt(passes: Passes | None) -> Result:
-        xp = cuda.cupy()
-        with gpu.stream:
-            outputs_room = None if passes else xp.empty(packings[1].shapes[-1], np.float32)
-
-        def packed(arrays: Sequence[Any]) -> tuple[list[Any], Result]:
-            # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
-            room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
-            found, result = compute(packings[0].unpacked(arrays))
-            return packings[1].packed(found, room), result
-
-        try:
-            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
-            device.run(given, targets)
-            # What is free then may be the next step's, whose copies run on other streams.
-            cuda.wait("training", gpu.stream)
-        except BaseException:
-            gpu.wait()
-            raise
-        for target, found in zip(outputs, packings[1].unpacked(targets)):
-            if found is not target:
-                target[...] = found
-        return device.result
-
-    with gpu.lock, gpu.device, cuda.reported("training"):
-        no_room = cuda.cupy().cuda.memory.OutOfMemoryError
-        with suppress(no_room):
-            return attempt(passes)
-        # Here, since the error's traceback has kept the arrays of the first attempt.
-        _make_room(gpu, passes)
-        try:
-            return attempt(None)
-        except no_room as error:
-            raise DeviceError(
-                f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
-            ) from error
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _make_room(gpu: Gpu, passes: Passes | None) -> None:
-    """Free what a GPU, the current one, has for steps and inference; the caller has its lock."""
-    if passes:
-        passes.refused = True
-        passes.pool.free_all_blocks()
-    _repeated.clear()
-    # Other networks on this GPU wait for its lock.
-    for other in engines():
-        if other.gpu is gpu:
-            other.batches.clear()
-    cuda.cupy().get_default_memory_pool().free_all_blocks()
-
-
-class _Device:
-    """The GPU as the copy pipeline asks for it, for one step: all of it is one chunk."""
-
-    def __init__(self, gpu: Gpu, inputs: Sequence[np.ndarray], compute: Callable[..., Any], one: Pass | None) -> None:
-        self._gpu, self._compute, self._pass, self.staging = gpu, compute, one, gpu.staging
-        with gpu.stream:
-            self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
-        self._outputs: list[Any] = []
-        self.result: Any = None
-
-    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Copy the inputs, compute, and copy the outputs."""
-        copied = sum(array.nbytes for array in (*inputs, *outputs))
-        threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
-        # An equal part for each thread, in as few transfers as may be.
-        part = ceil_div(copied, threads)
-        most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER)))
-        inputs, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most // ITEM_BYTES).run(threads)
-
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
-        arrays = self._inputs if transfer.role == INPUT else self._outputs
-        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
-
-    def compute(self, this: Chunk) -> Any:
-        with self._gpu.device, self._gpu.stream:
-            run = self._pass and self._pass.run(self._compute, self._gpu.stream)
-            self._outputs, self.result = run or self._compute(self._inputs)
-            return self._gpu.stream.record()
-
-
-__all__ = ("Trainer", "moments", "trainer_of", "update", "waiting")
+__all__ = ("State", "Trainer", "trainer_of", "update", "waiting")

@@ -21,8 +21,8 @@ from .shared_libraries import load_libraries
 from .thread_pool import share
 
 _NAME = "libnccl.so.2"
-#: NCCL's numbers: the type float32, the sum, and the member that gets the sums.
-_FLOAT, _SUM, _FIRST = 7, 0, 0
+#: NCCL's numbers: the type float32, and the sum.
+_FLOAT, _SUM = 7, 0
 #: Seconds between two questions whether the sums are complete, and CUDA's answer that they are not (cudaErrorNotReady).
 _POLL, _NOT_READY = 1e-4, 600
 
@@ -37,18 +37,19 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 
 class Group:
-    """GPUs of different numbers; the sums of their arrays are computed on the first of them."""
+    """GPUs of different numbers, its members in that order."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._lock, self._numbers = threading.Lock(), tuple(numbers)
         self._members = (_POINTER * len(numbers))()
         _call("ncclCommInitAll", self._members, len(numbers), (_INT * len(numbers))(*numbers))
 
-    def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
-        """Fill sums[n] with the sum of all sources[gpu][n], CuPy's C-contiguous float32 arrays, on the GPUs' streams.
+    def add(self, sources: Sequence[Sequence[Any]], sums: Sequence[tuple[int, Any]], streams: Sequence[Any]) -> None:
+        """Fill the array of sums[n], on the member of its number, with the sum of sources[member][n] of all members.
 
-        When it returns, the streams have ended. Raises DeviceError, the first one, if NCCL or a GPU fails: no other GPU
-        waits for its share, and ``group`` makes a new group.
+        All are CuPy's C-contiguous float32 arrays; the work is put on the members' streams, which have ended when it
+        returns. Raises DeviceError, the first one, if NCCL or a GPU fails: no other GPU waits for its share, and
+        ``group`` makes a new group.
         """
         try:
             with self._lock:
@@ -72,13 +73,13 @@ class Group:
         # A thread for each: NCCL may wait until all members are aborted.
         share(abort, len(self._members), len(self._members))
 
-    def _queue(self, sources: Sequence[Sequence[Any]], sums: Sequence[Any], streams: Sequence[Any]) -> None:
+    def _queue(self, sources: Sequence[Sequence[Any]], sums: Sequence[tuple[int, Any]], streams: Sequence[Any]) -> None:
         _call("ncclGroupStart")
         try:
             for member, arrays, stream in zip(self._members, sources, streams):
-                for array, total in zip(arrays, sums):
+                for array, (root, total) in zip(arrays, sums):
                     addresses = array.data.ptr, total.data.ptr
-                    _call("ncclReduce", *addresses, array.size, _FLOAT, _SUM, _FIRST, member, stream.ptr)
+                    _call("ncclReduce", *addresses, array.size, _FLOAT, _SUM, root, member, stream.ptr)
         except DeviceError:
             # It fails too, with a less precise reason.
             with suppress(DeviceError):

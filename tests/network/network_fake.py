@@ -48,9 +48,11 @@ class Pointer:
 
 
 class Device(nullcontext):
-    """A device that no GPU has."""
+    """A device, by default one that no GPU has."""
 
-    id = -1
+    def __init__(self, number=-1):
+        super().__init__()
+        self.id = number
 
 
 class Array(np.ndarray):
@@ -110,7 +112,7 @@ class Module(SimpleNamespace):
 
 def fake_cupy():
     memory = {"memGetInfo": lambda: (Gpu.free, MEMORY), "memcpyAsync": _copy}
-    runtime = SimpleNamespace(**memory, getDevice=lambda: Device.id, CUDARuntimeError=Error)
+    runtime = SimpleNamespace(**memory, getDevice=lambda: Device().id, CUDARuntimeError=Error)
     namespace = SimpleNamespace(
         alloc=_alloc,
         Event=lambda: SimpleNamespace(record=lambda: None),
@@ -146,8 +148,8 @@ class Gpu:
     #: The largest piece of memory that there is, and what is free.
     largest = free = MEMORY
 
-    def __init__(self, threads=4):
-        self.cuda, self.device, self.stream = fake_cupy().cuda, nullcontext(), Stream()
+    def __init__(self, threads=4, number=-1):
+        self.cuda, self.device, self.stream = fake_cupy().cuda, Device(number), Stream()
         self.lock, self.threads, self.hold, self.staging = threading.Lock(), threads, Hold(), SimpleQueue()
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
@@ -308,15 +310,21 @@ class Group:
 
     def add(self, sources, sums, streams):
         assert len(sources) == len(streams) > 1
-        for number, total in enumerate(sums):
+        for number, (_, total) in enumerate(sums):
             total[...] = sum(arrays[number] for arrays in sources)
 
 
 @contextmanager
 def installed():
     """Have the package use this GPU under the number 0, and others like it; yields it. Networks do not stay."""
-    gpu, module = Gpu(), fake_cupy()
+    gpu, module = Gpu(number=0), fake_cupy()
     gpus = {0: gpu}
+
+    def made(number=0):
+        if number not in gpus:
+            gpus[number] = Gpu(number=number)
+        return gpus[number]
+
     engine.clear()
     Chooser.chosen = {}
     names = ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs")
@@ -326,7 +334,7 @@ def installed():
     patched["captured"] = lambda call, stream: SimpleNamespace(launch=lambda stream: call())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(cuda, **patched))
-        stack.enter_context(mock.patch.object(host_context, "gpu", lambda number=0: gpus.setdefault(number, Gpu())))
+        stack.enter_context(mock.patch.object(host_context, "gpu", made))
         stack.enter_context(mock.patch.object(nccl, "group", lambda numbers: Group()))
         stack.enter_context(mock.patch.object(engine, "Chooser", Chooser))
         stack.enter_context(mock.patch.object(trainer, "GpuOperators", Operators))

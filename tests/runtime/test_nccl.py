@@ -92,7 +92,7 @@ def array(address, count):
     return SimpleNamespace(data=SimpleNamespace(ptr=address), size=count)
 
 
-def test_each_array_is_summed_on_the_first_gpu(fresh, streams):
+def test_each_array_is_summed_on_one_gpu(fresh, streams):
     library, waited = Library(), []
     group = fresh(library).group((3, 1))
     (name, (_, count, numbers)), *others = library.calls
@@ -101,16 +101,16 @@ def test_each_array_is_summed_on_the_first_gpu(fresh, streams):
     sources = [[array(10, 5), array(20, 7)], [array(30, 5), array(40, 7)]]
     asked = iter([True, True, False])
     both = streams(Stream(0, waited, running=lambda: next(asked, False)), Stream(1, waited))
-    group.add(sources, [array(50, 5), array(60, 7)], both)
+    group.add(sources, [(0, array(50, 5)), (1, array(60, 7))], both)
     assert waited == [1, 0]
     names, arguments = zip(*library.calls)
     assert names == ("ncclGroupStart", *["ncclReduce"] * 4, "ncclGroupEnd")
     reduced = [(*given[:6], given[7]) for given in arguments[1:-1]]
     assert reduced == [
         (10, 50, 5, 7, 0, 0, 0),
-        (20, 60, 7, 7, 0, 0, 0),
+        (20, 60, 7, 7, 0, 1, 0),
         (30, 50, 5, 7, 0, 0, 1),
-        (40, 60, 7, 7, 0, 0, 1),
+        (40, 60, 7, 7, 0, 1, 1),
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_status_is_an_error_with_its_reason(fresh, failing):
     library = Library(failing)
     module = fresh(library)
     with pytest.raises(DeviceError, match=f"{failing}: expected success, got reason 3"):
-        module.group((0, 1)).add([[array(1, 2)]] * 2, [array(3, 2)], [Stream(0, [])] * 2)
+        module.group((0, 1)).add([[array(1, 2)]] * 2, [(0, array(3, 2))], [Stream(0, [])] * 2)
     started = [name for name, _ in library.calls if name.startswith("ncclGroup")]
     assert started in ([], ["ncclGroupStart", "ncclGroupEnd"])
 
@@ -140,7 +140,7 @@ def test_a_group_that_failed_is_gone_when_its_streams_have_ended(fresh):
     module = fresh(library)
     group = module.group((0, 1))
     with pytest.raises(DeviceError, match="ncclReduce: expected success"):
-        group.add([[array(1, 2)]] * 2, [array(3, 2)], [Stream(0, waited, True), Stream(1, waited)])
+        group.add([[array(1, 2)]] * 2, [(0, array(3, 2))], [Stream(0, waited, True), Stream(1, waited)])
     assert waited == [0, 1]
     assert [name for name, _ in library.calls].count("ncclCommAbort") == 2
     assert module.group((0, 1)) is not group
@@ -158,7 +158,7 @@ def test_a_gpu_that_fails_ends_the_kernel_that_waits_for_it(fresh, streams, fail
     both = [Stream(number, waited, running=running) for number in range(2)]
     both[failing] = Stream(failing, waited, fails=True)
     with pytest.raises(DeviceError, match="its kernel failed"):
-        group.add([[array(1, 2)]] * 2, [array(3, 2)], streams(*both))
+        group.add([[array(1, 2)]] * 2, [(0, array(3, 2))], streams(*both))
     assert waited == [failing, 0, 1]
     assert module.group((0, 1)) is not group
 
@@ -175,12 +175,14 @@ def test_sums_on_two_gpus():
             streams.append(cupy.cuda.Stream(non_blocking=True))
             sources.append([cupy.asarray(one) for one in arrays])
             cupy.cuda.Device(gpu).synchronize()
-    with cupy.cuda.Device(0):
-        sums = [cupy.full(one.shape, np.nan, np.float32) for one in host[0]]
-        cupy.cuda.Device(0).synchronize()
-        nccl.group((0, 1)).add(sources, sums, streams)
-        for first, second, total in zip(*host, sums):
-            np.testing.assert_array_equal(total.get(), first + second)
+    sums = []
+    for root, like in zip((0, 1, 1), host[0]):
+        with cupy.cuda.Device(root):
+            sums.append((root, cupy.full(like.shape, np.nan, np.float32)))
+            cupy.cuda.Device(root).synchronize()
+    nccl.group((0, 1)).add(sources, sums, streams)
+    for first, second, (_, total) in zip(*host, sums):
+        np.testing.assert_array_equal(total.get(), first + second)
 
 
 @pytest.mark.gpu
@@ -205,7 +207,7 @@ for number in range(2):
         cupy.cuda.Device(number).synchronize()
 group = nccl.group((0, 1))
 with cupy.cuda.Device(0):
-    sums = [cupy.empty_like(arrays[0][0])]
+    sums = [(0, cupy.empty_like(arrays[0][0]))]
     group.add(arrays, sums, streams)
 with cupy.cuda.Device(1):
     cupy.RawKernel('extern "C" __global__ void fail() { asm("trap;"); }', "fail")((1,), (1,), (), stream=streams[1])

@@ -1,0 +1,141 @@
+"""One copy in, computation and copy out on a GPU: a pass of a training step, or an update.
+
+All of it is one chunk of the copy pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ece408_op.errors import DeviceError
+from ece408_op.plugin.host_context import Gpu
+from ece408_op.problem import ITEM_BYTES
+from ece408_op.runtime import cuda
+from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
+from ece408_op.runtime.launch import ceil_div
+
+from . import _repeated
+from ._packing import packing_of
+from ._repeated import Pass, Passes
+from .engine import copying_threads, engines
+
+Result = TypeVar("Result")
+
+#: The most threads that copy, and the fewest and most bytes of a transfer: other settings took longer on the 2018 fall
+#: network (ece408-bench networks --training). A step copies all at once, so threads pass the interpreter's lock less
+#: often than those of ``engine``.
+_THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
+
+
+def step(
+    gpu: Gpu,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+    compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
+    passes: Passes | None = None,
+    kind: Hashable = (),
+    there: Sequence[Any] = (),
+) -> Result:
+    """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
+
+    passes: has the pass of that kind, if a CUDA graph repeats it. there: for each input, a CuPy array on any GPU that
+    is copied in its place, or None; of small inputs, it is not used.
+    """
+    packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
+    given = packings[0].packed_on_host(inputs)
+    copies = [*packings[0].large(there or [None] * len(inputs)), None]
+    targets = [*packings[1].large(outputs), np.empty(packings[1].shapes[-1], np.float32)]
+
+    def attempt(passes: Passes | None) -> Result:
+        xp = cuda.cupy()
+        with gpu.stream:
+            outputs_room = None if passes else xp.empty(packings[1].shapes[-1], np.float32)
+
+        def packed(arrays: Sequence[Any]) -> tuple[list[Any], Result]:
+            # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
+            room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
+            found, result = compute(packings[0].unpacked(arrays))
+            return packings[1].packed(found, room), result
+
+        try:
+            device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
+            device.run(given, targets, copies)
+            # What is free then may be the next step's, whose copies run on other streams.
+            cuda.wait("training", gpu.stream)
+        except BaseException:
+            gpu.wait()
+            raise
+        for target, found in zip(outputs, packings[1].unpacked(targets)):
+            if found is not target:
+                target[...] = found
+        return device.result
+
+    with gpu.lock, gpu.device, cuda.reported("training"):
+        no_room = cuda.cupy().cuda.memory.OutOfMemoryError
+        with suppress(no_room):
+            return attempt(passes)
+        # Here, since the error's traceback has kept the arrays of the first attempt.
+        _make_room(gpu, passes)
+        try:
+            return attempt(None)
+        except no_room as error:
+            raise DeviceError(
+                f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
+            ) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _make_room(gpu: Gpu, passes: Passes | None) -> None:
+    """Free what a GPU, the current one, has for steps and inference; the caller has its lock."""
+    if passes:
+        passes.refused = True
+        passes.pool.free_all_blocks()
+    _repeated.clear()
+    # Other networks on this GPU wait for its lock.
+    for other in engines():
+        if other.gpu is gpu:
+            other.batches.clear()
+    cuda.cupy().get_default_memory_pool().free_all_blocks()
+
+
+class _Device:
+    """The GPU as the copy pipeline asks for it, for one step: all of it is one chunk."""
+
+    def __init__(self, gpu: Gpu, inputs: Sequence[np.ndarray], compute: Callable[..., Any], one: Pass | None) -> None:
+        self._gpu, self._compute, self._pass, self.staging = gpu, compute, one, gpu.staging
+        with gpu.stream:
+            self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
+        self._outputs: list[Any] = []
+        self.result: Any = None
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], there: Sequence[Any]) -> None:
+        """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs."""
+        with self._gpu.device, self._gpu.stream:
+            for target, copy in zip(self._inputs, there):
+                if copy is not None:
+                    target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
+        inputs = [array if copy is None else array[:0] for array, copy in zip(inputs, there)]
+        copied = sum(array.nbytes for array in (*inputs, *outputs))
+        threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
+        # An equal part for each thread, in as few transfers as may be.
+        part = ceil_div(copied, threads)
+        most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER)))
+        inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most // ITEM_BYTES).run(threads)
+
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+        arrays = self._inputs if transfer.role == INPUT else self._outputs
+        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
+
+    def compute(self, this: Chunk) -> Any:
+        with self._gpu.device, self._gpu.stream:
+            run = self._pass and self._pass.run(self._compute, self._gpu.stream)
+            self._outputs, self.result = run or self._compute(self._inputs)
+            return self._gpu.stream.record()
+
+
+__all__ = ("step",)

@@ -1,0 +1,310 @@
+"""Parameters that stay on GPUs between an update and the next step: never other values than MXNet's arrays have."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from network_case import mx, ndarrays, require_gpus
+from test_training import S, assert_close, bound, images
+from test_training_gpus import on_gpus, plain
+
+import ece408_op
+from ece408_op.errors import DeviceError
+from ece408_op.network import _kept, _packing, _step
+from ece408_op.network._training_gpu import GpuOperators
+from ece408_op.plugin import array_version
+
+pytestmark = pytest.mark.usefixtures("way")
+
+WORDS = {"learning_rate": 0.004, "momentum": 0.9, "wd": 1e-3, "rescale_grad": 1 / 7}
+#: Parameters of ``plain``, of which "w" is used twice.
+NAMES = ("first_weight", "first_bias", "w", "last_weight", "last_bias")
+
+
+@pytest.fixture(autouse=True)
+def all_large(monkeypatch):
+    """Small parameters, as those of tests are, cross the bus in any case."""
+    monkeypatch.setattr(_packing, "_SMALL", 4)
+    _packing.packing_of.cache_clear()
+    yield
+    _packing.packing_of.cache_clear()
+
+
+@pytest.fixture(params=[[0], [0, 1], [1, 0]], ids=str)
+def numbers(request, way):
+    require_gpus("none" if way == "numpy" else "gpu", max(request.param) + 1)
+    return request.param
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """A list of the shapes that each pass and update copies to a GPU."""
+    found, original = [], _step.Pipeline
+
+    def noted(device, chunks, inputs, *rest):
+        found.append([array.size for array in inputs if array.size])
+        return original(device, chunks, inputs, *rest)
+
+    monkeypatch.setattr(_step, "Pipeline", noted)
+    return found
+
+
+class Trained:
+    """An executor and its optimiser."""
+
+    def __init__(self, symbol, args, aux, rule, shared=()):
+        self.executor = bound(symbol, args, aux)
+        for name, array in dict(shared).items():
+            self.executor.arg_dict[name] = array
+        self.update = mx.optimizer.get_updater(mx.optimizer.create(rule, **WORDS))
+
+    @property
+    def weights(self):
+        return {name: self.executor.arg_dict[name] for name in NAMES}
+
+    def forward(self, seed):
+        given, _ = images(plain(), 7, seed)
+        self.executor.arg_dict["data"][:] = given["data"]
+        self.executor.forward(is_train=True)
+
+    def apply(self):
+        gradients = [self.executor.grad_dict[name] for name in NAMES]
+        self.update(list(range(len(NAMES))), gradients, list(self.weights.values()))
+
+    def step(self, seed):
+        self.forward(seed)
+        self.executor.backward()
+        self.apply()
+
+
+def both(numbers):
+    """Return MXNet's, and that on GPUs of these numbers."""
+    symbol = plain()
+    args, aux = images(symbol, 7)
+    ours = on_gpus(symbol, args, aux, numbers, gradients="gpu")
+    return Trained(symbol, args, aux, "sgd"), Trained(ours, args, aux, "gpusgd")
+
+
+def assert_equal_steps(theirs, ours):
+    """Both have the same parameters, and the next outputs are the same."""
+    assert_close(ours.weights, theirs.weights, 20_000)
+    for one in (theirs, ours):
+        one.forward(9)
+    assert_close({"y": ours.executor.outputs[0]}, {"y": theirs.executor.outputs[0]}, 20_000)
+
+
+def by_another_optimiser(weight):
+    mx.optimizer.get_updater(mx.optimizer.create("sgd", learning_rate=0.05))(0, mx.nd.ones(weight.shape), weight)
+
+
+WRITES = {
+    "nothing": lambda weight: None,
+    "all": lambda weight: weight.__setitem__(slice(None), 0.05),
+    "NumPy's": lambda weight: weight.__setitem__(slice(None), np.full(weight.shape, 0.05)),
+    "an element": lambda weight: weight.__setitem__((2,) + (0,) * (weight.ndim - 1), 0.5),
+    "in place": lambda weight: weight.__imul__(0.5),
+    "a view": lambda weight: weight[1:3].__iadd__(0.1),
+    "a view of another shape": lambda weight: weight.reshape(-1)[:5].__iadd__(0.1),
+    "out": lambda weight: mx.nd.clip(weight, -0.1, 0.1, out=weight),
+    "copyto": lambda weight: (mx.nd.ones(weight.shape) / 16).copyto(weight),
+    "another optimiser": by_another_optimiser,
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_mxnet_writes_between_steps_is_used(write, numbers):
+    theirs, ours = both(numbers)
+    for one in (theirs, ours):
+        for seed in range(5):
+            one.step(seed)
+            if seed in (1, 2, 4):
+                WRITES[write](one.weights["w"])
+                WRITES[write](one.weights["last_weight"])
+    assert_equal_steps(theirs, ours)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_mxnet_writes_within_a_step_is_used(write, numbers):
+    theirs, ours = both(numbers)
+    for one in (theirs, ours):
+        for seed in range(4):
+            one.forward(seed)
+            one.executor.backward()
+            if seed in (1, 3):
+                mx.nd.waitall()
+                WRITES[write](one.weights["last_weight"])
+            one.apply()
+    assert_equal_steps(theirs, ours)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_parameters_are_copied_to_a_gpu_only_after_another_write(numbers, readable, copied, monkeypatch):
+    monkeypatch.setattr(array_version, "is_readable", lambda: readable)
+    _, ours = both(numbers)
+    sizes = {name: array.size for name, array in ours.weights.items()}
+
+    def copied_parameters():
+        ours.step(0)
+        mx.nd.waitall()
+        found = sorted(name for name, size in sizes.items() for one in copied if size in one)
+        copied.clear()
+        return found
+
+    assert len({*sizes.values()} - {8, 10, 7 * 3 * 8 * 8}) == 3
+    large = ["first_weight", "last_weight", "w"]
+
+    def of_large():
+        return [name for name in copied_parameters() if name in large]
+
+    # The forward pass on each GPU, and the update on one.
+    everything = sorted(large * (len(numbers) + 1))
+    assert of_large() == everything
+    for _ in range(3):
+        assert of_large() == ([] if readable else everything)
+    ours.weights["w"][0, 0] = 1
+    assert of_large() == (["w"] * (len(numbers) + 1) if readable else everything)
+    assert of_large() == ([] if readable else everything)
+
+
+def test_networks_that_share_parameters(numbers):
+    """Two executors of one graph with an array in common, one of another graph, and one with parameters of its own."""
+    symbol = plain()
+    args, aux = images(symbol, 7)
+
+    def trained(rule, **options):
+        def node(one):
+            return on_gpus(one, args, aux, numbers, **options) if options else one
+
+        scores, label = symbol.get_children()
+        first, other = Trained(node(symbol), args, aux, rule), node(S.SoftmaxOutput(scores * 2, label, name="softmax"))
+        shared = ndarrays(args)
+        words = {"data": shared["data"], "softmax_label": shared["softmax_label"]}
+
+        def with_arrays(graph, arrays):
+            one = Trained(graph, args, aux, rule)
+            gradients = {name: mx.nd.zeros(array.shape) for name, array in arrays.items() if name in NAMES}
+            given = {name: arrays.get(name, words.get(name)) for name in graph.list_arguments()}
+            one.executor = graph.bind(mx.cpu(), {**given, "data": shared["data"].copy()}, gradients)
+            return one
+
+        second = with_arrays(node(symbol), {**first.weights, "last_weight": mx.nd.array(args["last_weight"]) * 2})
+        third = with_arrays(other, first.weights)
+        fourth = Trained(node(symbol), {**args, "w": args["w"] * 2}, aux, rule)
+        for seed in range(6):
+            for one in (first, second, third, fourth)[seed % 3 :]:
+                one.step(seed)
+                # MXNet's executors do not wait for one another.
+                mx.nd.waitall()
+        several = enumerate((first, second, fourth))
+        return {f"{place} {name}": array for place, one in several for name, array in one.weights.items()}
+
+    assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"), 20_000)
+
+
+def test_batch_sizes_that_change_which_gpus_compute(numbers):
+    theirs, ours = both(numbers)
+    args, aux = images(plain(), 7)
+    for one in (theirs, ours):
+        large, symbol = one.executor, one.executor._symbol
+        arrays = {**large.arg_dict, "data": mx.nd.ones((1, 3, 8, 8)), "softmax_label": mx.nd.ones(1)}
+        small = symbol.bind(mx.cpu(), arrays, {name: large.grad_dict[name] for name in NAMES})
+        for seed in range(6):
+            one.executor = small if seed % 3 == 1 else large
+            if one.executor is large:
+                one.step(seed)
+            else:
+                small.forward(is_train=True)
+                small.backward()
+                one.apply()
+            mx.nd.waitall()
+        one.executor = large
+    assert_equal_steps(theirs, ours)
+
+
+def test_a_block_whose_parameters_are_set_and_loaded_and_frozen(numbers, tmp_path):
+    def trained(rule, **options):
+        mx.random.seed(3)
+        net = mx.gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(mx.gluon.nn.Conv2D(8, 3, activation="relu"), mx.gluon.nn.Dense(12), mx.gluon.nn.Dense(10))
+        net.initialize(mx.init.Xavier())
+        x = mx.nd.array(np.random.RandomState(2).uniform(-1, 1, (9, 3, 12, 12)))
+        block = ece408_op.gluon.on_gpu(net, x, device_ids=numbers, **options) if options else net
+        net(x)
+        net.save_parameters(str(tmp_path / "parameters"))
+        learner = mx.gluon.Trainer(net.collect_params(), rule, {"learning_rate": 0.01, "momentum": 0.5})
+        for number in range(8):
+            with mx.autograd.record():
+                loss = mx.gluon.loss.SoftmaxCELoss()(block(x), mx.nd.arange(9))
+            loss.backward()
+            learner.step(9)
+            if number == 2:
+                net[1].weight.set_data(net[1].weight.data() * 0.5)
+            if number == 4:
+                net.load_parameters(str(tmp_path / "parameters"))
+            if number == 5:
+                net.initialize(mx.init.Constant(0.01), force_reinit=True)
+                net[2].weight.set_data(mx.nd.ones((10, 12)) / 50)
+        return {name: parameter.data() for name, parameter in net.collect_params().items()}
+
+    assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"), 20_000)
+
+
+def test_gradients_of_mxnets_arrays_keep_parameters_too(copied, numbers):
+    """They are copied to the first GPU, whose parameters the next forward passes use."""
+    symbol = plain()
+    args, aux = images(symbol, 7)
+    theirs, ours = Trained(symbol, args, aux, "sgd"), Trained(on_gpus(symbol, args, aux, numbers), args, aux, "gpusgd")
+    for one in (theirs, ours):
+        for seed in range(3):
+            copied.clear()
+            one.step(seed)
+            mx.nd.waitall()
+    size = ours.weights["last_weight"].size
+    assert [size in one for one in copied] == [False] * (len(copied) - 1) + [True]
+    assert copied[-1].count(size) == 1, "the gradient alone"
+    assert_equal_steps(theirs, ours)
+
+
+def test_an_update_that_fails_keeps_nothing(numbers, monkeypatch):
+    """MXNet's arrays may have changed or not: what they have counts."""
+    _, ours = both(numbers)
+    for seed in range(3):
+        ours.step(seed)
+    ours.forward(3)
+    ours.executor.backward()
+    mx.nd.waitall()
+    original = GpuOperators.update
+
+    def fails(self, rule, updates):
+        original(self, rule, updates)
+        for one in updates:
+            one.parameter[...] = np.nan
+        raise DeviceError("out of order")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuOperators, "update", fails)
+        ours.apply()
+        with pytest.raises(DeviceError, match=r"GPU \d: out of order"):
+            mx.nd.waitall()
+    before = {name: array.asnumpy() for name, array in ours.weights.items()}
+    ours.forward(4)
+    assert np.isfinite(ours.executor.outputs[0].asnumpy()).all()
+    ours.executor.backward()
+    ours.apply()
+    assert all(np.isfinite(array.asnumpy()).all() for array in (*ours.weights.values(),))
+    assert not np.array_equal(ours.weights["w"].asnumpy(), before["w"])
+
+
+def test_what_is_kept_goes_with_the_optimiser():
+    gc.collect()
+    before = {*_kept._kept}
+    _, ours = both([0])
+    ours.step(0)
+    mx.nd.waitall()
+    assert len({*_kept._kept} - before) == len(NAMES)
+    del ours
+    gc.collect()
+    assert {*_kept._kept} <= before
