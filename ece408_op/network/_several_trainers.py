@@ -18,10 +18,9 @@ import numpy as np
 from ece408_op.runtime import nccl
 
 from . import _training
-from ._packing import packing_of
 from ._several_gpus import on_each, shares
 from .engine import Engine
-from .trainer import Differentiated, Trainer, leave
+from .trainer import Differentiated, Left, Places, Trainer, leave
 
 #: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
 _SEED_SHIFT = 56
@@ -55,7 +54,8 @@ class SeveralTrainers:
         with the GPU's number, if one fails.
         """
         parts = shares(self._engine, data, len(self._trainers))
-        new = [{number: np.empty_like(array) for number, array in states.items()} for _ in parts]
+        flat = np.empty((len(parts), sum(array.size for array in states.values())), np.float32)
+        new = [_like(states, own) for own in flat]
         found: dict[int, _Part] = {}
 
         def work(part: int) -> None:
@@ -66,8 +66,9 @@ class SeveralTrainers:
             found[part] = _Part(gpu, mine, passed)
 
         on_each(work, [self._numbers[gpu] for gpu, _ in parts])
+        mean = _like(states, sum(flat[1:], flat[0]) / np.float32(len(flat)))
         for number, array in states.items():
-            array[...] = sum(one[number] for one in new) / np.float32(len(new))
+            array[...] = mean[number]
         return [found[part] for part in range(len(parts))]
 
     def backward(
@@ -98,7 +99,6 @@ class SeveralTrainers:
             found[part] = trainers[part].differentiate(before[part].passed, *given)
 
         on_each(differentiate, numbers)
-        totals = [found[part].gradients for part in parts]
         if summed and len(parts) > 1:
             with ExitStack() as locks:
                 # In one order, for networks whose lists of GPUs have others.
@@ -107,22 +107,19 @@ class SeveralTrainers:
                 sums = [(part, total) for part in parts for total in found[part].sums]
                 sources = [found[part].packed for part in parts]
                 nccl.group(tuple(numbers)).add(sources, sums, [trainer.stream for trainer in trainers])
-            for part, mine in enumerate(owned):
-                packing = packing_of(tuple(summed[number].shape for number in mine))
-                totals[part] = {**totals[part], **dict(zip(mine, packing.unpacked(found[part].sums)))}
 
         def copy_out(part: int) -> None:
             to = {number: array[before[part].images] for number, array in divided.items()}
             to.update((number, parameters[number]) for number in owned[part] if number in parameters)
-            if to:
-                trainers[part].copy_out([totals[part][number] for number in to], list(to.values()))
+            trainers[part].copy_out([found[part].gradients[number] for number in to], list(to.values()))
 
-        on_each(copy_out, numbers)
-        ones = [
-            trainers[part].left(before[part].passed, totals[part], {n: left[n] for n in owned[part] if n in left})
-            for part in parts
-        ]
-        leave({place: one for each in ones for place, one in each.items()})
+        if divided or parameters:
+            on_each(copy_out, numbers)
+        ones: dict[Places, Left] = {}
+        for part, trainer in enumerate(trainers):
+            mine = {number: left[number] for number in owned[part] if number in left}
+            ones.update(trainer.left(before[part].passed, found[part].gradients, mine))
+        leave(ones)
 
 
 def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
@@ -133,6 +130,15 @@ def _owned(sizes: Mapping[int, int], parts: int) -> list[list[int]]:
         owned[part].append(number)
         loads[part] += sizes[number]
     return owned
+
+
+def _like(arrays: Mapping[int, np.ndarray], flat: np.ndarray) -> dict[int, np.ndarray]:
+    """Return views of a flat array that have the arrays' shapes."""
+    found, start = {}, 0
+    for number, array in arrays.items():
+        found[number] = flat[start : start + array.size].reshape(array.shape)
+        start += array.size
+    return found
 
 
 def _rows(array: np.ndarray, images: int) -> np.ndarray:

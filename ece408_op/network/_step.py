@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffe
 from ece408_op.runtime.launch import ceil_div
 
 from . import _repeated
+from ._definition import Shape
 from ._packing import packing_of
 from ._repeated import Pass, Passes
 from .engine import copying_threads, engines
@@ -38,28 +40,30 @@ def step(
     compute: Callable[[Sequence[Any]], tuple[list[Any], Result]],
     passes: Passes | None = None,
     kind: Hashable = (),
-    there: Sequence[Any] = (),
+    there: Callable[[np.ndarray], Any] = lambda _: None,
+    packs: bool = True,
 ) -> Result:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
-    passes: has the pass of that kind, if a CUDA graph repeats it. there: for each input, a CuPy array on any GPU that
-    is copied in its place, or None; of small inputs, it is not used.
+    passes: has the pass of that kind, if a CUDA graph repeats it. there: asked for each large input, returns a CuPy
+    array on any GPU that is copied in its place, or None. packs: pack the arrays for the outputs; otherwise ``compute``
+    does that, as ``packing_of``.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
-    given = packings[0].packed_on_host(inputs)
-    copies = [*packings[0].large(there or [None] * len(inputs)), None]
-    targets = [*packings[1].large(outputs), np.empty(packings[1].shapes[-1], np.float32)]
+    copies = [*map(there, packings[0].large(inputs)), None]
 
     def attempt(passes: Passes | None) -> Result:
         xp = cuda.cupy()
+        given = packings[0].packed_on_host(inputs, _memory(gpu, "inputs", packings[0].shapes[-1]))
+        targets = [*packings[1].large(outputs), _memory(gpu, "outputs", packings[1].shapes[-1])]
         with gpu.stream:
-            outputs_room = None if passes else xp.empty(packings[1].shapes[-1], np.float32)
+            outputs_room = None if passes or not packs else xp.empty(packings[1].shapes[-1], np.float32)
 
         def packed(arrays: Sequence[Any]) -> tuple[list[Any], Result]:
             # A repeated pass changes no state, so that it can be computed again where there is no room for its outputs.
-            room = xp.empty(packings[1].shapes[-1], np.float32) if passes else outputs_room
+            room = xp.empty(packings[1].shapes[-1], np.float32) if passes and packs else outputs_room
             found, result = compute(packings[0].unpacked(arrays))
-            return packings[1].packed(found, room), result
+            return packings[1].packed(found, room) if packs else found, result
 
         try:
             device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
@@ -87,6 +91,18 @@ def step(
                 f"the GPU's memory: expected room for a training step, got {error}; use a smaller batch"
             ) from error
     raise AssertionError("the last attempt returns or raises")
+
+
+#: Memory on the host, by GPU and use: fresh memory takes longer to fill than to copy.
+_memories: WeakKeyDictionary[Gpu, dict[str, np.ndarray]] = WeakKeyDictionary()
+
+
+def _memory(gpu: Gpu, use: str, shape: Shape) -> np.ndarray:
+    """Return a flat array on the host, which stays until the next call for that use; the caller has the GPU's lock."""
+    known = _memories.setdefault(gpu, {})
+    if use not in known or known[use].size < shape[0]:
+        known[use] = np.empty(shape, np.float32)
+    return known[use][: shape[0]]
 
 
 def _make_room(gpu: Gpu, passes: Passes | None) -> None:

@@ -166,7 +166,11 @@ class NetworkOp(mx.operator.CustomOp):
         super().__init__()
         self._network, self._engine, self._trainer = network, found, trainer
         self._leaves_gradients = leaves_gradients
-        places = {name: place for place, name in enumerate((*network.arguments, *network.state_names))}
+        # Each call needs these, and there may be hundreds of parameters.
+        self._arguments, self._labels = network.arguments, network.names(network.labels)
+        self._numbers = {node.name: number for number, node in enumerate(network.graph.nodes)}
+        self._reads_gradient = reads_gradient(network)
+        places = {name: place for place, name in enumerate((*self._arguments, *network.state_names))}
         self._data = [places[name] for name in network.names(network.data)]
         self._parameters = [places[name] for name in network.names(network.parameters)]
         #: The shapes of the parameters, by name: to ask MXNet's arrays for theirs takes microseconds.
@@ -174,7 +178,8 @@ class NetworkOp(mx.operator.CustomOp):
         self._sizes = [ITEM_BYTES * prod(shape) for shape in self._shapes.values()]
         #: The last forward pass in training, the trainer's own, and the addresses of its parameters.
         self._before: Any = None
-        self._places: dict[int, int] = {}
+        self._addresses: list[int] = []
+        self._views: list[np.ndarray] = []
         #: Whether its batch was empty.
         self._empty = False
 
@@ -189,7 +194,7 @@ class NetworkOp(mx.operator.CustomOp):
             )
         if all(request == "null" for request in req) and not trainer:
             return
-        count = len(network.arguments)
+        count = len(self._arguments)
         arrays = (*in_data[:count], *aux)
         data = [bridge.cpu_view(arrays[place]) for place in self._data]
         parameters = bridge.addresses(arrays[place] for place in self._parameters)
@@ -205,10 +210,11 @@ class NetworkOp(mx.operator.CustomOp):
         ]
         if trainer:
             # MXNet knows that the forward pass changes states, not that the backward pass would.
-            views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
-            self._places = dict(zip(network.parameters, parameters))
-            states = {n: view for n, view in zip(network.parameters, views) if n in network.states}
-            self._before = trainer.forward(data, views, targets, states, _seed(in_data[count:]))
+            if parameters != self._addresses:
+                self._addresses = parameters
+                self._views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
+            states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
+            self._before = trainer.forward(data, self._views, targets, states, _seed(in_data[count:]))
         else:
             self._engine.run(data, parameters, targets)
         _fill(outputs, targets, req)
@@ -229,7 +235,7 @@ class NetworkOp(mx.operator.CustomOp):
         network, trainer, before = self._network, self._trainer, self._before
         wanted = {
             name: (bridge.cpu_view(gradient, self._shapes.get(name)), request)
-            for name, gradient, request in zip(network.arguments, in_grad, req)
+            for name, gradient, request in zip(self._arguments, in_grad, req)
             if request != "null" and (name in self._shapes or (gradient.size and gradient.dtype == np.float32))
         }
         if not trainer:
@@ -243,26 +249,23 @@ class NetworkOp(mx.operator.CustomOp):
             return
         if before is None:
             raise DeviceError("backward: expected a forward pass with is_train=True before, got none")
-        values = {node.name: number for number, node in enumerate(network.graph.nodes)}
-        arrays = dict(zip(network.arguments, in_data))
-        labels = [_as_float32(arrays[name]) for name in network.names(network.labels)]
-        gradients = {
-            position: bridge.cpu_view(out_grad[position])
-            for position, reads in enumerate(reads_gradient(network))
-            if reads
-        }
+        arrays = dict(zip(self._arguments, in_data))
+        labels = [_as_float32(arrays[name]) for name in self._labels]
+        read = [position for position, reads in enumerate(self._reads_gradient) if reads]
+        gradients = {position: bridge.cpu_view(out_grad[position]) for position in read}
         targets = {
-            values[name]: np.empty_like(gradient) if request == "add" else gradient
+            self._numbers[name]: np.empty_like(gradient) if request == "add" else gradient
             for name, (gradient, request) in wanted.items()
         }
         left: dict[int, tuple[int, np.ndarray]] = {}
+        addresses = dict(zip(network.parameters, self._addresses))
         for name, (_, request) in list(wanted.items()) if self._leaves_gradients else ():
-            number = values[name]
-            if number in network.parameters:
+            number = self._numbers[name]
+            if name in self._shapes:
                 if request == "add":
                     raise ProblemError(f"{name}: expected grad_req write with gradients='gpu', got add")
                 del wanted[name]
-                left[number] = self._places[number], targets.pop(number)
+                left[number] = addresses[number], targets.pop(number)
         trainer.backward(before, labels, gradients, targets, left)
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
 

@@ -11,7 +11,7 @@ them too, until MXNet writes them again. MXNet counts its own writes alone: none
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -39,8 +39,8 @@ class State:
         self._gpu: Gpu | None = None
         #: The parameter as the last update left it.
         self.kept = Kept()
-        #: The gradient of the last update, and its version then.
-        self._given: tuple[Any, int] | None = None
+        #: The gradient of the last update, its count of writes, and that count then.
+        self._given: tuple[Any, Callable[[], int], int] | None = None
         #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
         self.examined: tuple[Any, Any] = None, None
 
@@ -62,8 +62,13 @@ class State:
         """
         if not array_version.is_readable():
             return False
-        before, self._given = self._given, (gradient, array_version.version(gradient))
-        return before is not None and before[0] is gradient and self._given[1] == before[1] + 1
+        before = self._given
+        if before is None or before[0] is not gradient:
+            version = array_version.version_of(gradient)
+            self._given = gradient, version, version()
+            return False
+        self._given = *before[:2], before[1]()
+        return self._given[2] == before[2] + 1
 
     def _on_host(self) -> list[np.ndarray]:
         return [array.get() if hasattr(array, "get") else np.asarray(array) for array in self._arrays]

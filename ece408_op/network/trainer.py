@@ -11,6 +11,7 @@ updates stays on a GPU too: large parameters cross the bus only to MXNet's array
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -28,7 +29,7 @@ from ece408_op.runtime.recent import Recent
 from . import _training
 from ._definition import Shape
 from ._gpu import Chooser
-from ._kept import Kept, kept_at
+from ._kept import Held, Kept, Updated, kept_at
 from ._network import parse
 from ._packing import packing_of
 from ._repeated import Repeated
@@ -42,7 +43,7 @@ from .engine import Engine
 _LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
 
-class _Left(NamedTuple):
+class Left(NamedTuple):
     """A gradient on a GPU, and the forward pass whose memory it may be in."""
 
     gpu: Gpu
@@ -52,7 +53,10 @@ class _Left(NamedTuple):
 
 
 class Differentiated(NamedTuple):
-    """Gradients on a GPU by number, packed ones for sums over several GPUs, and memory for its own of the sums."""
+    """Gradients on a GPU by number, packed ones for sums over several GPUs, and memory for its own of the sums.
+
+    The gradients that it gets sums of are in that memory.
+    """
 
     gradients: Mapping[int, Any]
     packed: list[Any]
@@ -73,7 +77,7 @@ Places = tuple[int, int]
 
 #: Gradients on a GPU that wait for an update, of each of the last backward passes by the places of all its parameters:
 #: networks whose update never comes do not keep the GPU's memory.
-waiting: Recent[tuple[Places, ...], dict[Places, _Left]] = Recent(16)
+waiting: Recent[tuple[Places, ...], dict[Places, Left]] = Recent(16)
 
 
 class Trainer:
@@ -119,9 +123,8 @@ class Trainer:
         if self._repeated:
             with self._gpu.device:
                 passes = self._repeated.take(tuple(array.shape for array in data))
-        there = [*(None for _ in data), *(kept_at(address(array)) for array in parameters)]
         try:
-            found = step(self._gpu, inputs, results, compute, passes, tuple(states), there)
+            found = step(self._gpu, inputs, results, compute, passes, tuple(states), _kept_as)
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
@@ -174,8 +177,11 @@ class Trainer:
             for numbers, packing in zip(summed, packings):
                 flat = xp.zeros(packing.shapes[-1], np.float32)
                 packed += packing.packed([found[number] for number in numbers], flat)
-            sums = [xp.empty(shape, np.float32) for packing in packings[part : part + 1] for shape in packing.shapes]
-            return [], Differentiated(found, packed, sums)
+            sums, own = list[Any](), dict[int, Any]()
+            if packings:
+                sums = [xp.empty(shape, np.float32) for shape in packings[part].shapes]
+                own = dict(zip(summed[part], packings[part].unpacked(sums)))
+            return [], Differentiated({**found, **own}, packed, sums)
 
         kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
         return step(self._gpu, [*labels, *gradients.values()], [], compute, before.passes, kind)
@@ -186,7 +192,7 @@ class Trainer:
 
     def left(
         self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
-    ) -> dict[Places, _Left]:
+    ) -> dict[Places, Left]:
         """Return gradients for ``leave``, and mark their arrays: see ``backward``."""
         # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
         ones, used = {}, before if before.passes else None
@@ -194,7 +200,7 @@ class Trainer:
             bits = array.reshape(-1).view(np.uint32)
             if not bits[0] == bits[-1] == _LEFT:
                 bits.fill(_LEFT)
-            ones[at, address(array)] = _Left(self._gpu, self._operators, found[number], used)
+            ones[at, address(array)] = Left(self._gpu, self._operators, found[number], used)
         return ones
 
     def _differentiated(
@@ -215,11 +221,15 @@ class Trainer:
         }
 
 
-def leave(ones: dict[Places, _Left]) -> None:
+def leave(ones: dict[Places, Left]) -> None:
     """Leave the gradients of one backward pass for ``update``."""
     if ones:
         waiting.pop(tuple(ones), None)
         waiting[tuple(ones)] = ones
+
+
+def _kept_as(array: np.ndarray) -> Any | None:
+    return kept_at(address(array))
 
 
 _trainers: WeakKeyDictionary[Engine, Trainer] = WeakKeyDictionary()
@@ -239,7 +249,7 @@ def update(
     states: Sequence[State],
     rates: Sequence[float],
     decays: Sequence[float],
-    kept: Sequence[tuple[Gpu, Any] | None],
+    kept: Sequence[Held | None],
     once: Sequence[bool],
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
@@ -262,8 +272,11 @@ def update(
         mine = [place for place, one in enumerate(found) if (one.gpu if one else first) is gpu]
         there: list[Any] = []
         for place in mine:
-            (owner, parameter), one = kept[place] or (None, None), found[place]
-            there += [parameter if owner is gpu else None, one.gradient if one else None]
+            held, left = kept[place], found[place]
+            there += [held.array if held and held.update.gpu is gpu else None, left.gradient if left else None]
+        last = kept[mine[0]]
+        before = last.update if last and _are_same(there[::2], last.update.arrays) else None
+        packing, targets = packing_of(tuple(parameters[n].shape for n in mine)), [parameters[n] for n in mine]
         pairs = [array for place in mine for array in (parameters[place], gradients[place])]
         given = [array for array, copy in zip(pairs, there) if copy is None]
         operators = next((one.operators for one in found if one and one.gpu is gpu), None)
@@ -272,25 +285,32 @@ def update(
                 operators = GpuOperators(Chooser(dispatch.AUTO, "float32", 0, cuda.chip(0)))
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            room = None if before else cuda.cupy().empty(packing.shapes[-1], np.float32)
             rest = iter(arrays)
             both = iter([next(rest) if copy is None else copy for copy in there])
             updates = [
                 Update(next(both), next(both), states[place].on(gpu), rates[place], decays[place]) for place in mine
             ]
             operators.update(rule, updates)
-            updated = [one.parameter for one in updates]
-            return updated, updated
+            packed = list(before.packed) if before else packing.packed([one.parameter for one in updates], room)
+            return packed, packed
 
-        updated = step(gpu, given, [parameters[place] for place in mine], compute)
-        for place, array in zip(mine, updated):
-            states[place].kept.keep(gpu, array, address(parameters[place]))
+        packed = step(gpu, given, targets, compute, packs=False)
+        with gpu.device:
+            update = before or Updated(gpu, packing.unpacked(packed), packed)
+        for place, array in zip(mine, update.arrays):
+            states[place].kept.keep(Held(array, update), address(parameters[place]))
 
     on_each(work, [gpu.device.id for gpu in gpus])
 
 
-def _taken(place: Places) -> _Left | None:
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _taken(place: Places) -> Left | None:
     """Take all gradients for a parameter and its gradient's array out of those that wait; return the newest."""
-    found: _Left | None = None
+    found: Left | None = None
     for key, left in list(waiting.items()):
         found = left.pop(place, None) or found
         if not left:
@@ -298,7 +318,7 @@ def _taken(place: Places) -> _Left | None:
     return found
 
 
-def _is_left(one: _Left | None, gradient: np.ndarray, once: bool) -> bool:
+def _is_left(one: Left | None, gradient: np.ndarray, once: bool) -> bool:
     """Return whether a gradient is on a GPU in place of its array; raises ProblemError for an array partly changed."""
     bits = gradient.reshape(-1).view(np.uint32)
     if one and once and bits[0] == bits[-1] == _LEFT:

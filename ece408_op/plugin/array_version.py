@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,17 +13,28 @@ from typing import Any
 _VARIABLE, _COUNT = 72, 8
 
 
-def version(array: Any) -> int:
-    """Return a number that each write to the array's memory by MXNet increases by one, where it ``is_readable``.
+def version_of(array: Any) -> Callable[[], int]:
+    """Return a function: a number that each write to the array's memory by MXNet increases by one.
+
+    The function keeps the array. Only where it ``is_readable``.
 
     Views of the memory count too. Writes that MXNet is not told of, through an array of NumPy on the same memory, do
-    not. No write may be pending: call it from a function of ``engine_queue`` that writes the array.
+    not. No write may be pending: call it from a function of ``engine_queue`` that writes the array, or where MXNet has
+    its operator read the array.
     """
-    return _word(_word(_word(array.handle.value) + _VARIABLE) + _COUNT)
+    # An array is asked at each step, hundreds of them in all: what stays is looked up once.
+    chunk = _word(array.handle.value)
+    first = chunk.value
+    count = _word(_word(first + _VARIABLE).value + _COUNT)
+
+    def version(array: Any = array) -> int:
+        return count.value if chunk.value == first else version_of(array)()
+
+    return version
 
 
-def _word(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
+def _word(address: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(address)
 
 
 @cache
@@ -39,8 +51,8 @@ def is_readable() -> bool:
     for change in (lambda: None, array.asnumpy, lambda: array[1:].__imul__(2), lambda: array.__iadd__(1)):
         change()
         array.wait_to_read()
-        counts.append(version(array))
+        counts.append(version_of(array)())
     return [count - counts[0] for count in counts] == [0, 0, 1, 2]
 
 
-__all__ = ("is_readable", "version")
+__all__ = ("is_readable", "version_of")

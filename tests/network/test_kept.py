@@ -252,6 +252,19 @@ def test_a_block_whose_parameters_are_set_and_loaded_and_frozen(numbers, tmp_pat
     assert_close(trained("gpusgd", gradients="gpu"), trained("sgd"), 20_000)
 
 
+def test_updates_of_other_sets_of_parameters(numbers):
+    """All in one call, each in its own, some in another order, and all again."""
+    theirs, ours = both(numbers)
+    for one in (theirs, ours):
+        for groups in ([NAMES], [NAMES], [[name] for name in NAMES], [NAMES[:2], NAMES[2:]], [NAMES[::-1]], [NAMES]):
+            one.forward(len(groups))
+            one.executor.backward()
+            for names in groups:
+                gradients = [one.executor.grad_dict[name] for name in names]
+                one.update([NAMES.index(name) for name in names], gradients, [one.weights[name] for name in names])
+    assert_equal_steps(theirs, ours)
+
+
 def test_gradients_of_mxnets_arrays_keep_parameters_too(copied, numbers):
     """They are copied to the first GPU, whose parameters the next forward passes use."""
     symbol = plain()

@@ -26,13 +26,14 @@ WRITES = {
 def test_writes_are_counted_and_reads_are_not(write):
     array = mx.nd.zeros((3, 4))
     array.wait_to_read()
-    before = array_version.version(array)
+    version = array_version.version_of(array)
+    before = version()
     (array + 1).wait_to_read()
     array.asnumpy()
-    assert array_version.version(array) == before
+    assert version() == before
     WRITES[write](array)
     array.wait_to_read()
-    assert array_version.version(array) == array_version.version(array.reshape((-1,))) == before + 1
+    assert version() == array_version.version_of(array.reshape((-1,)))() == before + 1
 
 
 def test_the_memory_of_another_mxnet_is_not_read(monkeypatch):
