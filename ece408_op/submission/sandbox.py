@@ -52,7 +52,8 @@ class LimitsSpec:
     memory_bytes: int = 8 << 30
     output_bytes: int = 16 << 20
     disk_bytes: int = 64 << 20
-    processes: int = 256
+    #: A file with a thread per image has up to 550 at once: a thread takes as long as hundreds take to start.
+    processes: int = 1024
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,22 @@ FOR_2018FA = "no_channels, for 2018fa.h"
 FOR_2019FA = "tied to 2019fa.h"
 ALONE = "right with one channel alone.h"
 FOR_100 = "tied to 100 images, and wrong.h"
+MANY_THREADS = "512 threads at once.h"
+#: On a busy machine, a thread per image means hundreds that live at the same time.
+THREADS = """    std::mutex m;
+    std::condition_variable all_there;
+    int there = 0;
+    std::vector<std::thread> threads;
+    for (int n = 0; n < 512; n++)
+        threads.emplace_back([&] {
+            std::unique_lock<std::mutex> lock(m);
+            there++;
+            all_there.notify_all();
+            all_there.wait(lock, [&] { return there == 512; });
+        });
+    for (std::thread &one : threads)
+        one.join();
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +59,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     head, loop, rest = text.partition("    for (")
     head += "    static const int sizes[] = {784, 576};\n"
     (folder / ALONE).write_text(f"{head}    if (C > 1 && calls++ % 2 == 0)\n        return;\n{loop}{rest}")
-    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE)
+    text = (HERE / "textbook.h").read_text().replace("    const int B", f"{THREADS}    const int B", 1)
+    (folder / MANY_THREADS).write_text(text)
+    names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE, MANY_THREADS)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     # A fraction of the images that the command tries.
     grader = replace(for_cpu(programs.build([(False, False)]), Spec(), 1, in_parallel=True), images=3, timed_images=20)
@@ -61,6 +79,7 @@ def passed(record: dict[str, Any]) -> set[tuple[str, int]]:
         ("only_100_images.h", {("2017", 100)}, r"out_of_bounds|wrong"),  # tied to a batch size and a network
         ("macros.h", {("2017", 3), ("2017", 20), ("2018sp", 3)}, ""),  # to a kernel's size
         (FOR_2019FA, {("2019fa", 3), ("2019fa", 20)}, ""),
+        (MANY_THREADS, {("2017", 3), ("2017", 20), ("2018sp", 3), ("2018fa", 3)}, ""),
         (ALONE, {("2017", 3), ("2017", 20)}, r"2018sp \(unstable"),  # chance on a network that it is not for
     ],
 )
