@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import atexit
 import sys
+from typing import Any
 
 import mxnet as mx
 
 from . import default_layout, imperative, mxnet_errors, operator
 
+#: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
+UNDEFINED, DENSE = -1, 0
+
 
 def connect() -> None:
     """Register the operator, bring its errors' reasons to callers, keep its inputs in the default layout."""
     mxnet_errors.install()
+    _accept_absent_arrays()
     operator.register()
     default_layout.install()
     imperative.install()
     atexit.register(_finish_pending)
+
+
+def _accept_absent_arrays() -> None:
+    """Let a backward pass run after another Custom operator has been created.
+
+    MXNet remembers for the last created one alone which arrays the backward pass reads. For each other operator, it may
+    ask an array that this one does not read, and that does not exist, for its storage type, and fail.
+    """
+    original = mx.operator._ndarray_cls
+
+    def dense_where_absent(handle: Any, writable: bool = True, stype: int = UNDEFINED) -> Any:
+        if stype == UNDEFINED:
+            stype = max(mx.nd.ndarray._storage_type(handle), DENSE)
+        return original(handle, writable, stype)
+
+    mx.operator._ndarray_cls = dense_where_absent
 
 
 def _finish_pending() -> None:

@@ -167,6 +167,21 @@ def test_a_loss_beside_an_output_that_is_no_loss():
     compare(symbol, {**args, "softmax_label": np.arange(4).astype("f")}, aux)
 
 
+def test_networks_that_are_bound_one_after_another():
+    """MXNet asks the arrays of the first one's backward pass for what the second one's reads."""
+    layer = S.FullyConnected(data, num_hidden=5, name="layer")
+    symbols = [S.SoftmaxOutput(layer, name="softmax"), S.Group([S.tanh(layer), layer * 2])]
+    cases = []
+    for symbol in symbols:
+        args, aux = values(symbol, {"data": (4, 3)})
+        cases.append([bound(one, args, aux) for one in (symbol, node_of(symbol, args, aux))])
+    for theirs, ours in cases:
+        for one in (theirs, ours):
+            one.forward(is_train=True)
+            one.backward([mx.nd.ones(output.shape) for output in one.outputs])
+        assert_close(*({"data": one.grad_dict["data"]} for one in (ours, theirs)))
+
+
 def fitted(symbol, args, aux, batches, **words):
     """Return the parameters and the losses after Module.fit on batches of different sizes."""
     images_, labels = batches
