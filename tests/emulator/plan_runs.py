@@ -21,18 +21,20 @@ def launch_all(
     calls: Sequence[tuple[str, Plan, dict[str, np.ndarray], int]],
     folder: Path,
     check_races: bool = False,
-    aligned: int = 64,
+    aligned: int | Sequence[int] = 64,
     expected: tuple[str, ...] = EXPECTED,
 ) -> list[Report]:
     """Run plans, each a text, a plan, its buffers by name and the images, one after another from one program.
 
-    They change the arrays as the kernels do. x, w and y are at odd multiples of ``aligned`` bytes. Other findings than
-    ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an array.
+    They change the arrays as the kernels do. x, w and y are at odd multiples of ``aligned`` bytes, for all plans or for
+    each. Other findings than ``expected`` fail here: deadlocks, barriers that are left half used, writes outside an
+    array.
     """
     cases = [Case(str(i), text, plan, tuple(arrays), batch) for i, (text, plan, arrays, batch) in enumerate(calls)]
     plans, reports = Plans(cases, folder, check_races), []
-    for case, (_, _, arrays, _) in zip(cases, calls):
-        report = plans.run(case.name, arrays, dict.fromkeys("xwy", aligned))
+    multiples = [aligned] * len(cases) if isinstance(aligned, int) else aligned
+    for case, (_, _, arrays, _), multiple in zip(cases, calls, multiples):
+        report = plans.run(case.name, arrays, dict.fromkeys("xwy", multiple))
         wrong = [finding for finding in report.findings if finding.kind not in expected]
         assert not wrong, wrong
         for name, array in arrays.items():
@@ -46,6 +48,16 @@ def launch(text: str, plan: Plan, arrays: dict[str, np.ndarray], batch: int, *wo
     return launch_all([(text, plan, arrays, batch)], *words, **more)[0]
 
 
+def call_of(
+    text: str, plan: Plan, problem: ConvProblem, a: np.ndarray, b: np.ndarray
+) -> tuple[str, Plan, dict[str, np.ndarray], int]:
+    """Return a plan's call on the two arrays that its problem reads; the output and the scratch memory are NaN."""
+    filled = np.full(problem.shapes[2], np.nan, np.float32)
+    arrays = dict(zip(problem.operands, (a.copy(), b.copy(), filled)))
+    arrays |= {name: np.full(size, 0xFF, np.uint8) for name, size in plan.scratch.items()}
+    return text, plan, arrays, problem.batch
+
+
 def run_plan(
     text: str,
     plan: Plan,
@@ -57,11 +69,8 @@ def run_plan(
     races: bool = False,
     expected: tuple[str, ...] = EXPECTED,
 ) -> Report:
-    """Run a plan on the two arrays that its problem reads; the output and the scratch memory are NaN before."""
-    filled = np.full(problem.shapes[2], np.nan, np.float32)
-    named = dict(zip(problem.operands, (a.copy(), b.copy(), filled)))
-    arrays = {**named, **{name: np.full(size, 0xFF, np.uint8) for name, size in plan.scratch.items()}}
-    return launch(text, plan, arrays, problem.batch, folder, races, aligned, expected)
+    """Run a plan on the two arrays that its problem reads."""
+    return launch(*call_of(text, plan, problem, a, b), folder, races, aligned, expected)
 
 
 def races(report: Report) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import PROBLEMS, chip_of
-from plan_runs import races, run_plan
+from plan_runs import call_of, launch_all, races, run_plan
 
 from ece408_op.core import reference
 from ece408_op.core.check import compare
@@ -25,24 +25,23 @@ KERNELS = (
 )
 
 
-#: Half of each kernel's problems by default.
-CASES = [
-    pytest.param(kernel, problem, marks=pytest.mark.exhaustive if number % 2 else ())
-    for kernel in KERNELS
-    for number, problem in enumerate(p for p in PROBLEMS if not kernel.not_supported_reasons(p))
-]
-
-
-@pytest.mark.parametrize(("kernel", "problem"), CASES, ids=lambda value: getattr(value, "name", None) or str(value))
-def test_it_is_right(kernel, problem: ConvProblem, programs: Path) -> None:
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2])
-    aligned = 16 if problem.batch % 2 else 4
-    plan = kernel.plan(problem, chip_of(90), aligned)
-    report = run_plan(kernel.text(plan), plan, problem, a, b, programs, aligned, races=True)
-    found = compare(report.buffers[problem.operands[2]], a, b, kernel, problem=problem)
-    assert found.passed, found
-    assert races(report) == 0
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.exhaustive), False])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_it_is_right(kernel, every, programs: Path) -> None:
+    """On half of the problems that it takes by default."""
+    problems = [problem for problem in PROBLEMS if not kernel.not_supported_reasons(problem)]
+    assert len(problems) >= 3
+    calls, inputs, problems = [], [], problems[:: 1 if every else 2]
+    aligned = [16 if problem.batch % 2 else 4 for problem in problems]
+    for problem, multiple in zip(problems, aligned):
+        rng = np.random.default_rng(0)
+        inputs.append([rng.standard_normal(shape).astype(np.float32) for shape in problem.shapes[:2]])
+        plan = kernel.plan(problem, chip_of(90), multiple)
+        calls.append(call_of(kernel.text(plan), plan, problem, *inputs[-1]))
+    for problem, (a, b), report in zip(problems, inputs, launch_all(calls, programs, True, aligned)):
+        found = compare(report.buffers[problem.operands[2]], a, b, kernel, problem=problem)
+        assert found.passed, f"{problem}: {found}"
+        assert races(report) == 0, problem
 
 
 @pytest.mark.parametrize("blocks", [5, 13])
@@ -109,7 +108,7 @@ def test_infinities_reach_what_they_reach_in_mxnet(kernel, kind, programs: Path)
         assert found.passed, found
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("stages", [2, pytest.param(3, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("operand", ["x", "w"])
 def test_a_block_that_computes_several_steps_is_right(operand, stages, programs: Path) -> None:
     plain = ConvProblem(9, 2, 11, 14, 7, 3, 4, pad=(1, 2))
@@ -132,8 +131,3 @@ def test_a_block_that_computes_several_steps_is_right(operand, stages, programs:
     report = run_plan(hasty, plan, problem, a, b, programs)
     found = compare(report.buffers[operand], a, b, kernel, problem=problem)
     assert not found.passed, "the emulator copies when a thread waits, not before"
-
-
-def test_every_kernel_takes_some_of_the_problems() -> None:
-    for kernel in KERNELS:
-        assert sum(not kernel.not_supported_reasons(problem) for problem in PROBLEMS) >= 3, kernel.name

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from cuda_layers import chip_of
-from plan_runs import run_plan
+from plan_runs import call_of, launch_all, run_plan
 from test_tanh_pool import arrays, assert_right
 
-from ece408_op.core.kernel import CudaKernel
 from ece408_op.errors import ProblemError
 from ece408_op.kernels.cuda.float32 import sliding_window
 from ece408_op.kernels.cuda.ladder import naive, register_tiled
 from ece408_op.problem import ConvProblem
-
-
-def run(
-    kernel: CudaKernel, problem: ConvProblem, x: np.ndarray, w: np.ndarray, aligned: int, folder: Path
-) -> np.ndarray:
-    plan = kernel.plan(problem, chip_of(80), aligned)
-    return run_plan(kernel.text(plan), plan, problem, x, w, folder, aligned).buffers["y"]
-
 
 #: Layers, and what their arrays' addresses are multiples of, which only sliding_window looks at.
 SHAPES = [
@@ -45,30 +34,36 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize(("name", "shape", "aligned"), SHAPES, ids=str)
-def test_it_is_right(name, shape, aligned, full, programs):
-    plain = ConvProblem(*shape)
-    if min(plain.y_shape[2:]) < 2 and not full:
-        with pytest.raises(ProblemError, match="at least 2 rows of the convolution for 2 x 2 max-pooling, got 1"):
-            plain.pooled(full)
-        return
-    kernel, problem = KERNELS[name], plain.pooled(full)
-    if name == "sliding_window" and full and (plain.output_height % 2 or plain.output_width % 2):
-        assert "fuse" in kernel.not_supported_reasons(problem)[0]
-        return
-    x, w = arrays(plain)
-    assert_right(run(kernel, problem, x, w, aligned, programs), x, w, full)
+@pytest.mark.parametrize("name", KERNELS)
+def test_it_is_right(name, programs):
+    kernel, calls, cases, multiples = KERNELS[name], [], [], []
+    for full in (False, True):
+        for plain, aligned in ((ConvProblem(*shape), aligned) for each, shape, aligned in SHAPES if each == name):
+            if min(plain.y_shape[2:]) < 2 and not full:
+                with pytest.raises(ProblemError, match="at least 2 rows of the convolution for 2 x 2 .*, got 1"):
+                    plain.pooled(full)
+                continue
+            problem = plain.pooled(full)
+            if name == "sliding_window" and full and (plain.output_height % 2 or plain.output_width % 2):
+                assert "fuse" in kernel.not_supported_reasons(problem)[0]
+                continue
+            cases.append((*arrays(plain), full))
+            plan = kernel.plan(problem, chip_of(80), aligned)
+            calls.append(call_of(kernel.text(plan), plan, problem, *cases[-1][:2]))
+            multiples.append(aligned)
+    for (x, w, full), report in zip(cases, launch_all(calls, programs, aligned=multiples)):
+        assert_right(report.buffers["y"], x, w, full)
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_maximum_leaves_nan_out(name, programs):
-    plain = ConvProblem(2, 1, 8, 8, 3, 1)
+    kernel, plain = KERNELS[name], ConvProblem(2, 1, 8, 8, 3, 1)
     x, w = arrays(plain)
     x[0, 0, [0, 1, 2, 3], [0, 3, 4, 1]] = np.nan
     x[1, 0, 2:4, 2:4] = np.nan
     x[1, 0, 6, 6] = np.inf
-    got = run(KERNELS[name], plain.pooled(False), x, w, 16, programs)
+    plan = kernel.plan(plain.pooled(False), chip_of(80), 16)
+    got = run_plan(kernel.text(plan), plan, plain.pooled(False), x, w, programs).buffers["y"]
     convolved = (w[None, :, 0] * x).reshape(2, 3, 4, 2, 4, 2)
     want = np.tanh(np.fmax.reduce(np.fmax.reduce(convolved, axis=5), axis=3))
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_layers import chip_of
-from plan_runs import run_plan
+from plan_runs import call_of, launch_all
 
 from ece408_op.core.check import compare
 from ece408_op.kernels.cuda.float32 import register_blocked
@@ -29,16 +29,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("weights", ["shared", "uniform"])
-@pytest.mark.parametrize(("shape", "changes"), CASES, ids=str)
-def test_it_is_right(shape: tuple[int, ...], changes: dict, weights: str, programs: Path) -> None:
-    problem = ConvProblem(*shape)
-    tile = register_blocked.best_tile(problem.with_batch(1), CHIP, 16)
-    assert tile is not None
-    tile = replace(tile, **changes, uniform=weights == "uniform")
-    plan = register_blocked.plan_of(tile, problem, CHIP, 16)
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
-    w = rng.standard_normal(problem.w_shape).astype(np.float32)
-    out = run_plan(register_blocked.KERNEL.text(plan), plan, problem, x, w, programs).buffers["y"]
-    found = compare(out, x, w, register_blocked.KERNEL)
-    assert found.passed, found
+def test_it_is_right(weights: str, programs: Path) -> None:
+    calls, inputs, rng = [], [], np.random.default_rng(0)
+    for shape, changes in CASES:
+        problem = ConvProblem(*shape)
+        tile = register_blocked.best_tile(problem.with_batch(1), CHIP, 16)
+        assert tile is not None
+        plan = register_blocked.plan_of(replace(tile, **changes, uniform=weights == "uniform"), problem, CHIP, 16)
+        x = rng.uniform(-1, 1, problem.x_shape).astype(np.float32)
+        inputs.append((x, rng.standard_normal(problem.w_shape).astype(np.float32)))
+        calls.append(call_of(register_blocked.KERNEL.text(plan), plan, problem, *inputs[-1]))
+    for case, (x, w), report in zip(CASES, inputs, launch_all(calls, programs, aligned=16)):
+        found = compare(report.buffers["y"], x, w, register_blocked.KERNEL)
+        assert found.passed, f"{case}: {found}"

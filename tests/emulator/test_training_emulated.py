@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plan_runs import launch_all, races
+from plan_runs import launch_all, races, run_plan
 
+from ece408_op.core.kernel import EPS32
 from ece408_op.network import _training_passes as passes
 from ece408_op.network._definition import Arrays, Trained
 from ece408_op.network._elementwise import Activation
 from ece408_op.network._layers import BatchNorm
 from ece408_op.network._pooling import Pooling
+from ece408_op.plugin import _passes
+from ece408_op.problem import ConvProblem
 
 SHAPES = [(3, 5, 8), (1, 1, 1), (7, 2, 9), (300, 3, 1), (2, 4, 1200), (5, 70, 6)]
 
@@ -32,38 +35,46 @@ def run(folder, *steps):
     assert [races(report) for report in reports] == [0] * len(steps)
 
 
-@pytest.mark.parametrize(
-    ("shape", "vector"), [(shape, vector) for shape in SHAPES for vector in (1, 4) if shape[2] % vector == 0]
-)
-def test_sums_and_mixtures(shape, vector, programs):
+def test_sums_and_mixtures(programs):
     """Plain, behind a ReLU, and of a ReLU's gradient."""
-    (x, y), (relu,), (factors,) = random(shape, shape), random((4, shape[1])), random((4, shape[1]))
-    center, parts = np.linspace(-1, 1, shape[1]), min(shape[0], 4)
-    slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
     steps, modes = [], []
-    for mode, masked in enumerate((x, x, np.where(slope * y + offset > 0, x, np.float32(0)))):
-        partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
-        given, out = {"x": x, "y": y, "relu": relu}, np.full(shape, np.nan, "f")
-        steps += [
-            (passes.sums_program(shape, parts, vector, mode), {**given, "center": center, "partial": partial}),
-            (passes.parts_program(shape[1], parts), {"sums": sums, "partial": partial}),
-            (passes.mix_program(shape, vector, mode), {**given, "factors": factors, "out": out}),
-        ]
-        modes.append((mode, masked, sums, out))
+    for shape, vector in ((shape, vector) for shape in SHAPES for vector in (1, 4) if shape[2] % vector == 0):
+        (x, y), (relu,), (factors,) = random(shape, shape), random((4, shape[1])), random((4, shape[1]))
+        center, parts = np.linspace(-1, 1, shape[1]), min(shape[0], 4)
+        slope, offset = (relu[row].reshape(1, -1, 1).astype("d") for row in (0, 3))
+        for mode, masked in enumerate((x, x, np.where(slope * y + offset > 0, x, np.float32(0)))):
+            partial, sums = np.full((2, parts, shape[1]), np.nan), np.full((2, shape[1]), np.nan)
+            given, out = {"x": x, "y": y, "relu": relu}, np.full(shape, np.nan, "f")
+            steps += [
+                (passes.sums_program(shape, parts, vector, mode), {**given, "center": center, "partial": partial}),
+                (passes.parts_program(shape[1], parts), {"sums": sums, "partial": partial}),
+                (passes.mix_program(shape, vector, mode), {**given, "factors": factors, "out": out}),
+            ]
+            sums_of = NumpyArrays().channel_sums(masked.astype("d"), y.astype("d"), center)
+            mixed = np.empty(shape)
+            NumpyArrays().channel_mix(factors.astype("d"), masked, y, mixed)
+            expected = sums_of, np.maximum(mixed, 0) if mode == 1 else mixed
+            modes.append((f"{shape} by {vector}, {mode}", sums, out, expected))
     run(programs, *steps)
-    for mode, masked, sums, out in modes:
-        expected = NumpyArrays().channel_sums(masked.astype("d"), y.astype("d"), center)
-        np.testing.assert_allclose(sums, expected, rtol=1e-12, atol=1e-12, err_msg=str(mode))
-        expected = np.empty(shape)
-        NumpyArrays().channel_mix(factors.astype("d"), masked, y, expected)
-        expected = np.maximum(expected, 0) if mode == 1 else expected
-        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5, err_msg=str(mode))
+    for name, sums, out, expected in modes:
+        np.testing.assert_allclose(sums, expected[0], rtol=1e-12, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(out, expected[1], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_every_channel_and_part_has_a_block_that_sums_it():
     for channels, parts in ((3, 4), ((1 << 20) + 1, 1), (2000, 2)):
         (launch,) = passes.sums_program((4, channels, 2), parts, 1).plan.steps(1)
         assert launch.grid == (channels * parts, 1, 1)
+
+
+@pytest.mark.parametrize("problem", [ConvProblem(2, 1, 17, 19, 300, 1), ConvProblem(3, 1, 2, 1, 2, 1)], ids=str)
+def test_a_biass_gradient_is_right(problem, programs):
+    (y,), program = random(problem.y_shape), _passes.bias_gradient_program(problem)
+    x, gradient = np.zeros(problem.x_shape, np.float32), problem.weight_gradient
+    got = run_plan(program.source, program.plan, gradient, x, y, programs, 4).buffers["w"].reshape(-1)
+    exact, scale = (part.astype(np.float64).sum(axis=(0, 2, 3)) for part in (y, abs(y)))
+    pixels = problem.output_height * problem.output_width
+    assert (abs(got - exact) <= (pixels // 256 + 3) * EPS32 * scale).all()
 
 
 class EmulatedArrays(passes.TrainingArrays):
@@ -102,15 +113,19 @@ def test_batch_norm(shape, axis, fixed, relu, programs, monkeypatch):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["relu", "sigmoid", "tanh", "softrelu", "softsign"])
-@pytest.mark.parametrize(("count", "vector"), [(37, 1), (1036, 4)])
-def test_gradients_of_activations(kind, count, vector, programs):
-    x, gradient = random((count,), (count,))
-    operator, y, out = Activation("Activation", kind), np.empty(count, "f"), np.full(count, np.nan, "f")
-    operator.compute(NumpyArrays(), [x], y)
-    (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
-    run(programs, (passes.activation_program(kind, count, vector), {"x": gradient, "y": y, "out": out}))
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+def test_gradients_of_activations(programs):
+    steps, cases = [], []
+    for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign"):
+        for count, vector in ((37, 1), (1036, 4)):
+            x, gradient = random((count,), (count,))
+            operator, y, out = Activation("Activation", kind), np.empty(count, "f"), np.full(count, np.nan, "f")
+            operator.compute(NumpyArrays(), [x], y)
+            (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
+            steps.append((passes.activation_program(kind, count, vector), {"x": gradient, "y": y, "out": out}))
+            cases.append((f"{kind} by {vector}", out, expected))
+    run(programs, *steps)
+    for name, out, expected in cases:
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 POOLINGS = [
@@ -129,21 +144,26 @@ POOLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "shape"), POOLINGS, ids=str)
-def test_gradients_of_pooling(operator, shape, programs):
-    # Few different values: several elements of a window are its maximum.
-    x = np.round(random(shape)[0])
-    if operator.is_maximum:
-        x[1, 0, 1, 1] = np.nan
-    y, maximum = np.empty(operator.infer([shape]), "f"), np.full(operator.infer([shape]), np.nan, "f")
-    operator.compute(NumpyArrays(), [x], y)
-    (gradient,), out = random(y.shape), np.full(shape, np.nan, "f")
-    with np.errstate(invalid="ignore"):
-        (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
-    of_maximum, of_gradient = passes.pool_programs(operator, shape, y.shape)
-    maxima = np.full(y.shape, 200, passes.maxima_type(operator.fitted(shape)))
-    if operator.is_maximum:
-        run(programs, (of_maximum, {"x": x, "y": maximum, "maxima": maxima}))
-        np.testing.assert_allclose(maximum, y, rtol=1e-5, atol=1e-6)
-    run(programs, (of_gradient, {"maxima": maxima, "y": y, "dy": gradient, "out": out}))
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+def test_gradients_of_pooling(programs):
+    of_maxima, of_gradients, cases = [], [], []
+    for operator, shape in POOLINGS:
+        # Few different values: several elements of a window are its maximum.
+        x = np.round(random(shape)[0])
+        if operator.is_maximum:
+            x[1, 0, 1, 1] = np.nan
+        y, maximum = np.empty(operator.infer([shape]), "f"), np.full(operator.infer([shape]), np.nan, "f")
+        operator.compute(NumpyArrays(), [x], y)
+        (gradient,), out = random(y.shape), np.full(shape, np.nan, "f")
+        with np.errstate(invalid="ignore"):
+            (expected,) = operator.gradients(NumpyArrays(), Trained([x], y), gradient, [True])
+        of_maximum, of_gradient = passes.pool_programs(operator, shape, y.shape)
+        maxima = np.full(y.shape, 200, passes.maxima_type(operator.fitted(shape)))
+        if operator.is_maximum:
+            of_maxima.append((of_maximum, {"x": x, "y": maximum, "maxima": maxima}))
+            cases.append((operator, maximum, y))
+        of_gradients.append((of_gradient, {"maxima": maxima, "y": y, "dy": gradient, "out": out}))
+        cases.append((operator, out, expected))
+    run(programs, *of_maxima)
+    run(programs, *of_gradients)
+    for operator, got, expected in cases:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=str(operator))

@@ -16,6 +16,8 @@ from ece408_op.network._layers import BatchNorm, FullyConnected
 from ece408_op.network._pooling import Pooling
 from ece408_op.network._split_precision import SplitFullyConnected
 from ece408_op.network._updates import Adam, Sgd
+from ece408_op.plugin import _passes as _operator_passes
+from ece408_op.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(
     bool(nvrtc.missing()), reason=f"NVRTC {', '.join(nvrtc.missing())} not installed: pip install ece408-op[test]"
@@ -56,9 +58,13 @@ TRAINING = [
 ]
 
 
+#: The passes around the kernels of single operators.
+OPERATOR = _operator_passes.bias_gradient_program(ConvProblem(1, 1, 1, 1, 1, 1))
+
+
 @each_architecture
 def test_passes_compile_and_spill_nothing(architecture):
-    for one in {one.source: one for one in [*(one.program for one in PASSES), *TRAINING]}.values():
+    for one in {one.source: one for one in [*(one.program for one in PASSES), *TRAINING, OPERATOR]}.values():
         reports = nvrtc.compile_text(one.source, architecture)
         assert all((each.stack_bytes, each.spill_bytes) == (0, 0) for each in reports.values()), (one.name, reports)
 
