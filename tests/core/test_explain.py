@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 
 from ece408_op.core import reference
 from ece408_op.core.explain import ROUNDED, explain, line_of
+from ece408_op.lab import __path__ as lab_folders
 from ece408_op.problem import ConvProblem
 
 PROBLEMS = [ConvProblem(4, 3, 20, 17, 5, 3), ConvProblem(3, 1, 28, 28, 6, 5), ConvProblem(2, 4, 21, 21, 8, 7)]
 BEFORE = 4096.5
+STARTER = Path(lab_folders[0]) / "starters" / "new-forward.h"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +298,25 @@ for (int m = 0; m < M; m++)
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
+
+
+@pytest.mark.parametrize(
+    ("mistake", "before", "after", "line"),
+    [
+        ("filter_pq", "k[m][c][p][q]", "k[m][c][q][p]", 26),
+        ("flipped", "k[m][c][p][q]", "k[m][c][K - 1 - p][K - 1 - q]", 26),
+        ("row_loop", "int p = 0", "int p = 1", 24),
+        ("channel_loop", "c < C;", "c < C - 1;", 23),
+        ("unwritten", "w < W_out;", "w < W_out - 1;", 21),
+        ("y_rows_columns", "y[b][m][h][w]", "y[b][m][w][h]", 22),
+        ("w_channels", "k[m][c][p][q]", "k.dptr_[((c * M + m) * K + p) * K + q]", 26),
+        ("overflow", "y[b][m][h][w]", "y.dptr_[(unsigned char)(((b * M + m) * H_out + h) * W_out + w)]", 22),
+    ],
+)
+def test_the_line_is_found_in_the_labs_starter(mistake: str, before: str, after: str, line: int) -> None:
+    text = STARTER.read_text(encoding="utf-8")
+    assert before in text
+    assert line_of(mistake, text.replace(before, after)) == line
 
 
 @pytest.mark.parametrize(
