@@ -74,7 +74,7 @@ def problems(draw):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=problems(), full=st.booleans(), seed=st.integers(0, 99))
 def test_random_shapes(problem, full, seed):
     x, w = arrays(problem, seed)

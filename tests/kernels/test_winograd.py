@@ -22,7 +22,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import cpu
 
 LANES = cpu().lanes
-#: (channels, filters) for which rows are cut in twos, and in threes, where both can be.
+#: (channels, filters) for which rows are cut in twos, and in threes, where both can be; tests share their code.
 FEW, MANY = (2, 6), (24, 40)
 DIRECT = dispatch.find("direct")
 both = pytest.mark.parametrize("name", ["winograd", "winograd_gemm"])
@@ -79,7 +79,7 @@ def test_an_output_depends_on_its_window_alone(name, kernel, data, seed):
 
 @each_size
 def test_a_window_of_zeros_has_the_sum_zero(name, kernel):
-    x, w = arrays(layer(kernel, 8, 12))
+    x, w = arrays(layer(kernel, *MANY))
     x[:, :, : kernel + 1] = 0
     assert (run(x, w, name)[:, :, :2] == 0).all()
 
@@ -87,7 +87,7 @@ def test_a_window_of_zeros_has_the_sum_zero(name, kernel):
 @pytest.mark.parametrize("positive", [False, True], ids=["random", "all positive"])
 @each_size
 def test_on_dense_data_errors_are_no_larger_than_twice_those_of_plain_sums(name, kernel, positive):
-    x, w = arrays(layer(kernel, 16, 24), positive=positive)
+    x, w = arrays(layer(kernel, *MANY), positive=positive)
     ours, plain = (compare(run(x, w, which), x, w, DIRECT) for which in (name, "direct"))
     assert ours.passed
     assert ours.scaled <= 2 * plain.scaled
@@ -107,18 +107,9 @@ def test_sums_of_integers_are_exact_on_any_shape(name, data, kernel, seed):
     np.testing.assert_array_equal(run(x, w, name), reference.convolve(x, w))
 
 
-@each_size
-def test_an_image_of_one_pixel_gives_the_filter(name, kernel):
-    x, w = arrays(layer(kernel, 8, 12))
-    x[4], x[4, 3, kernel - 1, kernel] = 0, 1
-    out = run(x, w, name)
-    np.testing.assert_array_equal(out[4, :, :kernel, 1 : kernel + 1], w[:, 3, ::-1, ::-1])
-    assert compare(out, x, w, dispatch.find(name)).passed
-
-
 @both
 def test_sparse_images_are_left_to_the_plain_sums(name):
-    x, w = arrays(layer(3, 24, 12, images=63))
+    x, w = arrays(layer(3, *MANY, images=63))
     x[7::20], x[7::20, :, 4] = 0, 1  # some
     some, plain = run(x, w, name), run(x, w, "direct")
     np.testing.assert_array_equal(some[7::20], plain[7::20])
@@ -140,7 +131,7 @@ def test_winograd_gemm_keeps_the_bound_of_plain_sums_on_sparse_data(channels, ze
 @pytest.mark.parametrize("which", ["x", "w"])
 @both
 def test_any_scale_of_one_image_or_all_weights(name, scale, which):
-    x, w = arrays(layer(3, 8, 4))
+    x, w = arrays(layer(3, *FEW))
     if which == "x":
         x[3] *= np.float32(scale)
     else:
@@ -151,7 +142,7 @@ def test_any_scale_of_one_image_or_all_weights(name, scale, which):
 
 @both
 def test_a_few_images_that_are_not_finite_spoil_no_other(name):
-    x, w = arrays(layer(3, 16, 8, images=2 * LANES + 1))
+    x, w = arrays(layer(3, *MANY, images=2 * LANES + 1))
     x[1, 2, 3, 4], x[LANES, 0, 0, 0], x[-1, 5, 7, 8] = np.inf, np.nan, -np.inf
     found = compare(run(x, w, name), x, w, DIRECT)
     assert found.passed, str(found)
