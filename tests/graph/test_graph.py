@@ -83,8 +83,9 @@ def test_other_spellings_of_a_shape_are_read(tmp_path, kernel):
 
 def test_options_reach_the_operator_where_they_are_not_the_default(tmp_path):
     prefix = files.write(tmp_path, files.original(), files.weights())
-    symbol, arg_params, _ = ece408_op.load_checkpoint(prefix, 1, impl="im2col", device="cpu")
-    assert nodes_of(symbol)["new0"]["attrs"] == {**CUSTOM, "impl": "im2col", "device": "cpu"}
+    options = {"impl": "im2col", "device": "cpu", "precision": "tf32"}
+    symbol, arg_params, _ = ece408_op.load_checkpoint(prefix, 1, **options)
+    assert nodes_of(symbol)["new0"]["attrs"] == {**CUSTOM, **options}
     ece408_op.clear_op_times()
     files.run(symbol, arg_params, files.images())
     assert [call.implementation for call in ece408_op.op_times()] == ["im2col"]

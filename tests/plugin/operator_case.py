@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +11,7 @@ from general_problems import problems
 from gpu_case import require_gpu
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from process import printed
 
 import ece408_op
 from ece408_op.core import dispatch, reference
@@ -21,8 +19,6 @@ from ece408_op.core.check import compare
 from ece408_op.core.kernel import EPS32
 from ece408_op.plugin import mxnet_import
 from ece408_op.problem import ConvProblem, DataGradient
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def mxnet():
@@ -33,6 +29,19 @@ def mxnet():
         pytest.skip(str(error))
 
 
+def attributes(problem, **more):
+    """The keywords of MXNet's Convolution for a problem."""
+    words = {"kernel": problem.w_shape[2:], "num_filter": problem.filters, "num_group": problem.groups}
+    return {**words, "stride": problem.stride, "pad": problem.pad, "dilate": problem.dilate, **more}
+
+
+def operands(problem, seed=0):
+    """Random data, weight and bias."""
+    random = np.random.RandomState(seed)
+    shapes = problem.x_shape, problem.w_shape, (problem.filters,)
+    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
 def values(shape, filters, kernel, seed=0):
     """Input of that shape, and filters, as NumPy arrays."""
     stream = np.random.RandomState(seed)
@@ -40,9 +49,13 @@ def values(shape, filters, kernel, seed=0):
     return x, stream.normal(size=(filters, shape[1], kernel, kernel)).astype(np.float32)
 
 
-def assert_right(y, x, w):
-    """Within the error of a float32 sum of n products, whatever its order."""
-    worst = np.abs(y - reference.convolve(x, w)) - 2 * w[0].size * EPS32 * reference.magnitude(x, w)
+def assert_right(y, x, w, problem=None, bias=None):
+    """Within the error of a float32 sum of n products, whatever its order, and of one more rounding for the bias."""
+    bias = np.zeros(len(w)) if bias is None else bias
+    exact = reference.convolve(x, w, problem) + bias[:, None, None]
+    scale = reference.magnitude(x, w, problem) + np.abs(bias)[:, None, None]
+    assert y.shape == exact.shape
+    worst = np.abs(y - exact) - 2 * (w[0].size + 2 * bias.any()) * EPS32 * scale
     assert worst.max() <= 0, f"off by {worst.max()} more than rounding at {np.unravel_index(worst.argmax(), y.shape)}"
 
 
@@ -99,15 +112,13 @@ class OperatorCases:
         return self.mx.nd.Convolution(x, w, kernel=w.shape[2:], num_filter=w.shape[0], no_bias=True)
 
     def test_it_agrees_with_mxnets_own_on_many_images(self):
+        """In a given output and in a fresh one."""
         x, w = values((self.many, 1, 28, 28), 50, 5)
         out = self.array(np.full((self.many, 50, 24, 24), np.nan, np.float32))
         self.call(self.array(x), self.array(w), out=out)
-        most = np.abs(w).sum(axis=(1, 2, 3)).max()
-        assert np.abs(out.asnumpy() - self.own(x, w).asnumpy()).max() <= 2 * 25 * EPS32 * most
-
-    def test_a_fresh_output_is_right(self):
-        x, w = values((500, 3, 33, 30), 24, 7)
-        assert_right(self.call(self.array(x), self.array(w)).asnumpy(), x, w)
+        own, most = self.own(x, w).asnumpy(), np.abs(w).sum(axis=(1, 2, 3)).max()
+        for y in (out, self.call(self.array(x), self.array(w))):
+            assert np.abs(y.asnumpy() - own).max() <= 2 * 25 * EPS32 * most
 
     @pytest.mark.parametrize("fuse", ["tanh_pool", "tanh_pool_full"])
     @pytest.mark.parametrize("named", [False, True])
@@ -119,45 +130,26 @@ class OperatorCases:
         self.call(self.array(x), self.array(w), out=out, fuse=fuse, impl=self.impl if named else "auto")
         pooled_case.assert_right(out.asnumpy(), problem, reference.convolve(x, w), reference.magnitude(x, w))
 
+    @pytest.mark.parametrize("own", [False, True], ids=["another output", "its own input"])
     @pytest.mark.parametrize("request_", ["null", "write", "inplace", "add"])
-    def test_each_request_of_a_forward(self, request_):
-        x, w = values((40, 3, 9, 7), 4, 3)
-        forward = self.operator(x, w).forward
-        before = np.full((40, 4, 7, 5), 3, np.float32)
-        y = self.array(before)
-        forward(False, [request_], [self.array(x), self.array(w)], [y], [])
-        if request_ == "null":
-            assert (y.asnumpy() == before).all()
-        elif request_ == "add":
-            plain = self.array(before)
-            forward(False, ["write"], [self.array(x), self.array(w)], [plain], [])
-            assert (y.asnumpy() == before + plain.asnumpy()).all()
-        else:
+    def test_each_request_of_a_forward(self, request_, own):
+        x, w = values((40, 3, 6, 5), 3, 1) if own else values((40, 3, 9, 7), 4, 3)
+        before = x if own else np.full((40, 4, 7, 5), 3, np.float32)
+        data, plain, forward = self.array(x), self.array(before), self.operator(x, w).forward
+        y = data if own else self.array(before)
+        forward(False, [request_], [data, self.array(w)], [y], [])
+        forward(False, ["write"], [self.array(x), self.array(w)], [plain], [])
+        if request_ in ("write", "inplace"):
             assert_right(y.asnumpy(), x, w)
-
-    def test_out_is_written_where_it_lies(self):
-        x, w = values((3, 1, 7, 7), 3, 3)
-        whole = self.array(np.full((5, 3, 5, 5), np.nan, np.float32))
-        self.call(self.array(x), self.array(w), out=whole[1:4])
-        assert_right(whole.asnumpy()[1:4], x, w)
-        assert np.isnan(whole.asnumpy()[[0, 4]]).all()
-
-    def test_slices_of_inputs_are_views(self):
-        x, w = values((6, 1, 9, 7), 8, 3)
-        y = self.call(self.array(x)[1:4], self.array(w)[3:8])
-        assert_right(y.asnumpy(), x[1:4], w[3:8])
-
-    @pytest.mark.parametrize("request_", ["write", "add"])
-    def test_an_output_that_is_its_own_input(self, request_):
-        x, w = values((40, 3, 6, 5), 3, 1)
-        data, plain = self.array(x), self.array(x)
-        forward = self.operator(x, w).forward
-        forward(False, [request_], [data, self.array(w)], [data], [])
-        if request_ == "add":
-            forward(False, ["add"], [self.array(x), self.array(w)], [plain], [])
-            assert (data.asnumpy() == plain.asnumpy()).all()
         else:
-            assert_right(data.asnumpy(), x, w)
+            assert (y.asnumpy() == before + (request_ == "add") * plain.asnumpy()).all()
+
+    def test_all_arrays_may_be_slices(self):
+        x, w = values((6, 1, 9, 7), 8, 3)
+        whole = self.array(np.full((5, 5, 7, 5), np.nan, np.float32))
+        self.call(self.array(x)[1:4], self.array(w)[3:8], out=whole[1:4])
+        assert_right(whole.asnumpy()[1:4], x[1:4], w[3:8])
+        assert np.isnan(whole.asnumpy()[[0, 4]]).all()
 
     def test_a_call_that_reuses_its_input_as_output(self):
         x, w = values((40, 3, 6, 5), 3, 1)
@@ -183,17 +175,12 @@ class OperatorCases:
 
     def convolved(self, problem, arrays, **options):
         """Call the operator on NDArrays with the problem's attributes."""
-        words = {"kernel": problem.w_shape[2:], "num_filter": problem.filters, "num_group": problem.groups}
-        words.update(stride=problem.stride, pad=problem.pad, dilate=problem.dilate, no_bias=len(arrays) == 2)
-        return ece408_op.Convolution(*arrays, **words, **self.device, **options)
+        return ece408_op.Convolution(*arrays, **attributes(problem, no_bias=len(arrays) == 2), **self.device, **options)
 
     def check_gradients(self, problem, requests=("write", "write", "write"), seed=0, **options):
         """Compare all gradients with float64, within the bounds of the kernels that computed them."""
-        random = np.random.RandomState(seed)
-        shapes = problem.x_shape, problem.w_shape, (problem.filters,)
-        inputs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
-        x, w, _ = inputs
-        head = random.standard_normal(problem.y_shape).astype(np.float32)
+        x, w, _ = inputs = operands(problem, seed)
+        head = np.random.RandomState(seed + 1).standard_normal(problem.y_shape).astype(np.float32)
         arrays = [self.variable(each, request, float(request == "add")) for each, request in zip(inputs, requests)]
         ece408_op.clear_op_times()
         with self.mx.autograd.record():
@@ -204,9 +191,9 @@ class OperatorCases:
             if request != "null":
                 got[name] = array.grad.asnumpy() - (request == "add")
         called = {type(call.problem): call for call in ece408_op.op_times()}
-        operands = {"data": (problem.data_gradient, head, w), "weight": (problem.weight_gradient, x, head)}
-        assert set(called) == {ConvProblem, *(type(one) for name, (one, *_) in operands.items() if name in got)}
-        for name, (gradient, a, b) in operands.items():
+        of = {"data": (problem.data_gradient, head, w), "weight": (problem.weight_gradient, x, head)}
+        assert set(called) == {ConvProblem, *(type(one) for name, (one, *_) in of.items() if name in got)}
+        for name, (gradient, a, b) in of.items():
             if name in got:
                 call = called[type(gradient)]
                 assert (call.device, call.problem) == (self.computes, gradient)
@@ -229,9 +216,7 @@ class OperatorCases:
 
     def check_output(self, problem, biased=True, seed=0, **options):
         """Compare a fresh and a given output with float64, within the bound of the kernel that computed them."""
-        random = np.random.RandomState(seed)
-        shapes = problem.x_shape, problem.w_shape, (problem.filters,)
-        x, w, bias = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+        x, w, bias = operands(problem, seed)
         bias *= biased
         arrays = [self.array(each) for each in (x, w, bias)[: 2 + biased]]
         given_out = self.array(np.full(problem.y_shape, np.nan, np.float32))
@@ -298,26 +283,23 @@ class OperatorCases:
             self.call(x, w, impl=self.foreign).wait_to_read()
 
     def test_exit_with_dependent_calls_pending(self):
-        program = (
-            "import ece408_op, mxnet as mx, numpy as np\n"
-            f"at = dict(ctx={self.words})\n"
-            "w = mx.nd.array(np.ones((4, 4, 3, 3), np.float32), **at)\n"
-            "y = mx.nd.array(np.ones((3000, 4, 28, 28), np.float32), **at)\n"
-            "mx.autograd.mark_variables([w], [mx.nd.array(np.zeros((4, 4, 3, 3), np.float32), **at)])\n"
-            "def calls(y):\n"
-            "    for _ in range(4):\n"
-            f"        y = mx.nd.Custom(y, w, op_type='New', kernel=(3, 3), num_filter=4, **{self.device})\n"
-            "    return y\n"
-            "with mx.autograd.record():\n"
-            "    trained = calls(y)\n"
-            "trained.backward(mx.nd.array(np.ones((3000, 4, 20, 20), np.float32), **at))\n"
-            "y = calls(y)\n"
-            "print('leaving')\n"
-        )
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
+        program = f"""
+import ece408_op, mxnet as mx, numpy as np
+at = dict(ctx={self.words})
+w = mx.nd.array(np.ones((4, 4, 3, 3), np.float32), **at)
+y = mx.nd.array(np.ones((3000, 4, 28, 28), np.float32), **at)
+mx.autograd.mark_variables([w], [mx.nd.array(np.zeros((4, 4, 3, 3), np.float32), **at)])
+def calls(y):
+    for _ in range(4):
+        y = mx.nd.Custom(y, w, op_type='New', kernel=(3, 3), num_filter=4, **{self.device})
+    return y
+with mx.autograd.record():
+    trained = calls(y)
+trained.backward(mx.nd.array(np.ones((3000, 4, 20, 20), np.float32), **at))
+y = calls(y)
+print('leaving')
+"""
+        assert printed("-c", program) == "leaving\n"
 
 
 class GpuOperatorCases(OperatorCases):

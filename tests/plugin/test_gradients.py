@@ -32,6 +32,15 @@ def own(data, *parameters, **words):
     return (mx.sym if isinstance(data, mx.sym.Symbol) else mx.nd).Convolution(data, *parameters, **words)
 
 
+#: Functions that return the gradients of calls of a convolution.
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
 class Network(mx.gluon.HybridBlock):
     """A layer of oneDNN's, the convolution, and another layer of oneDNN's."""
 
@@ -116,19 +125,15 @@ def test_gradients_that_mxnets_own_operator_writes_too(request_, mine):
     assert_close(gradients(mixed), gradients([own, own, own]))
 
 
-def test_a_weight_that_a_convolution_reorders_before_the_backward_pass():
-    def gradients(convolution):
-        data, weight = values((50, 16, 20, 20), (32, 16, 3, 3))
-        data.attach_grad()
-        with mx.autograd.record():
-            y = convolution(data, weight, **WORDS)
-        own(data, weight, **WORDS).wait_to_read()
-        y.backward()
-        return [data.grad.asnumpy()]
-
-    want = gradients(own)
-    for _ in range(4):
-        assert_close(gradients(ece408_op.Convolution), want)
+@case
+def a_weight_that_a_convolution_reorders_before_the_backward_pass(convolution):
+    data, weight = values((50, 16, 20, 20), (32, 16, 3, 3))
+    data.attach_grad()
+    with mx.autograd.record():
+        y = convolution(data, weight, **WORDS)
+    own(data, weight, **WORDS).wait_to_read()
+    y.backward()
+    return [data.grad.asnumpy()]
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
@@ -175,32 +180,28 @@ def test_module_fit_learns_what_mxnets_own_operator_learns():
         assert_close([mine[name].asnumpy()], [mxnets[name].asnumpy()], 1e-3)
 
 
-def test_one_array_as_both_inputs_and_several_calls_on_one():
-    def gradient(convolution):
-        (array,) = values((3, 3, 3, 3))
-        array.attach_grad()
-        with mx.autograd.record():
-            y = convolution(array, array, kernel=(3, 3), num_filter=3, no_bias=True, pad=(1, 1))
-            z = convolution(y, array, kernel=(3, 3), num_filter=3, no_bias=True, pad=(2, 2))
-        z.backward()
-        return [array.grad.asnumpy()]
-
-    assert_close(gradient(ece408_op.Convolution), gradient(own))
+@case
+def one_array_as_both_inputs_and_several_calls_on_one(convolution):
+    (array,) = values((3, 3, 3, 3))
+    array.attach_grad()
+    with mx.autograd.record():
+        y = convolution(array, array, kernel=(3, 3), num_filter=3, no_bias=True, pad=(1, 1))
+        z = convolution(y, array, kernel=(3, 3), num_filter=3, no_bias=True, pad=(2, 2))
+    z.backward()
+    return [array.grad.asnumpy()]
 
 
-def test_backward_passes_out_of_order():
-    def gradients(convolution):
-        data, weight = values((4, 16, 9, 9), (32, 16, 3, 3))
-        data.attach_grad()
-        weight.attach_grad("add")
-        with mx.autograd.record():
-            first, second = convolution(data, weight, **WORDS), convolution(data * 2, weight, **WORDS)
-        second.backward(retain_graph=True)
-        first.backward()
-        second.backward()
-        return data.grad.asnumpy(), weight.grad.asnumpy()
-
-    assert_close(gradients(ece408_op.Convolution), gradients(own))
+@case
+def backward_passes_out_of_order(convolution):
+    data, weight = values((4, 16, 9, 9), (32, 16, 3, 3))
+    data.attach_grad()
+    weight.attach_grad("add")
+    with mx.autograd.record():
+        first, second = convolution(data, weight, **WORDS), convolution(data * 2, weight, **WORDS)
+    second.backward(retain_graph=True)
+    first.backward()
+    second.backward()
+    return data.grad.asnumpy(), weight.grad.asnumpy()
 
 
 def test_autograd_grad_and_the_second_derivative():
@@ -240,7 +241,8 @@ def test_out_and_mx_np_while_recording():
         assert_close([numpys[0].grad.asnumpy()], want[:1])
 
 
-def test_a_loop_in_a_hybridised_network():
+@case
+def a_loop_in_a_hybridised_network(convolution):
     class Loop(mx.gluon.HybridBlock):
         def __init__(self, convolution):
             super().__init__(prefix="loop_")
@@ -255,21 +257,16 @@ def test_a_loop_in_a_hybridised_network():
 
             return F.contrib.foreach(step, data, F.zeros_like(F.sum(data, axis=0)))[0]
 
-    def gradients(convolution):
-        net = Loop(convolution)
-        net.initialize()
-        data, weight = values((3, 20, 16, 12, 12), (16, 16, 3, 3))
-        net.weight.set_data(weight / 10)
-        net.hybridize()
-        data.attach_grad()
-        with mx.autograd.record():
-            y = own(net(data).reshape((60, 16, 12, 12)), weight, kernel=(3, 3), num_filter=16, no_bias=True)
-        y.backward()
-        return data.grad.asnumpy(), net.weight.grad().asnumpy()
-
-    want = gradients(own)
-    for _ in range(3):
-        assert_close(gradients(ece408_op.Convolution), want)
+    net = Loop(convolution)
+    net.initialize()
+    data, weight = values((3, 20, 16, 12, 12), (16, 16, 3, 3))
+    net.weight.set_data(weight / 10)
+    net.hybridize()
+    data.attach_grad()
+    with mx.autograd.record():
+        y = own(net(data).reshape((60, 16, 12, 12)), weight, kernel=(3, 3), num_filter=16, no_bias=True)
+    y.backward()
+    return data.grad.asnumpy(), net.weight.grad().asnumpy()
 
 
 def test_nothing_is_computed_for_a_gradient_that_nobody_wants():
@@ -281,3 +278,10 @@ def test_nothing_is_computed_for_a_gradient_that_nobody_wants():
     y.backward()
     mx.nd.waitall()
     assert [type(call.problem).__name__ for call in ece408_op.op_times()] == ["ConvProblem", "WeightGradient"]
+
+
+@pytest.mark.parametrize("gradients", CASES, ids=lambda gradients: gradients.__name__)
+def test_gradients_are_those_of_mxnets_own(gradients):
+    want = gradients(own)
+    for _ in range(4):
+        assert_close(gradients(ece408_op.Convolution), want)

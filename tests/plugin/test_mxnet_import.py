@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from process import printed, python
 
 import ece408_op
 from ece408_op.plugin import mxnet_import
@@ -21,7 +19,6 @@ package.__path__ = importlib.util.find_spec("ece408_op").submodule_search_locati
 sys.modules["ece408_op"] = package
 from ece408_op.plugin import mxnet_import
 """
-ROOT = Path(__file__).parents[2]
 HAS_MXNET = ece408_op.plugin.mxnet_import.Finder().find_spec("mxnet", None) is not None
 needs_mxnet = pytest.mark.skipif(not HAS_MXNET, reason="MXNet is not installed")
 
@@ -31,23 +28,8 @@ SOME_LIBRARY = next(
 )
 
 
-def python(code: str, *folders: Path, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run code in a new interpreter that finds the folders and then the package."""
-    path = os.pathsep.join(str(folder) for folder in (*folders, ROOT))
-    return subprocess.run(
-        [sys.executable, *flags, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 def output(code: str, *folders: Path, flags: tuple[str, ...] = ()) -> str:
-    done = python(code, *folders, flags=flags)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return printed(*flags, "-c", code, first=folders).strip()
 
 
 def fake_mxnet(site: Path, code: str, *distributions: str) -> Path:
@@ -136,7 +118,7 @@ for use in (ece408_op.plugin.mxnet_import.load, lambda: ece408_op.New, lambda: e
     except ImportError as error:
         print(type(error).__name__, error)
 """
-    done = python(code)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("[cpu]'") == 1  # said at the import of ece408_op already
     lines = done.stdout.splitlines()
@@ -156,20 +138,20 @@ for use in (ece408_op.plugin.mxnet_import.load, lambda: ece408_op.New, lambda: e
 )
 def test_a_missing_library_is_named_with_what_brings_it(tmp_path: Path, library: str, advice: str) -> None:
     code = f'raise OSError("{library}: cannot open shared object file: No such file or directory")'
-    done = python("import ece408_op, mxnet", fake_mxnet(tmp_path, code))
+    done = python("-c", "import ece408_op, mxnet", first=[fake_mxnet(tmp_path, code)])
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ece408_op.errors.MXNetImportError: MXNet needs the library {library}: ")
     assert advice in last
 
 
 def test_another_error_of_the_import_stays_what_it_is(tmp_path: Path) -> None:
-    done = python("import ece408_op, mxnet", fake_mxnet(tmp_path, 'raise OSError("the disk is full")'))
+    done = python("-c", "import ece408_op, mxnet", first=[fake_mxnet(tmp_path, 'raise OSError("the disk is full")')])
     assert done.stderr.strip().splitlines()[-1] == "OSError: the disk is full"
 
 
 def test_two_builds_in_one_folder_are_refused(tmp_path: Path) -> None:
     site = fake_mxnet(tmp_path, "", "mxnet", "mxnet_cu117", "mxnet_board")
-    done = python("import ece408_op, mxnet", site)
+    done = python("-c", "import ece408_op, mxnet", first=[site])
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
         "ece408_op.errors.MXNetImportError: expected one build of MXNet, found mxnet and mxnet-cu117"

@@ -5,13 +5,11 @@ Each case here gives wrong numbers, hangs or aborts where a Custom operator is u
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from process import printed
 
 import ece408_op
 
@@ -207,10 +205,7 @@ print(wrong)
 
 def test_a_built_in_convolution_that_has_still_to_begin_with_the_same_weight():
     """It blocks the weight when it begins, whenever that is; MXNet's older engine makes that likely."""
-    environment = {**os.environ, "MXNET_ENGINE_TYPE": "ThreadedEngine"}
-    command = [sys.executable, "-c", BESIDE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert printed("-c", BESIDE, MXNET_ENGINE_TYPE="ThreadedEngine") == "0\n"
 
 
 @mx.operator.register("test_runs")

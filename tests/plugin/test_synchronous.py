@@ -110,37 +110,6 @@ def test_an_empty_batch(threads):
     assert threads != [HERE]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"kernel": (5, 5)}, "weight: expected shape"),
-        ({"num_filter": 5}, "weight: expected shape"),
-        ({"impl": "none"}, "impl: expected one of"),
-        ({"stride": 2}, "stride: expected two"),
-        ({"data": (2, 4, 9, 9)}, "weight: expected shape"),
-        ({"data": (2, 3, 9)}, "data: expected 4 dimensions"),
-        ({"dtype": "float16"}, "data: expected float32"),
-    ],
-)
-def test_errors_are_those_of_the_long_way(monkeypatch, change, reason):
-    monkeypatch.setattr(thread_pool, "alone", lambda: False)
-    x, w = arrays()
-    given = {"kernel": (3, 3), "num_filter": 4, **change}
-    if "data" in given:
-        x = mx.nd.zeros(given.pop("data"))
-    if "dtype" in given:
-        x = x.astype(given.pop("dtype"))
-
-    def error():
-        with pytest.raises(mx.MXNetError, match=reason) as caught:
-            mx.nd.Custom(x, w, op_type="New", **given).wait_to_read()
-        return type(caught.value).__name__, str(caught.value)
-
-    usual = error()
-    monkeypatch.setattr(thread_pool, "alone", lambda: True)
-    assert error() == usual
-
-
 def test_a_call_that_fails_here_fails_in_the_engine_which_reports_it(threads, failures):
     x, w = arrays()
     with pytest.raises(mx.MXNetError, match="failure 2"):

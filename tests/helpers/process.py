@@ -1,0 +1,36 @@
+"""Run Python in a process of its own, which finds this checkout and the tests' helpers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HELPERS = Path(__file__).parent
+ROOT = HELPERS.parents[1]
+
+
+def python(
+    *arguments: object, first: Sequence[object] = (), cwd: Path | None = None, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with the arguments; it searches the folders ``first`` before all others, and has the variables."""
+    folders = [*map(str, (*first, ROOT, HELPERS)), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **variables}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def printed(*arguments: object, **words: object) -> str:
+    """Return what it prints; fail the test where it fails."""
+    done = python(*arguments, **words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
