@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import signal
 import subprocess
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from ece408_op import commands as commands_module
+from ece408_op.core import dispatch
+from ece408_op.plugin import bridge
 
 ROOT = Path(__file__).parent.parent
 #: Files that run as commands, but that only other commands start.
+CONTEXTS = ("", " --context cpu", " --context gpu")
 INTERNAL = {"lab/_ncu.py", "report/machine.py", "submission/python_worker.py"}
 
 
@@ -82,12 +86,102 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     assert f"{option}: expected {expected}, got {path}" in errors
 
 
-@pytest.mark.parametrize("arguments", [[], ["m5"]])
-def test_an_unknown_command_of_the_package_is_usage(arguments: list[str], monkeypatch, capsys) -> None:
-    assert run("__main__.py", arguments, monkeypatch) == 2
+ALL = "(?s)" + "".join(f"(?=.*{name})" for name in dispatch.names("gpu"))
+#: Commands that the package does not list.
+OTHERS = {"profile": "profile/__main__.py", "train": "models/train.py"}
+#: Command lines in which {file} is a file that is there, and words of the error.
+WRONG = [
+    ("", "expected a command, one of m1, m2,"),
+    ("m5", "expected a command, one of m1, m2,"),
+    ("m1 resnet", "expected one of .*ece408-high.*got 'resnet'"),
+    ("m2 0", "from 1 to 10000, got '0'"),
+    ("m2 ece408-low 10001", "from 1 to 10000, got '10001'"),
+    ("m2 -5", "."),
+    ("m2 ece408-low many", "got 'many'"),
+    ("m2 ece408-low 1 2", "at most MODEL and SIZE"),
+    ("m2 --impl fastest", "fastest.*direct"),
+    ("m2 --impl nowhere.h", "expected the path of a file, found no nowhere.h"),
+    (f"m2 1 --impl {ROOT}/tests/submissions/gpu/naive.cuh", "expected a file for the cpu, .*; run it with m3.py or m4"),
+    (f"m2 1 --impl {ROOT}/tests/submissions/cpu/textbook.h --fuse", "a file is not fused"),
+    *((f"{name} 10 --impl {kernel}", ALL) for name in ("m3", "m4") for kernel in ("fastest", "direct")),
+    *((f"{name} 10 --fuse --impl all", "--fuse: expected one kernel, got all") for name in ("m3", "m4")),
+    ("m4 --precision int4", "float32.*tf32.*fp16"),
+    ("m2 --json /nowhere/m2.json", "--json: expected a file in a folder that is there"),
+    ("m2 --json /", "--json: expected a file, got the folder /"),
+    ("m2 --json=", "--json: expected a file, got the folder"),
+    ("bench --layer 2016", "expected 2017, 2018sp-1"),
+    ("bench --layer 3x4x4x2x5", "kernel: expected at most"),
+    ("bench --images 0", "expected at least 1"),
+    ("bench --impl fastest", "expected one of auto, winograd, winograd_gemm, col2im"),
+    ("bench --impl naive", r"expected one for the cpu \(auto,"),
+    ("bench --context gpu --impl direct", r"expected one for the gpu \(auto,"),
+    ("bench --precision fp16", "--context gpu has the others"),
+    ("bench --split-form", "--split-form: expected --context gpu"),
+    ("bench sweep --seed -1", "expected at least 0"),
+    ("bench sweep --impl nothing", "register_tiled"),
+    ("bench sweep --random 3 --ranges C=5-2", "--ranges: expected a word like"),
+    ("bench networks --network alex", "alex"),
+    ("bench one-image --json /nowhere/bench.json", "expected a file in a folder that is there, got"),
+    ("bench networks --plots {file}/plots", "--plots: expected a folder, got .*/plots"),
+    ("lab nowhere.h", "found no nowhere.h"),
+    ("lab {file} --layer 1x2x3", "expected five sizes such as 1x28x28x50x5, got '1x2x3'"),
+    ("lab {file} --layer 1x3x3x1x5", "at most the image's 3 rows"),
+    ("lab {file} --images 0", "at least 1"),
+    ("lab {file} --json /nowhere/x.json", "--json: expected a file in a folder that is there"),
+    ("report --out x --networks resnet", "'resnet'.*ece408-high"),
+    ("report --out x --sizes 0", "1 to 10000 images, got 0"),
+    ("report --out x --impl fastest", "fastest"),
+    ("report --out x --milestones m5", "m5"),
+    ("profile nowhere.py", "nowhere.py"),
+    ("train nobody", "expected names among baseline, ece408-high"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), WRONG)
+def test_what_is_wrong_in_a_command_line_is_named(
+    command: str, words: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    (tmp_path / "own.h").touch()
+    arguments = command.format(file=tmp_path / "own.h").split()
+    script = OTHERS.get(arguments[0]) if arguments else None
+    assert run(script or "__main__.py", arguments[bool(script) :], monkeypatch) == 2
     printed, errors = capsys.readouterr()
-    assert printed == ""
-    assert "expected a command, one of m1, m2," in errors
+    assert printed == "" and "Traceback" not in errors
+    assert re.search(words, errors), errors
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+@pytest.mark.skipif(bridge.gpu_problem("host") is None, reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("bench --context gpu", "bench one-image --context gpu", "bench transfers", "bench sweep"),
+        *("m1 10 --context gpu", *(f"{name} 10{where}" for name in ("m3", "m4") for where in CONTEXTS)),
+    ],
+)
+def test_without_a_gpu_one_sentence_and_exit_code_3(command: str, monkeypatch, capsys) -> None:
+    pytest.importorskip("mxnet")
+    assert run("__main__.py", command.split(), monkeypatch) == 3
+    printed, errors = capsys.readouterr()
+    assert (printed, errors.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [("report --out x", "jinja2"), ("report --out x", "matplotlib"), ("bench --plots plots", "matplotlib")],
+)
+def test_without_the_extra_one_sentence_says_what_to_install(
+    command: str, package: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run("__main__.py", command.split(), monkeypatch) == 3
+    printed, errors = capsys.readouterr()
+    assert (printed, errors.count("\n")) == ("", 1)
+    assert re.search(rf"expected (jinja2 and )?matplotlib .*{package}", errors)
+    assert "pip install" in errors and list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_ends_a_computation_that_python_cannot_interrupt() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from ece408_op.bench import _calls, _cpu_roofline, _layer_names, _sweep, _tables, results
 from ece408_op.bench.__main__ import main
 from ece408_op.bench.results import FAILED, FRESH, REUSED, SKIPPED, Case, Results, Row
-from ece408_op.core import dispatch
-from ece408_op.plugin import bridge
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 
 BUILT_IN = "MXNet Convolution"
@@ -81,16 +78,6 @@ def test_an_implementation_that_does_not_support_a_layer_is_a_row_that_says_why(
     assert f"1x9x9x2x1, New winograd: skipped: {row.reason}" in out
 
 
-def test_random_layers_of_several_implementations_end(mxnet, tmp_path):
-    file = tmp_path / "bench.json"
-    layers = ["--random", "4", "--ranges", "C=1-2,M=4-5,K=1-2", *SMALL]
-    assert main([*layers, "--impl", "all", "--json", str(file)]) == 0
-    run = results.read(file)
-    assert len(run.cases) == 4
-    for case in run.cases:
-        assert {row.impl for row in case.rows if not row.peer} == set(dispatch.names("cpu"))
-
-
 def interrupted(arguments, monkeypatch):
     """Run main; Ctrl-C comes when the first layer has been written."""
     write = results.write
@@ -152,40 +139,6 @@ def test_the_table_sums_ratios_up():
     assert [row for row in rows if row[0] == "least"] == [["least", "", "New", "", "", "2.00"]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layer", "2016"], "expected 2017, 2018sp-1"),
-        (["--layer", "3x4x4x2x5"], "kernel: expected at most"),
-        (["--images", "0"], "expected at least 1"),
-        (["--impl", "fastest"], "expected one of auto, winograd, winograd_gemm, col2im"),
-        (["--impl", "naive"], "expected one for the cpu (auto,"),
-        (["--context", "gpu", "--impl", "direct"], "expected one for the gpu (auto,"),
-        (["--precision", "fp16"], "--context gpu has the others"),
-        (["--split-form"], "--split-form: expected --context gpu"),
-        (["sweep", "--seed", "-1"], "expected at least 0"),
-        (["sweep", "--impl", "nothing"], "register_tiled"),
-        (["sweep", "--random", "3", "--ranges", "C=5-2"], "--ranges: expected a word like"),
-        (["networks", "--network", "alex"], "alex"),
-        (["one-image", "--json", "/nowhere/bench.json"], "expected a file in a folder that is there, got"),
-        (["networks", "--plots", f"{__file__}/plots"], f"--plots: expected a folder, got {__file__}/plots"),
-    ],
-)  # fmt: skip
-def test_bad_arguments_are_usage_errors(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_plots_without_matplotlib_are_refused_before_anything_is_measured(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["--plots", "plots"]) == 3
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "expected matplotlib to import" in err
-
-
 def test_random_layers_keep_to_their_ranges_limits_and_seed():
     drawn = _layer_names.random_layers(15, 3)
     assert drawn == _layer_names.random_layers(15, 3)
@@ -228,15 +181,6 @@ def test_one_image_and_a_first_call(mxnet, tmp_path, capsys, monkeypatch):
     (case,) = results.read(file).cases
     assert [(row.call, len(row.seconds)) for row in case.rows] == [(FRESH, 20), (FRESH, 20), ("first", 1)]
     assert [row[2] for row in rows_of(capsys.readouterr().out)] == ["New", "empty Custom operator"]
-
-
-@pytest.mark.parametrize("command", [["one-image", "--context", "gpu"], ["transfers"], ["sweep"], ["--context", "gpu"]])
-def test_without_a_gpu_one_sentence_and_exit_code_3(command, capsys):
-    if bridge.gpu_problem("device" if command[0] == "one-image" else "host") is None:
-        pytest.skip("this machine has a GPU")
-    assert main(command) == 3
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
 
 
 def test_plots_are_drawn_the_same_each_time(mxnet, tmp_path, capsys):

@@ -95,12 +95,3 @@ def test_an_interrupted_run_is_continued_if_nothing_changed(tmp_path):
         with pytest.raises(ValueError, match=words):
             results.resumed(path, other)
     assert results.read(path) == begun
-
-
-def test_this_machine_is_described():
-    machine = results.this_machine(threads=2)
-    assert machine.threads == 2
-    assert machine.cores >= 1
-    assert machine.simd in ("sse", "avx2", "avx512")
-    assert machine.gpu is None
-    assert {"python", "numpy", "llvmlite"} <= set(machine.versions)

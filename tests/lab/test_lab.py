@@ -250,23 +250,6 @@ def test_new_writes_a_right_file_and_replaces_none(tmp_path: Path, capsys: pytes
     assert len((STARTERS / "my_kernel.cu").read_text().splitlines()) <= 40
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nowhere.h"], "found no nowhere.h"),
-        (["{}", "--layer", "1x2x3"], "expected five sizes such as 1x28x28x50x5, got '1x2x3'"),
-        (["{}", "--layer", "1x3x3x1x5"], "at most the image's 3 rows"),
-        (["{}", "--images", "0"], "at least 1"),
-        (["{}", "--json", "/nowhere/x.json"], "--json: expected a file in a folder that is there"),
-    ],
-)
-def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
-    path = changed(tmp_path, "right.h")
-    with pytest.raises(SystemExit, match="2"):
-        lab.main([word.format(path) for word in arguments])
-    assert words in capsys.readouterr().err
-
-
 @needs_gxx
 def test_watch_checks_again_at_each_save(tmp_path: Path) -> None:
     path = changed(tmp_path, "own.h", ("[p][q]", "[q][p]"))

@@ -26,33 +26,6 @@ def host():
         pytest.skip(HOST)
 
 
-@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
-@pytest.mark.parametrize("kernel", ["fastest", "direct"])
-def test_an_unknown_kernel_is_a_usage_error_with_or_without_a_gpu(script, kernel):
-    done = run(script, 10, "--impl", kernel)
-    assert (done.returncode, done.stdout) == (2, "")
-    for name in dispatch.names("gpu"):
-        assert name in done.stderr
-
-
-@pytest.mark.skipif(HOST is None, reason="this machine has a GPU")
-@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
-@pytest.mark.parametrize("context", [[], ["--context", "cpu"], ["--context", "gpu"]])
-def test_without_a_gpu_one_sentence_and_exit_code_3(script, context):
-    done = run(script, 10, *context)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stderr.startswith(f"{script}: ")
-
-
-@pytest.mark.skipif(DEVICE is None or HOST is None, reason="this machine has a GPU")
-@pytest.mark.parametrize("script", ["m1.py", "m3.py", "m4.py"])
-def test_where_no_network_can_use_a_gpu_one_sentence_and_exit_code_3(script):
-    done = run(script, 10, "--context", "gpu")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 VERIFIED = (
     r"Largest difference from MXNet's Convolution: \S+\n"
     r"Largest error against float64: \S+ of what the kernel is allowed\nAgreeing predictions: 100 of 100\n"
@@ -118,13 +91,6 @@ def test_a_whole_network_as_one_node_sees_itself_to_what_it_fuses(host):
     done = run("m4.py", 100, "--fuse", "--context", "gpu", "--verify")
     assert done.returncode == 0, done.stderr
     assert "Agreeing predictions: 100 of 100" in done.stdout
-
-
-@pytest.mark.parametrize("script", ["m3.py", "m4.py"])
-def test_all_kernels_cannot_be_fused(script):
-    done = run(script, 10, "--fuse", "--impl", "all")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--fuse: expected one kernel, got all" in done.stderr
 
 
 @gpu

@@ -76,20 +76,6 @@ def test_a_file_that_fails_ends_with_one_message(change: tuple[str, str], reason
     assert "Op Time" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--impl", "nowhere.h"], "expected the path of a file, found no nowhere.h"),
-        (["--impl", NAIVE], "expected a file for the cpu, .*; run it with m3.py or m4.py"),
-        (["--impl", TEXTBOOK, "--fuse"], "a file is not fused"),
-    ],
-)
-def test_usage_errors(arguments: list[object], words: str) -> None:
-    done = run("m2.py", 1, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(words, done.stderr)
-
-
 def test_a_file_is_compiled_again_only_if_it_or_what_it_includes_changes(tmp_path: Path) -> None:
     (tmp_path / "own.h").write_text(f'#include "sizes.h"\n{TEXTBOOK.read_text()}')
     (tmp_path / "sizes.h").write_text(f"// {tmp_path}")

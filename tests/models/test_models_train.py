@@ -89,10 +89,3 @@ def test_first_weights_are_glorots():
 def test_every_network_has_a_recipe():
     assert set(train.RECIPES) == set(models.list_names())
     assert all(recipe.images % recipe.batch == 0 for recipe in train.RECIPES.values())
-
-
-def test_an_unknown_name_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train.main(["nobody"])
-    assert stopped.value.code == 2
-    assert "expected names among baseline, ece408-high" in capsys.readouterr().err

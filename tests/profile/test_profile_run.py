@@ -72,9 +72,3 @@ def test_a_script_that_fails_is_profiled_up_to_there(tmp_path, last_line) -> Non
     assert done.returncode == 1
     assert "the reason" in done.stderr
     assert "Nothing was recorded" in done.stdout
-
-
-def test_no_such_script_is_a_usage_error() -> None:
-    done = run_profile("nowhere.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "nowhere.py" in done.stderr
