@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from ece408_op.errors import DeviceError
+from ece408_op.runtime import cached_folders
 
 from . import _rewrite
 from ._errors import CompileError, UnsupportedCodeError
@@ -27,10 +28,8 @@ _COURSE = _HERE.parent / "submission" / "headers"
 _SECONDS = 120
 #: Seconds after which a file is compiled without unrolling its loops, whose nests may have thousands of rounds.
 UNROLLED_SECONDS = 30
-#: Bytes that a folder of programs may hold. Beyond them, the least recently used files go, but none that was used
-#: within an hour: another process may be about to use it.
-FOLDER_BYTES = 1 << 30
-_IN_USE = 3600
+#: Bytes that a folder of programs may hold.
+FOLDER_BYTES = cached_folders.MOST_BYTES
 _UNROLL = re.compile(r"^[ \t]*#[ \t]*pragma GCC unroll \d+", re.MULTILINE)
 _COMMON = (
     "-std=c++17",
@@ -149,24 +148,7 @@ def _is_there(folder: Path, path: Path) -> bool:
 def evict(folder: Path) -> None:
     """Remove the least recently used programs and folders beyond ``FOLDER_BYTES``."""
     with _one_at_a_time(folder):
-        used, left = {}, FOLDER_BYTES
-        for path in {*folder.iterdir()} - {folder / "lock"}:
-            with suppress(FileNotFoundError):  # another process's scratch folder
-                used[path] = path.stat().st_mtime
-        latest = max(used.values())
-        for path in sorted(used, key=lambda one: -used[one]):
-            left -= _size(path)
-            if left < 0 and latest - used[path] > _IN_USE:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file, or of a folder's files."""
-    total = 0
-    for file in (path, *(Path(root) / name for root, _, names in os.walk(path) for name in names)):
-        with suppress(FileNotFoundError):
-            total += file.stat().st_size
-    return total
+        cached_folders.evict({*folder.iterdir()} - {folder / "lock"}, FOLDER_BYTES)
 
 
 def _assembly(unit: Path, flags: list[str], source: str, folder: Path | None = None, seconds: float = _SECONDS) -> Path:
@@ -203,45 +185,40 @@ def _version() -> str:
 
 def _support(folder: Path) -> Path:
     """Return the folder with the runtime's object file and the course's headers, rewritten."""
-    support = folder / f"support-{_version()}"
     folder.mkdir(parents=True, exist_ok=True)
-    if _is_there(folder, support):
-        return support
     with _one_at_a_time(folder):
-        if support.exists():  # by another process
-            return support
-        scratch = Path(tempfile.mkdtemp(dir=folder))
-        for path in _COURSE.rglob("*.h"):
-            target = scratch / "course" / path.relative_to(_COURSE)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            text = _rewrite.without_missing_headers(path.read_text(encoding="utf-8"), header_folders())
-            target.write_text(_rewrite.rewrite(text, check=False), encoding="utf-8")
-        shutil.rmtree(scratch / "course" / "fallback")
-        # One unit, which reads the C++ library's headers once; api.cpp sees the builtin variables as constants.
-        native = _HERE / "native"
-        parts = (path for path in sorted(native.glob("*.cpp")) if path.stem != "api")
-        unit = scratch / "runtime.cpp"
-        unit.write_text("".join(f'#include "{path}"\n' for path in parts), encoding="utf-8")
-        for path in (unit, native / "api.cpp"):
-            assembly = _assembly(path, [*_COMMON, "-O2"], path.name, scratch)
-            compile_with(["g++", "-c", str(assembly), "-o", str(scratch / f"{path.stem}.o")], path.name)
-        scratch.rename(support)
-    return support
+        return cached_folders.folder(folder, "support", _version(), _make_support)
+
+
+def _make_support(folder: Path) -> None:
+    for path in _COURSE.rglob("*.h"):
+        target = folder / "course" / path.relative_to(_COURSE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = _rewrite.without_missing_headers(path.read_text(encoding="utf-8"), header_folders())
+        target.write_text(_rewrite.rewrite(text, check=False), encoding="utf-8")
+    shutil.rmtree(folder / "course" / "fallback")
+    # One unit, which reads the C++ library's headers once; api.cpp sees the builtin variables as constants.
+    native = _HERE / "native"
+    parts = (path for path in sorted(native.glob("*.cpp")) if path.stem != "api")
+    unit = folder / "runtime.cpp"
+    unit.write_text("".join(f'#include "{path}"\n' for path in parts), encoding="utf-8")
+    for path in (unit, native / "api.cpp"):
+        assembly = _assembly(path, [*_COMMON, "-O2"], path.name, folder)
+        compile_with(["g++", "-c", str(assembly), "-o", str(folder / f"{path.stem}.o")], path.name)
 
 
 def _header(support: Path, checks: str, course: bool, options: tuple[str, ...]) -> Path:
     """Return the header to include first, precompiled."""
     name = "course.h" if course else "plans.h"
-    folder = support / "-".join((checks, name.partition(".")[0], *(option.partition("_")[2] for option in options)))
-    with _one_at_a_time(support):
-        if folder.exists():
-            return folder / name
-        scratch = Path(tempfile.mkdtemp(dir=support))
-        (scratch / name).write_text(f'#include "{_HERE / "cuda" / name}"\n', encoding="utf-8")
+    key = "-".join((checks, name.partition(".")[0], *(option.partition("_")[2] for option in options)))
+
+    def make(folder: Path) -> None:
+        (folder / name).write_text(f'#include "{_HERE / "cuda" / name}"\n', encoding="utf-8")
         flags = _flags(support, checks, options)
-        compile_with(["g++", *flags, "-x", "c++-header", str(scratch / name), "-o", str(scratch / f"{name}.gch")], name)
-        scratch.rename(folder)
-    return folder / name
+        compile_with(["g++", *flags, "-x", "c++-header", str(folder / name), "-o", str(folder / f"{name}.gch")], name)
+
+    with _one_at_a_time(support):
+        return cached_folders.folder(support, "header", key, make) / name
 
 
 @contextmanager

@@ -1,12 +1,8 @@
-"""The harness's own programs, compiled once for this machine, the options for submissions, and folders.
-
-Folders in the user's cache are known by a digest of what they were made from.
-"""
+"""The harness's own programs, compiled once for this machine, the options for submissions, and folders."""
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import platform
 import shutil
@@ -21,22 +17,11 @@ from typing import Any
 
 from ece408_op.data import cache_folder
 from ece408_op.data.atomic import output_folder_problem
+from ece408_op.runtime import cached_folders
+from ece408_op.runtime.cached_folders import digest
 
 from .errors import HarnessError
 from .sandbox import HELP, Tools
-
-#: Folders of each kind that stay, the latest: tools, with their precompiled headers, take 1 GB. Seconds in which one is
-#: made.
-_KEPT, _KEPT_TOOLS, _UNFINISHED = 64, 12, 3600
-
-
-def digest(files: Iterable[Path], *words: str, root: Path) -> str:
-    """A digest of the files' content and of their names from the root, and of the words."""
-    found = hashlib.blake2b(digest_size=16)
-    for path in files:
-        found.update(f"{path.relative_to(root)}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
-    found.update("\0".join(words).encode())
-    return found.hexdigest()
 
 
 def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bool = True) -> Path:
@@ -48,23 +33,7 @@ def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bo
     base = cache_folder() if private else None
     if base is None or output_folder_problem(base):
         base = _temporary()
-    base.mkdir(parents=True, exist_ok=True)
-    own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
-    path = base / f"{kind}-{key}"
-    try:
-        if not path.is_dir():
-            make(own)
-            with suppress(OSError):  # another process was faster
-                os.rename(own, path)
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-    os.utime(path)
-    kept = _KEPT_TOOLS if kind == "tools" else _KEPT
-    # Those that a killed process did not finish go, too.
-    unfinished = [one for one in base.glob(f".{kind}-*") if os.stat(path).st_mtime - one.stat().st_mtime > _UNFINISHED]
-    for old in [*sorted(base.glob(f"{kind}-*"), key=lambda one: -one.stat().st_mtime)[kept:], *unfinished]:
-        shutil.rmtree(old, ignore_errors=True)
-    return path
+    return cached_folders.folder(base, kind, key, make)
 
 
 @cache

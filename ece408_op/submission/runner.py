@@ -23,6 +23,7 @@ import numpy as np
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.runtime.cached_folders import digest
 from ece408_op.runtime.occupancy import KernelNotes
 
 from . import build, programs, sources
@@ -165,7 +166,7 @@ def _cached_program(path: Path, device: str, tools: Tools, architecture: str) ->
     with programs.new_folder("sources") as name:
         sources.copy(path, Path(name))
         words = (tools.folder.name, architecture, path.name)
-        key = programs.digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
+        key = digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
 
     def make(folder: Path) -> None:
         with programs.new_folder("build") as name:

@@ -1,0 +1,66 @@
+"""Folders of compiled programs: made once, known by a digest of what they were made from, and limited in bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+#: Bytes that folders of one kind may take together.
+MOST_BYTES = 1 << 30
+#: Seconds within which another process may still be making a folder, or be about to use what it found.
+_IN_USE = 3600
+
+
+def digest(files: Iterable[Path], *words: str, root: Path) -> str:
+    """Return a digest of the files' content and of their names from the root, and of the words."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in files:
+        found.update(f"{path.relative_to(root)}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
+    found.update("\0".join(words).encode())
+    return found.hexdigest()
+
+
+def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Path:
+    """Return the folder of that kind and key in ``base``, which ``make`` fills if it is new."""
+    base.mkdir(parents=True, exist_ok=True)
+    path = base / f"{kind}-{key}"
+    with suppress(FileNotFoundError):
+        os.utime(path)
+        return path
+    own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
+    try:
+        make(own)
+        with suppress(OSError):  # another process was faster
+            os.rename(own, path)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    evict(base.glob(f"{kind}-*"), MOST_BYTES)
+    evict(base.glob(f".{kind}-*"), 0)  # those that a killed process did not finish
+    return path
+
+
+def evict(paths: Iterable[Path], most: int) -> None:
+    """Remove the least recently used files and folders beyond so many bytes, but none that was used within an hour."""
+    used = {}
+    for path in paths:
+        with suppress(FileNotFoundError):  # another process's scratch folder
+            used[path] = path.stat().st_mtime
+    for path in sorted(used, key=lambda one: -used[one]):
+        most -= _size(path)
+        if most < 0 and time.time() - used[path] > _IN_USE:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of a folder's files."""
+    total = 0
+    for file in (path, *(Path(root) / name for root, _, names in os.walk(path) for name in names)):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
