@@ -6,12 +6,17 @@ With ``--unsafe`` there are no namespaces: the supervisor is an ordinary process
 from __future__ import annotations
 
 import glob
+import mmap
 import os
 import re
 import resource
+import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ._processes import Process, Processes, filter_program
-from .errors import HarnessError
+from ._filter import filter_program
+from .errors import HarnessError, StoppedError
 
 #: What every program sees: the system's libraries and compilers, and harmless devices.
 _SYSTEM = (
@@ -54,6 +59,134 @@ class LimitsSpec:
     disk_bytes: int = 64 << 20
     #: A file with a thread per image has up to 550 at once: a thread takes as long as hundreds take to start.
     processes: int = 1024
+
+
+@dataclass(eq=False)
+class Process:
+    """A started program."""
+
+    process: subprocess.Popen
+    control: socket.socket
+    cgroup: Path | None
+    user: socket.socket | None
+    running: Processes
+    #: "exit 0", "signal 11" and the like, once the program has ended.
+    ended: str | None = None
+    #: The program's process id, and a descriptor that means it and no later process of that id.
+    pid: int = 0
+    _handle: int = -1
+
+    def begin(self, seconds: float) -> str:
+        """Wait until the supervisor has started the program; returns why it has not, or an empty text."""
+        if not select.select([self.control], [], [], seconds)[0]:
+            return f"nothing within {seconds:g} s"
+        data, credentials, *_ = self.control.recvmsg(4096, socket.CMSG_SPACE(12))
+        if data != b"started":
+            return data.decode(errors="replace") or "the sandbox's end"
+        with suppress(ProcessLookupError):
+            (self.pid,) = struct.unpack("i", credentials[0][2][:4])
+            self._handle = os.pidfd_open(self.pid)
+        return ""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the program's end; False where it has not come in time."""
+        if self.ended is None and select.select([self.control], [], [], max(0.0, seconds))[0]:
+            self.ended = self.control.recv(4096).decode(errors="replace") or "lost"
+        return self.ended is not None
+
+    def stop(self) -> bool:
+        """Stop the program; False where it has ended."""
+        self._signal(signal.SIGSTOP)
+        end = time.monotonic() + 5.0
+        while self.runs():
+            if time.monotonic() > end or self.wait(0):
+                return False
+        return not self.wait(0)
+
+    def go(self) -> None:
+        """Let it run again."""
+        self._signal(signal.SIGCONT)
+
+    def runs(self) -> bool:
+        """Is a thread of the program neither stopped nor at its end?"""
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with suppress(FileNotFoundError), open(f"/proc/{self.pid}/task/{thread}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] not in (b"T", b"Z", b"X"):
+                        return True
+        return False
+
+    def kill(self) -> None:
+        """Kill everything inside without waiting; any thread may call this."""
+        self._signal(signal.SIGKILL)
+        self.process.kill()
+
+    def end(self, seconds: float = 10.0) -> str:
+        """Kill everything inside and return how the program had ended: "exit N", "signal N" or "lost"."""
+        self.wait(0)
+        if self.ended is None and self.pid:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
+        if self._handle >= 0:
+            select.select([self._handle], [], [], seconds)  # readable once the program has ended
+        self.running.remove(self)
+        self.control.close()
+        self.process.wait(seconds)
+        if self._handle >= 0:
+            os.close(self._handle)
+        for folder in [self.cgroup] * 20 if self.cgroup else ():  # a dying process is counted for a moment
+            with suppress(OSError):
+                folder.rmdir()
+                break  # one that stays is empty and harmless
+            time.sleep(0.01)
+        if self.user is not None:
+            self.user.close()
+        return self.ended or "lost"
+
+    def pages(self) -> tuple[int, int]:
+        """Bytes of the program's memory in RAM, and bytes that it may write to and shares with no other."""
+        with suppress(OSError, ValueError, IndexError):
+            numbers = [int(one) * mmap.PAGESIZE for one in Path(f"/proc/{self.pid}/statm").read_text().split()]
+            return numbers[1], numbers[5]
+        return 0, 0
+
+    def _signal(self, number: int) -> None:
+        with suppress(OSError):
+            signal.pidfd_send_signal(self._handle, number)
+
+
+class Processes:
+    """The programs that run, so that an interrupted harness can end them all; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: set[Process] = set()
+        self.closed = False
+
+    def add(self, process: Process) -> None:
+        """Add one; it is killed at once where all have been ended."""
+        with self._lock:
+            self._all.add(process)
+            if self.closed:
+                process.kill()
+
+    def remove(self, process: Process) -> None:
+        """Remove one that has ended, before its descriptors are closed."""
+        with self._lock:
+            self._all.discard(process)
+
+    def require_open(self) -> None:
+        """Raise StoppedError where all have been ended; long computations of the harness call this too."""
+        if self.closed:
+            raise StoppedError("the grading was interrupted")
+
+    def close(self) -> None:
+        """End all of them, and let no other start."""
+        with self._lock:
+            self.closed = True
+            for one in self._all:
+                one.kill()
 
 
 @dataclass(frozen=True)
