@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
                 name, other = kernels[0].name, kernels[0].device
                 raise TypeError(f"expected a kernel for the {device}, got {name} for the {other}")
         except BaseException as error:
-            _put(text, described(error, what))
+            _put(text, f"unloadable {described(error, what)}")
 
     def forward(call: Any, layer: int, text: int) -> None:
         _put(text, "failed an exception that cannot be described")  # whatever leaves a callback is lost

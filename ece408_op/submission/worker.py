@@ -58,8 +58,10 @@ _SEND_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 #: This many bytes of the printed text are kept.
 _KEPT_BYTES = 1 << 16
-#: Answers to a call that end the submission.
+#: Answers that end the submission.
 _FAILURES = {
+    "unloadable": ("compile_error", "it cannot be loaded: {}"),
+    "replaces": ("tampered", "it defines {} in place of the system's own"),
     "failed": ("crashed", "forward threw: {}"),
     "refused": ("unsupported", "it says that it does not take this layer: {}"),
     "cuda": ("crashed", "the GPU reported {} after forward"),
@@ -162,19 +164,11 @@ class Worker:
         Raises EndedError where that fails or takes longer than ``seconds``.
         """
         with self._our_fault():
-            self._go()
-            self._socket.send(b"load")
-        answer = self._answer(time.monotonic() + seconds, "loading it")
-        if answer.startswith("unloadable replaces"):
-            raise EndedError("tampered", f"it defines {answer.rpartition(' ')[2]} in place of the system's own")
-        if answer.startswith("unloadable"):
-            raise EndedError("compile_error", f"it cannot be loaded: {answer.partition(' ')[2]}")
-        if answer != "ready":
-            raise _forged(answer, " while loading")
-        self._stop()
+            self._nothing_waits()
+        self.call(0, seconds, "load")
 
     def call(self, layer: int, seconds: float, word: str = "run") -> Call:
-        """Let the worker run for one call on that layer, and stop it; the word "empty" has it do nothing.
+        """Let the worker run for one command on that layer, see native/worker.cpp, and stop it.
 
         Raises EndedError where it does not come back in time.
         """
@@ -191,7 +185,7 @@ class Worker:
         except OSError:  # it has ended, or reads no commands
             raise self._reason_of_end("the time between two calls") from None
         try:
-            answer = self._answer(time.monotonic() + seconds, "a call of forward")
+            answer = self._answer(time.monotonic() + seconds, "loading it" if word == "load" else "a call of forward")
         finally:
             end = time.perf_counter()
             self._program.used.append(end - start)
@@ -261,7 +255,7 @@ class Worker:
         if select.select([self._socket], [], [], 0)[0]:
             self._fault = self._received()
             if self._fault and not _FAULT.fullmatch(self._fault):
-                raise _forged(self._fault, " outside of a call")
+                raise _forged(self._fault)
             raise self._reason_of_end("the time between two calls")
 
     def _answer(self, deadline: float, doing: str) -> str:
@@ -303,8 +297,8 @@ class Worker:
         return EndedError("timed_out" if number == str(int(signal.SIGXCPU)) else "crashed", f"{said}, during {doing}")
 
 
-def _forged(line: str, when: str = "") -> EndedError:
-    return EndedError("tampered", f"a message came that the worker does not send{when}: {line[:80]!r}")
+def _forged(line: str) -> EndedError:
+    return EndedError("tampered", f"a message came that the worker does not send: {line[:80]!r}")
 
 
 def _outside(full: str, offset: int, elements: int, doing: str) -> EndedError:

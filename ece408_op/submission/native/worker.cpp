@@ -6,12 +6,11 @@
 // API. GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls ece408_serve with
 // its own load and forward.
 //
-// Commands and replies are packets of a socket. "load" loads the submission and is answered "ready", "unloadable TEXT" or
-// "unloadable replaces NAME". "run NONCE LAYER" calls forward and is answered "done NONCE NANOSECONDS NOTE"; NOTE is the
-// CUDA error that forward left unread, or "-". Other answers are "failed TEXT" (forward threw), "refused TEXT" (it does not
-// take the layer) and "cuda TEXT" (a CUDA error). "empty NONCE" is answered at once, also before "load"; "zero NONCE LAYER",
-// before "load" only, when y holds zeros. The harness believes nothing of this, since a submission can write to any memory of
-// this process: it has its own clock.
+// Commands and replies are packets of a socket. A command is a word, a nonce and a layer: "load" loads the submission, "run"
+// calls its forward, "zero" fills y with zeros, and "empty" does nothing. The answer is "done NONCE NANOSECONDS NOTE", where
+// NOTE is the CUDA error that forward left unread, or "-"; else "unloadable TEXT", "replaces NAME" (a function of the
+// system's), "failed TEXT" (forward threw), "refused TEXT" (it does not take the layer) or "cuda TEXT" (a CUDA error). The
+// harness believes nothing of this, since a submission can write to any memory of this process: it has its own clock.
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -44,7 +43,7 @@ struct ece408_grade_call {
 
 namespace {
 
-// Texts of load and forward are at most this long; an empty one means that all went well.
+// The answers of load and forward are at most this long; an empty one means that all went well.
 constexpr size_t text_bytes = 1024;
 typedef void (*Load)(char* text);
 typedef void (*Forward)(ece408_grade_call* call, unsigned layer, char* text);
@@ -99,7 +98,12 @@ float* open_buffer(char name, const char* handle, size_t, size_t guard) {
   return reinterpret_cast<float*>(at + guard);
 }
 
-// The first error of a call, as a reply; empty without one.
+void fill_with_zeros(const ece408_grade_call& call) {
+  const unsigned* n = call.y_shape;
+  cudaMemset(call.y, 0, 4ull * n[0] * n[1] * n[2] * n[3]);
+}
+
+// Waits for the GPU; the first error of a call as an answer, empty without one.
 std::string cuda_error(const ece408_grade_call& call) {
   cudaError_t error = cudaDeviceSynchronize();
   if (error == cudaSuccess) error = cudaGetLastError();
@@ -124,6 +128,8 @@ float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
   regions.push_back({name, base + guard + mapped - (bytes + 63) / 64 * 64, bytes});
   return reinterpret_cast<float*>(regions.back().begin);
 }
+
+void fill_with_zeros(const ece408_grade_call&) {}
 
 std::string cuda_error(const ece408_grade_call&) { return ""; }
 #endif
@@ -181,7 +187,7 @@ const char* const own_functions[] = {
 
 void load_library(char* text) {
   void* library = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
-  if (!library) return put(text, dlerror());
+  if (!library) return put(text, std::string("unloadable ") + dlerror());
   for (const char* name : own_functions) {
     Dl_info found;
     const ElfW(Sym)* symbol = nullptr;  // a counter called "times" is nobody's clock
@@ -191,7 +197,7 @@ void load_library(char* text) {
       return put(text, std::string("replaces ") + name);
   }
   library_forward = reinterpret_cast<void (*)(ece408_grade_call*)>(dlsym(library, "ece408_grade_forward"));
-  if (!library_forward) put(text, "it lacks ece408_grade_forward");
+  if (!library_forward) put(text, "unloadable it lacks ece408_grade_forward");
 }
 
 void call_library(ece408_grade_call* call, unsigned, char* text) {
@@ -235,40 +241,23 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
 
   // The harness measures an empty call, and how soon its own work on a GPU follows an honest answer, before the
   // submission can slow either down.
-  char line[80], nonce[40], text[text_bytes] = "";
+  char line[80], word[8], nonce[40], text[text_bytes];
   unsigned layer = 0;
-  bool loaded = false;
   for (ssize_t size; (size = read(harness, line, sizeof line - 1)) > 0;) {
     line[size] = 0;
-    std::string answer, note = "-";
-    long long took = 0;
-    if (!loaded && strcmp(line, "load") == 0) {
-      load(text);
-      loaded = !*text;
-      reply(loaded ? "ready" : std::string("unloadable ") + text);
-      if (loaded) continue;
-      return 4;
-    }
-    if (sscanf(line, "empty %39s", nonce) == 1 ||
-        (!loaded && sscanf(line, "zero %39s %u", nonce, &layer) == 2 && layer < calls.size())) {
-#ifdef ECE408_GRADE_GPU
-      const unsigned* n = calls[layer].y_shape;
-      if (*line == 'z') cudaMemset(calls[layer].y, 0, 4ull * n[0] * n[1] * n[2] * n[3]);
-      cudaDeviceSynchronize();
-#endif
-    } else if (loaded && sscanf(line, "run %39s %u", nonce, &layer) == 2 && layer < calls.size()) {
-      ece408_grade_call& call = calls[layer];
-      call.note = nullptr;
-      *text = 0;
-      const auto start = std::chrono::steady_clock::now();
-      forward(&call, layer, text);
-      answer = *text ? text : cuda_error(call);
-      took = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
-      if (call.note) note = call.note;
-    } else {
-      break;
-    }
-    reply(answer.empty() ? std::string("done ") + nonce + " " + std::to_string(took) + " " + note : answer);
+    if (sscanf(line, "%7s %39s %u", word, nonce, &layer) != 3 || layer >= calls.size()) break;
+    const std::string command = word;
+    ece408_grade_call& call = calls[layer];
+    call.note = nullptr;
+    *text = 0;
+    const auto start = std::chrono::steady_clock::now();
+    if (command == "load") load(text);
+    if (command == "run") forward(&call, layer, text);
+    if (command == "zero") fill_with_zeros(call);
+    if (!*text) put(text, cuda_error(call));
+    const long long took = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    const char* note = call.note ? call.note : "-";
+    reply(*text ? text : std::string("done ") + nonce + " " + std::to_string(took) + " " + note);
   }
   return 0;
 }
