@@ -18,10 +18,6 @@
 #define MSHADOW_XINLINE inline
 #define MSHADOW_USE_CUDA 0
 #endif
-#define MSHADOW_CINLINE inline
-#define MSHADOW_FORCE_INLINE inline
-#define MSHADOW_ALLOC_PAD true
-#define MSHADOW_MIN_PAD_RATIO 2
 
 #ifdef __CUDACC__
 #define ECE408_GRADE_CUDA_(func, what)                                               \
@@ -43,22 +39,17 @@ namespace expr {}
 
 struct cpu {
   static const bool kDevCPU = true;
-  static const int kDevMask = 1 << 0;
 };
 struct gpu {
   static const bool kDevCPU = false;
-  static const int kDevMask = 1 << 1;
 };
 
 namespace cuda {
-const int kMemUnitBits = 5, kMemUnit = 1 << kMemUnitBits, kMaxThreadsPerBlock = 1024, kMaxGridNum = 65535;
-const int kBaseThreadBits = 8, kBaseThreadNum = 1 << kBaseThreadBits, kBaseGridNum = 1024, kMaxGridDim = 65535;
-}  // namespace cuda
+const int kMaxThreadsPerBlock = 1024, kBaseThreadNum = 256, kMaxGridNum = 65535;
+}
 
 template <int dimension>
 struct Shape {
-  static const int kDimension = dimension;
-  static const int kSubdim = dimension - 1;
   index_t shape_[dimension];
 
   MSHADOW_XINLINE index_t& operator[](index_t index) { return shape_[index]; }
@@ -68,15 +59,14 @@ struct Shape {
       if (shape_[i] != other.shape_[i]) return false;
     return true;
   }
-  MSHADOW_XINLINE bool operator!=(const Shape<dimension>& other) const { return !(*this == other); }
   MSHADOW_XINLINE size_t Size() const {
     size_t size = 1;
     for (int i = 0; i < dimension; ++i) size *= shape_[i];
     return size;
   }
-  MSHADOW_XINLINE Shape<kSubdim> SubShape() const {
-    Shape<kSubdim> rest;
-    for (int i = 0; i < kSubdim; ++i) rest.shape_[i] = shape_[i + 1];
+  MSHADOW_XINLINE Shape<dimension - 1> SubShape() const {
+    Shape<dimension - 1> rest;
+    for (int i = 0; i < dimension - 1; ++i) rest.shape_[i] = shape_[i + 1];
     return rest;
   }
 };
@@ -97,7 +87,6 @@ inline std::ostream& operator<<(std::ostream& to, const Shape<dimension>& shape)
 template <typename Device>
 struct Stream {
   void Wait() {}
-  bool CheckIdle() { return true; }
 };
 
 #ifdef __CUDACC__
@@ -106,7 +95,6 @@ struct Stream<gpu> {
   cudaStream_t stream_;
   Stream() : stream_(0) {}
   void Wait() { MSHADOW_CUDA_CALL(cudaStreamSynchronize(stream_)); }
-  bool CheckIdle() { return cudaStreamQuery(stream_) == cudaSuccess; }
   static cudaStream_t GetStream(Stream<gpu>* stream) { return stream == NULL ? (cudaStream_t)0 : stream->stream_; }
 };
 inline cudaStream_t ece408_grade_handle(Stream<gpu>* stream) { return Stream<gpu>::GetStream(stream); }
@@ -123,8 +111,6 @@ struct ece408_grade_rank {};
 
 template <typename Device, int dimension, typename DType = default_real_t>
 struct Tensor {
-  static const bool kDevCPU = Device::kDevCPU;
-  static const int kSubdim = dimension - 1;
   DType* dptr_;
   Shape<dimension> shape_;
   index_t stride_;
@@ -134,28 +120,21 @@ struct Tensor {
   MSHADOW_XINLINE Tensor(const Shape<dimension>& shape) : dptr_(NULL), shape_(shape), stride_(0), stream_(NULL) {}
   MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, Stream<Device>* stream = NULL)
       : dptr_(at), shape_(shape), stride_(shape[dimension - 1]), stream_(stream) {}
-  MSHADOW_XINLINE Tensor(DType* at, const Shape<dimension>& shape, index_t stride, Stream<Device>* stream)
-      : dptr_(at), shape_(shape), stride_(stride), stream_(stream) {}
 
   void set_stream(Stream<Device>* stream) { stream_ = stream; }
   MSHADOW_XINLINE index_t size(index_t index) const { return shape_[index]; }
   MSHADOW_XINLINE bool CheckContiguous() const { return shape_[dimension - 1] == stride_; }
-  // Elements with those that pad the rows: of all indices, or of those from the n-th.
-  MSHADOW_XINLINE size_t MSize(int first = 0) const {
-    size_t size = stride_;
-    for (int i = first; i < kSubdim; ++i) size *= shape_[i];
-    return size;
-  }
+  MSHADOW_XINLINE size_t MSize() const { return shape_.Size(); }  // no row is padded here
   // A tensor with one dimension less, or an element.
   MSHADOW_XINLINE decltype(auto) operator[](index_t index) const { return At(index, ece408_grade_rank<dimension>()); }
   MSHADOW_XINLINE DType& At(index_t index, ece408_grade_rank<1>) const { return dptr_[index]; }
   template <int n>
   MSHADOW_XINLINE Tensor<Device, n - 1, DType> At(index_t index, ece408_grade_rank<n>) const {
-    return Tensor<Device, n - 1, DType>(dptr_ + MSize(1) * index, shape_.SubShape(), stride_, stream_);
+    return Tensor<Device, n - 1, DType>(dptr_ + shape_.SubShape().Size() * index, shape_.SubShape(), stream_);
   }
   MSHADOW_XINLINE Tensor Slice(index_t begin, index_t end) const {
     Tensor part = *this;
-    part.dptr_ += MSize(1) * begin;
+    part.dptr_ += MSize() / shape_[0] * begin;
     part.shape_[0] = end - begin;
     return part;
   }
@@ -164,7 +143,7 @@ struct Tensor {
   }
   Tensor& operator=(const DType& value) {
 #ifdef __CUDACC__
-    if (!kDevCPU) {
+    if (!Device::kDevCPU) {
       ece408_grade_fill<DType><<<1024, 256, 0, ece408_grade_handle(stream_)>>>(dptr_, MSize(), value);
       return *this;
     }
@@ -175,7 +154,7 @@ struct Tensor {
 };
 
 template <typename Device, int dimension, typename DType>
-inline void AllocSpace(Tensor<Device, dimension, DType>* tensor, bool = MSHADOW_ALLOC_PAD) {
+inline void AllocSpace(Tensor<Device, dimension, DType>* tensor, bool pad = false) {
   const size_t bytes = tensor->shape_.Size() * sizeof(DType);
   tensor->stride_ = tensor->shape_[dimension - 1];
 #ifdef __CUDACC__
@@ -194,16 +173,6 @@ inline void FreeSpace(Tensor<Device, dimension, DType>* tensor) {
 #endif
   if (Device::kDevCPU) std::free(tensor->dptr_);
   tensor->dptr_ = NULL;
-}
-
-template <typename Device, typename DType, int dimension>
-inline Tensor<Device, dimension, DType> NewTensor(const Shape<dimension>& shape, DType value,
-                                                  bool pad = MSHADOW_ALLOC_PAD, Stream<Device>* stream = NULL) {
-  Tensor<Device, dimension, DType> tensor(shape);
-  tensor.stream_ = stream;
-  AllocSpace(&tensor, pad);
-  tensor = value;
-  return tensor;
 }
 
 template <typename To, typename From, int dimension, typename DType, typename Device = gpu>
