@@ -27,12 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import submissions  # noqa: E402
 
-from ece408_op.grade import _grading  # noqa: E402
-from ece408_op.grade._buffers import Buffers  # noqa: E402
-from ece408_op.grade._device import Device  # noqa: E402
-from ece408_op.grade._judge import REAL  # noqa: E402
-from ece408_op.grade._spec import Spec  # noqa: E402
-from ece408_op.grade._verdict import WRONG  # noqa: E402
+from ece408_op.grade._buffers import Buffers, Device  # noqa: E402
+from ece408_op.grade._verdict import REAL, WRONG  # noqa: E402
 from ece408_op.problem import ConvProblem  # noqa: E402
 from ece408_op.runtime import cuda  # noqa: E402
 from ece408_op.submission import build, programs  # noqa: E402
@@ -178,7 +174,7 @@ def main() -> int:
         if not files:
             cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")
             files = [*(str(path / "new-forward.cuh") for path in cases.values()), *PYTHON]
-        architecture = _grading.for_gpu(tools, Spec()).architecture
+        architecture = f"sm_{cuda.chip().architecture}"
 
         def prepared(file: str) -> tuple[str, Program, list[str]]:
             """A submission's name, its program in the worker, and its command in a plain process."""
@@ -186,7 +182,7 @@ def main() -> int:
             if path.suffix == ".py":
                 program = python_program(path.resolve())
                 return path.stem, program, [sys.executable, "-c", PLAIN_PYTHON, program.what]
-            program = build.build(path, "gpu", new_folder("build"), tools, Spec().limits, architecture)
+            program = build.build(path, "gpu", new_folder("build"), tools, LimitsSpec(), architecture)
             name = path.parent.name if path.stem == "new-forward" else path.stem
             return name, program, [str(top / "plain"), program.what]
 

@@ -1,4 +1,4 @@
-"""A layer's x, w and y, filled and judged while the worker that maps them is stopped.
+"""A device, and on it a layer's x, w and y, filled and judged while the worker that maps them is stopped.
 
 The worker never sees the copies of the inputs and of the output, and the copies are what is judged.
 """
@@ -9,23 +9,31 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from ece408_op.core import dispatch, reference, timer
+from ece408_op.core import dispatch, reference, roofline, timer
 from ece408_op.core.explain import Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission.arrays import Arrays
+from ece408_op.submission.errors import HarnessError
 
 from . import _judge
-from ._device import KERNEL, Device
 from ._judge import Part
-from ._verdict import Outcome
+from ._verdict import REAL, WIDE, Outcome
 
+#: Written before a timed run, so that no cache holds the buffers: more than any last-level cache.
+_FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
+#: Steps of the reference workload, some milliseconds of work that raise an idle GPU's clocks, and its result.
+_WAKING, _END = 200, 2.0
+#: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
+_RELEASED, _RELEASE_SECONDS = 0.95, 5.0
+#: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
+_LITTLE = 0.25
 #: Bytes of float64 per step of the comparison on the CPU: about what its caches hold; elements on a GPU.
 _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
 #: Timed calls of the package's own kernel.
@@ -40,6 +48,88 @@ _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
 #: normal number of float16.
 _BINADES, _SMALLEST_TAP = 7, 2.0**-6
 
+#: CUDA C++: the exact sums.
+KERNEL = r"""
+typedef unsigned long long u64;
+extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
+                                double* size, double* root) {
+  int OH = H - K + 1, OW = W - K + 1;
+  for (u64 at = blockIdx.x * (u64)blockDim.x + threadIdx.x; at < n; at += (u64)gridDim.x * blockDim.x) {
+    int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
+    u64 b = at / ((u64)OW * OH * M);
+    double sum = 0, magnitude = 0, squares = 0;
+    for (int c = 0; c < C; ++c)
+      for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q) {
+          double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
+          sum += product;
+          magnitude += fabs(product);
+          squares += product * product;
+        }
+    exact[at] = sum;
+    size[at] = magnitude;
+    root[at] = sqrt(squares);
+  }
+}
+"""
+
+
+class Device:
+    """The CPU (``number`` is None), or the GPU of that number. Threads may share one."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number, self.gpu = number, number is not None
+        #: The most bytes that were ever free.
+        self._most_free = 0
+
+    @cached_property
+    def _block(self) -> Any:
+        xp = cuda.cupy() if self.gpu else np
+        return xp.zeros(_FLUSH_BYTES[self.gpu] // 8, np.int64)
+
+    @cached_property
+    def _ceilings(self) -> roofline.Ceilings:
+        return roofline.measure(self.number or 0)
+
+    def evict(self) -> None:
+        """Write enough that no cache holds a submission's arrays."""
+        self._block += 1
+
+    def wake(self) -> None:
+        """Have an idle GPU raise its clocks; raises HarnessError where it computes the reference workload wrong."""
+        if not self.gpu:
+            return
+        to = cuda.cupy().arange(_FLUSH_BYTES[True] // 16, dtype=np.float32)
+        for _ in range(_WAKING):  # from any start it ends at 2
+            to *= 0.5
+            to += 1
+        low, high = float(to.min()), float(to.max())
+        if not low == high == _END:
+            raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
+
+    def exhausted(self) -> bool:
+        """May a GPU's memory have run out? A worker's host memory is limited by itself."""
+        free, total = cuda.cupy().cuda.runtime.memGetInfo() if self.gpu else (1, 1)
+        return bool(free < total * _LITTLE)
+
+    def roofline_seconds(self, problem: ConvProblem, arithmetic: str) -> float | None:
+        """The problem's roofline on a GPU with that arithmetic, see ``ece408_op.core.roofline``; None on the CPU."""
+        return self._ceilings.roofline_seconds(problem, arithmetic) if self.gpu else None
+
+    def check(self) -> None:
+        """Raise HarnessError where a GPU is not as usable as before."""
+        if not self.gpu:
+            return
+        with cuda.reported(f"gpu {self.number}"):
+            cp = cuda.cupy()
+            cp.cuda.Device(self.number).use()
+            self.wake()
+            cp.get_default_memory_pool().free_all_blocks()
+            end = time.monotonic() + _RELEASE_SECONDS
+            while (free := cp.cuda.runtime.memGetInfo()[0]) < _RELEASED * self._most_free and time.monotonic() < end:
+                time.sleep(0.05)
+        self._most_free = max(free, self._most_free)
+
 
 class Buffers(Arrays):
     """The arrays of one problem on a device, and their copies."""
@@ -51,26 +141,25 @@ class Buffers(Arrays):
         self._require_open = require_open
         self.device = device or Device()
         super().__init__(problem, self.device.number)
-        with cuda.reported(self.device.name) if self.gpu else nullcontext():
+        with cuda.reported(f"gpu {self.number}") if self.gpu else nullcontext():
             self._x, self._w, self.copied = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
         """Draw new inputs of that kind; some images are sparse, among the others."""
         p = self.problem
-        for first, bits in self._random(rng):
-            to = self._x.ravel()[first : first + len(bits)]
+        for _, to, bits in self._random(rng):
             sign = (bits & np.uint64(1)).astype(np.float32) * 2 - 1
             # Up to 1000 products of at most 2 stay below 2048, up to which float16 represents every integer.
             larger = (bits >> np.uint64(1) & np.uint64(p.products <= 1000)).astype(np.float32) + 1
             uniform = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
-            to[...] = uniform if kind == _judge.REAL else sign * larger
+            to[...] = uniform if kind == REAL else sign * larger
         least = int(rng.integers(2)) if p.batch == 1 else 1
         for image in rng.permutation(p.batch)[: max(least, min(p.batch // _SPARSE, _MOST_SPARSE))]:
-            self._x[int(image)] = self.xp.asarray(self._sparse_image(rng, kind == _judge.REAL))
-        if kind == _judge.WIDE:
+            self._x[int(image)] = self.xp.asarray(self._sparse_image(rng, kind == REAL))
+        if kind == WIDE:
             self._x *= np.float32(_WIDE)
         signs = rng.integers(0, 2, p.w_shape).astype(np.float32) * 2 - 1
-        if kind == _judge.REAL:
+        if kind == REAL:
             signs = signs * np.maximum(np.abs(rng.standard_normal(p.w_shape, np.float32)), np.float32(_SMALLEST_TAP))
         self._w[...] = self.xp.asarray(signs)
 
@@ -90,8 +179,7 @@ class Buffers(Arrays):
     def draw_near_duplicate(self, rng: np.random.Generator) -> None:
         """Change about one element in 512 of the inputs, at least one per image, to odd multiples of 2^-11 below 1."""
         size = self._x[0].size
-        for first, bits in self._random(rng):
-            to = self._x.ravel()[first : first + len(bits)]
+        for first, to, bits in self._random(rng):
             middle = self.xp.arange(first, first + len(bits)) % size == size // 2
             changed = middle | (bits % np.uint64(512) == 0)
             number = (_mix(bits) >> np.uint64(54) | np.uint64(1025)).astype(np.float32) * np.float32(2.0**-11)
@@ -119,14 +207,16 @@ class Buffers(Arrays):
 
     def own_seconds(self) -> float | None:
         """The median seconds of this package's kernel, or None if it has none here. Spoils the copied output."""
-        p, chip, threads = self.problem, cuda.chip() if self.gpu else None, dispatch.thread_count(self.problem)
+        p = self.problem
         try:
-            kernel: Any = dispatch.select(p, "gpu" if self.gpu else "cpu", chip=chip)
-            if not self.gpu:
+            if self.gpu:
+                kernel: Any = dispatch.select(p, "gpu", chip=cuda.chip())
+                clock: timer.Clock = timer.GpuClock(kernel.name)
+                call = partial(kernel.run, p, self._x, self._w, self.copied)
+            else:
+                kernel, clock = dispatch.select(p), timer.cpu_clock
                 kernel.prepare(p, self.copied)
-            more = () if self.gpu else (threads,)
-            clock = timer.GpuClock(kernel.name) if self.gpu else timer.cpu_clock
-            call = partial(kernel.run, p, self._x, self._w, self.copied, *more)
+                call = partial(kernel.run, p, self._x, self._w, self.copied, dispatch.thread_count(p))
             return timer.measure(call, clock, self.device.evict, repeats=_OWN_RUNS).median
         except Ece408Error:
             return None
@@ -139,9 +229,9 @@ class Buffers(Arrays):
     def violations(self) -> list[str]:
         """What happened that must not, by its name in ``_verdict.VIOLATIONS``."""
         found = {
-            "changed late": self._differ(self.copied, self.y.array),
+            "changed late": _differ(self.copied, self.y.array),
             "red zone": self.wrote_outside(),
-            "inputs": self._differ(self._x, self.x.array) or self._differ(self._w, self.w.array),
+            "inputs": _differ(self._x, self.x.array) or _differ(self._w, self.w.array),
         }
         return [name for name, happened in found.items() if happened]
 
@@ -156,14 +246,13 @@ class Buffers(Arrays):
 
     def outcome(self, kind: str, before: float = 0.0) -> Outcome:
         """The class of the copied output, which held ``before``."""
-        return _judge.judge(self.xp, self._parts(kind == _judge.REAL), self.problem, kind, before)
+        return _judge.judge(self.xp, self._parts(kind == REAL), self.problem, kind, before)
 
     def explanation(self, before: float, worst: int, source: str) -> Explanation:
         """Why the copied output, which held ``before``, is wrong, from some images, ``worst`` among them."""
-        first = 0 if worst < _EXPLAINED else worst - _EXPLAINED + 1
-        x, w, y = self._x[first : first + _EXPLAINED], self._w, self.copied[first : first + _EXPLAINED]
-        if self.gpu:
-            x, w, y = x.get(), w.get(), y.get()
+        first = max(0, worst - _EXPLAINED + 1)
+        arrays = self._x[first : first + _EXPLAINED], self._w, self.copied[first : first + _EXPLAINED]
+        x, w, y = (one.get() if self.gpu else one for one in arrays)
         return explain(x, w, y, before, source)
 
     def exact(self, x: Any, w: np.ndarray) -> Any:
@@ -201,16 +290,17 @@ class Buffers(Arrays):
         sums((2048,), (256,), (x, w, np.uint64(exact.size), *sizes, exact, size, root))
         return exact, size, root
 
-    def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
-        """64 random bits for each element of x, in steps: the first element's number, and the bits."""
-        seed, size = np.uint64(rng.integers(0, 2**63)), self._x.size
-        for first in range(0, size, _DRAWN):
+    def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any, Any]]:
+        """x in steps, with 64 random bits for each element: the first element's number, the elements, and the bits."""
+        seed, x = np.uint64(rng.integers(0, 2**63)), self._x.ravel()
+        for first in range(0, x.size, _DRAWN):
             self._require_open()
-            yield first, _mix(_mix(self.xp.arange(first, min(first + _DRAWN, size), dtype=np.uint64)) + seed)
+            to = x[first : first + _DRAWN]
+            yield first, to, _mix(_mix(self.xp.arange(first, first + to.size, dtype=np.uint64)) + seed)
 
-    @staticmethod
-    def _differ(a: Any, b: Any) -> bool:
-        return bool((a.view(np.uint32) != b.view(np.uint32)).any())
+
+def _differ(a: Any, b: Any) -> bool:
+    return bool((a.view(np.uint32) != b.view(np.uint32)).any())
 
 
 def _mix(at: Any) -> Any:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,10 +34,7 @@ import numpy as np
 from ece408_op.core.kernel import EPS32, float32_bound
 from ece408_op.problem import ConvProblem
 
-from ._verdict import FLOAT32, HALF, HALF_SUMS, TRANSFORM, WRONG, Outcome
-
-#: The kinds of data.
-WHOLE, REAL, PICTURE, WIDE = "whole", "real", "picture", "wide"
+from ._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, REAL, TRANSFORM, WRONG, Outcome
 
 EPS16 = 2.0**-11
 """Half a unit in the last place of 1.0 in float16."""
@@ -77,15 +75,11 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
         bounds = _bounds(xp, part, n, float32_bound(problem), kind)
         for name, bound in bounds.items():
             most[name] = max(most[name], float((error / bound).max()))
-        loosest = bounds[FLOAT32]
-        for bound in bounds.values():
-            loosest = xp.maximum(loosest, bound)
-        bad, share = error > loosest, error / bounds[FLOAT32]
+        bad, share = error > reduce(xp.maximum, bounds.values()), error / bounds[FLOAT32]
         wrong += int(bad.sum())
-        # The worst of the wrong elements, if there are any.
         some_bad = bool(bad.any())
-        share = xp.where(bad, share, -1) if some_bad else share
-        place = int(share.argmax())
+        # The worst of the wrong elements, if there are any.
+        place = int((xp.where(bad, share, -1) if some_bad else share).argmax())
         if (some_bad, float(share.ravel()[place])) > worst:
             worst = some_bad, float(share.ravel()[place])
             at = (images * part.y[0].size + place, float(part.y.ravel()[place]), float(part.exact.ravel()[place]))

@@ -38,8 +38,10 @@ class CourseNet:
     connected: tuple[tuple[np.ndarray, np.ndarray], ...]
 
     @staticmethod
-    def between(y: Any, xp: Any = np) -> Any:
-        """An output (B, M, H, W) of the module ``xp`` as the next convolution's input: tanh, max-pooling 2 x 2."""
+    def after(convolution: int, y: Any, xp: Any = np) -> Any:
+        """What follows the output (B, M, H, W) of that convolution, of the module ``xp``: the first one's is pooled."""
+        if convolution > 0:
+            return y
         batch, filters, rows, columns = y.shape
         out = xp.empty((batch, filters, rows // 2, columns // 2), np.float32)
         for first in range(0, batch, _STEP):
@@ -49,16 +51,14 @@ class CourseNet:
             out[first : first + _STEP] = xp.tanh(quads.max(axis=(3, 5)))
         return out
 
-    def labels(self, y: Any, xp: Any = np) -> np.ndarray:
-        """The classes, (B,), for the last convolution's output."""
-        values = self.between(y, xp) if len(self.filters) == 1 else y
-        values = xp.asarray(values, np.float32).reshape(len(y), -1)
+    def labels(self, values: Any, xp: Any = np) -> np.ndarray:
+        """The classes, (B,), for what follows the last convolution."""
+        values = xp.asarray(values, np.float32).reshape(len(values), -1)
         for number, (weight, bias) in enumerate(self.connected):
+            values = xp.tanh(values) if number else values
             values = values @ xp.asarray(weight).T + xp.asarray(bias)
-            if number + 1 < len(self.connected):
-                values = xp.tanh(values)
         found = values.argmax(axis=1)
-        return np.asarray(found.get() if hasattr(found, "get") else found)
+        return np.asarray(found if xp is np else found.get())
 
     def compare(self, got: np.ndarray, exact: np.ndarray) -> dict[str, Any]:
         """For the record: the shares of the classes got that are right, and that exact convolutions give."""

@@ -7,13 +7,14 @@ every layer once.
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Union
 
 import numpy as np
 
@@ -25,24 +26,41 @@ from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.worker import Program, Worker
 
 from . import _verdict
-from ._buffers import Buffers
-from ._device import Device, Turns
-from ._judge import PICTURE, POISON, REAL, WHOLE, WIDE
+from ._buffers import Buffers, Device
+from ._judge import POISON
 from ._real_images import CourseNet
 from ._spec import Spec
-from ._verdict import POISONED, TIMED, Layer, NetworkResult, Run, judge_network
+from ._verdict import NEAR_DUPLICATE, POISONED, REAL_IMAGES, TIMED, VIOLATIONS, WIDE_RANGE, Layer, NetworkResult, Run
 
-#: The purposes of a try: all that a verdict needs; enough to see whether it can; times, once the verdict is known.
-FULL = (_verdict.WARM_UP, POISONED, TIMED, _verdict.NEAR_DUPLICATE, _verdict.REAL_IMAGES)
-BRIEF, TIMES = (_verdict.WARM_UP, TIMED), (TIMED,)
-#: The data of those whose data is not whole numbers.
-_KINDS = {TIMED: REAL, _verdict.NEAR_DUPLICATE: REAL, _verdict.WIDE_RANGE: WIDE}
+#: What a round is for; the real images are those of a trained network.
+Step = Union[str, CourseNet]
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
 #: Honest answers that are measured for each layer, before any other and after late ones, and the seconds between these.
 _TURNS, _TURNS_AGAIN, SECONDS_BETWEEN_TURNS = 5, 20, 0.1
 #: How often a worker is started, and the seconds between.
 STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0
+
+
+class Turns:
+    """Lets ``jobs`` threads compile and check at a time, but one call be timed alone."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs, self._alone = jobs, threading.Lock()
+        #: Held by a thread that works; by one that times, all.
+        self.working = threading.Semaphore(jobs)
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Within ``working``: no other thread works."""
+        with ExitStack() as stack:
+            self.working.release()
+            stack.callback(self.working.acquire)
+            stack.enter_context(self._alone)
+            for _ in range(self._jobs):
+                self.working.acquire()
+                stack.callback(self.working.release)
+            yield
 
 
 @dataclass(frozen=True)
@@ -52,85 +70,65 @@ class Bench:
     tools: Tools
     spec: Spec
     device: Device = field(default_factory=Device)
-    #: Timed runs where the grader's file does not say. A file that fails in one run of five should be caught.
-    runs: int = 3
     #: Where submissions share a processor, and their times are to be right.
     turns: Turns | None = None
     #: Shows the current step to people.
     progress: Callable[[str], None] = lambda text: None
-    #: Seconds of this package's kernel, by problem and device.
-    own: dict[tuple[ConvProblem, str], float | None] = field(default_factory=dict)
-
-
-def try_network(
-    bench: Bench,
-    program: Program,
-    net: Net,
-    images: int,
-    seconds: float,
-    plan: Sequence[str] = FULL,
-    course_nets: Sequence[CourseNet] = (),
-) -> NetworkResult:
-    """Call the program's forward on the network's layers, in order, for the purposes of the plan.
-
-    No call may take longer than ``seconds``. ``course_nets`` are trained networks of these layers, whose accuracy is
-    measured.
-    """
-    result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
-    bench.device.check()
-    with new_folder("case") as name, ExitStack() as stack:
-        folder = Path(name)
-        folder.chmod(0o755)
-        made = (Buffers(one.problem, bench.device, bench.tools.processes.require_open) for one in result.layers)
-        buffers = [stack.enter_context(one) for one in made]
-        trial = Trial(bench, result, buffers, seconds, _steps(plan, course_nets, bench.spec.runs or bench.runs))
-        done, failures = False, 0
-        while not done:
-            try:
-                with Worker(bench.tools, program, buffers, folder, bench.spec.limits) as worker:
-                    done = trial.go_through(worker, program)
-            except HarnessError as error:
-                # A machine under load may fail to start a process or a GPU's context once.
-                failures += 1
-                if failures == STARTS or isinstance(error, StoppedError):
-                    raise
-                time.sleep(SECONDS_BETWEEN_STARTS)
-        result.printed = program.shown(worker.printed)
-    return result
-
-
-#: One round: its purpose, and the trained network where it is for one.
-Step = tuple[str, Optional[CourseNet]]
-
-
-def _steps(plan: Sequence[str], nets: Sequence[CourseNet], runs: int) -> deque[Step]:
-    once: list[CourseNet | None] = [None]
-    rounds = {_verdict.REAL_IMAGES: nets, TIMED: once * runs if plan in (FULL, TIMES) else once}
-    return deque((purpose, net) for purpose in plan for net in rounds.get(purpose, once))
+    #: Seconds of this package's kernel, by problem.
+    own: dict[ConvProblem, float | None] = field(default_factory=dict)
 
 
 class Trial:
-    """The rounds on one network, by one worker or, where that used up its memory round by round, by several."""
+    """A network tried with a number of images, by one worker or, where that uses up its memory, by several.
+
+    The program's forward is called on all layers, in order, for each of the steps. No call may take longer than
+    ``seconds``. Trained networks among the steps have these layers; their accuracy is measured.
+    """
 
     worker: Worker
 
     def __init__(
-        self, bench: Bench, result: NetworkResult, buffers: Sequence[Buffers], seconds: float, steps: deque[Step]
+        self, bench: Bench, program: Program, net: Net, images: int, seconds: float, steps: Iterable[Step]
     ) -> None:
-        self.bench, self.result, self.buffers, self.seconds, self._steps = bench, result, buffers, seconds, steps
+        self.bench, self.program, self.seconds, self._steps = bench, program, seconds, deque(steps)
+        self.buffers: list[Buffers] = []
+        self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
         #: The layer and the round at which it is, and the rounds that this worker has ended.
         self._layer = self._round = self._ended = 0
         #: Digests of right outputs, per layer.
-        self._right: list[set[int]] = [set() for _ in buffers]
+        self._right: list[set[int]] = [set() for _ in net.layers]
         #: Seconds in which a GPU usually turns to the harness after an honest answer.
         self._turn = 0.0
         #: Were all answers late? Then honest ones are measured again.
         self._late = False
 
-    def go_through(self, worker: Worker, program: Program) -> bool:
+    def run(self) -> NetworkResult:
+        """Start workers until the verdict is known; raises HarnessError where none can begin."""
+        bench, program = self.bench, self.program
+        bench.device.check()
+        with new_folder("case") as name, ExitStack() as stack:
+            folder = Path(name)
+            folder.chmod(0o755)
+            for layer in self.result.layers:
+                buffers = Buffers(layer.problem, bench.device, bench.tools.processes.require_open)
+                self.buffers.append(stack.enter_context(buffers))
+            done, failures = False, 0
+            while not done:
+                try:
+                    with Worker(bench.tools, program, self.buffers, folder, bench.spec.limits) as worker:
+                        done = self.go_through(worker)
+                except HarnessError as error:
+                    # A machine under load may fail to start a process or a GPU's context once.
+                    failures += 1
+                    if failures == STARTS or isinstance(error, StoppedError):
+                        raise
+                    time.sleep(SECONDS_BETWEEN_STARTS)
+            self.result.printed = program.shown(worker.printed)
+        return self.result
+
+    def go_through(self, worker: Worker) -> bool:
         """Let the worker do what is left; False where another one should go on."""
-        self.worker, self._source, self._ended = worker, program.source, 0
-        end = None
+        self.worker, self._ended, end = worker, 0, None
         try:
             worker.begin()
             if self.bench.device.gpu:
@@ -138,19 +136,18 @@ class Trial:
             if self._steps:
                 worker.load(self.bench.spec.limits.load_seconds)
                 worker.note_size()
-            if not self._finish(program):
+            if not self._finish():
                 return False
         except MemoryError as error:
-            end = EndedError(
-                "crashed", f"the grader found no memory for itself next to what the file had taken: {error}"
-            )
+            text = f"the grader found no memory for itself next to what the file had taken: {error}"
+            end = EndedError("crashed", text)
         except EndedError as ended:
-            end = EndedError(ended.status, program.shown(ended.reason))
+            end = EndedError(ended.status, self.program.shown(ended.reason))
         # Each call took memory and freed none: in the course there was one call.
         if end and end.status == "crashed" and self._ended and (worker.outgrown or self.bench.device.exhausted()):
             self.result.leaks = True
             return False
-        judge_network(self.result.layers, self.bench.spec.half, end, self._layer)
+        _verdict.judge_network(self.result.layers, self.bench.spec.half, end, self._layer)
         return True
 
     def _measure_turns(self) -> None:
@@ -165,59 +162,68 @@ class Trial:
             return
         # The process that gave late answers has ended: what holds the GPU up now is another program's work.
         for one in self.result.layers:
-            one.held_up = max(0.0, statistics.quantiles(seconds, n=4)[-1] - self._turn)
+            one.held_up_seconds = max(0.0, statistics.quantiles(seconds, n=4)[-1] - self._turn)
 
-    def _finish(self, program: Program) -> bool:
+    def _finish(self) -> bool:
         """All rounds that are left; False where another worker has to show whether the GPU is held up by others."""
-        layers = self.result.layers
+        layers, device = self.result.layers, self.bench.device
         for layer in layers:
-            layer.overhead = self.worker.overhead
-            layer.roofline = self.bench.device.roofline_seconds(layer.problem, program.arithmetic)
+            layer.overhead_seconds = self.worker.overhead
+            layer.roofline_seconds = device.roofline_seconds(layer.problem, self.program.arithmetic)
         while self._steps and not any(layer.certainly_wrong for layer in layers):
-            purpose, net = self._steps[0]
+            step = self._steps[0]
+            purpose = step if isinstance(step, str) else REAL_IMAGES
             self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
-            if net is None:
-                self._all_layers(purpose)
+            if isinstance(step, str):
+                self._drawn_inputs(step)
             else:
-                self._real_images(net)
+                self._real_images(step)
             self._ended += 1
             self.worker.note_size()
             self._steps.popleft()
-            if not self._steps and purpose != _verdict.WIDE_RANGE and any(layer.reduced for layer in layers):
-                self._steps.append((_verdict.WIDE_RANGE, None))
+            if not self._steps and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
+                self._steps.append(WIDE_RANGE)
             # A near-duplicate is one for the worker that had the timed inputs.
-            over = not {TIMED, _verdict.NEAR_DUPLICATE} & {purpose for purpose, _ in self._steps}
+            over = TIMED not in self._steps and NEAR_DUPLICATE not in self._steps
             if over and not self._late and any(layer.late_by for layer in layers):
                 self._late = True
                 return False
         return True
 
-    def _all_layers(self, purpose: str) -> None:
+    def _drawn_inputs(self, purpose: str) -> None:
         self._round += 1
-        for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
-            self._layer, problem = number, layer.problem
+        for number, (buffers, right) in enumerate(zip(self.buffers, self._right)):
+            self._layer, problem = number, buffers.problem
             rng = np.random.default_rng([self.bench.spec.seed, *problem.x_shape, *problem.w_shape, self._round])
-            kind = _KINDS.get(purpose, WHOLE)
-            if purpose == _verdict.NEAR_DUPLICATE:
+            if purpose == NEAR_DUPLICATE:
                 buffers.draw_near_duplicate(rng)
             else:
-                buffers.draw(kind, rng)
-            layer.runs.append(self._run(purpose, kind, buffers))
-            digest = buffers.digest()
-            if not layer.runs[-1].wrong:
-                self._right[number].add(digest)
-            elif digest in self._right[number]:
-                raise EndedError(*_verdict.VIOLATIONS["replayed"])
+                buffers.draw(_verdict.KINDS[purpose], rng)
+            run, digest = self._run(purpose), buffers.digest()
+            if not run.wrong:
+                right.add(digest)
+            elif digest in right:
+                raise EndedError(*VIOLATIONS["replayed"])
 
-    def _run(self, purpose: str, kind: str, buffers: Buffers) -> Run:
+    def _real_images(self, net: CourseNet) -> None:
+        """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
+        x = exact = net.test.images
+        for number, (buffers, w) in enumerate(zip(self.buffers, net.filters)):
+            self._layer, xp = number, buffers.xp
+            buffers.set_inputs(x, w)
+            self._run(REAL_IMAGES)
+            x, exact = net.after(number, buffers.copied, xp), net.after(number, buffers.exact(exact, w), xp)
+        self.result.accuracy.append(net.compare(net.labels(x, xp), net.labels(exact, xp)))
+
+    def _run(self, purpose: str) -> Run:
         """Call the current layer with the inputs that are drawn; raises EndedError for a violation."""
-        before, timed, bench = POISON if purpose == POISONED else 0.0, purpose == TIMED, self.bench
+        bench, layer, buffers = self.bench, self.result.layers[self._layer], self.buffers[self._layer]
+        before, timed = POISON if purpose == POISONED else 0.0, purpose == TIMED
         with bench.turns.timing() if timed and bench.turns else nullcontext():
             if timed:
-                key = buffers.problem, bench.device.name
-                if key not in bench.own:
-                    bench.own[key] = buffers.own_seconds()
-                self.result.layers[self._layer].own = bench.own[key]
+                if layer.problem not in bench.own:
+                    bench.own[layer.problem] = buffers.own_seconds()
+                layer.own_kernel_seconds = bench.own[layer.problem]
                 bench.device.wake()
             buffers.clear(before)
             if timed:
@@ -230,20 +236,9 @@ class Trial:
             buffers.take_output()
             self.worker.idle(_PAUSE, self.seconds)
             for name in buffers.violations():
-                raise EndedError(*_verdict.VIOLATIONS[name])
-        outcome = buffers.outcome(kind, before)
+                raise EndedError(*VIOLATIONS[name])
+        outcome = buffers.outcome(_verdict.KINDS[purpose], before)
         wrong = outcome.precision == _verdict.WRONG
-        explanation = buffers.explanation(before, outcome.index[0], self._source) if wrong else None
-        return Run(purpose, call.seconds + late, call.worker_seconds, outcome, call.note, late, explanation)
-
-    def _real_images(self, net: CourseNet) -> None:
-        """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
-        x = exact = net.test.images
-        for number, (layer, buffers) in enumerate(zip(self.result.layers, self.buffers)):
-            self._layer, w = number, net.filters[number]
-            buffers.set_inputs(x, w)
-            layer.runs.append(self._run(_verdict.REAL_IMAGES, PICTURE, buffers))
-            y, true = buffers.copied, buffers.exact(exact, w)
-            if number + 1 < len(self.buffers):
-                x, exact = net.between(y, buffers.xp), net.between(true, buffers.xp)
-        self.result.accuracy.append(net.compare(net.labels(y, buffers.xp), net.labels(true, buffers.xp)))
+        why = buffers.explanation(before, outcome.index[0], self.program.source) if wrong else None
+        layer.runs.append(Run(purpose, call.seconds + late, call.worker_seconds, outcome, call.note, late, why))
+        return layer.runs[-1]

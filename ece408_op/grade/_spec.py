@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,8 @@ class Spec:
     seed: int = field(default_factory=lambda: secrets.randbits(64))
     #: One network, 100 images and one timed run, for a first look; an option of the command.
     quick: bool = False
+    #: The file's text.
+    text: str = ""
     limits: LimitsSpec = LimitsSpec()
     ranking: RankingSpec = RankingSpec()
 
@@ -63,6 +64,10 @@ class Spec:
 
 #: The least value of a key: a limit of nothing would be passed by no submission.
 _LEAST = {"images": 1, "runs": 1, "limits": 0.001}
+#: What the values of a key are like where its default does not show that, and fields that are no keys.
+_LIKE, _NO_KEYS = {"images": (0,)}, {"nets", "quick", "text"}
+#: What a [[network]] is like.
+_OWN = Net("", ((0,),))  # type: ignore[arg-type]
 
 
 def load(path: Path | None) -> Spec:
@@ -70,66 +75,51 @@ def load(path: Path | None) -> Spec:
     if path is None:
         return Spec()
     try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
+        text = path.read_text(encoding="utf-8-sig")
+        table = tomllib.loads(text)
     except OSError as error:
         raise SpecError(f"{path}: expected a readable TOML file, got {error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SpecError(f"{path}: expected TOML, got {error}") from None
     where, known = str(path), {net.name: net for net in KNOWN}
-    names = _checked(table.pop("networks", []), [""], 0, f"{where}: networks")
+    names = _checked(table.pop("networks", []), [""], f"{where}: networks")
     if not set(names) <= set(known):
         raise SpecError(f"{where}: networks: expected {', '.join(known)}, got {', '.join(names)}")
-    own = _checked(table.pop("network", []), [{}], 0, f"{where}: network")
-    nets = [known[name] for name in names] + [_own(entry, f"{where}: network") for entry in own]
+    own = _checked(table.pop("network", []), [_OWN], f"{where}: network", 1)
+    for net in own:
+        try:
+            if not net.name or {len(layer) for layer in net.layers} != {5}:
+                raise ProblemError("expected a name and layers, a list of [channels, height, width, filters, kernel]")
+            net.problems(1)
+        except ProblemError as error:
+            raise SpecError(f"{where}: network {net.name}: {error}") from None
+    nets = [known[name] for name in names] + own
     if len({net.name for net in nets}) < len(nets):
         raise SpecError(f"{where}: network: expected names that differ, got {', '.join(net.name for net in nets)}")
-    return replace(_filled(Spec(), table, where, {"nets", "quick"}), nets=tuple(nets))
+    return _checked(table, Spec(nets=tuple(nets), text=text), where)
 
 
-def _filled(default: Any, table: Mapping[str, Any], where: str, no_keys: set[str], least: float = 0) -> Any:
-    """The dataclass with the table's values, each of its default's type."""
-    known = {one.name: getattr(default, one.name) for one in fields(default) if one.name not in no_keys}
-    if strange := sorted(set(table) - set(known)):
-        raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
-    given = {}
-    for key, value in table.items():
-        place, smallest = f"{where}: {key}", _LEAST.get(key, least)
-        if is_dataclass(known[key]):
-            given[key] = _filled(known[key], _checked(value, {}, 0, place), place, set(), smallest)
-        elif isinstance(known[key], tuple):
-            given[key] = tuple(_checked(value, [0], smallest, place))
-        else:
-            given[key] = _checked(value, known[key], smallest, place)
-    return replace(default, **given)
+def _checked(value: Any, like: Any, where: str, least: float = 0) -> Any:
+    """The value, if it is of the type of ``like`` and at least ``least``; a list's elements are like its element.
 
-
-def _checked(value: Any, like: Any, least: float, where: str) -> Any:
-    """The value, if it is of the type of ``like`` and at least ``least``; a list's elements are like its element."""
-    if isinstance(like, list):
+    A table becomes a dataclass such as ``like``, from which it has the values of keys that it lacks.
+    """
+    if is_dataclass(like) and not isinstance(like, type):
+        known = {one.name: getattr(like, one.name) for one in fields(like) if one.name not in _NO_KEYS}
+        if strange := sorted(set(_checked(value, {}, where)) - set(known)):
+            raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
+        given = {}
+        for key, one in value.items():
+            given[key] = _checked(one, _LIKE.get(key, known[key]), f"{where}: {key}", _LEAST.get(key, least))
+        return replace(like, **given)
+    if isinstance(like, (list, tuple)):
         if not isinstance(value, list):
             raise SpecError(f"{where}: expected a list of {type(like[0]).__name__}, got {value!r}")
-        return [_checked(one, like[0], least, where) for one in value]
+        return type(like)(_checked(one, like[0], where, least) for one in value)
     kind, number = type(like), isinstance(like, (int, float)) and not isinstance(like, bool)
     right = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
-    if not right or (number and not (math.isfinite(value) and value >= least)):
+    if not right or (number and not least <= value < math.inf):
         names = {bool: "true or false", str: "a text", dict: "a table"}
         expected = f"a number of at least {least} ({kind.__name__})" if number else names[kind]
         raise SpecError(f"{where}: expected {expected}, got {value!r}")
     return kind(value)
-
-
-def _own(entry: Mapping[str, Any], where: str) -> Net:
-    """A [[network]] with a name and layers of [channels, height, width, filters, kernel]."""
-    expected = "expected a name and layers, a list of [channels, height, width, filters, kernel]"
-    if set(entry) != {"name", "layers"}:
-        raise SpecError(f"{where}: {expected}, got {dict(entry)!r}")
-    layers = _checked(entry["layers"], [[0]], 1, f"{where}: layers")
-    net = Net(_checked(entry["name"], "", 0, f"{where}: name"), tuple(tuple(layer) for layer in layers))
-    try:
-        if not layers or {len(layer) for layer in layers} != {5}:
-            raise ProblemError(f"{expected}, got {layers}")
-        net.problems(1)
-    except ProblemError as error:
-        raise SpecError(f"{where} {net.name}: {error}") from None
-    return net

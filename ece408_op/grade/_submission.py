@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from os.path import isdir, isfile, realpath
+from os.path import abspath, exists, isdir, isfile, realpath
 from pathlib import Path
 
 from ece408_op.submission.sources import OPERATOR, SUFFIXES, SUFFIXES_OF, device_of
@@ -49,20 +49,19 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
     A path is a file, a folder of one submission or a folder of many. Not graded are other folders, archives, and files
     that may be submissions. Raises SpecError for a path that does not exist or has no submission.
     """
-    found: dict[Path, Submission] = {}
+    found: dict[str, Submission] = {}
     passed_over: list[tuple[Path, str]] = []
     for path in paths:
-        if not path.exists():
+        if not exists(path):
             raise SpecError(f"{path}: expected a file or a folder, found nothing")
-        if path.is_file() and path.suffix.lower() in _ARCHIVES:
+        if isfile(path) and path.suffix.lower() in _ARCHIVES:
             raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
-        here, over = ([_of_file(path, context)], []) if path.is_file() else _within(path, context, gpu_here)
+        here, over = ([_of_file(path, context)], []) if isfile(path) else _within(path, context, gpu_here)
         if not here:
-            text = f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none"
-            python = path.is_dir() and any(child.suffix == ".py" for child in _listed(path))
-            raise SpecError(f"{text}; pass each .py file by its own path" if python else text)
+            why = "".join(f"; {one}: {reason}" for one, reason in over[:1])
+            raise SpecError(f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none{why}")
         for one in here:
-            found.setdefault(one.path, _checked(one, path))
+            found.setdefault(abspath(one.path), _checked(one, path))
         passed_over += over
     return list(found.values()), passed_over
 

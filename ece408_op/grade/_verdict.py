@@ -6,7 +6,6 @@ VIOLATIONS or a rule of ``judge_layer`` here.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,12 +17,12 @@ from ece408_op.runtime import timing
 from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import Net
 
-#: What a run is for.
+#: What a run is for. The wide range tells TF32 from float16, whose numbers end at 65504; it speaks against nobody.
 WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"
-#: This one tells TF32 from float16, whose numbers end at 65504; it speaks against nobody.
 WIDE_RANGE = "wide range"
-#: Those whose inputs are whole numbers.
-WHOLE_NUMBERS = (WARM_UP, POISONED)
+#: The kinds of data, which ``_judge`` describes, and that of each run.
+WHOLE, REAL, PICTURE, WIDE = "whole", "real", "picture", "wide"
+KINDS = {WARM_UP: WHOLE, POISONED: WHOLE, TIMED: REAL, NEAR_DUPLICATE: REAL, REAL_IMAGES: PICTURE, WIDE_RANGE: WIDE}
 
 PASSED = "passed"
 #: Nothing speaks against the layer, but the network's run ended at another layer.
@@ -59,8 +58,8 @@ class Outcome:
 
     precision: str
     #: The largest error as a share of float32's bound at that element, and of the sum of |x||w| there.
-    share: float
-    scaled: float
+    error_of_bound: float
+    error: float
     index: tuple[int, ...]
     got: float
     expected: float
@@ -68,9 +67,7 @@ class Outcome:
     compared: int
 
     def as_data(self) -> dict[str, Any]:
-        share, got, expected = map(_finite, (self.share, self.got, self.expected))
-        data = {"error_of_bound": share, "got": got, "expected": expected, "index": list(self.index)}
-        return {**data, "wrong": self.wrong, "compared": self.compared}
+        return {name: value for name, value in asdict(self).items() if name not in ("precision", "error")}
 
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
@@ -86,15 +83,15 @@ class Outcome:
 class Run:
     """One call of forward: its purpose, seconds by the harness's clock and by the worker's, and the output's class.
 
-    ``note`` is the CUDA error that forward left unread. In the last ``late_seconds`` of its seconds a GPU did other
-    work than the harness's after the answer. ``explanation`` is that of some images of a wrong output.
+    ``unread_cuda_error`` is what forward left unread. In the last ``late_seconds`` of its seconds a GPU did other work
+    than the harness's after the answer. ``explanation`` is that of some images of a wrong output.
     """
 
     purpose: str
     seconds: float
     worker_seconds: float
     outcome: Outcome
-    note: str = ""
+    unread_cuda_error: str = ""
     late_seconds: float = 0.0
     explanation: Explanation | None = None
 
@@ -104,9 +101,9 @@ class Run:
         return self.outcome.precision == WRONG
 
     def as_data(self) -> dict[str, Any]:
-        data = {name: getattr(self, name) for name in ("purpose", "seconds", "worker_seconds", "late_seconds")}
-        error = _finite(self.outcome.scaled)
-        return {**data, "verdict": self.outcome.precision, "error": error, "unread_cuda_error": self.note}
+        names = "purpose", "seconds", "worker_seconds", "late_seconds", "unread_cuda_error"
+        data = {name: getattr(self, name) for name in names}
+        return {**data, "verdict": self.outcome.precision, "error": self.outcome.error}
 
 
 @dataclass(frozen=True)
@@ -122,17 +119,17 @@ class Verdict:
 class Layer:
     """One layer of a network: its runs and the verdict on them.
 
-    ``overhead`` are the seconds of an empty call, ``roofline`` those of the layer's roofline, ``own`` those of this
-    package's kernel for the layer on the same device; None is unknown. Other programs held a GPU up for ``held_up``
-    seconds after the answers of a process that had nothing of the submission.
+    Its times are those of an empty call, the layer's roofline and this package's kernel on the same device; None is
+    unknown. Other programs held a GPU up for ``held_up_seconds`` after the answers of a process that had nothing of the
+    submission.
     """
 
     problem: ConvProblem
     runs: list[Run] = field(default_factory=list)
-    overhead: float = 0.0
-    roofline: float | None = None
-    own: float | None = None
-    held_up: float = 0.0
+    overhead_seconds: float = 0.0
+    roofline_seconds: float | None = None
+    own_kernel_seconds: float | None = None
+    held_up_seconds: float = 0.0
     verdict: Verdict = Verdict(STOPPED)
 
     @property
@@ -150,7 +147,7 @@ class Layer:
         late = [run.late_seconds for run in self.runs if run.purpose == TIMED]
         # One late answer is no proof: the harness may have been held up itself.
         least = min(late) if len(late) > 1 else 0.0
-        return least if least > self.held_up + LATE_SECONDS else 0.0
+        return least if least > self.held_up_seconds + LATE_SECONDS else 0.0
 
     @property
     def reduced(self) -> bool:
@@ -161,25 +158,24 @@ class Layer:
     def as_data(self) -> dict[str, Any]:
         images, *layer = self.problem.sizes.values()
         data: dict[str, Any] = {"layer": layer, "images": images, **asdict(self.verdict)}
-        data.update(overhead_seconds=self.overhead, roofline_seconds=self.roofline, own_kernel_seconds=self.own)
-        data.update(held_up_seconds=self.held_up, runs=[run.as_data() for run in self.runs])
+        data.update({name: value for name, value in vars(self).items() if name.endswith("_seconds")})
+        data["runs"] = [run.as_data() for run in self.runs]
         if self.runs:
             explained = _explained(self.runs)
             data.update(worst=worst(self.runs).as_data(), explanation=explained and explained.as_data())
         if self.verdict.status == PASSED and self.times:
-            data["seconds"] = asdict(timing.summary(self.times))
             # The course called forward once per process, cold.
-            data["first_call_seconds"] = self._net(self.runs[0])
+            data.update(seconds=asdict(timing.summary(self.times)), first_call_seconds=self._net(self.runs[0]))
         return data
 
     def _net(self, run: Run) -> float:
-        return max(0.0, run.seconds - self.overhead)
+        return max(0.0, run.seconds - self.overhead_seconds)
 
 
 def worst(runs: Sequence[Run]) -> Outcome:
     """The outcome with the largest error; a poisoned output's only where no other is wrong."""
     judged = [run for run in runs if run.purpose != WIDE_RANGE] or runs
-    return max(judged, key=lambda run: (run.wrong, run.purpose != POISONED, run.outcome.share)).outcome
+    return max(judged, key=lambda run: (run.wrong, run.purpose != POISONED, run.outcome.error_of_bound)).outcome
 
 
 def judge_network(layers: Sequence[Layer], half_passes: bool, end: EndedError | None = None, at: int = 0) -> None:
@@ -217,8 +213,8 @@ def _some_wrong(runs: Sequence[Run]) -> tuple[str, str]:
     explained = _explained(wrong)
     if explained and explained.sentence:
         text += f". {explained.summary}"
-    if wrong[0].note:
-        text += f"; CUDA had reported {wrong[0].note}, which the file did not look at"
+    if wrong[0].unread_cuda_error:
+        text += f"; CUDA had reported {wrong[0].unread_cuda_error}, which the file did not look at"
     if _unstable(runs):
         return "unstable", f"{len(wrong)} of {len(runs)} runs are wrong: {text}"
     if runs[0].purpose == WARM_UP and not runs[0].wrong:
@@ -228,8 +224,8 @@ def _some_wrong(runs: Sequence[Run]) -> tuple[str, str]:
 
 def _explained(runs: Sequence[Run]) -> Explanation | None:
     """The explanation of the runs' outputs: the first that found a mistake, or else the first."""
-    found = [run.explanation for run in runs if run.explanation]
-    return next((one for one in found if one.sentence), found[0] if found else None)
+    found = (run.explanation for run in runs if run.explanation)
+    return max(found, key=lambda one: bool(one.sentence), default=None)
 
 
 def _unstable(runs: Sequence[Run]) -> bool:
@@ -237,12 +233,12 @@ def _unstable(runs: Sequence[Run]) -> bool:
     if not runs[0].wrong and all(run.wrong for run in runs[1:]):
         return False  # it keeps something from its first call
     right = [run for run in runs if not run.wrong]
-    whole = [run for run in runs if run.purpose in WHOLE_NUMBERS]
-    others = [run for run in runs if run.purpose not in WHOLE_NUMBERS]
+    whole = [run for run in runs if KINDS[run.purpose] == WHOLE]
+    others = [run for run in runs if KINDS[run.purpose] != WHOLE]
     if any(run.wrong for run in whole) and all(run.outcome.precision in (HALF, HALF_SUMS) for run in right):
         return False  # wrong on whole numbers, and elsewhere within half's rounding at best: the same each time
     # Right and wrong runs too far apart for one computation, whose rounding is sometimes beyond a bound.
-    errors = {wrong: [run.outcome.scaled for run in others if run.wrong == wrong] for wrong in (False, True)}
+    errors = {wrong: [run.outcome.error for run in others if run.wrong == wrong] for wrong in (False, True)}
     differ = all(errors.values()) and min(errors[True]) > _APART * max(errors[False])
     if 0 < sum(run.wrong for run in whole) < len(whole) or differ:
         return True
@@ -265,19 +261,14 @@ class NetworkResult:
     timed: bool = True
 
     @property
-    def failed(self) -> Layer | None:
-        """The layer that speaks against it: one that was tampered with, else the first that is not right."""
-        bad = [one for one in self.layers if one.verdict.status not in (PASSED, STOPPED)]
-        return next((one for one in bad if one.verdict.status == "tampered"), bad[0] if bad else None)
+    def verdict(self) -> Verdict:
+        """That on the layer that speaks against it: one that was tampered with, else the first that is not right."""
+        bad = (one.verdict for one in self.layers if one.verdict.status not in (PASSED, STOPPED))
+        return max(bad, key=lambda one: one.status == "tampered", default=Verdict(PASSED))
 
     @property
     def status(self) -> str:
-        return PASSED if self.failed is None else self.failed.verdict.status
-
-    @property
-    def reason(self) -> str:
-        """The failed layer's; empty where all are right."""
-        return "" if self.failed is None else self.failed.verdict.reason
+        return self.verdict.status
 
     def as_data(self) -> dict[str, Any]:
         layers = [one.as_data() for one in self.layers]
@@ -314,19 +305,11 @@ def judge_submission(
         typical = statistics.mode(one.status for one in results)
         failed = results[0] if pointed else next(one for one in results if one.status == typical)
     if failed is not None:
-        return Verdict(failed.status, f"{failed.net.name}: {failed.reason}"), failed
-    found = (layer.verdict.precision or FLOAT32 for one in passed for layer in one.layers)
-    return Verdict(PASSED, _praise(results, passed), max(found, key=PRECISIONS.index)), passed[0]
-
-
-def _praise(results: Sequence[NetworkResult], passed: Sequence[NetworkResult]) -> str:
+        return Verdict(failed.status, f"{failed.net.name}: {failed.verdict.reason}"), failed
     text = "right on " + ", ".join(f"{one.net.name} ({one.images} images)" for one in passed)
-    other = [f"{one.net.name} ({one.status}: {one.reason})" for one in results if one not in passed]
     if any(one.leaks for one in passed):
         text += "; it does not free its memory, and was restarted when none was left"
-    return f"{text}; not on {'; '.join(other)}" if other else text
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no NaN or infinity."""
-    return float(value) if math.isfinite(value) else str(value)
+    other = [f"{one.net.name} ({one.status}: {one.verdict.reason})" for one in results if one not in passed]
+    text += f"; not on {'; '.join(other)}" if other else ""
+    found = (layer.verdict.precision or FLOAT32 for one in passed for layer in one.layers)
+    return Verdict(PASSED, text, max(found, key=PRECISIONS.index)), passed[0]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
@@ -41,16 +40,18 @@ _SIGNALLED = 128
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade the submissions; 0 all passed, 1 one did not, 2 usage, 3 this machine cannot."""
     arguments = _parser().parse_args(argv)
+    with suppress(ValueError):  # in a thread, where no handler can be set, the caller decides
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         rules = replace(_spec.load(arguments.spec), quick=arguments.quick)
         if rules.quick and rules.demanding:
             raise SpecError("--quick: expected no networks and images in the grader's file")
         problems = {"--json": folder_problem(arguments.json), "--reports": _reports.problem(arguments.reports)}
+        problems["--jobs"] = "" if arguments.jobs > 0 else f"expected at least 1, got {arguments.jobs}"
         for option, problem in problems.items():
             if problem:
                 raise SpecError(f"{option}: {problem}")
-        with _interrupted_when_terminated():
-            records = _graded(arguments, rules)
+        records = _graded(arguments, rules)
     except (SpecError, DeviceError, OSError) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 2 if isinstance(error, SpecError) else 3
@@ -64,29 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     for record in records:
         print(printable(line(record), sys.stdout.encoding))
+    counts = Counter(record["status"] for record in records)
     if len(records) > 1:
-        counts = Counter(record["status"] for record in records)
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         print(f"ece408-grade: {len(records)} submissions: {summary}", file=sys.stderr)
-    return 0 if all(record["status"] == "passed" for record in records) else 1
+    return 0 if set(counts) == {"passed"} else 1
 
 
-@contextmanager
-def _interrupted_when_terminated() -> Iterator[None]:
+def _interrupt(number: int, frame: object) -> None:
     """Let SIGTERM end a run as Ctrl-C does: running programs are ended, temporary folders removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-        raise KeyboardInterrupt(number)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+    raise KeyboardInterrupt(number)
 
 
 def line(record: Record) -> str:
@@ -107,8 +96,7 @@ def line(record: Record) -> str:
 def printable(text: str, encoding: str | None) -> str:
     """The text as a terminal of that encoding can show it, without what controls it or turns the text's direction."""
     encoding = encoding or "ascii"
-    text = re.sub(r"[^\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]", "?", text)
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return _grading.escaped(text, kept="\n\t").encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
@@ -121,7 +109,10 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     kinds = {(one.context == "gpu", one.python) for one in found if not one.why}
     gpu = any(gpu for gpu, _ in kinds)
     programs.remove_folders()
-    hidden = _private(arguments, found)
+    # No submission may see the class and the grader's files. Unlike Path.resolve, realpath takes a link to itself.
+    files = [arguments.spec, arguments.json, arguments.reports, *(one.source for one in found)]
+    given = [Path(realpath(path)) for path in (*arguments.path, *files) if path]
+    hidden = tuple({path if os.path.isdir(path) else path.parent for path in given})
     tools = programs.build(kinds, hidden=hidden, unsafe=arguments.unsafe) if kinds else Tools(Path())
     # One submission has the GPU to itself; others are compiled meanwhile.
     jobs = 1 + max(1, len(os.sched_getaffinity(0)) // 2) if gpu else arguments.jobs
@@ -132,19 +123,18 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     for path, why in passed_over:
         text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
         print(printable(text, sys.stderr.encoding), file=sys.stderr)
-    log = None
-    if arguments.json:
-        written = arguments.spec.read_text(encoding="utf-8") if arguments.spec else ""
-        log = Log(arguments.json.with_name(arguments.json.name + ".log"), f"{VERSION}:{written}")
-    records = _grading.grade_all(found, graders, jobs, log)
-    _progress("")
-    if log:
-        with replacing(arguments.json) as file:
-            file.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
-    if arguments.reports:
-        _reports.write_all(arguments.reports, records, rules.ranking)
-    if log:
-        log.close(remove=True)
+    file = arguments.json and arguments.json.with_name(f"{arguments.json.name}.log")
+    options = (rules.quick, arguments.unsafe, arguments.time_in_parallel)
+    with closing(Log(file, repr((VERSION, rules.text, *options)))) as log:
+        records = _grading.grade_all(found, graders, jobs, log)
+        _progress("")
+        if arguments.json:
+            with replacing(arguments.json) as out:
+                out.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
+        if arguments.reports:
+            _reports.write_all(arguments.reports, records, rules.ranking)
+    if file:  # its records stand elsewhere now
+        file.unlink(missing_ok=True)
     return records
 
 
@@ -152,15 +142,6 @@ def _progress(text: str) -> None:
     """Show the step of a single submission on a terminal, in one line that the next one overwrites."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _private(arguments: argparse.Namespace, found: list[_submission.Submission]) -> tuple[Path, ...]:
-    """The folders of the class and of the grader's files, which no submission may see."""
-    files = [path for path in (arguments.spec, arguments.json, arguments.reports) if path]
-    files += [one.source for one in found if one.source]
-    # Unlike Path.resolve, realpath takes a link that leads to itself.
-    folders = {Path(realpath(path)) for path in arguments.path if path.is_dir()}
-    return tuple(sorted(folders | {Path(realpath(path)).parent for path in files}))
 
 
 def _no_gpu() -> DeviceError | None:
@@ -183,14 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write the records there")
     parser.add_argument("--reports", type=Path, help="a folder for the students' reports and the leaderboard")
     jobs = "CPU submissions compiled and checked at a time (default: the cores); no effect with GPU files"
-    parser.add_argument("--jobs", type=_jobs, default=len(os.sched_getaffinity(0)), help=jobs)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help=jobs)
     parser.add_argument("--time-in-parallel", action="store_true", help="time calls while other submissions run, too")
     parser.add_argument("--quick", action="store_true", help="one network, 100 images, one timed run, no accuracy")
     parser.add_argument("--unsafe", action="store_true", help="run submissions without a sandbox, with limits only")
     return parser
-
-
-def _jobs(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)

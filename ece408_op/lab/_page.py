@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op.data.atomic import replacing
-from ece408_op.errors import DeviceError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import templates
-from ece408_op.runtime.install_hint import command
 
 from . import _screen
 from ._speed import YOURS
@@ -34,10 +32,7 @@ def write(result: Mapping[str, Any], folder: Path) -> Path:
 
 def as_page(result: Mapping[str, Any]) -> str:
     """Return the page, which fetches nothing; its style is that of the grader's pages."""
-    try:
-        environment = templates.environment(Path(__file__).parent)
-    except ImportError as error:
-        raise DeviceError(f"--html: expected Jinja2, got {error}; {command('report')}") from None
+    environment = templates.environment(Path(__file__).parent)
     counted = [entry for entry in result["layers"] if entry["lines"]]
     entry = max(counted, key=lambda one: int(one["counters"]["sectors"]), default=None)
     shown = {

@@ -6,13 +6,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ece408_op.errors import DeviceError
+
+from .install_hint import command
+
 
 def environment(*folders: Path) -> Any:
     """Return Jinja's environment for the templates in these folders; those of tools extend page.html.j2 of this one.
 
-    It escapes all text, and a name that a template does not get is an error. Raises ImportError without Jinja2.
+    It escapes all text, and a name that a template does not get is an error. Raises DeviceError without Jinja2.
     """
-    jinja2 = import_module("jinja2")
+    try:
+        jinja2 = import_module("jinja2")
+    except ImportError as error:
+        raise DeviceError(f"expected Jinja2 for pages, got {error}; {command('report')}") from None
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader((*folders, Path(__file__).parent)),
         autoescape=True,

@@ -16,9 +16,20 @@ import pytest
 
 from ece408_op.core import reference
 from ece408_op.core.check import compare
-from ece408_op.grade import _device, _judge
+from ece408_op.grade import _buffers, _judge
 from ece408_op.grade._buffers import Buffers
-from ece408_op.grade._verdict import FLOAT32, HALF, HALF_SUMS, PRECISIONS, TRANSFORM, WRONG
+from ece408_op.grade._verdict import (
+    FLOAT32,
+    HALF,
+    HALF_SUMS,
+    PICTURE,
+    PRECISIONS,
+    REAL,
+    TRANSFORM,
+    WHOLE,
+    WIDE,
+    WRONG,
+)  # fmt: skip
 from ece408_op.kernels.cpu import loops, winograd
 from ece408_op.problem import ConvProblem
 
@@ -59,8 +70,8 @@ def call(buffers: Buffers, kind: str, fill: float = 0.0) -> np.ndarray:
 def test_real_inputs_are_uniform_and_other_seeds_give_others() -> None:
     problem = ConvProblem(30, 3, 40, 40, 2, 3)
     with Buffers(problem) as one, Buffers(problem) as other:
-        one.draw(_judge.REAL, np.random.default_rng(7))
-        other.draw(_judge.REAL, np.random.default_rng(8))
+        one.draw(REAL, np.random.default_rng(7))
+        other.draw(REAL, np.random.default_rng(8))
         for both in (one, other):
             both.present(flush=False)
         x = one.x.array[(one.x.array == 0).mean(axis=(1, 2, 3)) < 0.5].ravel()  # without the sparse images
@@ -74,13 +85,13 @@ def test_real_inputs_are_uniform_and_other_seeds_give_others() -> None:
 @pytest.mark.parametrize(("channels", "values"), [(4, {-2, -1, 1, 2}), (200, {-1, 1})])
 def test_whole_numbers(channels: int, values: set[int]) -> None:
     with Buffers(ConvProblem(2, channels, 9, 8, 5, 3)) as buffers:
-        buffers.draw(_judge.WHOLE, np.random.default_rng(3))
+        buffers.draw(WHOLE, np.random.default_rng(3))
         buffers.present(flush=False)
         assert values <= set(buffers.x.array.ravel())
         assert set(buffers.w.array.ravel()) == {-1, 1}
 
 
-@pytest.mark.parametrize("kind", [_judge.REAL, _judge.WHOLE])
+@pytest.mark.parametrize("kind", [REAL, WHOLE])
 def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind: str) -> None:
     with Buffers(ConvProblem(32, 4, 20, 17, 5, 5)) as buffers:
         buffers.draw(kind, np.random.default_rng(3))
@@ -92,12 +103,12 @@ def test_every_window_of_a_sparse_image_has_one_product_of_eleven_bits(kind: str
             assert ((windows != 0).sum(axis=(0, 3, 4)) == 1).all()
         mantissas, exponents = np.frexp(np.concatenate([np.abs(image[image != 0]) for image in sparse]))
         assert (mantissas * 2048 % 2 == 1).all()
-        assert set(exponents) == (set(range(-6, 1)) if kind == _judge.REAL else {11})
+        assert set(exponents) == (set(range(-6, 1)) if kind == REAL else {11})
 
 
 def test_a_near_duplicate_changes_every_image_and_few_elements() -> None:
     with Buffers(ConvProblem(64, 1, 28, 25, 2, 3)) as buffers:
-        buffers.draw(_judge.REAL, np.random.default_rng(1))
+        buffers.draw(REAL, np.random.default_rng(1))
         buffers.present(flush=False)
         before = buffers.x.array.copy()
         buffers.draw_near_duplicate(np.random.default_rng(2))
@@ -108,7 +119,7 @@ def test_a_near_duplicate_changes_every_image_and_few_elements() -> None:
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
-@pytest.mark.parametrize("kind", [_judge.REAL, _judge.WHOLE])
+@pytest.mark.parametrize("kind", [REAL, WHOLE])
 def test_an_output_is_compared_with_float64(buffers: Buffers, kind: str, spoilt: bool) -> None:
     y = call(buffers, kind)
     if spoilt:
@@ -119,8 +130,8 @@ def test_an_output_is_compared_with_float64(buffers: Buffers, kind: str, spoilt:
     expected = compare(y, buffers.x.array, buffers.w.array, loops.KERNEL)
     assert found.precision == (WRONG if spoilt else FLOAT32)
     assert found.wrong == expected.wrong == 2 * spoilt
-    assert (found.share, found.index) == (pytest.approx(expected.worst), expected.index)
-    assert spoilt or found.scaled == pytest.approx(expected.scaled)
+    assert (found.error_of_bound, found.index) == (pytest.approx(expected.worst), expected.index)
+    assert spoilt or found.error == pytest.approx(expected.scaled)
     explained = buffers.explanation(0.0, found.index[0], "")
     assert explained.wrong == 2 * spoilt
     if spoilt:
@@ -130,15 +141,15 @@ def test_an_output_is_compared_with_float64(buffers: Buffers, kind: str, spoilt:
 
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_elements_of_a_poisoned_output_that_were_not_written(buffers: Buffers, accumulates: bool) -> None:
-    y = call(buffers, _judge.WHOLE, _judge.POISON)
+    y = call(buffers, WHOLE, _judge.POISON)
     y += np.float32(_judge.POISON * accumulates)
     buffers.take_output()
-    right = buffers.outcome(_judge.WHOLE, _judge.POISON)
+    right = buffers.outcome(WHOLE, _judge.POISON)
     assert (right.precision, right.wrong) == (FLOAT32, 0)
     y[1, 2, 3] = _judge.POISON
     y[0, 0, 0, 0] = 0.3
     buffers.take_output()
-    found = buffers.outcome(_judge.WHOLE, _judge.POISON)
+    found = buffers.outcome(WHOLE, _judge.POISON)
     # The row of six, but for sums of zero.
     exact = reference.convolve(buffers.x.array, buffers.w.array)[1, 2, 3]
     unwritten = int((exact != 0).sum())
@@ -223,7 +234,7 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
     """The coarsest class over the kinds of data."""
     found = []
     with Buffers(problem) as buffers:
-        for number, kind in enumerate(kinds or (_judge.WHOLE, _judge.REAL, NEAR)):
+        for number, kind in enumerate(kinds or (WHOLE, REAL, NEAR)):
             if kind == NEAR:
                 buffers.draw_near_duplicate(np.random.default_rng(number))
             else:
@@ -231,7 +242,7 @@ def worst_class(problem: ConvProblem, compute: Callable[[np.ndarray, np.ndarray]
             buffers.present(flush=False)
             buffers.y.array[...] = compute(buffers.x.array.copy(), buffers.w.array.copy())
             buffers.take_output()
-            found.append(buffers.outcome(_judge.REAL if kind == NEAR else kind).precision)
+            found.append(buffers.outcome(REAL if kind == NEAR else kind).precision)
     return max(found, key=[*PRECISIONS, WRONG].index)
 
 
@@ -265,8 +276,8 @@ def test_the_class_of_an_output(layer: str, name: str) -> None:
 
 def test_numbers_beyond_float16_tell_tf32_from_it() -> None:
     problem = LAYERS["25 products"]
-    assert worst_class(problem, partial(summed, factor=truncated), _judge.WIDE) == FLOAT32
-    assert worst_class(problem, partial(summed, factor=float16), _judge.WIDE) == WRONG
+    assert worst_class(problem, partial(summed, factor=truncated), WIDE) == FLOAT32
+    assert worst_class(problem, partial(summed, factor=float16), WIDE) == WRONG
 
 
 def judged(y: np.ndarray, x: np.ndarray, w: np.ndarray, kind: str) -> str:
@@ -285,13 +296,13 @@ def test_the_largest_sums_of_many(channels: int, name: str) -> None:
     x = rng.uniform(-0.1, 1, (3, channels, 14, 14)).astype(np.float32)
     w = np.maximum(np.abs(rng.standard_normal((3, channels, 5, 5))), 2.0**-6).astype(np.float32)
     compute, right = COMPUTED[name]
-    assert judged(compute(x, w), x, w, _judge.REAL) in right
+    assert judged(compute(x, w), x, w, REAL) in right
 
 
 def test_float16_has_eleven_bits_for_every_filter_and_every_changed_element() -> None:
     with Buffers(ConvProblem(16, 4, 20, 17, 60, 5)) as buffers:
         for seed in range(20):
-            buffers.draw(_judge.REAL, np.random.default_rng(seed))
+            buffers.draw(REAL, np.random.default_rng(seed))
             buffers.present(flush=False)
             before = buffers.x.array.copy()
             assert np.abs(buffers.w.array).min() >= 2.0**-6
@@ -309,17 +320,17 @@ def test_a_transforms_errors_on_an_empty_background_are_no_mistake() -> None:
     spectrum = np.fft.rfft2(x[:, :1], (28, 28)) * np.conj(np.fft.rfft2(w[:, 0], (28, 28)))
     transformed = np.fft.irfft2(spectrum, (28, 28))[:, :, :24, :24].astype(np.float32)
     assert (transformed[:, :, 12:, 12:] != 0).any()
-    assert judged(transformed, x, w, _judge.REAL) == judged(transformed, x, w, _judge.PICTURE) == TRANSFORM
+    assert judged(transformed, x, w, REAL) == judged(transformed, x, w, PICTURE) == TRANSFORM
     garbage = reference.convolve(x, w).astype(np.float32)
     garbage[1, 2, 20, 20] = 5  # where every pixel is zero
-    assert judged(garbage, x, w, _judge.REAL) == judged(garbage, x, w, _judge.PICTURE) == WRONG
+    assert judged(garbage, x, w, REAL) == judged(garbage, x, w, PICTURE) == WRONG
     one_less = w.copy()
     one_less[2, 0, 4, 4] = 0
-    assert judged(reference.convolve(x, one_less).astype(np.float32), x, w, _judge.PICTURE) == WRONG
+    assert judged(reference.convolve(x, one_less).astype(np.float32), x, w, PICTURE) == WRONG
 
 
 def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
-    call(buffers, _judge.REAL)
+    call(buffers, REAL)
     buffers.take_output()
     assert buffers.violations() == []
     digest = buffers.digest()
@@ -336,14 +347,14 @@ def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
 def test_the_gpus_kernel_compiles(architecture: int) -> None:
     if nvrtc.missing():
         pytest.skip(f"NVRTC of the test extra is missing: {nvrtc.missing()}")
-    kernels = nvrtc.compile_text(_device.KERNEL, architecture)
+    kernels = nvrtc.compile_text(_buffers.KERNEL, architecture)
     assert kernels["sums"].spill_bytes == 0
 
 
 def test_the_gpus_kernel_computes(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    (tmp_path / "side.cpp").write_text(SHIM + _device.KERNEL)
+    (tmp_path / "side.cpp").write_text(SHIM + _buffers.KERNEL)
     command = ["g++", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "side.so"), str(tmp_path / "side.cpp")]
     subprocess.run(command, check=True)
     kernels = ctypes.CDLL(str(tmp_path / "side.so"))

@@ -19,8 +19,9 @@ from sandbox import needs_sandbox
 from submissions import logged
 
 from ece408_op.grade import _grading, cli
-from ece408_op.grade._device import Device
-from ece408_op.grade._grading import Grader
+from ece408_op.grade._buffers import Device
+from ece408_op.grade._grading import Grader, Log
+from ece408_op.grade._rounds import Trial
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._submission import Submission
 from ece408_op.submission.errors import EndedError
@@ -119,11 +120,11 @@ def test_one_submission_at_a_time_has_the_gpu(monkeypatch: pytest.MonkeyPatch, t
         busy.release()
         raise EndedError("crashed", "nothing was run")
 
-    monkeypatch.setattr(_grading, "try_network", run)
+    monkeypatch.setattr(Trial, "run", run)
     kernel = TEXTBOOK.parents[1] / "python" / "on_the_gpu.py"
     found = [Submission(Path(f"{number}.py"), kernel, "gpu") for number in range(9)]
-    grader = Grader(Tools(tmp_path), Spec(), Checked(0), context="gpu", images=1, alone=threading.Lock())
-    records = _grading.grade_all(found, {"gpu": grader}, 5)
+    grader = Grader(Tools(tmp_path), Spec(), Checked(0), images=1, alone=threading.Lock())
+    records = _grading.grade_all(found, {"gpu": grader}, 5, Log(None, ""))
     assert [record["status"] for record in records] == ["crashed"] * 9
     assert checked == [0] * 9
 

@@ -11,7 +11,7 @@ import pytest
 import submissions
 from sandbox import needs_sandbox
 
-from ece408_op.grade._device import Device
+from ece408_op.grade._buffers import Device
 
 CASES = {case.name: case for case in submissions.attacks() + submissions.honest() if case.usual}
 DOCS = Path(__file__).parents[2] / "docs" / "grading.md"

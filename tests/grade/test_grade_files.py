@@ -64,6 +64,11 @@ def test_a_name_with_a_line_break_stays_in_one_line() -> None:
     assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
 
 
+def test_another_name_is_not_shown_as_that_of_a_neighbour() -> None:
+    names = ["a\nb", "a\\nb", "caf\udce9", "caf\\udce9", "a\\\nb"]
+    assert len({_grading.shown(Path(name)) for name in names}) == len(names)
+
+
 def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
     (tmp_path / "KERNEL.PY").write_text("")
     ((one,), _) = _submission.find([tmp_path / "KERNEL.PY"], None, lambda: False)
@@ -102,7 +107,7 @@ def test_a_damaged_log_is_begun_again(content: bytes | None, tmp_path: Path) -> 
 
 def test_two_commands_do_not_write_one_log(tmp_path: Path) -> None:
     log = Log(tmp_path / "log", "rules")
-    with pytest.raises(SpecError, match="another one is writing"):
+    with pytest.raises(SpecError, match="another command is writing"):
         Log(tmp_path / "log", "rules")
     log.close()
     Log(tmp_path / "log", "rules").close()
@@ -114,9 +119,9 @@ def test_a_database_that_cannot_be_used_as_a_log_stays(tmp_path: Path) -> None:
         other.execute("INSERT INTO records VALUES ('a', 1)")
         other.commit()
     before = (tmp_path / "log").read_bytes()
-    with pytest.raises(SpecError, match="expected a log, got no such column"):
+    with pytest.raises(SpecError, match="got no such column"):
         Log(tmp_path / "log", "rules")
     assert (tmp_path / "log").read_bytes() == before
     (tmp_path / "folder").mkdir()
-    with pytest.raises(SpecError, match="expected a file that can be written"):
+    with pytest.raises(SpecError, match="got unable to open"):
         Log(tmp_path / "folder", "rules")

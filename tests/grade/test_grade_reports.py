@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ece408_op.grade import _reports
@@ -17,7 +18,12 @@ def record(path: str, milliseconds: float) -> dict[str, Any]:
     accuracy = {"model": "ece408-high", "images": 100, "source": "sample", "accuracy": 0.93, "agreement": 1.0}
     network = {"network": "2017", "images": 100, "status": "passed", "layers": [layer], "seconds": seconds}
     network.update(roofline_seconds=0.001, accuracy=[accuracy])
-    return {"path": path, "status": "passed", "reason": "right", "precision": "float32", "networks": [network]}
+    record = {"path": path, "status": "passed", "reason": "right", "precision": "float32", "networks": [network]}
+    return {**record, "pointed": [], "compiler": [], "printed": "", "seconds_in_all": 1.0}
+
+
+def gradescope(record: dict[str, Any]) -> dict[str, Any]:
+    return _reports.gradescope(record, _reports.student(record))
 
 
 def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> None:
@@ -28,9 +34,13 @@ def test_a_student_sees_the_distance_from_the_best_and_from_the_roofline() -> No
     assert "93.00 % of 100 images right (sample)" in text
     assert "first call 12.000" in text
     assert "2017 fall, layer 1: 1 x 28 x 28, 50 filters of 5 x 5" in text
-    assert "50 filters of 5 x 5: 4.000 ms" in _reports.gradescope(records[0])["output"]
-    layer = _reports.student(records[0], records)["networks"][0]["layers"][0]
-    assert layer["bar"] == {"time": 100.0, "quartiles": (62.5, 25.0), "roofline": 25.0}
+    assert "50 filters of 5 x 5: 4.000 ms" in gradescope(records[0])["output"]
+    bar = "".join(text.partition('class="bar"')[2].partition("</div>")[0].split("\n"))
+    assert re.findall(r'class="(\w+)" style="(.*?)"', bar) == [
+        ("time", "width: 100.0%"),
+        ("class", "left: 62.5%; width: 25.0%"),
+        ("roofline", "left: 25.0%"),
+    ]
 
 
 def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next() -> None:
@@ -59,24 +69,31 @@ def test_the_leaderboard_has_everyone() -> None:
     assert "width: 22.2%" in page and "left: 11.1%" in page  # 2 and the roofline's 1 of 9 ms
 
 
+def test_the_times_of_a_submission_that_failed_are_no_ones_to_reach() -> None:
+    records = [record("a", 4), record("fast and wrong", 1)]
+    records[1]["status"] = "tampered"
+    assert _reports.student(records[0], records)["networks"][0]["best_seconds"] == 0.004
+    assert gradescope(records[1])["leaderboard"] == []
+
+
 def test_points_of_each_network_where_no_constant_points_to_one() -> None:
     one = record("a", 4)
     other = dict(one["networks"][0], network="2018sp", status="wrong", layers=[dict(one["networks"][0]["layers"][0])])
     other["layers"][0].update(status="wrong", reason="2 elements differ")
     one["networks"].append(other)
-    found = _reports.gradescope(one)
+    found = gradescope(one)
     assert (found["score"], [test["score"] for test in found["tests"]]) == (50, [50, 0])
     assert [test["max_score"] for test in found["tests"]] == [50, 50]
     assert found["leaderboard"] == [{"name": "2017, 100 images (ms)", "value": 4.0, "order": "asc"}]
     timed = dict(one["networks"][0], images=1000, seconds=0.02)
     del one["networks"][0]["seconds"]
     one["networks"].append(timed)  # for its times alone
-    again = _reports.gradescope(one)
+    again = gradescope(one)
     assert (again["score"], [test["max_score"] for test in again["tests"]]) == (50, [50, 50])
     assert again["leaderboard"] == [{"name": "2017, 1000 images (ms)", "value": 20.0, "order": "asc"}]
     one["networks"].pop()
     one["pointed"] = ["2017"]
-    found = _reports.gradescope(one)
+    found = gradescope(one)
     assert found["score"] == 100 and [test["name"] for test in found["tests"]] == ["2017, 100 images"]
     one["status"] = "wrong"
-    assert _reports.gradescope(one)["score"] == 0
+    assert gradescope(one)["score"] == 0

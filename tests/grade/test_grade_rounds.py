@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 
 from ece408_op.core import reference
 from ece408_op.grade import _rounds
-from ece408_op.grade._buffers import Buffers
-from ece408_op.grade._device import Device, Turns
-from ece408_op.grade._rounds import Bench, Trial, try_network
+from ece408_op.grade._buffers import Buffers, Device
+from ece408_op.grade._rounds import Bench, Trial, Turns
 from ece408_op.grade._spec import Spec
-from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, Layer, NetworkResult
+from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, NetworkResult
 from ece408_op.submission.errors import EndedError, HarnessError
 from ece408_op.submission.networks import Net
 from ece408_op.submission.sandbox import Tools
@@ -53,16 +51,17 @@ class Worker:
 
 
 def trial(bench: Bench, buffers: Buffers, steps: list[str]) -> tuple[Trial, NetworkResult]:
-    result = NetworkResult(NET, 3, [Layer(PROBLEM)])
-    return Trial(bench, result, [buffers], 1.0, deque((step, None) for step in steps)), result
+    one = Trial(bench, PROGRAM, NET, 3, 1.0, steps)
+    one.buffers.append(buffers)
+    return one, one.result
 
 
 def test_every_timed_run_counts() -> None:
     with Buffers(PROBLEM) as buffers:
         this, result = trial(Bench(TOOLS, Spec()), buffers, [TIMED, TIMED])
-        assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
+        assert this.go_through(Worker(buffers))  # type: ignore[arg-type]
     assert len(result.layers[0].times) == 2
-    assert result.layers[0].own is not None and result.layers[0].own > 0
+    assert (result.layers[0].own_kernel_seconds or 0) > 0
     assert result.status == "passed"
 
 
@@ -71,8 +70,8 @@ def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(monkeypa
         bench = Bench(TOOLS, Spec())
         this, result = trial(bench, buffers, [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE])
         monkeypatch.setattr(bench.device, "exhausted", lambda: True)
-        assert not this.go_through(Worker(buffers, ends_at=3), PROGRAM)  # type: ignore[arg-type]
-        assert this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
+        assert not this.go_through(Worker(buffers, ends_at=3))  # type: ignore[arg-type]
+        assert this.go_through(Worker(buffers))  # type: ignore[arg-type]
     assert [run.purpose for run in result.layers[0].runs] == [WARM_UP, TIMED, TIMED, NEAR_DUPLICATE]
     assert result.leaks and result.status == "passed"
 
@@ -80,7 +79,7 @@ def test_a_submission_that_used_up_its_memory_continues_in_a_new_worker(monkeypa
 def test_a_crash_with_memory_left_is_a_crash() -> None:
     with Buffers(PROBLEM) as buffers:
         this, result = trial(Bench(TOOLS, Spec()), buffers, [WARM_UP, TIMED])
-        assert this.go_through(Worker(buffers, ends_at=2), PROGRAM)  # type: ignore[arg-type]
+        assert this.go_through(Worker(buffers, ends_at=2))  # type: ignore[arg-type]
     assert result.status == "crashed" and not result.leaks
 
 
@@ -97,7 +96,7 @@ def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch:
     monkeypatch.setattr(_rounds, "Worker", never)
     monkeypatch.setattr(_rounds, "SECONDS_BETWEEN_STARTS", 0.0)
     with pytest.raises(EndedError if failures == 2 else HarnessError):
-        try_network(Bench(TOOLS, Spec()), PROGRAM, NET, 3, 1.0)
+        Trial(Bench(TOOLS, Spec()), PROGRAM, NET, 3, 1.0, [TIMED]).run()
     assert len(begun) == 3
 
 
@@ -124,8 +123,8 @@ def test_a_gpus_work_after_the_answer_is_added_to_its_time(
         monkeypatch.setattr(device, "wake", lambda: None)
         monkeypatch.setattr(device, "roofline_seconds", lambda problem, arithmetic: 1e-6)
         # The worker that gave late answers goes before honest ones are measured again.
-        assert this.go_through(Worker(buffers), PROGRAM) == (not again)  # type: ignore[arg-type]
-        assert not again or this.go_through(Worker(buffers), PROGRAM)  # type: ignore[arg-type]
+        assert this.go_through(Worker(buffers)) == (not again)  # type: ignore[arg-type]
+        assert not again or this.go_through(Worker(buffers))  # type: ignore[arg-type]
     assert not turns and result.status == status
     runs = result.layers[0].runs[1:-1]
     assert [run.late_seconds for run in runs] == pytest.approx([1e-3 * one for one in late])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox import needs_sandbox
 from submissions import graded, touch
 
 from ece408_op.errors import DeviceError
-from ece408_op.grade import _spec, _submission, cli
+from ece408_op.grade import _reports, _spec, _submission, cli
 from ece408_op.grade._spec import SpecError
 from ece408_op.runtime import cuda
 
@@ -26,6 +27,7 @@ HERE = Path(__file__).parents[1] / "submissions"
         ("half = 1", "true or false"),
         ("[ranking]\nmix_precisions = 1", "true or false"),
         ("runs = true", "runs"),
+        (f"runs = -1{'0' * 400}", "at least 1"),
         ("colour = 1", "colour"),
         ("[limits]\nrun_second = 1", "run_second"),
         ("[limits]\nrun_seconds = -1", "run_seconds"),
@@ -57,6 +59,8 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert [net.name for net in got.nets] == ["2018fa", "own"]
     assert (got.images, got.runs, got.half, got.seed) == ((7, 100), 9, False, 5)
     assert (got.limits.memory_bytes, got.ranking.best, got.demanding) == (1000, 30.0, True)
+    path.write_bytes(b"\xef\xbb\xbfruns = 9\r\n")  # as Windows' editor writes it
+    assert _spec.load(path).runs == 9
 
 
 def test_without_a_file_the_seed_is_another_each_time() -> None:
@@ -66,6 +70,7 @@ def test_without_a_file_the_seed_is_another_each_time() -> None:
 def test_a_missing_path_is_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([str(tmp_path / "nowhere")]) == 2
     assert cli.main([str(tmp_path)]) == 2
+    assert cli.main(["x" * 5000]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
@@ -86,6 +91,14 @@ def test_folders_and_files(tmp_path: Path) -> None:
     assert found("cpu", True) == [("a", "cpu", "new-forward.h"), ("b", "cpu", "")]
     (tmp_path / "final.py").write_text("")
     assert len(found(None, True)) == 3
+
+
+def test_two_paths_to_one_submission_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "class/ann/new-forward.h", "class/bob/new-forward.h")
+    monkeypatch.chdir(tmp_path)
+    paths = [Path("class"), tmp_path / "class", Path("class/ann"), Path("class/../class/bob")]
+    found, _ = _submission.find(paths, "cpu", lambda: False)
+    assert [one.path for one in found] == [Path("class/ann"), Path("class/bob")]
 
 
 def test_what_holds_no_submission_is_told_of(tmp_path: Path) -> None:
@@ -213,6 +226,28 @@ def test_records_need_a_folder_that_is_there(tmp_path: Path, capsys: pytest.Capt
         assert str(path) in capsys.readouterr().err
 
 
+def test_reports_need_a_folder_that_can_be_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    touch(tmp_path, "students")
+    assert cli.main([str(HERE / "cpu" / "textbook.h"), "--reports", str(tmp_path)]) == 2
+    assert "students" in capsys.readouterr().err
+
+
+@needs_sandbox
+def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.h").write_text("#error not finished\n")
+    arguments = [str(tmp_path / "a.h"), "--json", str(tmp_path / "out.json"), "--reports", str(tmp_path / "reports")]
+    seen = []
+
+    def interrupted(folder: Path, records: list[dict[str, Any]], rules: object) -> None:
+        seen.append(records[0]["started"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_reports, "write_all", interrupted)
+    for options in (["--quick"], ["--quick"], []):
+        assert cli.main([*arguments, *options]) == 130
+    assert seen[0] == seen[1] != seen[2]
+
+
 def test_who_interrupts_is_told_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,4 +263,4 @@ def test_a_reason_begins_no_line_of_its_own() -> None:
     record = {"status": "compile_error", "networks": [], "path": "a.h"}
     record["reason"] = "a.h:1: error\npassed (float32): b.h:2:"
     assert cli.line(record) == "compile_error: a.h: a.h:1: error\n    passed (float32): b.h:2:"
-    assert cli.printable("a\x1b[2J\u202eb\n", "utf-8") == "a?[2J?b\n"
+    assert cli.printable("a\x1b[2J\u202eb\n", "utf-8") == "a\\x1b[2J\\u202eb\n"

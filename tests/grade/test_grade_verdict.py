@@ -106,7 +106,7 @@ def test_the_class_of_a_layer(precision: str, wide: str | None, found: str) -> N
 )
 def test_answers_before_the_gpus_work_is_done(late: list[float], held_up: float, status: str) -> None:
     timed = [Run(TIMED, 3e-3, 3e-3, outcome(F), late_seconds=1e-3 * one) for one in late]
-    assert judge_layer(Layer(PROBLEM, timed, held_up=1e-3 * held_up), half_passes=True).status == status
+    assert judge_layer(Layer(PROBLEM, timed, held_up_seconds=1e-3 * held_up), half_passes=True).status == status
 
 
 @pytest.mark.parametrize(
