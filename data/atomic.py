@@ -17,6 +17,8 @@ def folder_problem(path: Path | None) -> str | None:
     # os.path returns False for a folder that this user may not read; Path.is_dir raises PermissionError.
     if os.path.isdir(path):
         return f"expected a file, got the folder {path}"
+    if os.path.exists(path) and not os.path.isfile(path):  # a user who may would replace /dev/null for everyone
+        return f"expected a file, got {path}, which is a device or a pipe"
     folder = path.absolute().parent
     if not os.path.isdir(folder):
         return f"expected a file in a folder that is there, got {path}"

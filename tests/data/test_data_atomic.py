@@ -29,6 +29,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("folder", "expected a file, got the folder folder"),
         ("nowhere/x", "expected a file in a folder that is there, got nowhere/x"),
         ("file/x", "expected a file in a folder that is there, got file/x"),
+        ("/dev/null", "expected a file, got /dev/null, which is a device or a pipe"),
     ],
 )
 def test_output_files(path: str | None, problem: str | None) -> None:
