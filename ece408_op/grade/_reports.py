@@ -124,7 +124,14 @@ def write_all(folder: Path, records: Sequence[Data], rules: RankingSpec) -> None
         _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, shown), indent=1))
     ranking = rank(records, rules)
     _put(folder / "leaderboard.csv", _csv(ranking))
-    _put(folder / "leaderboard.html", render("leaderboard.html", leaderboard(ranking, records, pages, rules)))
+    counts = Counter(record["status"] for record in records)
+    folders = {str(Path(record["path"]).parent) for record in records}
+    board = {
+        "top": f"{folders.pop()}/" if len(folders) == 1 else "",
+        "counts": ", ".join(f"{counts[status]} {status}" for status in MEANINGS if counts[status]),
+        **{"ranking": ranking, "records": records, "pages": pages, "rules": rules},
+    }
+    _put(folder / "leaderboard.html", render("leaderboard.html", board))
 
 
 def render(template: str, shown: Data) -> str:
@@ -231,19 +238,6 @@ def _csv(ranking: Mapping[str, Sequence[Data]]) -> str:
         path = one["path"]
         writer.writerow({**one, "path": f"'{path}" if path[:1] in "=+-@" else path})
     return text.getvalue()
-
-
-def leaderboard(
-    ranking: Mapping[str, Sequence[Data]], records: Sequence[Data], pages: Mapping[str, str], rules: RankingSpec
-) -> dict[str, Any]:
-    """What the class's page shows: places, bars of their times, and everyone with a link to their page."""
-    counts = Counter(record["status"] for record in records)
-    folders = {str(Path(record["path"]).parent) for record in records}
-    return {
-        "top": f"{folders.pop()}/" if len(folders) == 1 else "",
-        "counts": ", ".join(f"{counts[status]} {status}" for status in MEANINGS if counts[status]),
-        **{"ranking": ranking, "records": records, "pages": pages, "rules": rules},
-    }
 
 
 def _put(path: Path, text: str) -> None:

@@ -53,14 +53,15 @@ class Turns:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Within ``working``: no other thread works."""
-        with ExitStack() as stack:
-            self.working.release()
-            stack.callback(self.working.acquire)
-            stack.enter_context(self._alone)
+        self.working.release()
+        with self._alone:  # two that have half of all each would wait for each other
             for _ in range(self._jobs):
                 self.working.acquire()
-                stack.callback(self.working.release)
+        try:
             yield
+        finally:
+            for _ in range(self._jobs - 1):
+                self.working.release()
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class Trial:
         self.bench, self.program, self.seconds, self._steps = bench, program, seconds, deque(steps)
         self.buffers: list[Buffers] = []
         self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
-        #: The layer and the round at which it is, and the rounds that this worker has ended.
-        self._layer = self._round = self._ended = 0
+        #: The layer at which it is, and the rounds that this worker has ended.
+        self._layer = self._ended = 0
         #: Digests of right outputs, per layer.
         self._right: list[set[int]] = [set() for _ in net.layers]
         #: Seconds in which a GPU usually turns to the harness after an honest answer.
@@ -191,10 +192,10 @@ class Trial:
         return True
 
     def _drawn_inputs(self, purpose: str) -> None:
-        self._round += 1
-        for number, (buffers, right) in enumerate(zip(self.buffers, self._right)):
-            self._layer, problem = number, buffers.problem
-            rng = np.random.default_rng([self.bench.spec.seed, *problem.x_shape, *problem.w_shape, self._round])
+        for number, (layer, buffers, right) in enumerate(zip(self.result.layers, self.buffers, self._right)):
+            self._layer, problem = number, layer.problem
+            seed = (self.bench.spec.seed, *problem.x_shape, *problem.w_shape, len(layer.runs) + 1)
+            rng = np.random.default_rng(seed)
             if purpose == NEAR_DUPLICATE:
                 buffers.draw_near_duplicate(rng)
             else:

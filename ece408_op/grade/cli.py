@@ -121,7 +121,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     if len(found) == 1:
         graders = {key: replace(one, progress=_progress) for key, one in graders.items()}
     for path, why in passed_over:
-        text = f"ece408-grade: {_grading.shown(path)}: not graded: {why}"
+        text = _grading.shown(f"ece408-grade: {path}: not graded: {why}")
         print(printable(text, sys.stderr.encoding), file=sys.stderr)
     file = arguments.json and arguments.json.with_name(f"{arguments.json.name}.log")
     options = (rules.quick, arguments.unsafe, arguments.time_in_parallel)

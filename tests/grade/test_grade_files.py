@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from submissions import touch
 
-from ece408_op.grade import _grading, _submission
+from ece408_op.grade import _grading, _submission, cli
 from ece408_op.grade._grading import Log
 from ece408_op.grade._spec import SpecError
 from ece408_op.submission import sources
@@ -62,6 +62,13 @@ def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
 
 def test_a_name_with_a_line_break_stays_in_one_line() -> None:
     assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
+
+
+def test_a_folder_that_is_not_graded_forges_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    touch(tmp_path, "own/a\npassed: b/ann/new-forward.h", "away.h")
+    (tmp_path / "own" / "a\npassed: b" / "new-forward.h").symlink_to(tmp_path / "away.h")
+    assert cli.main([str(tmp_path / "own"), "--context", "cpu"]) == 1
+    assert all(line.startswith("ece408-grade: ") for line in capsys.readouterr().err.splitlines())
 
 
 def test_another_name_is_not_shown_as_that_of_a_neighbour() -> None:

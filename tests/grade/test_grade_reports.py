@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from ece408_op.grade import _reports
-from ece408_op.grade._reports import rank
 from ece408_op.grade._spec import RankingSpec
 
 
@@ -56,15 +56,15 @@ def test_a_students_page_says_what_is_wrong_where_and_what_to_do_next() -> None:
     assert page.index("Next step") < page.index("Why it is wrong") < page.index("2017 fall")
 
 
-def test_the_leaderboard_has_everyone() -> None:
+def test_the_leaderboard_has_everyone(tmp_path: Path) -> None:
     records = [record("fast $x", 2), record("<slow>", 9), record("failed", 1)]
     records[2].update(status="crashed", reason="why\nmore", precision=None)
-    pages = {one["path"]: f"students/{number}.html" for number, one in enumerate(records)}
-    shown = _reports.leaderboard(rank(records, RankingSpec()), records, pages, RankingSpec())
-    page = _reports.render("leaderboard.html", shown)
+    _reports.write_all(tmp_path, records, RankingSpec())
+    page = (tmp_path / "leaderboard.html").read_text(encoding="utf-8")
     assert "<slow>" not in page
-    for number, path in enumerate(("fast $x", "&lt;slow&gt;", "failed")):
-        assert f'<a href="students/{number}.html">{path}</a>' in page
+    for path in ("fast $x", "&lt;slow&gt;", "failed"):
+        link = re.search(f'<a href="([^"]*)">{re.escape(path)}</a>', page)
+        assert link is not None and f"{path}</h1>" in (tmp_path / link[1]).read_text(encoding="utf-8")
     assert "2 passed, 1 crashed" in page and ">why<" in page
     assert "width: 22.2%" in page and "left: 11.1%" in page  # 2 and the roofline's 1 of 9 ms
 
