@@ -146,8 +146,11 @@ class Buffers(Arrays):
 
     def draw(self, kind: str, rng: np.random.Generator) -> None:
         """Draw new inputs of that kind; some images are sparse, among the others."""
-        p = self.problem
-        for _, to, bits in self._random(rng):
+        p, seed, x = self.problem, np.uint64(rng.integers(0, 2**63)), self._x.ravel()
+        for first in range(0, x.size, _DRAWN):
+            self._require_open()
+            to = x[first : first + _DRAWN]
+            bits = _mix(_mix(self.xp.arange(first, first + to.size, dtype=np.uint64)) + seed)
             sign = (bits & np.uint64(1)).astype(np.float32) * 2 - 1
             # Up to 1000 products of at most 2 stay below 2048, up to which float16 represents every integer.
             larger = (bits >> np.uint64(1) & np.uint64(p.products <= 1000)).astype(np.float32) + 1
@@ -178,12 +181,10 @@ class Buffers(Arrays):
 
     def draw_near_duplicate(self, rng: np.random.Generator) -> None:
         """Change about one element in 512 of the inputs, at least one per image, to odd multiples of 2^-11 below 1."""
-        size = self._x[0].size
-        for first, to, bits in self._random(rng):
-            middle = self.xp.arange(first, first + len(bits)) % size == size // 2
-            changed = middle | (bits % np.uint64(512) == 0)
-            number = (_mix(bits) >> np.uint64(54) | np.uint64(1025)).astype(np.float32) * np.float32(2.0**-11)
-            to[...] = self.xp.where(changed, number, to)
+        x = self._x.reshape(self.problem.batch, -1)
+        shape = len(x), max(1, x.shape[1] // 512)
+        images, elements = self.xp.arange(len(x))[:, None], self.xp.asarray(rng.integers(0, x.shape[1], shape))
+        x[images, elements] = self.xp.asarray((2 * rng.integers(512, 1024, shape) + 1) * 2.0**-11, np.float32)
 
     def set_inputs(self, x: Any, w: np.ndarray) -> None:
         self._x[...] = self.xp.asarray(x, np.float32)
@@ -289,14 +290,6 @@ class Buffers(Arrays):
         sums = self.xp.RawKernel(KERNEL, "sums", ("--std=c++17",))
         sums((2048,), (256,), (x, w, np.uint64(exact.size), *sizes, exact, size, root))
         return exact, size, root
-
-    def _random(self, rng: np.random.Generator) -> Iterator[tuple[int, Any, Any]]:
-        """x in steps, with 64 random bits for each element: the first element's number, the elements, and the bits."""
-        seed, x = np.uint64(rng.integers(0, 2**63)), self._x.ravel()
-        for first in range(0, x.size, _DRAWN):
-            self._require_open()
-            to = x[first : first + _DRAWN]
-            yield first, to, _mix(_mix(self.xp.arange(first, first + to.size, dtype=np.uint64)) + seed)
 
 
 def _differ(a: Any, b: Any) -> bool:

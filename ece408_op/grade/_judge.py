@@ -64,9 +64,9 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     """The class of an output that held ``before``, and comes in parts of whole images; ``xp`` is numpy or cupy."""
     n = problem.products
     most = dict.fromkeys((FLOAT32, TRANSFORM, HALF, HALF_SUMS), 0.0)
-    worst, scaled, at, images = (False, -1.0), 0.0, (0, 0.0, 0.0), 0
-    squares = np.zeros(2)
-    wrong = count = 0
+    scaled, squares = 0.0, np.zeros(2)
+    wrong = count = images = 0
+    worst = []  # of each part: is it wrong, its error as a share of float32's bound, its index, got and expected
     for part in parts:
         error = xp.where(xp.isfinite(part.y), xp.abs(part.y - part.exact), xp.inf)
         if before:  # a file may add to it; where a sum is zero, adding it and writing nothing look alike
@@ -80,9 +80,8 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
         some_bad = bool(bad.any())
         # The worst of the wrong elements, if there are any.
         place = int((xp.where(bad, share, -1) if some_bad else share).argmax())
-        if (some_bad, float(share.ravel()[place])) > worst:
-            worst = some_bad, float(share.ravel()[place])
-            at = (images * part.y[0].size + place, float(part.y.ravel()[place]), float(part.exact.ravel()[place]))
+        image, *rest = at = tuple(int(i) for i in np.unravel_index(place, error.shape))
+        worst.append((some_bad, float(share[at]), (images + image, *rest), float(part.y[at]), float(part.exact[at])))
         scaled = max(scaled, float((error / (part.sizes + n * _SMALLEST)).max()))
         some = part.roots > 0
         count += int(some.sum())
@@ -94,8 +93,8 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     fits = {name: kind != REAL or count < _ENOUGH or by_root <= limit for name, limit in limits.items()}
     fits[TRANSFORM] = by_largest <= 100 * EPS32
     precision = next((name for name in bounds if most[name] <= 1 and fits[name]), WRONG)
-    index = tuple(int(i) for i in np.unravel_index(at[0], problem.y_shape))
-    return Outcome(precision, most[FLOAT32], scaled, index, at[1], at[2], wrong, math.prod(problem.y_shape))
+    _, _, index, got, expected = max(worst, key=lambda one: one[:2])
+    return Outcome(precision, most[FLOAT32], scaled, index, got, expected, wrong, math.prod(problem.y_shape))
 
 
 def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ with a tanh between. All but the convolutions is computed here, on whichever arr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,6 @@ from ece408_op.submission.networks import NETS, Net
 _TRAINED = {"2017": ("ece408-high", "ece408-low"), "2018sp": ("ece408-2018sp",), "2018fa": ("ece408-2018fa",)}
 #: Images of the test set.
 MOST = 10000
-#: Images that go through a layer in one step, to keep what lies between small.
-_STEP = 1000
 
 
 @dataclass(frozen=True)
@@ -38,24 +36,19 @@ class CourseNet:
     connected: tuple[tuple[np.ndarray, np.ndarray], ...]
 
     @staticmethod
-    def after(convolution: int, y: Any, xp: Any = np) -> Any:
-        """What follows the output (B, M, H, W) of that convolution, of the module ``xp``: the first one's is pooled."""
+    def after(convolution: int, y: Any) -> Any:
+        """What follows the output (B, M, H, W) of that convolution, float32: the first one's is pooled."""
         if convolution > 0:
             return y
-        batch, filters, rows, columns = y.shape
-        out = xp.empty((batch, filters, rows // 2, columns // 2), np.float32)
-        for first in range(0, batch, _STEP):
-            part = y[first : first + _STEP, :, : rows // 2 * 2, : columns // 2 * 2]
-            quads = part.reshape(len(part), filters, rows // 2, 2, columns // 2, 2)
-            # tanh grows with its argument, so the largest may be found first.
-            out[first : first + _STEP] = xp.tanh(quads.max(axis=(3, 5)))
-        return out
+        rows, columns = y.shape[2] // 2 * 2, y.shape[3] // 2 * 2
+        corners = (y[:, :, i:rows:2, j:columns:2] for i in range(2) for j in range(2))
+        return np.tanh(reduce(np.maximum, corners))  # tanh grows with its argument: the largest may be found first
 
     def labels(self, values: Any, xp: Any = np) -> np.ndarray:
-        """The classes, (B,), for what follows the last convolution."""
-        values = xp.asarray(values, np.float32).reshape(len(values), -1)
+        """The classes, (B,), for what follows the last convolution, an array of the module ``xp``."""
+        values = values.reshape(len(values), -1)
         for number, (weight, bias) in enumerate(self.connected):
-            values = xp.tanh(values) if number else values
+            values = np.tanh(values) if number else values
             values = values @ xp.asarray(weight).T + xp.asarray(bias)
         found = values.argmax(axis=1)
         return np.asarray(found if xp is np else found.get())

@@ -210,11 +210,11 @@ class Trial:
         """The course's own measure: the network's labels, layer by layer through the worker, and by exact sums."""
         x = exact = net.test.images
         for number, (buffers, w) in enumerate(zip(self.buffers, net.filters)):
-            self._layer, xp = number, buffers.xp
+            self._layer = number
             buffers.set_inputs(x, w)
             self._run(REAL_IMAGES)
-            x, exact = net.after(number, buffers.copied, xp), net.after(number, buffers.exact(exact, w), xp)
-        self.result.accuracy.append(net.compare(net.labels(x, xp), net.labels(exact, xp)))
+            x, exact = net.after(number, buffers.copied), net.after(number, buffers.exact(exact, w))
+        self.result.accuracy.append(net.compare(*(net.labels(one, buffers.xp) for one in (x, exact))))
 
     def _run(self, purpose: str) -> Run:
         """Call the current layer with the inputs that are drawn; raises EndedError for a violation."""

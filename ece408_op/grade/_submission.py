@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from os.path import abspath, exists, isdir, isfile, realpath
+from os.path import abspath, exists, isdir, isfile, islink, realpath
 from pathlib import Path
 
 from ece408_op.submission.sources import OPERATOR, SUFFIXES, SUFFIXES_OF, device_of
@@ -87,7 +87,9 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
     found, over = [], []
     for child in children:
         suffix = child.suffix.lower()
-        if isdir(child):
+        if isdir(child) and islink(child) and not _is_one(child):  # folders that link to each other have no end
+            over.append((child, "a link to a folder that is no submission"))
+        elif isdir(child):
             more, others = _within(child, context, gpu_here, levels - 1) if levels else ([], [])
             found += more
             over += others if more else [(child, "no submission found in it")]
@@ -109,10 +111,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _skipped(path: Path) -> bool:
-    """Is it hidden, the system's (``__MACOSX``), the course's, or a link to a folder that it lies in?"""
-    if path.name.startswith((".", "__")) or path.name.lower() in _COURSES:
-        return True
-    return path.is_symlink() and realpath(path) in (realpath(folder) for folder in path.absolute().parents)
+    """Is it hidden, the system's (``__MACOSX``), or the course's?"""
+    return path.name.startswith((".", "__")) or path.name.lower() in _COURSES
 
 
 def _is_one(folder: Path) -> bool:

@@ -60,6 +60,15 @@ def test_a_class_of_many_levels_ends(tmp_path: Path) -> None:
     assert len(found) == 1 and passed_over == []
 
 
+def test_folders_that_link_to_each_other_are_soon_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "ann/new-forward.h", *(f"bob/{one}/notes.txt" for one in range(12)))
+    for one in range(12):
+        for other in {*range(12)} - {one}:
+            (tmp_path / "bob" / str(one) / f"to {other}").symlink_to(f"../{other}")
+    found, passed_over = _submission.find([tmp_path], "cpu", lambda: False)
+    assert ([one.path.name for one in found], [path.name for path, _ in passed_over]) == (["ann"], ["bob"])
+
+
 def test_a_name_with_a_line_break_stays_in_one_line() -> None:
     assert _grading.shown(Path("a\npassed: b\u2028c\u202ed")) == "a\\npassed: b\\u2028c\\u202ed"
 

@@ -15,7 +15,7 @@ IMAGES = 40
 
 def exact_labels(net: _real_images.CourseNet, x: np.ndarray) -> np.ndarray:
     for layer, w in enumerate(net.filters):
-        x = net.after(layer, reference.convolve(x, w))
+        x = net.after(layer, reference.convolve(x, w).astype(np.float32))
     return net.labels(x)
 
 
@@ -30,7 +30,7 @@ def test_the_labels_are_mxnets(net: Net) -> None:
 
 
 def test_the_largest_of_four_may_be_found_before_the_tanh() -> None:
-    y = np.random.default_rng(1).standard_normal((3, 2, 5, 7))
+    y = np.random.default_rng(1).standard_normal((3, 2, 5, 7)).astype(np.float32)
     got = _real_images.CourseNet.after(0, y)
     for i in range(2):
         for j in range(3):
