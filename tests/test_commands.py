@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from process import python
 
 from ece408_op import commands as commands_module
 from ece408_op.core import dispatch
@@ -241,5 +242,5 @@ import atexit, os, signal, sys, time
 from ece408_op import commands
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {code}"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50)
+    done = python("-c", code, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
 import pytest
+from process import python
 
 from ece408_op.core import dispatch, tuning
 from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
@@ -164,8 +163,8 @@ from ece408_op.runtime.launch import Chip
 for images in (1, 2):
     dispatch.select(ConvProblem(images, 1, 28, 28, 6, 5), "gpu", chip=Chip("RTX of mine", (8, 9), 128))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == ""
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("there is no tuning table of the RTX of mine; the kernel is chosen by times of the") == 1
 
 

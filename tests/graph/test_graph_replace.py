@@ -138,16 +138,6 @@ def test_defaults_spelled_out_are_replaced(plain):
     assert nodes_of(result.symbol)["new0_weight"]["attrs"] == {"kernel": "(3, 3)", "num_filter": "4"}
 
 
-def test_a_gluon_network_with_unknown_sizes_is_rewritten():
-    net = mx.gluon.nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(mx.gluon.nn.Conv2D(4, 3, use_bias=False), mx.gluon.nn.Conv2D(3, 2), mx.gluon.nn.Dense(2))
-    result = ece408_op.replace_convolution(net(mx.sym.var("data")))
-    assert result.replaced == {"net_conv0_fwd": "new0", "net_conv1_fwd": "new1"}
-    assert result.left == {}
-    assert {"new0_weight", "new1_weight", "new1_bias"} <= set(result.symbol.list_arguments())
-
-
 ZOO = sorted(mx.gluon.model_zoo.model_store._model_sha1)
 #: The others differ from these in depth and width alone.
 SMALLEST = {"alexnet", "densenet121", "inceptionv3", "mobilenet0.25", "mobilenetv2_0.25", "resnet18_v1", "resnet50_v1"}
@@ -191,14 +181,13 @@ def test_a_network_of_the_model_zoo_predicts_the_same(name):
     assert (got.argmax(axis=1) == want.argmax(axis=1)).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_another_type_is_left_where_it_is_known(dtype):
-    cast = conv(mx.sym.Cast(mx.sym.var("data"), dtype=dtype), name="after_cast")
-    declared = conv(mx.sym.var("other", dtype=dtype), name="declared")
+def test_another_type_is_left_where_it_is_known():
+    cast = conv(mx.sym.Cast(mx.sym.var("data"), dtype="float16"), name="after_cast")
+    declared = conv(mx.sym.var("other", dtype="float16"), name="declared")
     result = ece408_op.replace_convolution(mx.sym.Group([cast, declared, conv(mx.sym.var("third"))]))
     assert result.replaced == {"conv": "new0"}
     assert set(result.left) == {"after_cast", "declared"}
-    assert all(f"type {dtype}" in reason for reason in result.left.values())
+    assert all("type float16" in reason for reason in result.left.values())
 
 
 def test_new_names_avoid_every_name_that_is_there():
@@ -251,14 +240,6 @@ def test_a_weight_that_is_more_than_a_weight_keeps_its_name(use):
     assert_same_outputs(symbol, result, params)
 
 
-def test_layers_of_one_name_are_left():
-    symbol = mx.sym.Group([conv(mx.sym.var("data"), name="twin"), conv(mx.sym.var("other"), name="twin")])
-    result = ece408_op.replace_convolution(symbol)
-    assert result.replaced == {}
-    assert "2 nodes are called 'twin'" in result.left["twin"]
-    assert result.symbol.tojson() == symbol.tojson()
-
-
 def test_a_convolution_inside_control_flow_is_left():
     def body(element, state):
         return conv(element, weight=mx.sym.var("w"), name="inner"), state
@@ -288,18 +269,6 @@ def test_attributes_outputs_and_kind_of_symbol_stay():
     assert_same_outputs(symbol, result, params)
     numpy_symbol = mx.sym.npx.convolution(mx.sym.var("d").as_np_ndarray(), mx.sym.var("w").as_np_ndarray(), **PLAIN)
     assert type(ece408_op.replace_convolution(numpy_symbol).symbol) is type(numpy_symbol)
-
-
-def test_a_replaced_network_is_saved_and_opened_again(tmp_path):
-    params = files.ndarrays(files.weights("convolution0"))
-    result = ece408_op.replace_convolution(files.built_in(), params)
-    ece408_op.save_checkpoint(tmp_path / "net", 1, result.symbol, result.arg_params, {})
-    saved = json.loads((tmp_path / "net-symbol.json").read_text())
-    assert saved["nodes"] == files.original("attr")["nodes"]
-    symbol, arg_params, _ = ece408_op.load_checkpoint(tmp_path / "net", 1)
-    assert symbol.tojson() == result.symbol.tojson()
-    for got, want in zip(files.run(symbol, arg_params, files.images()), files.run(*result[:2], files.images())):
-        np.testing.assert_array_equal(got, want)
 
 
 def test_bad_arguments_are_refused():
@@ -351,26 +320,19 @@ def test_any_network_gives_the_same_before_and_after(network, seed):
 
 
 @pytest.mark.parametrize(
-    ("channels", "attributes", "left"),
-    [(64, {}, 0), (64, {"pad": (1, 1)}, 0), (32, {}, 1), (64, {"stride": (2, 2)}, 1), (64, {"dilate": (1, 2)}, 1)],
+    ("channels", "filters", "kernel", "attributes", "slower"),
+    [
+        *((c, m, 1, {}, slower) for c, m, slower in ((32, 64, 1), (6, 16, 0), (32, 50, 0))),
+        *((c, 64, 3, {}, slower) for c, slower in ((64, 0), (32, 1))),
+        (64, 64, 3, {"pad": (1, 1)}, 0),
+        *((64, 64, 3, {name: size}, 1) for name, size in (("stride", (2, 2)), ("dilate", (1, 2)))),
+    ],
 )
-def test_wide_layers_of_3_x_3_are_replaced_unless_they_have_steps(channels, attributes, left):
-    layer = mx.sym.Convolution(
-        mx.sym.Variable("data"), kernel=(3, 3), num_filter=64, no_bias=True, name="a", **attributes
-    )
-    params = {"a_weight": mx.nd.zeros((64, channels, 3, 3))}
-    found = ece408_op.replace_convolution(layer, params, where="faster", warn=False)
-    assert len(found.left) == left
-
-
-@pytest.mark.parametrize(("channels", "filters", "slower"), [(32, 64, 1), (6, 16, 0), (32, 50, 0)])
-def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, slower, capsys):
-    first = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=channels, no_bias=True, name="a")
-    symbol = mx.sym.Convolution(first, kernel=(1, 1), num_filter=filters, no_bias=True, name="b")
-    for params in (
-        None,
-        {"a_weight": mx.nd.zeros((channels, 5, 3, 3)), "b_weight": mx.nd.zeros((filters, channels, 1, 1))},
-    ):
+def test_layers_that_mxnet_computes_faster_are_counted_once(channels, filters, kernel, attributes, slower, capsys):
+    first = conv(mx.sym.Variable("data"), num_filter=channels, name="a")
+    symbol = conv(first, kernel=(kernel, kernel), num_filter=filters, name="b", **attributes)
+    weights = {"a_weight": (channels, 5, 3, 3), "b_weight": (filters, channels, kernel, kernel)}
+    for params in (None, {name: mx.nd.zeros(shape) for name, shape in weights.items()}):
         ece408_op.replace_convolution(symbol, params)
         printed, errors = capsys.readouterr()
         assert printed == ""

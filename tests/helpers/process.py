@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 HELPERS = Path(__file__).parent
 ROOT = HELPERS.parents[1]
 
@@ -34,3 +36,12 @@ def printed(*arguments: object, **words: object) -> str:
     done = python(*arguments, **words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, code: str) -> None:
+    """Put a program of that name, which runs Python code that may use sys, in front of PATH."""
+    program = folder / "bin" / name
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cuda_layers import chip_of
+from process import printed
 
 from ece408_op.core import dispatch
 from ece408_op.core.check import compare
@@ -298,11 +296,7 @@ try:
 except UnsupportedError as error:
     print(error)
 """
-    folders = (tmp_path, Path(__file__).parents[1] / "helpers", Path(__file__).parents[2])
-    path = os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, "-W", "ignore", "-c", program], {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    name, message = done.stdout.splitlines()
+    name, message = printed("-W", "ignore", "-c", program, first=[tmp_path]).splitlines()
     assert name == "blocked_gemm"
     assert "there is none" in message
     assert "pip install -e '.[cudnn]'" in message

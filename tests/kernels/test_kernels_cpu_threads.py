@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 from cpu_kernels import CPU_KERNELS, arrays, check, fitting
+from process import printed
 
 from ece408_op.core.dispatch import thread_count
 from ece408_op.problem import ConvProblem
@@ -68,11 +67,7 @@ else:
 
 @pytest.mark.parametrize("words", [[], ["before", "fork"], ["daemon"]], ids=" ".join)
 def test_calls_at_exit_and_in_a_forked_child_end(words):
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, *words], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.split()
+    lines = printed("-c", AT_EXIT, *words, timeout=60).split()
     if "daemon" in words:
         assert set(lines) == {"during"}
     else:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import cpu_kernels
 import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process import printed
 
 import ece408_op
 from ece408_op.core import dispatch, reference
@@ -180,8 +177,7 @@ from ece408_op.problem import ConvProblem
 large, second = ConvProblem(10000, 12, 33, 33, 24, 7), ConvProblem(10000, 6, 30, 30, 16, 5)
 print(*(dispatch.select(each).name for each in (large, second, large.with_batch(500))))
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert found.stdout.split() == [taken, "direct", "direct"]
+    assert printed("-c", code).split() == [taken, "direct", "direct"]
 
 
 def test_auto_leaves_what_was_not_measured_to_direct(monkeypatch):

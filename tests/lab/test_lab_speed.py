@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process import on_path
 
 from ece408_op.bench import layers as bench_layers
 from ece408_op.bench.results import KERNEL, Row
@@ -183,13 +182,9 @@ def test_nsight_compute_counts_too(
     values = [next((value for word, value in known.items() if f"_{word}_" in each), "25") for each in metrics]
     lines = [["ID", "Kernel Name", *metrics], ["0", "next_is_layer_0", *values], *[["1", "convolve", *values]] * 2]
     text = "".join(",".join(f'"{word}"' for word in line) + "\n" for line in lines)
-    program = tmp_path / "bin" / "ncu"
-    program.parent.mkdir()
     log = "open(sys.argv[sys.argv.index('--log-file') + 1], 'w')"
-    program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n{log}.write({text!r})\n")
-    program.chmod(0o755)
+    on_path(monkeypatch, tmp_path, "ncu", f"{code}\n{log}.write({text!r})")
     monkeypatch.setattr(_ncu, "SECONDS", 1.0)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     assert lab.main([str(STARTER), *LAYER, "--images", "20", "--ncu", "--html", str(tmp_path / "page")]) == 0
     printed = capsys.readouterr().out
     page = (tmp_path / "page" / "index.html").read_text()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from gpu_case import require_gpu
 from network_case import mx, mxnets, ours, require
+from process import printed
 
 import ece408_op
 from ece408_op.bench import _networks
@@ -17,7 +14,6 @@ from ece408_op.core.kernel import EPS32
 from ece408_op.errors import DeviceError
 
 pytestmark = pytest.mark.gpu
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 S = mx.sym
 data = S.Variable("data")
 ZOO = ["resnet18_v1", "vgg11", "squeezenet1.0", "mobilenet1.0", "densenet121"]
@@ -33,13 +29,6 @@ def test_no_such_gpu():
     node = ece408_op.gpu_network(data * 2, {}, device_id=99)[0]
     with pytest.raises(DeviceError, match="expected a number from 0 to"):
         node.bind(mx.cpu(), {"data": mx.nd.ones((2, 2))}).forward(is_train=False)
-
-
-def run(program, *folders):
-    """Run a Python program that imports this checkout; ``folders`` come before it in the path."""
-    path = os.pathsep.join([*map(str, folders), ROOT, os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_without_cudnn_a_clear_error_and_other_implementations(tmp_path):
@@ -60,9 +49,7 @@ for impl in ("auto", "cudnn"):
 expected = mx.nd.Convolution(x, w, kernel=(3, 3), num_filter=40, pad=(1, 1), no_bias=True)
 print(list(outputs), float((outputs["auto"] - expected).abs().max().asscalar()) < 1e-3)
 """
-    done = run(program, tmp_path)
-    assert done.returncode == 0, done.stderr
-    message, result = done.stdout.splitlines()
+    message, result = printed("-c", program, first=[tmp_path]).splitlines()
     assert "pip install" in message
     assert "[cudnn]" in message
     assert result == "['auto'] True"
@@ -94,8 +81,7 @@ def test_exit_with_calls_pending():
         "print('leaving')\n"
     )
     for _ in range(2):
-        done = run(program)
-        assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
+        assert printed("-c", program) == "leaving\n"
 
 
 def compare_with_mxnet(name, impl, images, step):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-import sys
+from functools import partial
 
 import pytest
+from process import on_path
 
 from ece408_op.profile import counters
 
@@ -35,16 +35,8 @@ LOG = "open(sys.argv[sys.argv.index('--log-file') + 1], 'w').write"
 
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
-    """Puts a program of that name on PATH, which runs this Python code."""
-
-    def install(code: str) -> None:
-        program = tmp_path / "bin" / "ncu"
-        program.parent.mkdir()
-        program.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-
-    return install
+    """A function that puts a program of that name on PATH, which runs Python code."""
+    return partial(on_path, monkeypatch, tmp_path, "ncu")
 
 
 def test_the_command_leaves_the_clocks_alone_and_sums_up_the_launches_of_each_kernel(ncu, tmp_path) -> None:

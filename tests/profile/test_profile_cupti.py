@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import subprocess
 import sys
 import time
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+from process import python
 
 from ece408_op.errors import DeviceError
 from ece408_op.profile._activity import API_CALL, KERNEL, MEMCPY, MEMSET
@@ -168,8 +167,7 @@ import mxnet as mx
 mx.nd.dot(mx.nd.ones((9, 9)), mx.nd.ones((9, 9))).wait_to_read()
 profile.finish()
 """
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    done = python("-c", code)
     (sentence,) = [line for line in done.stderr.splitlines() if "GPU profile" in line]
     assert "profile13" in sentence
     assert sentence in done.stdout

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 
 import pytest
 from milestone_run import ROOT, run
+from process import python
 from test_milestones import HEAD
-
-from ece408_op.profile import session
 
 pytest.importorskip("mxnet")
 
 
-def run_profile(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "ece408_op.profile", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+def run_profile(*arguments):
+    return python("-m", "ece408_op.profile", *arguments, cwd=ROOT)
 
 
 def test_m2_profiled_names_new_and_writes_the_three_files(tmp_path) -> None:
@@ -36,14 +31,6 @@ def test_m2_profiled_names_new_and_writes_the_three_files(tmp_path) -> None:
     assert result["tables"]["gpu"] == result["tables"]["calls"] == []
     spans = [event for event in json.loads((out / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
     assert len(spans) == len(names)
-
-
-def test_without_profile_nothing_is_started(capsys) -> None:
-    parser = argparse.ArgumentParser()
-    session.add_options(parser)
-    assert session.start(parser.parse_args([]), on_gpu=True) is None
-    assert session.finish(None) is None
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_script_keeps_its_arguments_and_its_exit_code(tmp_path) -> None:

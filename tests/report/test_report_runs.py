@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from process import HELPERS
+from process import python as run_python
 
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.report import _runs
@@ -140,7 +142,7 @@ def test_a_signal_ends_the_running_command_and_keeps_what_is_done(tmp_path, numb
     code = f"""
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(HELPERS)!r}]
 from pathlib import Path
 from test_report_runs import DONE, machine, python
 from ece408_op.report import _runs
@@ -179,10 +181,8 @@ def test_a_small_report(tmp_path) -> None:
     pytest.importorskip("mxnet")
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    command = [sys.executable, "-m", "ece408_op.report", "--out", str(tmp_path), "--networks", "ece408-low"]
-    done = subprocess.run(
-        [*command, "--sizes", "12", "--milestones", "m1"], capture_output=True, text=True, check=False, timeout=120
-    )
+    words = "--networks", "ece408-low", "--sizes", "12", "--milestones", "m1"
+    done = run_python("-m", "ece408_op.report", "--out", tmp_path, *words)
     # No progress bar where stderr is no terminal.
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / 'index.html'}\n", "")
     result = json.loads((tmp_path / "runs" / "m1-ece408-low-12.json").read_text(encoding="utf-8"))["result"]

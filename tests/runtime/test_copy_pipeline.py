@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ece408_op.plugin.host_context import CHUNK_BYTES
-from ece408_op.problem import ITEM_BYTES, ConvProblem
 from ece408_op.runtime.copy_pipeline import (
     INPUT,
     OUTPUT,
-    STAGES,
     Chunk,
     Pipeline,
     StagingBuffer,
@@ -161,14 +159,6 @@ def test_an_error_ends_the_call_and_is_raised(batch, images, stage, most, thread
     assert device.staging.qsize() == threads
 
 
-def test_an_error_is_raised_at_every_step():
-    call = Call(9, 3, 2, 20)
-    device = Unsteady(call, 2, 0)
-    call.run(device, 2)
-    for fail_at in range(1, device.work + 1):
-        assert len(call.run(Unsteady(call, 2, 0, fail_at), 2)) == 1
-
-
 @given(batches, sizes, stages)
 def test_chunks_are_equal_and_cover_the_batch_once_in_order(batch, images, stage):
     chunks = chunks_of(batch, min(images, batch), stage)
@@ -199,24 +189,6 @@ def test_chunks_fit_their_bytes_and_are_as_few_as_possible(batch, image_bytes, c
     images = images_per_chunk(batch, image_bytes, chunk_bytes)
     assert images == 1 or images * image_bytes <= chunk_bytes
     assert len(chunks_of(batch, images)) == -(-batch // min(batch, max(1, chunk_bytes // image_bytes)))
-
-
-def image_bytes(problem):
-    """Input and output of one image."""
-    one = problem.with_batch(1)
-    return ITEM_BYTES * sum(int(np.prod(shape)) for shape in (one.x_shape, one.y_shape))
-
-
-def test_the_course_layer_takes_little_of_the_device():
-    each = image_bytes(ConvProblem(10_000, 1, 28, 28, 50, 5))
-    chunks = chunks_of(10_000, images_per_chunk(10_000, each, CHUNK_BYTES))
-    assert len(chunks) == 9
-    assert STAGES * chunks[0].images * each <= STAGES * CHUNK_BYTES
-
-
-def test_images_larger_than_a_round_go_one_by_one():
-    each = image_bytes(ConvProblem(3, 3, 5000, 5000, 8, 3))
-    assert images_per_chunk(3, each, CHUNK_BYTES) == 1
 
 
 def test_an_empty_batch_has_no_rounds():
