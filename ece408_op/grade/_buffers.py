@@ -268,7 +268,7 @@ class Buffers(Arrays):
             x = self._x[at : at + step]
             largest = self.xp.abs(x).max(axis=(1, 2, 3))[:, None] * self.xp.abs(self._w).max(axis=(1, 2, 3))
             largest = largest.astype(np.float64)[:, :, None, None] * math.sqrt(self.problem.products)
-            yield Part(self.copied[at : at + step], *self._sums(x, self._w, roots), largest)
+            yield (self.copied[at : at + step], *self._sums(x, self._w, roots), largest)
 
     def _step(self) -> int:
         p = self.problem

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ from ece408_op.submission.worker import Program, python_program
 
 from ._buffers import Device
 from ._real_images import trained
-from ._rounds import Bench, Step, Trial, Turns
+from ._rounds import Bench, Trial, Turns
 from ._spec import Spec, SpecError
 from ._submission import Submission
 from ._verdict import NEAR_DUPLICATE, PASSED, POISONED, TIMED, WARM_UP, NetworkResult, is_final, judge_submission, worst
@@ -87,13 +86,17 @@ def grade_all(found: Sequence[Submission], graders: Mapping[str, Grader], jobs: 
     """
     keys = [key(one) for one in found]
     waiting = {name: one for name, one in zip(keys, found) if name not in log.done}
-    quiet, done = len(found) < 2 or not sys.stderr.isatty(), len(found) - len(waiting)
+    # Without a terminal there is no bar.
+    bar = tqdm(desc="submissions", total=len(found), initial=len(found) - len(waiting), leave=False, disable=None)
+    graders = {context: replace(one, progress=bar.set_postfix_str) for context, one in graders.items()}
     pool = ThreadPoolExecutor(jobs, THREADS)
     futures: dict[Future[Record], str] = {}
     try:
-        futures.update({pool.submit(graders[one.context].grade, one): name for name, one in waiting.items()})
-        for future in tqdm(as_completed(futures), "submissions", len(found), initial=done, disable=quiet):
-            log.add(futures[future], future.result())
+        with bar:
+            futures.update({pool.submit(graders[one.context].grade, one): name for name, one in waiting.items()})
+            for future in as_completed(futures):
+                log.add(futures[future], future.result())
+                bar.update()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for grader in graders.values():
@@ -248,8 +251,8 @@ class Grader(Bench):
     ) -> NetworkResult:
         timed = [TIMED] * (self.spec.runs or self.runs)
         purposes = {FULL: [WARM_UP, POISONED, *timed, NEAR_DUPLICATE], BRIEF: [WARM_UP, TIMED], TIMES: timed}[what]
-        steps: list[Step] = [*purposes, *(trained(net, images) if what == FULL and self.spec.accuracy else ())]
-        return Trial(self, program, net, images, min(seconds, self.spec.limits.run_seconds), steps).run()
+        nets = trained(net, images) if what == FULL and self.spec.accuracy else ()
+        return Trial(self, program, net, images, min(seconds, self.spec.limits.run_seconds), purposes, nets).run()
 
 
 def for_cpu(tools: Tools, rules: Spec, jobs: int, in_parallel: bool = False) -> Grader:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from ece408_op.core.kernel import EPS32, float32_bound
 from ece408_op.problem import ConvProblem
 
 from ._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, REAL, TRANSFORM, WRONG, Outcome
+
+#: Some images of an output: y (float32), the exact sums, S and T, all (B, M, OH, OW), and L, (B, M, 1, 1).
+Part = tuple[Any, Any, Any, Any, Any]
 
 EPS16 = 2.0**-11
 """Half a unit in the last place of 1.0 in float16."""
@@ -50,16 +53,6 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _ENOUGH = 1000
 
 
-class Part(NamedTuple):
-    """Some images of an output: ``y`` (float32), the exact sums, S, T, all (B, M, OH, OW), and L, (B, M, 1, 1)."""
-
-    y: Any
-    exact: Any
-    sizes: Any
-    roots: Any
-    largest: Any
-
-
 def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, before: float = 0.0) -> Outcome:
     """The class of an output that held ``before``, and comes in parts of whole images; ``xp`` is numpy or cupy."""
     n = problem.products
@@ -67,12 +60,12 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     scaled, squares = 0.0, np.zeros(2)
     wrong = count = images = 0
     worst = []  # of each part: is it wrong, its error as a share of float32's bound, its index, got and expected
-    for part in parts:
-        error = xp.where(xp.isfinite(part.y), xp.abs(part.y - part.exact), xp.inf)
+    for y, exact, sizes, roots, largest in parts:
+        error = xp.where(xp.isfinite(y), xp.abs(y - exact), xp.inf)
         if before:  # a file may add to it; where a sum is zero, adding it and writing nothing look alike
-            added = xp.abs(part.y - part.exact - before) < _NEAR + 600 * EPS32 * part.largest
+            added = xp.abs(y - exact - before) < _NEAR + 600 * EPS32 * largest
             error = xp.where(added, 0, error)
-        bounds = _bounds(xp, part, n, float32_bound(problem), kind)
+        bounds = _bounds(xp, exact, sizes, roots, largest, n, float32_bound(problem), kind)
         for name, bound in bounds.items():
             most[name] = max(most[name], float((error / bound).max()))
         bad, share = error > reduce(xp.maximum, bounds.values()), error / bounds[FLOAT32]
@@ -81,13 +74,13 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
         # The worst of the wrong elements, if there are any.
         place = int((xp.where(bad, share, -1) if some_bad else share).argmax())
         image, *rest = at = tuple(int(i) for i in np.unravel_index(place, error.shape))
-        worst.append((some_bad, float(share[at]), (images + image, *rest), float(part.y[at]), float(part.exact[at])))
-        scaled = max(scaled, float((error / (part.sizes + n * _SMALLEST)).max()))
-        some = part.roots > 0
+        worst.append((some_bad, float(share[at]), (images + image, *rest), float(y[at]), float(exact[at])))
+        scaled = max(scaled, float((error / (sizes + n * _SMALLEST)).max()))
+        some = roots > 0
         count += int(some.sum())
-        squares[0] += float(xp.where(some, (error / xp.maximum(part.roots, _SMALLEST)) ** 2, 0).sum())
-        squares[1] += float(((error / xp.maximum(part.largest, _SMALLEST)) ** 2).sum())
-        images += len(part.y)
+        squares[0] += float(xp.where(some, (error / xp.maximum(roots, _SMALLEST)) ** 2, 0).sum())
+        squares[1] += float(((error / xp.maximum(largest, _SMALLEST)) ** 2).sum())
+        images += len(y)
     by_root, by_largest = np.sqrt(squares / (max(1, count), math.prod(problem.y_shape)))
     limits = {FLOAT32: 4 * EPS32 * math.sqrt(n), HALF: 2.2 * EPS16, HALF_SUMS: (1 + math.sqrt(n) / 2) * EPS16}
     fits = {name: kind != REAL or count < _ENOUGH or by_root <= limit for name, limit in limits.items()}
@@ -97,17 +90,19 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     return Outcome(precision, most[FLOAT32], scaled, index, got, expected, wrong, math.prod(problem.y_shape))
 
 
-def _bounds(xp: Any, part: Part, n: int, plain: float, kind: str) -> dict[str, Any]:
+def _bounds(
+    xp: Any, exact: Any, sizes: Any, roots: Any, largest: Any, n: int, plain: float, kind: str
+) -> dict[str, Any]:
     """The error allowed at each element, by class, the finest first."""
     least = n * _SMALLEST
-    bounds = {FLOAT32: plain * part.sizes + least, TRANSFORM: 600 * EPS32 * part.largest + least}
+    bounds = {FLOAT32: plain * sizes + least, TRANSFORM: 600 * EPS32 * largest + least}
     if kind == PICTURE:  # equal pixels have equal errors, which only S bounds
-        bounds[HALF] = bounds[HALF_SUMS] = 2 * EPS16 * (2 + math.sqrt(n)) * part.sizes + least
+        bounds[HALF] = bounds[HALF_SUMS] = 2 * EPS16 * (2 + math.sqrt(n)) * sizes + least
     elif kind == REAL:
-        alone = (part.sizes <= part.roots * (1 + _ALONE)) & (n > 1)
-        most = xp.where(alone, 3 * EPS16 * part.sizes, math.inf) + bounds[FLOAT32]
-        exact = xp.abs(part.exact)
-        half = EPS16 * xp.minimum(4 * part.sizes, 1.5 * exact + 6 * part.roots) + bounds[FLOAT32]
+        alone = (sizes <= roots * (1 + _ALONE)) & (n > 1)
+        most = xp.where(alone, 3 * EPS16 * sizes, math.inf) + bounds[FLOAT32]
+        exact = xp.abs(exact)
+        half = EPS16 * xp.minimum(4 * sizes, 1.5 * exact + 6 * roots) + bounds[FLOAT32]
         bounds[HALF] = xp.minimum(most, half)
-        bounds[HALF_SUMS] = xp.minimum(most, half + math.sqrt(n) * EPS16 * (3 * exact + 4 * part.roots))
+        bounds[HALF_SUMS] = xp.minimum(most, half + math.sqrt(n) * EPS16 * (3 * exact + 4 * roots))
     return bounds

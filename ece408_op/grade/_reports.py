@@ -120,10 +120,10 @@ def write_all(folder: Path, records: Sequence[Data], rules: RankingSpec) -> None
         name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}-{mark}"
         pages[record["path"]] = f"students/{name}.html"
         shown = student(record, records)
-        _put(folder / "students" / f"{name}.html", render("student.html", shown))
-        _put(folder / "students" / name / "results.json", json.dumps(gradescope(record, shown), indent=1))
+        put(folder / "students" / f"{name}.html", render("student.html", shown))
+        put(folder / "students" / name / "results.json", json.dumps(gradescope(record, shown), indent=1))
     ranking = rank(records, rules)
-    _put(folder / "leaderboard.csv", _csv(ranking))
+    put(folder / "leaderboard.csv", _csv(ranking))
     counts = Counter(record["status"] for record in records)
     folders = {str(Path(record["path"]).parent) for record in records}
     board = {
@@ -131,7 +131,7 @@ def write_all(folder: Path, records: Sequence[Data], rules: RankingSpec) -> None
         "counts": ", ".join(f"{counts[status]} {status}" for status in MEANINGS if counts[status]),
         **{"ranking": ranking, "records": records, "pages": pages, "rules": rules},
     }
-    _put(folder / "leaderboard.html", render("leaderboard.html", board))
+    put(folder / "leaderboard.html", render("leaderboard.html", board))
 
 
 def render(template: str, shown: Data) -> str:
@@ -240,7 +240,8 @@ def _csv(ranking: Mapping[str, Sequence[Data]]) -> str:
     return text.getvalue()
 
 
-def _put(path: Path, text: str) -> None:
+def put(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(text.encode(errors="backslashreplace"))

@@ -10,11 +10,11 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Union
+from typing import Callable
 
 import numpy as np
 
@@ -32,8 +32,6 @@ from ._real_images import CourseNet
 from ._spec import Spec
 from ._verdict import NEAR_DUPLICATE, POISONED, REAL_IMAGES, TIMED, VIOLATIONS, WIDE_RANGE, Layer, NetworkResult, Run
 
-#: What a round is for; the real images are those of a trained network.
-Step = Union[str, CourseNet]
 #: Seconds for which a worker is watched after a call.
 _PAUSE = 0.01
 #: Honest answers that are measured for each layer, before any other and after late ones, and the seconds between these.
@@ -82,16 +80,18 @@ class Bench:
 class Trial:
     """A network tried with a number of images, by one worker or, where that uses up its memory, by several.
 
-    The program's forward is called on all layers, in order, for each of the steps. No call may take longer than
-    ``seconds``. Trained networks among the steps have these layers; their accuracy is measured.
+    The program's forward is called on all layers, in order, for each of the purposes, and for the accuracy of each of
+    the trained networks, which have these layers. No call may take longer than ``seconds``.
     """
 
     worker: Worker
 
     def __init__(
-        self, bench: Bench, program: Program, net: Net, images: int, seconds: float, steps: Iterable[Step]
-    ) -> None:
-        self.bench, self.program, self.seconds, self._steps = bench, program, seconds, deque(steps)
+        self, bench: Bench, program: Program, net: Net, images: int, seconds: float, purposes: Iterable[str],
+        trained: Sequence[CourseNet] = (),
+    ) -> None:  # fmt: skip
+        self.bench, self.program, self.seconds, self._trained = bench, program, seconds, trained
+        self._left = deque([*purposes, *[REAL_IMAGES] * len(trained)])
         self.buffers: list[Buffers] = []
         self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
         #: The layer at which it is, and the rounds that this worker has ended.
@@ -134,7 +134,7 @@ class Trial:
             worker.begin()
             if self.bench.device.gpu:
                 self._measure_turns()
-            if self._steps:
+            if self._left:
                 worker.load(self.bench.spec.limits.load_seconds)
                 worker.note_size()
             if not self._finish():
@@ -171,21 +171,20 @@ class Trial:
         for layer in layers:
             layer.overhead_seconds = self.worker.overhead
             layer.roofline_seconds = device.roofline_seconds(layer.problem, self.program.arithmetic)
-        while self._steps and not any(layer.certainly_wrong for layer in layers):
-            step = self._steps[0]
-            purpose = step if isinstance(step, str) else REAL_IMAGES
+        while self._left and not any(layer.certainly_wrong for layer in layers):
+            purpose = self._left[0]
             self.bench.progress(f"{self.result.net.name}, {self.result.images} images: {purpose}")
-            if isinstance(step, str):
-                self._drawn_inputs(step)
+            if purpose == REAL_IMAGES:
+                self._real_images(self._trained[len(self.result.accuracy)])
             else:
-                self._real_images(step)
+                self._drawn_inputs(purpose)
             self._ended += 1
             self.worker.note_size()
-            self._steps.popleft()
-            if not self._steps and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
-                self._steps.append(WIDE_RANGE)
+            self._left.popleft()
+            if not self._left and purpose != WIDE_RANGE and any(layer.reduced for layer in layers):
+                self._left.append(WIDE_RANGE)
             # A near-duplicate is one for the worker that had the timed inputs.
-            over = TIMED not in self._steps and NEAR_DUPLICATE not in self._steps
+            over = not {TIMED, NEAR_DUPLICATE} & {*self._left}
             if over and not self._late and any(layer.late_by for layer in layers):
                 self._late = True
                 return False

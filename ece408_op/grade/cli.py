@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.data.atomic import folder_problem, replacing
+from ece408_op.data.atomic import folder_problem
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.submission import programs
@@ -33,8 +34,6 @@ example:
 
 A class that was stopped continues when the same command, with the same --json, is given again.
 exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + the signal that ended it"""
-#: A shell's exit code for a program that a signal ended is this plus the signal's number.
-_SIGNALLED = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,13 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)
-        code = _SIGNALLED + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+        code = 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
         if any(thread.name.startswith(_grading.THREADS) for thread in threading.enumerate()):
             programs.remove_folders(os.getpid())
             os._exit(code)  # Python would wait for the threads
         return code
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may hold what the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     for record in records:
-        print(printable(line(record), sys.stdout.encoding))
+        print(_grading.escaped(line(record), kept="\n\t"))
     counts = Counter(record["status"] for record in records)
     if len(records) > 1:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
@@ -93,12 +94,6 @@ def line(record: Record) -> str:
     return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {reason}"
 
 
-def printable(text: str, encoding: str | None) -> str:
-    """The text as a terminal of that encoding can show it, without what controls it or turns the text's direction."""
-    encoding = encoding or "ascii"
-    return _grading.escaped(text, kept="\n\t").encode(encoding, "backslashreplace").decode(encoding)
-
-
 def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     """Grade all, and write what was asked for."""
     found, passed_over = _submission.find(arguments.path, arguments.context, gpu_here=lambda: _no_gpu() is None)
@@ -118,30 +113,19 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     jobs = 1 + max(1, len(os.sched_getaffinity(0)) // 2) if gpu else arguments.jobs
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
-    if len(found) == 1:
-        graders = {key: replace(one, progress=_progress) for key, one in graders.items()}
     for path, why in passed_over:
-        text = _grading.shown(f"ece408-grade: {path}: not graded: {why}")
-        print(printable(text, sys.stderr.encoding), file=sys.stderr)
+        print(_grading.shown(f"ece408-grade: {path}: not graded: {why}"), file=sys.stderr)
     file = arguments.json and arguments.json.with_name(f"{arguments.json.name}.log")
     options = (rules.quick, arguments.unsafe, arguments.time_in_parallel)
     with closing(Log(file, repr((VERSION, rules.text, *options)))) as log:
         records = _grading.grade_all(found, graders, jobs, log)
-        _progress("")
         if arguments.json:
-            with replacing(arguments.json) as out:
-                out.write(json.dumps({"version": VERSION, "records": records}, indent=1).encode())
+            _reports.put(arguments.json, json.dumps({"version": VERSION, "records": records}, indent=1))
         if arguments.reports:
             _reports.write_all(arguments.reports, records, rules.ranking)
     if file:  # its records stand elsewhere now
         file.unlink(missing_ok=True)
     return records
-
-
-def _progress(text: str) -> None:
-    """Show the step of a single submission on a terminal, in one line that the next one overwrites."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _no_gpu() -> DeviceError | None:

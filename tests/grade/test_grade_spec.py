@@ -11,7 +11,7 @@ from sandbox import needs_sandbox
 from submissions import graded, touch
 
 from ece408_op.errors import DeviceError
-from ece408_op.grade import _reports, _spec, _submission, cli
+from ece408_op.grade import _grading, _reports, _spec, _submission, cli
 from ece408_op.grade._spec import SpecError
 from ece408_op.runtime import cuda
 
@@ -263,4 +263,4 @@ def test_a_reason_begins_no_line_of_its_own() -> None:
     record = {"status": "compile_error", "networks": [], "path": "a.h"}
     record["reason"] = "a.h:1: error\npassed (float32): b.h:2:"
     assert cli.line(record) == "compile_error: a.h: a.h:1: error\n    passed (float32): b.h:2:"
-    assert cli.printable("a\x1b[2J\u202eb\n", "utf-8") == "a\\x1b[2J\\u202eb\n"
+    assert _grading.escaped("a\x1b[2J\u202eb\n", kept="\n") == "a\\x1b[2J\\u202eb\n"
