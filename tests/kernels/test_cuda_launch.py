@@ -79,7 +79,7 @@ def test_the_arguments_are_those_that_the_source_declares(kernel):
 
 
 @KERNEL_IDS
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=st.one_of(layers, random_problems(BATCHES, 100)))
 def test_every_launch_is_within_cudas_limits(kernel, problem):
     fused = () if problem.needs else (problem.pooled(True),)

@@ -15,7 +15,8 @@ import ece408_op
 
 mx = pytest.importorskip("mxnet")
 
-REPEATS = 20
+#: Without the reorder, at least three of four are wrong.
+REPEATS = 8
 STREAM = np.random.RandomState(0)
 X = STREAM.uniform(-1, 1, (200, 16, 22, 22)).astype(np.float32)
 W_BEFORE = STREAM.normal(size=(16, 16, 3, 3)).astype(np.float32)
@@ -232,7 +233,7 @@ def test_a_built_in_convolution_with_the_same_weight_in_another_thread(where):
 
     def work():
         try:
-            found.append(wrong((ece408_op.New(x, weight, **layer) for _ in range(8 * REPEATS)), expected))
+            found.append(wrong((ece408_op.New(x, weight, **layer) for _ in range(160)), expected))
         finally:
             done.set()
 
