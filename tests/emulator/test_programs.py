@@ -84,26 +84,35 @@ def test_a_name_of_the_files_own_is_no_part_of_cuda(programs: Path) -> None:
         assert not isinstance(caught.value, emulator.UnsupportedCodeError)
 
 
-def test_a_launch_may_have_spaces_in_its_brackets(programs: Path) -> None:
+GROUPS = """
+    auto block = cooperative_groups::this_thread_block(); auto tile = cooperative_groups::tiled_partition<8>(block);
+    block.sync();
+    int lanes = 0;
+    for (int i = 0; i < 8; i++) lanes += tile.shfl(block.thread_rank(), i) == block.thread_rank() / 8 * 8 + i;
+    const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
+"""
+#: Changes of a submission that is right and stays so.
+CHANGES = {
+    "spaces in a launch's brackets": {"<<<": " << < ", ">>>": " >> > ", "float sum": "int a = 1 << 2;\nfloat sum"},
+    "a header that MXNet included": {"cudaStream_t s": "std::map<int, int> m;\ncudaStream_t s"},
+    "a loop that takes too long to unroll": {"for (int p": "#pragma unroll\nfor (int p"},
+    "cooperative groups of a block and of warps": {
+        "#include <mxnet/base.h>": "#include <cooperative_groups.h>",
+        "const int b = blockIdx.x": f"{GROUPS} const int b = blockIdx.x",
+        "= sum;": "= one * sum;",
+    },
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_submission_stays_right(name: str, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "too long" in name:
+        monkeypatch.setattr(_build, "UNROLLED_SECONDS", 0.05)
     source = (SUBMISSIONS / "naive.cuh").read_text()
-    assert source.count("<<<") == source.count(">>>") == 1
-    spaced = (
-        source.replace("<<<", " << < ").replace(">>>", " >> > ").replace("float sum", "int a = 1 << 2;\nfloat sum", 1)
-    )
-    np.testing.assert_allclose(report(spaced, programs).y, Y, atol=1e-5)
-
-
-def test_headers_that_mxnet_included_are_there(programs: Path) -> None:
-    source = (SUBMISSIONS / "naive.cuh").read_text().replace("cudaStream_t s", "std::map<int, int> m;\ncudaStream_t s")
-    assert "std::map" in source
+    for before, after in CHANGES[name].items():
+        assert source.count(before) == 1
+        source = source.replace(before, after)
     np.testing.assert_allclose(report(source, programs).y, Y, atol=1e-5)
-
-
-def test_loops_that_take_too_long_to_unroll_stay_loops(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_build, "UNROLLED_SECONDS", 0.05)
-    source = (SUBMISSIONS / "naive.cuh").read_text().replace("for (int p", "#pragma unroll\nfor (int p", 1)
-    assert "pragma unroll" in source
-    np.testing.assert_allclose(report(source + "// slow", programs).y, Y, atol=1e-5)
 
 
 def test_what_nobody_used_for_long_leaves_a_full_folder(
@@ -165,22 +174,6 @@ def test_a_layer_that_ends_the_process_is_the_last_one(programs: Path) -> None:
     path.write_text(source.replace("cudaStream_t s", "static int calls; if (calls++) _exit(0);\ncudaStream_t s"))
     reports = emulator.run_layers(emulator.compile(path, folder=programs), [(X, W)] * 3)
     assert [[one.kind for one in report.findings] for report in reports] == [[], ["crash"]]
-
-
-def test_cooperative_groups_of_a_block_and_of_warps(programs: Path) -> None:
-    source = (
-        (SUBMISSIONS / "naive.cuh").read_text().replace("#include <mxnet/base.h>", "#include <cooperative_groups.h>")
-    )
-    groups = """
-    auto block = cooperative_groups::this_thread_block(); auto tile = cooperative_groups::tiled_partition<8>(block);
-    block.sync();
-    int lanes = 0;
-    for (int i = 0; i < 8; i++) lanes += tile.shfl(block.thread_rank(), i) == block.thread_rank() / 8 * 8 + i;
-    const float one = lanes == 8 && tile.any(tile.thread_rank() == 7) && !tile.all(tile.thread_rank() == 7);
-    """
-    source = source.replace("const int b = blockIdx.x", f"{groups} const int b = blockIdx.x")
-    source = source.replace("= sum;", "= one * sum;")
-    np.testing.assert_allclose(report(source, programs).y, Y, atol=1e-5)
 
 
 def test_a_launch_from_a_kernel_is_named_with_its_line(programs: Path) -> None:

@@ -217,7 +217,7 @@ tested.update(name.split()[0] for name in [*UNARY, *POSITIVE])
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
 @pytest.mark.parametrize("name", [*UNARY, *POSITIVE])
 @given(sizes=shape, twice=flag)
-@examples(12)
+@examples(9)
 def test_one_input(way, name, sizes, twice):
     positive = name in POSITIVE
     function = POSITIVE[name] if positive else UNARY[name]
@@ -238,7 +238,7 @@ tested.update(EQUAL.get(name, f"elemwise_{name}") for name in PAIRS)
 @pytest.mark.parametrize("way", WITHOUT_CUDNN)
 @pytest.mark.parametrize("name", PAIRS)
 @given(sizes=shape, ones=st.lists(flag, min_size=4, max_size=4))
-@examples(15)
+@examples(10)
 def test_two_inputs(way, name, sizes, ones):
     other = S.Variable("other")
     function = getattr(S, name) if name in EQUAL else getattr(S, f"elemwise_{name}")

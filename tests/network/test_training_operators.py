@@ -127,7 +127,7 @@ IN_FLOAT32 = ("LeakyReLU leaky", "LeakyReLU prelu", "LeakyReLU gelu")
 
 @pytest.mark.parametrize("name", [name for name in [*UNARY, *POSITIVE] if name not in OTHERS])
 @given(sizes=shape)
-@examples(8)
+@examples(6)
 def test_one_input(name, sizes):
     assume("prelu" not in name or len(sizes) > 1)
     symbol = (UNARY.get(name) or POSITIVE[name])(data)
@@ -137,7 +137,7 @@ def test_one_input(name, sizes):
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(sizes=shape, ones=st.lists(flag, min_size=4, max_size=4))
-@examples(10)
+@examples(7)
 def test_two_inputs(name, sizes, ones):
     other, terms = S.Variable("other"), int(np.prod(sizes))
     function = getattr(S, name, None) or getattr(S, f"elemwise_{name}")

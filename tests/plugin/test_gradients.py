@@ -74,7 +74,7 @@ def trained(convolution, before, after, mode):
         parameter.set_data(value / 10 + ("gamma" in name))
     if mode is not None:
         net.hybridize(**mode)
-    (data,) = values((100, 16, 20, 20))
+    (data,) = values((40, 16, 20, 20))
     data.attach_grad()
     with mx.autograd.record():
         y = net(data)

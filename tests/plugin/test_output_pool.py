@@ -75,7 +75,7 @@ HOLDS = {
 def test_what_is_still_held_stays(hold):
     held = hold(call(*values(1)))
     before = held.asnumpy().copy()
-    others = [call(*values(seed)) for seed in range(2, 6)]
+    others = [call(*values(seed)) for seed in range(2, 4)]
     for seed, other in enumerate(others, 2):
         assert_right(other, *values(seed))
     assert np.array_equal(held.asnumpy(), before)
