@@ -64,16 +64,26 @@ def test_it_has_mxnets_parameters_and_learns_what_mxnets_learns(mode):
     np.testing.assert_allclose(mine(images()).asnumpy(), own(images()).asnumpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_files_of_mxnets_layer_and_exported_networks_load(tmp_path):
+def imported(net, prefix):
+    """The network by the files that it exports."""
+    net.export(prefix)
+    return mx.gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data"], f"{prefix}-0000.params")
+
+
+def test_files_of_mxnets_layer_load_and_exported_networks_are_replaced(tmp_path):
     own, mine = started(network(nn.Conv2D), {}), started(network(ece408_op.gluon.Conv2D), {}, seed=2)
     want = own(images()).asnumpy()
     own.save_parameters(str(tmp_path / "own.params"))
     mine.load_parameters(str(tmp_path / "own.params"))
     np.testing.assert_allclose(mine(images()).asnumpy(), want, rtol=1e-4, atol=1e-6)
-    mine.export(str(tmp_path / "mine"), 3)
-    files = str(tmp_path / "mine-symbol.json"), ["data"], str(tmp_path / "mine-0003.params")
-    imported = mx.gluon.SymbolBlock.imports(*files)
-    np.testing.assert_array_equal(imported(images()).asnumpy(), mine(images()).asnumpy())
+    exported = imported(mine, str(tmp_path / "mine"))
+    np.testing.assert_array_equal(exported(images()).asnumpy(), mine(images()).asnumpy())
+    exported = imported(own, str(tmp_path / "own"))
+    exported(images())
+    result = ece408_op.gluon.replace(exported)
+    assert (len(result.replaced), result.left) == (3, {})
+    assert set(exported.collect_params()) == set(own.collect_params())
+    np.testing.assert_allclose(exported(images()).asnumpy(), want, rtol=1e-4, atol=1e-6)
 
 
 def test_options_go_to_the_operator_and_wrong_ones_are_refused():
@@ -116,18 +126,6 @@ def test_a_replaced_network_keeps_its_parameters_and_trains_on(when, mode):
     np.testing.assert_allclose(net(images()).asnumpy(), own(images()).asnumpy(), rtol=1e-4, atol=1e-5)
     assert [call.layer for call in ece408_op.op_times()] == ["net_conv0_fwd", "net_conv1_fwd", "net_conv2_fwd"]
     np.testing.assert_allclose(losses(net), losses(own), rtol=1e-3)
-
-
-def test_a_network_from_a_file_is_replaced(tmp_path):
-    net = started(network(nn.Conv2D), {})
-    net.export(str(tmp_path / "net"))
-    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    imported = mx.gluon.SymbolBlock.imports(*files)
-    imported(images())
-    result = ece408_op.gluon.replace(imported)
-    assert (len(result.replaced), result.left) == (3, {})
-    assert set(imported.collect_params()) == set(net.collect_params())
-    np.testing.assert_allclose(imported(images()).asnumpy(), net(images()).asnumpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_other_convolutions_are_left_with_the_reason():

@@ -92,6 +92,7 @@ def check(result: ImageSet, size: int = 28, count: int = COUNT) -> None:
 def test_explicit_folder(published: Path) -> None:
     check(load_test(folder=published, count=COUNT))
     check(load_test(folder=str(published), count=2), count=2)
+    check(load_test(64, count=COUNT, folder=published), 64)
     training = load_training(folder=published)
     assert training.images.dtype == np.uint8
     np.testing.assert_array_equal(training.images, IMAGES[:, None])
@@ -246,11 +247,6 @@ def test_training_set_has_no_stand_in(published: Path) -> None:
 def test_wrong_arguments(published: Path, arguments: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_test(folder=published, **{"count": COUNT, **arguments})
-
-
-@pytest.mark.parametrize("size", [1, 27, 64])
-def test_resized_set(published: Path, size: int) -> None:
-    check(load_test(size, count=COUNT, folder=published), size)
 
 
 def test_cache_folder_follows_the_xdg_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,47 +182,6 @@ def test_networks_that_are_bound_one_after_another():
         assert_close(*({"data": one.grad_dict["data"]} for one in (ours, theirs)))
 
 
-def fitted(symbol, args, aux, batches, **words):
-    """Return the parameters and the losses after Module.fit on batches of different sizes."""
-    images_, labels = batches
-    module, losses = mx.mod.Module(symbol, context=mx.cpu()), []
-    metric = mx.metric.CrossEntropy()
-    iterator = mx.io.NDArrayIter(images_, labels, 8, label_name="softmax_label")
-    params = {name: mx.nd.array(array) for name, array in args.items() if name not in ("data", "softmax_label")}
-    module.fit(
-        iterator,
-        eval_data=mx.io.NDArrayIter(images_, labels, 8, label_name="softmax_label"),
-        eval_metric=metric,
-        arg_params=params,
-        aux_params={name: mx.nd.array(array) for name, array in aux.items()},
-        num_epoch=3,
-        batch_end_callback=lambda param: losses.append(metric.get()[1]),
-        **words,
-    )
-    return *module.get_params(), losses
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"optimizer": "sgd", "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}},
-        {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}},
-    ],
-    ids=["sgd", "adam"],
-)
-def test_module_fit(words):
-    symbol = small()
-    args, aux = images(symbol, 8)
-    stream = np.random.RandomState(1)
-    batches = stream.uniform(-1, 1, (24, 3, 8, 8)).astype("f"), stream.randint(0, 10, 24).astype("f")
-    theirs = fitted(symbol, args, aux, batches, **words)
-    ours = fitted(node_of(symbol, args, aux), args, aux, batches, **words)
-    assert ours[2][-1] < ours[2][0]
-    np.testing.assert_allclose(ours[2], theirs[2], rtol=1e-4)
-    for got, expected in zip(ours[:2], theirs[:2]):
-        assert_close(got, expected, 50_000)
-
-
 def test_batch_sizes_that_change_and_inference_between():
     symbol = small()
     args, aux = images(symbol, 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -121,30 +120,19 @@ def test_records_keep_their_labels(label: Any) -> None:
     assert np.array_equal(header.label, label)
 
 
-# --- NumPy's scalars inside tuples: NumPy 2 prints (np.int64(2), np.int64(2)) ---
-
-
-def test_numpy_scalars_as_attributes_of_a_call() -> None:
+def test_numpys_scalars_as_attributes(tmp_path: Path) -> None:
+    """NumPy 2 prints them with their type: (np.int64(2), np.int64(2))."""
     pooled = mx.nd.Pooling(IMAGE, kernel=(TWO, TWO), stride=(TWO, TWO), pool_type="max")
     assert pooled.shape == (1, 1, 2, 2)
     assert mx.nd.zeros((TWO, FIVE)).shape == (2, 5)
     assert mx.nd.reshape(IMAGE, shape=[FIVE, -1]).shape == (5, 5)
     assert mx.nd.random.uniform(np.float64(0), np.float32(1), shape=(TWO, FIVE)).shape == (2, 5)
-
-
-def test_numpy_scalars_as_attributes_of_a_symbol() -> None:
     symbol = mx.sym.Convolution(mx.sym.var("data"), kernel=(FIVE, FIVE), num_filter=TWO, name="c")
-    node = next(node for node in json.loads(symbol.tojson())["nodes"] if node["name"] == "c")
-    assert node["attrs"] == {"kernel": "(5, 5)", "num_filter": "2"}
+    assert symbol.attr_dict()["c"] == {"kernel": "(5, 5)", "num_filter": "2"}
     variable = mx.sym.var("x", shape=(TWO, FIVE), lr_mult=np.float64(0.5))
-    assert variable.attr("__shape__") == "(2, 5)"
-    assert variable.attr("__lr_mult__") == "0.5"
-
-
-def test_numpy_scalars_as_attributes_of_an_iterator(tmp_path: Path) -> None:
-    file = tmp_path / "x.csv"
-    file.write_text("1,2\n3,4\n")
-    batch = next(mx.io.CSVIter(data_csv=str(file), data_shape=(TWO,), batch_size=TWO))
+    assert (variable.attr("__shape__"), variable.attr("__lr_mult__")) == ("(2, 5)", "0.5")
+    (tmp_path / "x.csv").write_text("1,2\n3,4\n")
+    batch = next(mx.io.CSVIter(data_csv=str(tmp_path / "x.csv"), data_shape=(TWO,), batch_size=TWO))
     assert batch.data[0].asnumpy().tolist() == [[1, 2], [3, 4]]
 
 

@@ -90,13 +90,6 @@ def test_layers_behind_it_while_no_shape_is_known():
     assert symbol.optimize_for("MKLDNN", parameters, states).list_outputs() == ["norm_output"]
 
 
-def test_double_underscore_attributes_are_mxnets_own():
-    with mx.AttrScope(ctx_group="a", lr_mult="2"):
-        symbol = ece408_op.New(mx.sym.Variable("data"), kernel=(3, 3), num_filter=2)
-    x, _ = arrays(1, 1, 5, 5, 2, 3)
-    assert symbol.simple_bind(mx.cpu(), data=x.shape, grad_req="null").forward()[0].shape == (1, 2, 3, 3)
-
-
 @pytest.mark.parametrize(("training", "dtype"), [(True, np.float32), (False, np.float16)])
 def test_a_module_infers_and_takes_parameters_of_either_type(training, dtype):
     x, w = arrays(4, 1, 9, 9, 3, 3)
