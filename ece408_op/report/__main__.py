@@ -68,7 +68,7 @@ def as_page(asked: Asked, runs: Runs) -> str:
     """The page in one file of HTML, in which all text is escaped; it fetches nothing."""
     environment = templates.environment(Path(__file__).parent)
     environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
-    return str(environment.get_template("page.html.j2").render(sections=sections(asked, runs)))
+    return str(environment.get_template("report.html.j2").render(sections=sections(asked, runs)))
 
 
 def _check_packages() -> None:
