@@ -66,6 +66,10 @@ PADDED_BYTES = 512 << 10
 #: Bytes of weights from which the threads share the packing.
 SHARED_WEIGHTS = 256 << 10
 
+#: Output pixels from which filters of one element are faster with pixels in the lanes, if an image takes more than two
+#: units: 1.06 to 1.9 times as fast with AVX-512 on 14 layers of image classifiers, 1.00 to 1.36 times with AVX2.
+LARGE_PLANE = 512
+
 #: The size of outputs from which they are stored past the caches, which could not hold them anyway.
 NONTEMPORAL_BYTES = 32 << 20
 
@@ -111,7 +115,9 @@ def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledL
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
     plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
-    if isinstance(plan, DirectPlan) and plan.units > 1:  # with one unit, its tiles are at least as fast as FilterPlan's
+    large = layer.products == layer.channels and layer.output_height * layer.output_width >= LARGE_PLANE
+    # With one unit, its tiles are at least as fast as FilterPlan's.
+    if isinstance(plan, DirectPlan) and plan.units > 1 and not (large and plan.units > 2):
         plan = make_filter_plan(layer, target.lanes, target.registers) or plan
     pooling = Pooling(layer, problem.full) if isinstance(problem, PooledProblem) else None
     if isinstance(plan, FilterPlan):
