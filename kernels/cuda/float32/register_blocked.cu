@@ -259,9 +259,8 @@ register_blocked(const float *__restrict__ x, const float *__restrict__ w, float
             for (int f = 0; f < FILTERS; f++) {
                 if (first_filter + f >= M) break;
                 if (WHOLE_ROWS) {
-                    constexpr int VECTOR = Config::staging_vector;
 #pragma unroll
-                    for (int j = 0; j < STRIP; j += VECTOR) write<VECTOR>(staged + lane * STRIP + j, &sum[f][j]);
+                    for (int j = 0; j < STRIP; j++) staged[lane * STRIP + j] = sum[f][j];
                 } else if (inside) {
 #pragma unroll
                     for (int j = 0; j < STRIP; j++)

@@ -65,7 +65,6 @@ def plan_of(tile: RegisterBlockedTile, problem: ConvProblem, chip: Chip, aligned
     config |= {
         "input_slack": tile.input_slack(problem.kernel),
         "store_vector": 4 if tile.exact(problem) and whole_vectors else 1,
-        "staging_vector": math.gcd(tile.strip_pixels, 4) if tile.columns % tile.strip_pixels == 0 else 1,
         "resident_blocks": resident_blocks,
         "waves": _WAVES,
     }
