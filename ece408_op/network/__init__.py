@@ -17,5 +17,6 @@ graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpu
 Training: ``_training`` computes the values and, in reverse order, their gradients. It keeps all values and fuses
 nothing. Each operator class has its gradient as a method, which CuPy and NumPy run alike; ``_training_gpu`` computes
 convolutions by our kernels instead, and the passes of ``_training_passes`` replace several of CuPy's.
-``_updates`` has the optimisers' rules.
+``_updates`` has the optimisers' rules, ``_kept`` the parameters that stay on a GPU, and ``_step`` the copies and the
+computation of each pass and update.
 """

@@ -40,15 +40,14 @@ class Packing:
         """Return the large ones among the arrays."""
         return [array for array, (_, start) in zip(arrays, self._places) if start < 0]
 
-    def packed_on_host(self, arrays: Sequence[np.ndarray], flat: np.ndarray) -> list[np.ndarray]:
-        """Return the large arrays, and the flat one, filled with copies of the others."""
+    def pack_on_host(self, arrays: Sequence[np.ndarray], flat: np.ndarray) -> None:
+        """Fill the flat array with copies of the small ones."""
         small = [(array, gap) for array, gap, (_, start) in zip(arrays, self._gaps, self._places) if start >= 0]
         pieces = [piece for array, gap in small for piece in (array.reshape(-1), gap)]
         if self.shapes[-1] != (1,):
             np.concatenate(pieces, out=flat)
         else:
             flat[...] = 0
-        return [*self.large(arrays), flat]
 
     def packed(self, arrays: Sequence[Any], flat: Any) -> list[Any]:
         """Return the large arrays, and the flat one, filled with copies of the others."""

@@ -20,7 +20,7 @@ from ece408_op.runtime import nccl
 from . import _training
 from ._several_gpus import on_each, shares
 from .engine import Engine
-from .trainer import Differentiated, Left, Places, Trainer, leave
+from .trainer import Addresses, Differentiated, Left, Trainer, leave
 
 #: The seeds of the GPUs' random numbers differ in these bits, which the seed of a step leaves free.
 _SEED_SHIFT = 56
@@ -95,7 +95,8 @@ class SeveralTrainers:
             mine = before[part].images
             wanted = {**summed, **{number: array[mine] for number, array in divided.items()}}
             heads = {position: array[mine] for position, array in gradients.items()}
-            given = [array[mine] for array in labels], heads, wanted, owned if len(parts) > 1 else (), part
+            own = {number: left[number] for number in owned[part] if number in left}
+            given = [array[mine] for array in labels], heads, wanted, own, owned if len(parts) > 1 else (), part
             found[part] = trainers[part].differentiate(before[part].passed, *given)
 
         on_each(differentiate, numbers)
@@ -115,10 +116,9 @@ class SeveralTrainers:
 
         if divided or parameters:
             on_each(copy_out, numbers)
-        ones: dict[Places, Left] = {}
+        ones: dict[Addresses, Left] = {}
         for part, trainer in enumerate(trainers):
-            mine = {number: left[number] for number in owned[part] if number in left}
-            ones.update(trainer.left(before[part].passed, found[part].gradients, mine))
+            ones.update(trainer.left(before[part].passed, found[part].gradients, found[part].marked))
         leave(ones)
 
 

@@ -5,8 +5,10 @@ All of it is one chunk of the copy pipeline.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,10 +29,9 @@ from .engine import copying_threads, engines
 
 Result = TypeVar("Result")
 
-#: The most threads that copy, and the fewest and most bytes of a transfer: other settings took longer on the 2018 fall
-#: network (ece408-bench networks --training). A step copies all at once, so threads pass the interpreter's lock less
-#: often than those of ``engine``.
-_THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
+#: The most threads that copy, and the fewest bytes of a transfer: other settings took longer on the 2018 fall network
+#: (ece408-bench networks --training).
+_THREADS, _LEAST_TRANSFER = 12, 2 << 20
 
 
 def step(
@@ -42,19 +43,21 @@ def step(
     kind: Hashable = (),
     there: Callable[[np.ndarray], Any] = lambda _: None,
     packs: bool = True,
+    meanwhile: Sequence[Callable[[], None]] = (),
 ) -> Result:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
     passes: has the pass of that kind, if a CUDA graph repeats it. there: asked for each large input, returns a CuPy
     array on any GPU that is copied in its place, or None. packs: pack the arrays for the outputs; otherwise ``compute``
-    does that, as ``packing_of``.
+    does that, as ``packing_of``. meanwhile: functions to call while the GPU computes, again if there was no room.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
     copies = [*map(there, packings[0].large(inputs)), None]
 
     def attempt(passes: Passes | None) -> Result:
         xp = cuda.cupy()
-        given = packings[0].packed_on_host(inputs, _memory(gpu, "inputs", packings[0].shapes[-1]))
+        flat = _memory(gpu, "inputs", packings[0].shapes[-1])
+        given = [*packings[0].large(inputs), flat]
         targets = [*packings[1].large(outputs), _memory(gpu, "outputs", packings[1].shapes[-1])]
         with gpu.stream:
             outputs_room = None if passes or not packs else xp.empty(packings[1].shapes[-1], np.float32)
@@ -67,7 +70,8 @@ def step(
 
         try:
             device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
-            device.run(given, targets, copies)
+            pack = partial(packings[0].pack_on_host, inputs, flat)
+            device.run(given, targets, copies, pack, meanwhile)
             # What is free then may be the next step's, whose copies run on other streams.
             cuda.wait("training", gpu.stream)
         except BaseException:
@@ -126,26 +130,44 @@ class _Device:
         with gpu.stream:
             self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
         self._outputs: list[Any] = []
+        self._packed = threading.Event()
         self.result: Any = None
 
-    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], there: Sequence[Any]) -> None:
-        """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs."""
-        with self._gpu.device, self._gpu.stream:
-            for target, copy in zip(self._inputs, there):
-                if copy is not None:
-                    target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
+    def run(
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        there: Sequence[Any],
+        pack: Callable[[], None],
+        meanwhile: Sequence[Callable[[], None]],
+    ) -> None:
+        """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs. pack: fills the last input."""
+
+        def prepare() -> None:
+            try:
+                with self._gpu.device, self._gpu.stream:
+                    for target, copy in zip(self._inputs, there):
+                        if copy is not None:
+                            target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
+                pack()
+            finally:
+                self._packed.set()
+
         inputs = [array if copy is None else array[:0] for array, copy in zip(inputs, there)]
         copied = sum(array.nbytes for array in (*inputs, *outputs))
         threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
-        # An equal part for each thread, in as few transfers as may be.
-        part = ceil_div(copied, threads)
-        most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER)))
+        # Equal parts for each thread: two, since threads do not begin at the same time.
+        most = max(_LEAST_TRANSFER, ceil_div(copied, 2 * threads)) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most // ITEM_BYTES).run(threads)
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, first=[prepare], direct=True).run(
+            threads
+        )
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
-        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
+        if transfer.role == INPUT and transfer.array == len(arrays) - 1:
+            self._packed.wait()
+        self._gpu.copy_directly(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         with self._gpu.device, self._gpu.stream:

@@ -248,9 +248,8 @@ def rows_of(updates: Sequence[Update]) -> np.ndarray:
     """Return the parameters' rows for the update: the addresses, the numbers of elements, and both factors' bits."""
     factors = np.array([(one.rate, one.decay) for one in updates], np.float32).view(np.int64)
     rows = np.zeros((len(updates), 6), np.int64)
-    for row, one in zip(rows, updates):
-        addresses = [array.data.ptr for array in (one.parameter, one.gradient, *one.states)]
-        row[: len(addresses)] = addresses
+    addresses = [[array.data.ptr for array in (one.parameter, one.gradient, *one.states)] for one in updates]
+    rows[:, : len(addresses[0])] = addresses
     rows[:, 4], rows[:, 5:] = [one.parameter.size for one in updates], factors
     return rows
 

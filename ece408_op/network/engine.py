@@ -22,7 +22,7 @@ import numpy as np
 from ece408_op.errors import DeviceError
 from ece408_op.plugin import host_context, op_times
 from ece408_op.plugin.bridge import view_at
-from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
+from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
@@ -38,8 +38,9 @@ from ._network import parse
 
 #: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
 CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
-#: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap.
-LEAST_IMAGES = 128
+#: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap. And
+#: those where several GPUs share the images.
+LEAST_IMAGES, LEAST_SHARED_IMAGES = 128, 64
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
 #: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: they pass the
@@ -141,7 +142,7 @@ class Engine:
 
     def _batch(self, shapes: Sequence[Shape], at_once: bool = False) -> Batch:
         """Return what computes data of these shapes, made at the first call with them."""
-        key = (*shapes, at_once)
+        key = (*shapes, at_once, _several_share())
         if key in self.batches:
             self.batches.move_to_end(key)
             return self.batches[key]
@@ -175,7 +176,8 @@ class Engine:
         batch = next(iter(data.values()))[0]
         one = self.network.infer({name: (1, *shape[1:]) for name, shape in data.items()})
         image = ITEM_BYTES * sum(prod(one[value]) for value in (*self.network.data, *self.network.outputs))
-        chunks = min(MOST_CHUNKS, batch * image // CHUNK_BYTES, batch // LEAST_IMAGES)
+        least = LEAST_SHARED_IMAGES if _several_share() else LEAST_IMAGES
+        chunks = min(MOST_CHUNKS, batch * image // CHUNK_BYTES, batch // least)
         images = ceil_div(batch, max(1, chunks))
         room = MEMORY_SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
@@ -216,10 +218,10 @@ class Engine:
         else:
             chunks = [Chunk(0, 1)]
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow.
-        share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), threads)
-        most = max(LEAST_TRANSFER, ceil_div(share, ceil_div(share, STAGING_BYTES))) // ITEM_BYTES
-        Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
+        # Each thread copies equal parts of each chunk: two, since threads do not begin at the same time.
+        part = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), 2 * threads)
+        most = max(LEAST_TRANSFER, part) // ITEM_BYTES
+        Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks, direct=True).run(threads)
         return differ.is_set()
 
 
@@ -231,7 +233,7 @@ class _Device:
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         buffers = self._batch.data if transfer.role == INPUT else self._batch.outputs
-        self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
+        self._gpu.copy_directly(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         gpu, batch = self._gpu, self._batch
@@ -248,7 +250,7 @@ _sharing = threading.local()
 
 @contextmanager
 def sharing(gpus: int) -> Iterator[None]:
-    """Have this thread's calls use fewer threads, if several GPUs compute at the same time."""
+    """Have this thread's calls use fewer threads and smaller chunks, if several GPUs compute at the same time."""
     _sharing.gpus = gpus
     try:
         yield
@@ -256,10 +258,13 @@ def sharing(gpus: int) -> Iterator[None]:
         _sharing.gpus = 1
 
 
+def _several_share() -> bool:
+    return getattr(_sharing, "gpus", 1) > 1
+
+
 def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _THREAD_BYTES) -> int:
     """Return how many threads copy that many bytes: one per ``each`` bytes, up to a limit."""
-    shared = getattr(_sharing, "gpus", 1) > 1
-    return max(1, min(gpu.threads, min(most, _SHARED_THREADS) if shared else most, copied // each))
+    return max(1, min(gpu.threads, min(most, _SHARED_THREADS) if _several_share() else most, copied // each))
 
 
 @cache

@@ -180,6 +180,9 @@ class NetworkOp(mx.operator.CustomOp):
         self._before: Any = None
         self._addresses: list[int] = []
         self._views: list[np.ndarray] = []
+        #: The views of the last gradients, and their names and addresses.
+        self._gradients: dict[str, np.ndarray] = {}
+        self._known: tuple[list[str], list[int]] = [], []
         #: Whether its batch was empty.
         self._empty = False
 
@@ -233,11 +236,14 @@ class NetworkOp(mx.operator.CustomOp):
         Without ``for_training``, raises and fills the gradients with NaN, so that nobody trains on old values.
         """
         network, trainer, before = self._network, self._trainer, self._before
-        wanted = {
-            name: (bridge.cpu_view(gradient, self._shapes.get(name)), request)
-            for name, gradient, request in zip(self._arguments, in_grad, req)
-            if request != "null" and (name in self._shapes or (gradient.size and gradient.dtype == np.float32))
+        asked = {
+            name: (array, request) for name, array, request in zip(self._arguments, in_grad, req) if request != "null"
         }
+        views = self._views_of({name: array for name, (array, _) in asked.items() if name in self._shapes})
+        for name, (array, _) in asked.items():
+            if name not in views and array.size and array.dtype == np.float32:
+                views[name] = bridge.cpu_view(array)
+        wanted = {name: (views[name], request) for name, (_, request) in asked.items() if name in views}
         if not trainer:
             for gradient, _ in wanted.values():
                 gradient[...] = np.nan
@@ -268,6 +274,14 @@ class NetworkOp(mx.operator.CustomOp):
                 left[number] = addresses[number], targets.pop(number)
         trainer.backward(before, labels, gradients, targets, left)
         _fill([gradient for gradient, _ in wanted.values()], list(targets.values()), [r for _, r in wanted.values()])
+
+    def _views_of(self, gradients: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return views of gradients to parameters, those of the last call where the memory is the same."""
+        names, addresses = list(gradients), bridge.addresses(gradients.values())
+        if (names, addresses) != self._known:
+            self._known = names, addresses
+            self._gradients = {name: bridge.view_at(at, self._shapes[name]) for name, at in zip(names, addresses)}
+        return dict(self._gradients)
 
 
 def _fill(arrays: Sequence[np.ndarray], computed: Sequence[np.ndarray], req: Sequence[str]) -> None:

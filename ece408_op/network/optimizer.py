@@ -35,10 +35,13 @@ class State:
 
     def __init__(self, arrays: Sequence[np.ndarray], updates: int = 0) -> None:
         self._arrays: Sequence[Any] = arrays
+        #: The parameter's shape.
+        self.shape: tuple[int, ...] = arrays[0].shape
         self.updates = updates
         self._gpu: Gpu | None = None
-        #: The parameter as the last update left it.
+        #: The parameter as the last update left it, and where that and its gradient were.
         self.kept = Kept()
+        self.place: trainer.Place | None = None
         #: The gradient of the last update, its count of writes, and that count then.
         self._given: tuple[Any, Callable[[], int], int] | None = None
         #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
@@ -76,6 +79,20 @@ class State:
     def __reduce__(self) -> Any:
         mx.nd.waitall()
         return State, (self._on_host(), self.updates)
+
+
+def _addresses(arrays: Sequence[Any], states: Sequence[State]) -> list[int]:
+    """Return the addresses of the arrays' memory, 0 for an empty one."""
+    if all(0 not in state.shape for state in states):
+        return bridge.addresses(arrays)
+    return [0 if 0 in state.shape else bridge.addresses([array])[0] for array, state in zip(arrays, states)]
+
+
+def _place(state: State, parameter: int, gradient: int) -> trainer.Place:
+    """Return the place of a parameter and its gradient at these addresses; to make one takes microseconds."""
+    if state.place is None or state.place.addresses != (parameter, gradient):
+        state.place = trainer.place_of(parameter, gradient, state.shape)
+    return state.place
 
 
 class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
@@ -133,10 +150,7 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
             self._examine(weight_, gradient, one)
             # A state that was loaded has the count, which Module does not save.
             self._index_update_count.setdefault(number, max(self.begin_num_update, one.updates))
-        parameters, given = (
-            [bridge.cpu_view(array, one.shapes[0]) for array, one in zip(arrays, states)]
-            for arrays in (weights, gradients)
-        )
+        places = [_place(*given) for given in zip(states, _addresses(weights, states), _addresses(gradients, states))]
         self._update_count(indices)
         for number, one in zip(indices, states):
             one.updates = self._index_update_count[number]
@@ -147,7 +161,7 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         def work() -> None:
             kept = [one.kept.begin(array) for one, array in zip(states, weights)]
             once = [one.written_once(array) for one, array in zip(states, gradients)]
-            trainer.update(rule, parameters, given, states, rates, decays, kept, once)
+            trainer.update(rule, places, states, rates, decays, kept, once)
 
         engine_queue.queue(work, gradients, weights, type(self).__name__)
 

@@ -21,6 +21,7 @@ import numpy as np
 from ece408_op.core import dispatch
 from ece408_op.errors import ProblemError
 from ece408_op.plugin import host_context
+from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
 from ece408_op.runtime.memory import address
@@ -43,6 +44,10 @@ from .engine import Engine
 _LEFT, _CHANGED = 0x7FA0E408, 0x7FE0E408
 
 
+#: The addresses of a parameter and its gradient on the host.
+Addresses = tuple[int, int]
+
+
 class Left(NamedTuple):
     """A gradient on a GPU, and the forward pass whose memory it may be in."""
 
@@ -55,12 +60,13 @@ class Left(NamedTuple):
 class Differentiated(NamedTuple):
     """Gradients on a GPU by number, packed ones for sums over several GPUs, and memory for its own of the sums.
 
-    The gradients that it gets sums of are in that memory.
+    The gradients that it gets sums of are in that memory. marked: where those are that it leaves.
     """
 
     gradients: Mapping[int, Any]
     packed: list[Any]
     sums: list[Any]
+    marked: Mapping[int, Addresses]
 
 
 class State(Protocol):
@@ -72,12 +78,27 @@ class State(Protocol):
         """Return the arrays on a GPU, the current one."""
 
 
-#: Where a parameter and its gradient are on the host.
-Places = tuple[int, int]
+class Place(NamedTuple):
+    """A parameter and its gradient on the host: views of MXNet's arrays, addresses, and the gradient's bits."""
+
+    parameter: np.ndarray
+    gradient: np.ndarray
+    addresses: Addresses
+    bits: np.ndarray
+
+
+def place_of(parameter: int, gradient: int, shape: Shape) -> Place:
+    """Return the place of a parameter and its gradient at these addresses, of any values where they are empty."""
+    if 0 in shape:
+        empty = np.empty(shape, np.float32)
+        return Place(empty, empty, (parameter, gradient), np.empty(0, np.uint32))
+    views = view_at(parameter, shape), view_at(gradient, shape)
+    return Place(*views, (parameter, gradient), views[1].reshape(-1).view(np.uint32))
+
 
 #: Gradients on a GPU that wait for an update, of each of the last backward passes by the places of all its parameters:
 #: networks whose update never comes do not keep the GPU's memory.
-waiting: Recent[tuple[Places, ...], dict[Places, Left]] = Recent(16)
+waiting: Recent[tuple[Addresses, ...], dict[Addresses, Left]] = Recent(16)
 
 
 class Trainer:
@@ -152,8 +173,10 @@ class Trainer:
             return [found[number] for number in targets], found
 
         inputs, kind = [*labels, *gradients.values()], (tuple(gradients), tuple(targets), tuple(wanted))
-        found = step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind)
-        leave(self.left(before, found, left))
+        marked: dict[int, Addresses] = {}
+        mark = [lambda: marked.update(_marked(left))]
+        found = step(self._gpu, inputs, list(targets.values()), compute, before.passes, kind, meanwhile=mark)
+        leave(self.left(before, found, marked))
 
     def differentiate(
         self,
@@ -161,14 +184,16 @@ class Trainer:
         labels: Sequence[np.ndarray],
         gradients: Mapping[int, np.ndarray],
         wanted: Mapping[int, np.ndarray],
+        left: Mapping[int, tuple[int, np.ndarray]],
         summed: Sequence[Sequence[int]] = (),
         part: int = 0,
     ) -> Differentiated:
         """Return the gradients to variables on the GPU, of the shapes of ``wanted``, those to be summed also packed.
 
-        summed: the numbers of those that each of several GPUs gets the sums of; this one is number ``part``. Otherwise
-        as ``backward``. All gradients are complete on return.
+        left: those among them that this GPU leaves. summed: the numbers of those that each of several GPUs gets the
+        sums of; this one is number ``part``. Otherwise as ``backward``. All gradients are complete on return.
         """
+        marked: dict[int, Addresses] = {}
         packings = [packing_of(tuple(wanted[number].shape for number in numbers)) for numbers in summed]
 
         def compute(arrays: Sequence[Any]) -> tuple[list[Any], Differentiated]:
@@ -181,27 +206,23 @@ class Trainer:
             if packings:
                 sums = [xp.empty(shape, np.float32) for shape in packings[part].shapes]
                 own = dict(zip(summed[part], packings[part].unpacked(sums)))
-            return [], Differentiated({**found, **own}, packed, sums)
+            return [], Differentiated({**found, **own}, packed, sums, {})
 
         kind = (tuple(gradients), tuple(wanted), tuple(map(tuple, summed)), part, "differentiated")
-        return step(self._gpu, [*labels, *gradients.values()], [], compute, before.passes, kind)
+        inputs, mark = [*labels, *gradients.values()], [lambda: marked.update(_marked(left))]
+        return step(self._gpu, inputs, [], compute, before.passes, kind, meanwhile=mark)._replace(marked=marked)
 
     def copy_out(self, arrays: Sequence[Any], targets: Sequence[np.ndarray]) -> None:
         """Wait for the GPU, and copy arrays from there."""
         step(self._gpu, [], targets, lambda _: (list(arrays), None))
 
     def left(
-        self, before: _training.Forward, found: Mapping[int, Any], left: Mapping[int, tuple[int, np.ndarray]]
-    ) -> dict[Places, Left]:
-        """Return gradients for ``leave``, and mark their arrays: see ``backward``."""
+        self, before: _training.Forward, found: Mapping[int, Any], marked: Mapping[int, Addresses]
+    ) -> dict[Addresses, Left]:
+        """Return gradients for ``leave``, whose arrays are marked."""
         # A gradient may be in memory of repeated passes, which is theirs while ``before`` lives.
-        ones, used = {}, before if before.passes else None
-        for number, (at, array) in left.items():
-            bits = array.reshape(-1).view(np.uint32)
-            if not bits[0] == bits[-1] == _LEFT:
-                bits.fill(_LEFT)
-            ones[at, address(array)] = Left(self._gpu, self._operators, found[number], used)
-        return ones
+        used = before if before.passes else None
+        return {at: Left(self._gpu, self._operators, found[number], used) for number, at in marked.items()}
 
     def _differentiated(
         self,
@@ -221,7 +242,18 @@ class Trainer:
         }
 
 
-def leave(ones: dict[Places, Left]) -> None:
+def _marked(left: Mapping[int, tuple[int, np.ndarray]]) -> dict[int, Addresses]:
+    """Mark the arrays of gradients that stay on the GPU; return where they are."""
+    found = {}
+    for number, (at, array) in left.items():
+        bits = array.reshape(-1).view(np.uint32)
+        if not bits[0] == bits[-1] == _LEFT:
+            bits.fill(_LEFT)
+        found[number] = at, address(array)
+    return found
+
+
+def leave(ones: dict[Addresses, Left]) -> None:
     """Leave the gradients of one backward pass for ``update``."""
     if ones:
         waiting.pop(tuple(ones), None)
@@ -244,8 +276,7 @@ def trainer_of(text: str, engine: Engine) -> Trainer:
 
 def update(
     rule: Sgd | Adam,
-    parameters: Sequence[np.ndarray],
-    gradients: Sequence[np.ndarray],
+    places: Sequence[Place],
     states: Sequence[State],
     rates: Sequence[float],
     decays: Sequence[float],
@@ -254,7 +285,7 @@ def update(
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
-    parameters, gradients: views of MXNet's arrays. states: each keeps its updated parameter. rates, decays: see
+    states: each keeps its updated parameter. rates, decays: see
     ``_updates.Update``. kept: what ``Kept.begin`` returned for the parameters; others are copied to the GPU. once:
     whether a gradient's array has been written only once since the last update; of others, all elements are checked.
 
@@ -262,22 +293,24 @@ def update(
     before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it
     had no room; otherwise both may have changed, even in part. Those of other GPUs may be new.
     """
-    taken = [_taken((address(parameter), address(one))) for parameter, one in zip(parameters, gradients)]
-    found = [one if _is_left(one, array, known) else None for one, array, known in zip(taken, gradients, once)]
+    taken = _taken([place.addresses for place in places])
+    found = [one if _is_left(one, place.bits, known) else None for one, place, known in zip(taken, places, once)]
     first = host_context.gpu(0)
     gpus = list(dict.fromkeys(one.gpu if one else first for one in found))
 
     def work(number: int) -> None:
         gpu = gpus[number]
-        mine = [place for place, one in enumerate(found) if (one.gpu if one else first) is gpu]
+        mine = [number for number, one in enumerate(found) if (one.gpu if one else first) is gpu]
+        here, own_states = [places[n] for n in mine], [states[n] for n in mine]
         there: list[Any] = []
-        for place in mine:
-            held, left = kept[place], found[place]
+        for n in mine:
+            held, left = kept[n], found[n]
             there += [held.array if held and held.update.gpu is gpu else None, left.gradient if left else None]
         last = kept[mine[0]]
         before = last.update if last and _are_same(there[::2], last.update.arrays) else None
-        packing, targets = packing_of(tuple(parameters[n].shape for n in mine)), [parameters[n] for n in mine]
-        pairs = [array for place in mine for array in (parameters[place], gradients[place])]
+        targets = [place.parameter for place in here]
+        packing = packing_of(tuple(array.shape for array in targets))
+        pairs = [array for place in here for array in place[:2]]
         given = [array for array, copy in zip(pairs, there) if copy is None]
         operators = next((one.operators for one in found if one and one.gpu is gpu), None)
         if not operators:
@@ -289,7 +322,7 @@ def update(
             rest = iter(arrays)
             both = iter([next(rest) if copy is None else copy for copy in there])
             updates = [
-                Update(next(both), next(both), states[place].on(gpu), rates[place], decays[place]) for place in mine
+                Update(next(both), next(both), state.on(gpu), rates[n], decays[n]) for n, state in zip(mine, own_states)
             ]
             operators.update(rule, updates)
             packed = list(before.packed) if before else packing.packed([one.parameter for one in updates], room)
@@ -298,8 +331,8 @@ def update(
         packed = step(gpu, given, targets, compute, packs=False)
         with gpu.device:
             update = before or Updated(gpu, packing.unpacked(packed), packed)
-        for place, array in zip(mine, update.arrays):
-            states[place].kept.keep(Held(array, update), address(parameters[place]))
+        for place, state, array in zip(here, own_states, update.arrays):
+            state.kept.keep(Held(array, update), place.addresses[0])
 
     on_each(work, [gpu.device.id for gpu in gpus])
 
@@ -308,19 +341,18 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _taken(place: Places) -> Left | None:
-    """Take all gradients for a parameter and its gradient's array out of those that wait; return the newest."""
-    found: Left | None = None
+def _taken(several: Sequence[Addresses]) -> list[Left | None]:
+    """Take all gradients for parameters and their gradients' arrays out of those that wait; return the newest ones."""
+    found: list[Left | None] = [None] * len(several)
     for key, left in list(waiting.items()):
-        found = left.pop(place, None) or found
+        found = [left.pop(one, None) or older for one, older in zip(several, found)]
         if not left:
             waiting.pop(key, None)
     return found
 
 
-def _is_left(one: Left | None, gradient: np.ndarray, once: bool) -> bool:
+def _is_left(one: Left | None, bits: np.ndarray, once: bool) -> bool:
     """Return whether a gradient is on a GPU in place of its array; raises ProblemError for an array partly changed."""
-    bits = gradient.reshape(-1).view(np.uint32)
     if one and once and bits[0] == bits[-1] == _LEFT:
         return True
     left = bits == _LEFT if one else bits[:1] == _LEFT
@@ -334,4 +366,4 @@ def _is_left(one: Left | None, gradient: np.ndarray, once: bool) -> bool:
     return False
 
 
-__all__ = ("State", "Trainer", "trainer_of", "update", "waiting")
+__all__ = ("State", "Trainer", "leave", "place_of", "trainer_of", "update", "waiting")

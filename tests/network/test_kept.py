@@ -43,9 +43,9 @@ def copied(monkeypatch):
     """A list of the shapes that each pass and update copies to a GPU."""
     found, original = [], _step.Pipeline
 
-    def noted(device, chunks, inputs, *rest):
+    def noted(device, chunks, inputs, *rest, **options):
         found.append([array.size for array in inputs if array.size])
-        return original(device, chunks, inputs, *rest)
+        return original(device, chunks, inputs, *rest, **options)
 
     monkeypatch.setattr(_step, "Pipeline", noted)
     return found

@@ -7,7 +7,7 @@ import threading
 import network_fake
 import numpy as np
 import pytest
-from network_case import mx, mxnets, ndarrays, require_gpus, values
+from network_case import mx, mxnets, ndarrays, require_gpus, text_of, values
 
 import ece408_op
 from ece408_op.errors import DeviceError
@@ -53,6 +53,16 @@ def test_gpus_that_share_a_batch_have_fewer_copying_threads():
     assert (alone, shared) == (8, [4, 4, 2])
     assert engine.copying_threads(gpu, gigabyte) == 8
     assert engine.copying_threads(gpu, 3, 12, 1) == 3
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_gpus_that_share_a_batch_have_smaller_chunks():
+    """A chunk's copy does not overlap with its own computation, and the batch of each is smaller."""
+    node = ece408_op.gpu_network(data * 2, {})[0]
+    found, shape = engine.engine(text_of(node), "auto", "float32", 0), {"data": (256, 3, 128, 128)}
+    with engine.sharing(2):
+        shared = found._images(shape)
+    assert (found._images(shape), shared) == (128, 64)
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)

@@ -48,7 +48,8 @@ class Unsteady:
     It computes at random times; what it has not yet received, and what has been copied out, is NaN.
     """
 
-    def __init__(self, call, staging, seed, fail_at=None):
+    def __init__(self, call, staging, seed, fail_at=None, direct=False):
+        self.direct = direct
         images, stage = call.chunks[0].images, 1 + max(this.stage for this in call.chunks)
         poison = lambda like: np.full((images, *like.shape[1:]), np.nan, np.float32)  # noqa: E731
         self.memory = {("constant", 0, 0): np.full(call.c.size, np.nan, np.float32)}
@@ -76,11 +77,12 @@ class Unsteady:
             self.copied[transfer.role] += transfer.host.size
         memory = self.memory[transfer.role, transfer.array, transfer.stage].reshape(-1)
         there = memory[transfer.start : transfer.start + transfer.host.size]
+        here = transfer.host if self.direct else buffer.floats[: there.size]
         if transfer.role == OUTPUT:
-            buffer.floats[: there.size] = there
+            here[...] = there
             there.fill(np.nan)
         else:
-            there[...] = buffer.floats[: there.size]
+            there[...] = here
 
     def compute(self, this):
         self.begin()
@@ -107,11 +109,13 @@ class Call:
         self.inputs = [rng.integers(-9, 9, shape).astype("f") for shape in ((batch, 2, 5), (batch, 3))]
         self.c = rng.integers(-9, 9, 5).astype("f")
         self.outputs = [np.full(shape, start, np.float32) for shape in ((batch, 2, 5), (batch, 2))]
-        self.chunks, self.most, self.checked = chunks_of(batch, min(images, batch), stage), most, []
+        self.chunks, self.most = chunks_of(batch, min(images, batch), stage), most
+        self.checked, self.called = [], []
 
     def run(self, device, threads, add=False):
-        checks = [lambda n=n: self.checked.append(n) for n in range(5)]
-        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, [self.c], checks, add)
+        checks, words = [lambda n=n: self.checked.append(n) for n in range(5)], {"direct": device.direct}
+        words["first"] = [lambda: self.called.append(device.work), lambda: self.called.append(device.work)]
+        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, [self.c], checks, add, **words)
         return finishes(lambda: pipeline.run(threads))
 
 
@@ -135,16 +139,20 @@ def finishes(work):
 batches, sizes, stages, threads_ = st.integers(1, 23), st.integers(1, 23), st.integers(2, 4), st.integers(1, 6)
 
 
-@given(batches, sizes, stages, st.integers(1, 40), threads_, st.booleans(), st.integers(0, 10**6))
+kinds = st.sampled_from([(False, False), (False, True), (True, False)])
+
+
+@given(batches, sizes, stages, st.integers(1, 40), threads_, kinds, st.integers(0, 10**6))
 @settings(max_examples=250, deadline=None)
-def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, stage, most, threads, add, seed):
+def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, stage, most, threads, kind, seed):
+    add, direct = kind
     call = Call(batch, images, stage, most, seed, start=1 if add else np.nan)
-    device = Unsteady(call, threads, seed)
+    device = Unsteady(call, threads, seed, direct=direct)
     assert call.run(device, threads, add) == []
     a, b = call.inputs
     np.testing.assert_array_equal(call.outputs[0], a * call.c + add)
     np.testing.assert_array_equal(call.outputs[1], np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1) + add)
-    assert sorted(call.checked) == list(range(5))
+    assert (sorted(call.checked), len(call.called)) == (list(range(5)), 2)
     computed = len(call.chunks) * call.chunks[0].images
     assert device.copied == {"constant": 5, INPUT: 13 * computed, OUTPUT: 12 * batch}
 
@@ -156,6 +164,7 @@ def test_an_error_ends_the_call_and_is_raised(batch, images, stage, most, thread
     device = Unsteady(call, threads, seed, fail_at)
     errors = call.run(device, threads)
     assert [str(error) for error in errors] == ["the device failed"] * (device.work >= fail_at)
+    assert len(call.called) == 2
     assert device.staging.qsize() == threads
 
 
