@@ -15,7 +15,7 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, round_up
 from ._definition import Shape
 
 #: The most bytes of a small array.
-_SMALL = 256 << 10
+SMALL_BYTES = 256 << 10
 
 
 class Packing:
@@ -28,7 +28,7 @@ class Packing:
         self._gaps: list[np.ndarray] = []
         size = 0
         for shape in shapes:
-            small = ITEM_BYTES * prod(shape) <= _SMALL
+            small = ITEM_BYTES * prod(shape) <= SMALL_BYTES
             self._places.append((tuple(shape), size if small else -1))
             room = round_up(prod(shape), SCRATCH_ALIGNMENT // ITEM_BYTES) if small else 0
             self._gaps.append(np.zeros(max(0, room - prod(shape)), np.float32))
@@ -76,4 +76,4 @@ def packing_of(shapes: tuple[Shape, ...]) -> Packing:
     return Packing(shapes)
 
 
-__all__ = ("packing_of",)
+__all__ = ("SMALL_BYTES", "packing_of")
