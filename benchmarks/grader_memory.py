@@ -166,7 +166,7 @@ def main() -> int:
             return Path(stack.enter_context(programs.new_folder(purpose)))
 
         top = new_folder("memory")
-        tools = programs.build([(True, False), (True, True)])
+        tools = programs.build()
         (top / "plain.cu").write_text(PLAIN, encoding="utf-8")
         options = ["-O2", "-arch", f"sm_{chip.architecture}", "-o", str(top / "plain"), str(top / "plain.cu"), "-ldl"]
         subprocess.run([programs.compiler("nvcc"), *options], check=True)

@@ -101,14 +101,14 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     if without is not None:  # of a class, those for a GPU that is not there are unsupported
         found = [replace(one, why=str(without)) if one.context == "gpu" else one for one in found]
     # Nothing is built where nothing will run.
-    kinds = {(one.context == "gpu", one.python) for one in found if not one.why}
-    gpu = any(gpu for gpu, _ in kinds)
+    contexts = {one.context for one in found if not one.why}
+    gpu = "gpu" in contexts
     programs.remove_folders()
     # No submission may see the class and the grader's files. Unlike Path.resolve, realpath takes a link to itself.
     files = [arguments.spec, arguments.json, arguments.reports, *(one.source for one in found)]
     given = [Path(realpath(path)) for path in (*arguments.path, *files) if path]
     hidden = tuple({path if os.path.isdir(path) else path.parent for path in given})
-    tools = programs.build(kinds, hidden=hidden, unsafe=arguments.unsafe) if kinds else Tools(Path())
+    tools = programs.build(hidden=hidden, unsafe=arguments.unsafe) if contexts else Tools(Path())
     # One submission has the GPU to itself; others are compiled meanwhile.
     jobs = 1 + max(1, len(os.sched_getaffinity(0)) // 2) if gpu else arguments.jobs
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}

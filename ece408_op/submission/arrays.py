@@ -45,7 +45,7 @@ class HostArray:
         self.array = raw[start : start + size].view(np.float32).reshape(shape)
         #: The worker's descriptor: read-only unless it may write.
         self.descriptor = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR if writable else os.O_RDONLY)
-        self.handle = str(self.descriptor)
+        self.handle = f"{self.descriptor}:{mapped}"
 
     def close(self) -> None:
         """Release the memory."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -81,30 +81,25 @@ def remove_folders(own: int | None = None) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def build(
-    kinds: Iterable[tuple[bool, bool]], *, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool = False
-) -> Tools:
+def build(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool = False) -> Tools:
     """The harness's programs, compiled unless they are in the cache; raises HarnessError where that fails.
 
-    ``kinds`` says of each kind of submission whether it is for a GPU, and in Python. The other arguments are those of
-    Tools.
+    The arguments are those of Tools.
     """
     if not unsafe and shutil.which("bwrap") is None:
         text = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
         raise HarnessError(text + HELP)
-    gxx = [compiler("g++"), "-std=c++17"]  # without optimisation: it would take longer than it saves
-    commands = {"supervisor": [*gxx, str(_HERE / "native" / "supervisor.cpp"), "-o", "supervisor"]}
-    for gpu, python in sorted(set(kinds)):
-        options = ["-cudart", "static", "-DECE408_GRADE_GPU", "-x", "cu", "-Xcompiler", "-fPIC"] if gpu else ["-fPIC"]
-        first = [compiler("nvcc" if gpu else "g++"), "-O1", "-std=c++17", *options, *(["-shared"] if python else [])]
-        name = Tools(Path()).worker(gpu, python).name
-        commands[name] = [*first, str(_HERE / "native" / "worker.cpp"), "-ldl", "-o", name]
-        if (gpu, python) == (False, False):
-            commands[_BEFORE] = [gxx[0], *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"]
+    gxx, native = compiler("g++"), _HERE / "native"
+    worker = ["-O1", "-fPIC", str(native / "worker.cpp"), "-ldl", "-o"]
+    commands = {  # the supervisor without optimisation, which would take longer than it saves
+        "supervisor": [gxx, "-std=c++17", str(native / "supervisor.cpp"), "-o", "supervisor"],
+        "worker": [gxx, "-std=c++17", *worker, "worker"],
+        "worker.so": [gxx, "-std=c++17", "-shared", *worker, "worker.so"],
+        _BEFORE: [gxx, *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"],
+    }
     files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
-    # A compiler's size and time tell its versions apart.
-    compilers = [os.stat(command[0]) for command in commands.values()]
-    words = [repr(commands), *(f"{one.st_size} {one.st_mtime_ns}" for one in compilers)]
+    version = os.stat(gxx)  # a compiler's size and time tell its versions apart
+    words = repr(commands), f"{version.st_size} {version.st_mtime_ns}"
     # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
     private = trusted or not unsafe or os.geteuid() != 0
     folder = cached_folder("tools", digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)

@@ -1,6 +1,6 @@
 """The worker for a kernel in Python: native/worker.cpp as a library, with a load and a forward of Python's.
 
-    python python_worker.py LIBRARY PATHS WHAT SOCKET GUARD {B C H W M K X W Y}...
+    python python_worker.py LIBRARY PATHS WHAT SOCKET DEVICE GUARD {B C H W M K X W Y}...
 
 PATHS is sys.path, WHAT the path of a file that defines a kernel. The other words, and the protocol, are those of
 native/worker.cpp.
@@ -42,12 +42,11 @@ def main(arguments: list[str]) -> int:
     from ece408_op.errors import UnsupportedError
     from ece408_op.problem import ConvProblem
 
-    layers = [words[at : at + _WORDS] for at in range(2, len(words), _WORDS)]
+    layers = [words[at : at + _WORDS] for at in range(3, len(words), _WORDS)]
     sizes: list[Any] = [map(int, one[:6]) for one in layers]
-    problems = [ConvProblem(*each) for each in sizes]
+    problems, device = [ConvProblem(*each) for each in sizes], words[1]
     kernels: list[Any] = []
     arrays: dict[int, list[Any]] = {}
-    device = "gpu" if ":" in layers[0][6] else "cpu"
 
     def load(text: int) -> None:
         try:

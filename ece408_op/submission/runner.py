@@ -70,7 +70,7 @@ def compile_file(path: Path) -> File:
     """
     device, python = device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
-    tools = programs.build([(device == "gpu", python)], unsafe=True, trusted=True)
+    tools = programs.build(unsafe=True, trusted=True)
     if python:
         program = python_program(path.resolve())
         # The file's neighbours may be imported too.

@@ -208,9 +208,9 @@ class Tools:
         """The replacements for MXNet's headers, where submissions are compiled."""
         return self.folder / "headers"
 
-    def worker(self, gpu: bool, python: bool = False) -> Path:
+    def worker(self, python: bool) -> Path:
         """The worker: a program for libraries, a library for kernels in Python."""
-        return self.folder / f"worker{'_gpu' if gpu else ''}{'.so' if python else ''}"
+        return self.folder / ("worker.so" if python else "worker")
 
 
 def start(

@@ -124,8 +124,8 @@ class Worker:
         if python:
             quiet = ("-W", "ignore:MXNet is not installed:UserWarning")
             command = [sys.executable, "-I", "-B", "-u", *quiet, str(Path(__file__).with_name("python_worker.py"))]
-        command += [str(tools.worker(self._on_gpu, python)), *([os.pathsep.join(program.paths)] if python else [])]
-        command += [program.what, str(theirs.fileno()), str(buffers[0].guard)]
+        command += [str(tools.worker(python)), *([os.pathsep.join(program.paths)] if python else [])]
+        command += [program.what, str(theirs.fileno()), "gpu" if self._on_gpu else "cpu", str(buffers[0].guard)]
         for one in buffers:
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
         shared = [theirs.fileno(), *(array.descriptor for array in arrays)]

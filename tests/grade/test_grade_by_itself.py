@@ -64,7 +64,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE, MANY_THREADS)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     # A fraction of the images that the command tries.
-    grader = replace(for_cpu(programs.build([(False, False)]), Spec(), 1, in_parallel=True), images=3, timed_images=9)
+    grader = replace(for_cpu(programs.build(), Spec(), 1, in_parallel=True), images=3, timed_images=9)
     return {path.name: grader.grade(Submission(path, path, "cpu")) for path in paths}
 
 

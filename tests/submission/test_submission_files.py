@@ -162,7 +162,7 @@ def test_a_kernel_in_python_does_not_see_the_callers_tmp(folder: str, monkeypatc
 
 @needs_sandbox
 def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
-    tools = programs.build([])
+    tools = programs.build()
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]
@@ -176,7 +176,7 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
 
 @needs_sandbox
 def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) -> None:
-    tools = programs.build([], unsafe=True)
+    tools = programs.build(unsafe=True)
     with open(tmp_path / "output", "wb") as output:
         process = sandbox.start(tools, ["/bin/sleep", "60"], sandbox.LimitsSpec(), 60, output)
     process.process.kill()

@@ -23,7 +23,7 @@ pytestmark = [needs_sandbox, pytest.mark.skipif(shutil.which("nvcc") is None, re
 
 @pytest.fixture(scope="module")
 def tools() -> Tools:
-    return programs.build([])
+    return programs.build()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 // The worker: maps the harness's buffers, loads one submission, and calls its forward when told to.
 //
-//   worker LIBRARY SOCKET GUARD {B C H W M K X W Y}...
+//   worker LIBRARY SOCKET DEVICE GUARD {B C H W M K X W Y}...
 //
-// Nine words per layer. X, W and Y are descriptors on the CPU; on a GPU DESCRIPTOR:BYTES of the driver's virtual memory
-// API. GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls ece408_serve with
-// its own load and forward.
+// DEVICE is cpu or gpu. Nine words per layer; X, W and Y are DESCRIPTOR:BYTES of a file, or of memory of the CUDA driver's
+// virtual memory API, and GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls
+// ece408_serve with its own load and forward. Of CUDA the worker needs the driver alone, so it is compiled without nvcc.
 //
 // Commands and replies are packets of a socket. A command is a word, a nonce and a layer: "load" loads the submission, "run"
 // calls its forward, "zero" fills y with zeros, and "empty" does nothing. The answer is "done NONCE NANOSECONDS NOTE", where
@@ -20,19 +20,12 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
-#include <fcntl.h>
 #include <link.h>
 #include <string>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <ucontext.h>
 #include <unistd.h>
 #include <vector>
-
-#ifdef ECE408_GRADE_GPU
-#include <cuda.h>
-#include <cuda_runtime.h>
-#endif
 
 struct ece408_grade_call {
   float *y, *x, *w;
@@ -68,71 +61,81 @@ struct Region {
 };
 std::vector<Region> regions;  // the buffers in the host's memory
 
-#ifdef ECE408_GRADE_GPU
-#define DRIVER(name) reinterpret_cast<decltype(&name)>(dlsym(driver, #name))
+void* cuda = nullptr;  // CUDA's driver, where the submission is for a GPU
+void* stream = nullptr;
+
+// Calls a function of CUDA's driver, by the types of the arguments; returns its error.
+template <typename... Arguments>
+int driver(const char* name, Arguments... arguments) {
+  void* function = dlsym(cuda, name);
+  if (!function) lost("looking for a function of CUDA's driver", dlerror());
+  return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+}
+
+template <typename... Arguments>
+void require(const char* name, Arguments... arguments) {
+  int error = driver(name, arguments...);
+  if (error) lost(name, ("CUDA's driver reports error " + std::to_string(error)).c_str());
+}
+
+// Makes the context current that CUDA's runtime uses, and a stream.
+void start_gpu() {
+  void* context = nullptr;
+  cuda = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!cuda) lost("opening CUDA's driver", dlerror());
+  require("cuInit", 0u);
+  require("cuDevicePrimaryCtxRetain", &context, 0);
+  require("cuCtxSetCurrent", context);
+  require("cuStreamCreate", &stream, 0u);
+}
 
 // Maps memory of the harness's; x and w read-only if the driver can.
-float* open_buffer(char name, const char* handle, size_t, size_t guard) {
-  int fd = -1;
-  size_t bytes = 0;
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (!driver) lost("opening CUDA's driver", dlerror());
-  if (sscanf(handle, "%d:%zu", &fd, &bytes) != 2) lost("opening the harness's buffer", "expected DESCRIPTOR:BYTES");
-  CUmemGenericAllocationHandle memory;
-  CUdeviceptr at = 0;
-  CUmemAccessDesc access = {};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  cudaGetDevice(&access.location.id);
-  access.flags = name == 'y' ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
-  CUresult error = DRIVER(cuMemImportFromShareableHandle)(&memory, reinterpret_cast<void*>((intptr_t)fd),
-                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  close(fd);
-  if (!error) error = DRIVER(cuMemAddressReserve)(&at, bytes, 0, 0, 0);
-  if (!error) error = DRIVER(cuMemMap)(at, bytes, 0, memory, 0);
-  if (!error) error = DRIVER(cuMemSetAccess)(at, bytes, &access, 1);
-  if (error && at && name != 'y') {
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    error = DRIVER(cuMemSetAccess)(at, bytes, &access, 1);
+float* open_on_gpu(char name, int fd, size_t size, size_t guard) {
+  unsigned long long memory = 0, at = 0;
+  require("cuMemImportFromShareableHandle", &memory, reinterpret_cast<void*>((intptr_t)fd), 1);
+  require("cuMemAddressReserve", &at, size, (size_t)0, 0ull, 0ull);
+  require("cuMemMap", at, size, (size_t)0, memory, 0ull);
+  const int read = 1, read_and_write = 3;
+  int access[] = {1, 0, name == 'y' ? read_and_write : read};  // CUmemAccessDesc: a device, number 0
+  if (driver("cuMemSetAccess", at, size, access, (size_t)1)) {
+    access[2] = read_and_write;
+    require("cuMemSetAccess", at, size, access, (size_t)1);
   }
-  if (error) lost("mapping the harness's buffer", ("CUDA's driver reports error " + std::to_string(error)).c_str());
   return reinterpret_cast<float*>(at + guard);
 }
 
-void fill_with_zeros(const ece408_grade_call& call) {
-  const unsigned* n = call.y_shape;
-  cudaMemset(call.y, 0, 4ull * n[0] * n[1] * n[2] * n[3]);
+// Waits for the GPU; the first error of a call as an answer, empty without one.
+std::string cuda_error() {
+  if (!cuda) return "";
+  int error = driver("cuCtxSynchronize");
+  // A reset of the device takes the worker's stream away.
+  if (!error) error = driver("cuStreamQuery", stream);
+  if (!error) return "";
+  const char *name = "", *text = "";
+  driver("cuGetErrorName", error, &name);
+  driver("cuGetErrorString", error, &text);
+  return std::string("cuda ") + name + " " + text;
 }
 
-// Waits for the GPU; the first error of a call as an answer, empty without one.
-std::string cuda_error(const ece408_grade_call& call) {
-  cudaError_t error = cudaDeviceSynchronize();
-  if (error == cudaSuccess) error = cudaGetLastError();
-  // A reset of the device takes the worker's stream away.
-  if (error == cudaSuccess) error = cudaStreamQuery(static_cast<cudaStream_t>(call.stream));
-  if (error == cudaSuccess) return "";
-  return std::string("cuda ") + cudaGetErrorName(error) + " " + cudaGetErrorString(error);
-}
-#else
 // The pages around the data cannot be touched; the data ends where they begin, within 64 bytes.
-float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
-  int fd = atoi(handle);
-  struct stat info;
-  fstat(fd, &info);
-  size_t mapped = info.st_size;
+float* open_on_cpu(char name, int fd, size_t size, size_t bytes, size_t guard) {
   char* base = static_cast<char*>(
-      mmap(nullptr, mapped + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      mmap(nullptr, size + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   int access = name == 'y' ? PROT_READ | PROT_WRITE : PROT_READ;
-  if (base == MAP_FAILED || mmap(base + guard, mapped, access, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+  if (base == MAP_FAILED || mmap(base + guard, size, access, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
     lost("mapping the harness's buffer", strerror(errno));
-  close(fd);
-  regions.push_back({name, base + guard + mapped - (bytes + 63) / 64 * 64, bytes});
+  regions.push_back({name, base + guard + size - (bytes + 63) / 64 * 64, bytes});
   return reinterpret_cast<float*>(regions.back().begin);
 }
 
-void fill_with_zeros(const ece408_grade_call&) {}
-
-std::string cuda_error(const ece408_grade_call&) { return ""; }
-#endif
+float* open_buffer(char name, const char* handle, size_t bytes, size_t guard) {
+  int fd = -1;
+  size_t size = 0;
+  if (sscanf(handle, "%d:%zu", &fd, &size) != 2) lost("opening the harness's buffer", "expected DESCRIPTOR:BYTES");
+  float* at = cuda ? open_on_gpu(name, fd, size, guard) : open_on_cpu(name, fd, size, bytes, guard);
+  close(fd);
+  return at;
+}
 
 // Is it memory of the stack that is not there? All memory between the stack pointer and the stack's beginning is, as long
 // as the stack lasts; a function without room for its variables moves the pointer out of it.
@@ -212,25 +215,19 @@ void call_library(ece408_grade_call* call, unsigned, char* text) {
 
 }  // namespace
 
-// Serves the commands until the harness closes the socket; words are SOCKET GUARD and the layers.
+// Serves the commands until the harness closes the socket; words are SOCKET DEVICE GUARD and the layers.
 extern "C" int ece408_serve(char** words, Load load, Forward forward) {
-  constexpr int first = 2, per_layer = 9;
+  constexpr int first = 3, per_layer = 9;
   harness = atoi(words[0]);
-  size_t guard = strtoull(words[1], nullptr, 10);
+  size_t guard = strtoull(words[2], nullptr, 10);
   signal(SIGXFSZ, SIG_IGN);  // output beyond the limit is lost, and that is all
   setvbuf(stdout, nullptr, _IONBF, 0);  // what is printed outlives a crash
-  void* used = nullptr;
-#ifdef ECE408_GRADE_GPU
-  cudaStream_t stream;
-  cudaError_t error = cudaStreamCreate(&stream);
-  if (error != cudaSuccess) lost("starting the GPU", cudaGetErrorString(error));
-  used = stream;
-#endif
+  if (strcmp(words[1], "gpu") == 0) start_gpu();
   std::vector<ece408_grade_call> calls;
   for (char** at = words + first; *at; at += per_layer) {
     unsigned B = atoi(at[0]), C = atoi(at[1]), H = atoi(at[2]), W = atoi(at[3]), M = atoi(at[4]), K = atoi(at[5]);
     unsigned OH = H - K + 1, OW = W - K + 1;
-    ece408_grade_call call = {nullptr, nullptr, nullptr, {B, M, OH, OW}, {B, C, H, W}, {M, C, K, K}, used, nullptr};
+    ece408_grade_call call = {nullptr, nullptr, nullptr, {B, M, OH, OW}, {B, C, H, W}, {M, C, K, K}, stream, nullptr};
     call.x = open_buffer('x', at[6], 4ull * B * C * H * W, guard);
     call.w = open_buffer('w', at[7], 4ull * M * C * K * K, guard);
     call.y = open_buffer('y', at[8], 4ull * B * M * OH * OW, guard);
@@ -252,8 +249,11 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
     const auto start = std::chrono::steady_clock::now();
     if (command == "load") load(text);
     if (command == "run") forward(&call, layer, text);
-    if (command == "zero") fill_with_zeros(call);
-    if (!*text) put(text, cuda_error(call));
+    if (command == "zero") {
+      const unsigned* n = call.y_shape;
+      require("cuMemsetD32_v2", (unsigned long long)call.y, 0u, (size_t)n[0] * n[1] * n[2] * n[3]);
+    }
+    if (!*text) put(text, cuda_error());
     const long long took = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
     const char* note = call.note ? call.note : "-";
     reply(*text ? text : std::string("done ") + nonce + " " + std::to_string(took) + " " + note);
