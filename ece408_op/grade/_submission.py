@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from os.path import abspath, exists, isdir, isfile, islink, realpath
 from pathlib import Path
@@ -78,14 +79,13 @@ def _checked(one: Submission, given: Path) -> Submission:
 
 
 def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], levels: int = _LEVELS) -> Found:
-    children = [child for child in _listed(folder) if not _skipped(child)]
     if _is_one(folder):
         # A folder that is one submission may hold others: a class with the course's skeleton at its top.
-        inner = [child for child in children if isdir(child) and child.name != _INNER and _is_one(child)]
+        inner = [child for child in _listed(folder) if isdir(child) and child.name != _INNER and _is_one(child)]
         why = f"it lies within {folder}, which is a submission by itself"
         return [_of_folder(folder, context, gpu_here)], [(child, why) for child in inner]
     found, over = [], []
-    for child in children:
+    for child in _listed(folder):
         suffix = child.suffix.lower()
         if isdir(child) and islink(child) and not _is_one(child):  # folders that link to each other have no end
             over.append((child, "a link to a folder that is no submission"))
@@ -103,16 +103,14 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in the folder, in order; nothing where it cannot be read."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+    """What lies in the folder, in order, but for what is hidden, the system's (``__MACOSX``) or the course's.
 
-
-def _skipped(path: Path) -> bool:
-    """Is it hidden, the system's (``__MACOSX``), or the course's?"""
-    return path.name.startswith((".", "__")) or path.name.lower() in _COURSES
+    Nothing where it cannot be read.
+    """
+    with suppress(OSError):
+        own = (path for path in folder.iterdir() if not path.name.startswith((".", "__")))
+        return sorted(path for path in own if path.name.lower() not in _COURSES)
+    return []
 
 
 def _is_one(folder: Path) -> bool:
@@ -136,7 +134,7 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
 
 def _source(folder: Path, inner: Path, suffixes: tuple[str, ...]) -> Path | None:
     """new-forward.* where it is there, also next to ece408_src by mistake; else the only file of that kind."""
-    files = [path for path in _listed(inner) if path.suffix.lower() in suffixes and isfile(path) and not _skipped(path)]
+    files = [path for path in _listed(inner) if path.suffix.lower() in suffixes and isfile(path)]
     there = {path.name.lower(): path for path in reversed([*files, *_listed(folder)]) if isfile(path)}
     named = [there[name] for name in (f"new-forward{suffix}" for suffix in suffixes) if name in there]
     return named[0] if named else files[0] if len(files) == 1 else None
