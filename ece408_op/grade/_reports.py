@@ -42,7 +42,7 @@ def rank(records: Sequence[Data], rules: RankingSpec) -> dict[str, list[dict[str
     """
     ranking: dict[str, list[dict[str, Any]]] = {}
     for record in records:
-        for network in _timed(record):
+        for network in timed(record):
             together = rules.mix_precisions or record["precision"].startswith("float32")
             name = name_of(network) + ("" if together else f", {record['precision']}")
             one = {"network": name, "path": record["path"], "precision": record["precision"]}
@@ -56,10 +56,9 @@ def rank(records: Sequence[Data], rules: RankingSpec) -> dict[str, list[dict[str
     return ranking
 
 
-def _timed(record: Data) -> list[Data]:
+def timed(record: Data) -> list[Data]:
     """The networks of a submission that passed which were timed."""
-    networks = record["networks"] if record["status"] == "passed" else []
-    return [one for one in networks if one["status"] == "passed" and "seconds" in one]
+    return [one for one in record["networks"] if record["status"] == "passed" and "seconds" in one]
 
 
 def _place(group: list[dict[str, Any]], rules: RankingSpec) -> None:
@@ -164,7 +163,7 @@ def student(record: Data, records: Sequence[Data] = ()) -> dict[str, Any]:
 
 def _network(network: Data, records: Sequence[Data]) -> dict[str, Any]:
     """A network of a record, with its layers as the templates show them."""
-    others = [one for record in records for one in _timed(record) if name_of(one) == name_of(network)]
+    others = [one for record in records for one in timed(record) if name_of(one) == name_of(network)]
     term = TERMS.get(network["network"], network["network"])
     best = min((one["seconds"] for one in others), default=0.0)
     shown = dict(network, name=term, layers=[], best_seconds=best)
@@ -218,7 +217,7 @@ def gradescope(record: Data, shown: Data) -> dict[str, Any]:
     times = [f"{layer['name']}: {layer['times']}" for layer in layers if layer["times"]]
     said = (shown["meaning"], record["reason"], advice, "\n".join(times), "\n".join(shown["compiler"]))
     points = round(sum(test["score"] for test in tests)) if shared else 100
-    board = [(f"{name_of(one)} (ms)", round(1e3 * one["seconds"], 4)) for one in _timed(record)]
+    board = [(f"{name_of(one)} (ms)", round(1e3 * one["seconds"], 4)) for one in timed(record)]
     return {
         "score": float(points) if passed else 0.0,
         "output": "\n\n".join(filter(None, said)),

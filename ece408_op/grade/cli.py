@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from collections import Counter
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if problem:
                 raise SpecError(f"{option}: {problem}")
         records = _graded(arguments, rules)
-    except (SpecError, DeviceError, OSError) as error:
+    except (SpecError, DeviceError, OSError, sqlite3.Error) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
         return 2 if isinstance(error, SpecError) else 3
     except KeyboardInterrupt as interrupt:
@@ -83,12 +84,11 @@ def line(record: Record) -> str:
     """For people: the verdict with its times, the speed compared with this package's own kernel, and the reason."""
     text = record["status"] + (f" ({record['precision']})" if record.get("precision") else "")
     times = []
-    for one in record["networks"]:
-        if record["status"] == "passed" and "seconds" in one:
-            medians = " + ".join(f"{1e3 * layer['seconds']['median']:.3g}" for layer in one["layers"])
-            own = one.get("own_kernel_seconds")
-            ratio = f", {own / one['seconds']:.2g} of ours" if own and one["seconds"] else ""
-            times.append(f"{one['network']}: {medians} ms{ratio}")
+    for one in _reports.timed(record):
+        medians = " + ".join(f"{1e3 * layer['seconds']['median']:.3g}" for layer in one["layers"])
+        own = one.get("own_kernel_seconds")
+        ratio = f", {own / one['seconds']:.2g} of ours" if own and one["seconds"] else ""
+        times.append(f"{one['network']}: {medians} ms{ratio}")
     # With #line, an author words the beginning of a compiler's line: further lines are indented.
     reason = record["reason"].replace("\n", "\n    ")
     return f"{' '.join([text, '; '.join(times)]).strip()}: {record['path']}: {reason}"

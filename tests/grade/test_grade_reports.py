@@ -80,6 +80,7 @@ def test_points_of_each_network_where_no_constant_points_to_one() -> None:
     one = record("a", 4)
     other = dict(one["networks"][0], network="2018sp", status="wrong", layers=[dict(one["networks"][0]["layers"][0])])
     other["layers"][0].update(status="wrong", reason="2 elements differ")
+    del other["seconds"]
     one["networks"].append(other)
     found = gradescope(one)
     assert (found["score"], [test["score"] for test in found["tests"]]) == (50, [50, 0])

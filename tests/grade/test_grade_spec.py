@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,17 @@ def test_a_stopped_class_continues_with_the_same_options_only(tmp_path: Path, mo
     for options in (["--quick"], ["--quick"], []):
         assert cli.main([*arguments, *options]) == 130
     assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_full_disk_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(_grading.Log, "add", full)
+    assert cli.main([str(HERE / "gpu" / "naive.cuh"), "--context", "cpu", "--json", str(tmp_path / "out.json")]) == 3
+    assert capsys.readouterr().err == "ece408-grade: database or disk is full\n"
 
 
 def test_who_interrupts_is_told_how_to_go_on(
