@@ -55,8 +55,9 @@ class Conv2D(nn.Conv2D):  # type: ignore[misc] # MXNet has no types
 def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     """Return a block that computes a HybridBlock on a GPU, for arrays in ``mx.cpu()``, in training and inference.
 
-    It has the same Parameter objects, so that a trainer of the one trains the other. Its outputs are those of the
-    block, in one list if there are several. Forward and backward passes are ``gpu_network``'s.
+    It has the same Parameter objects, so that a trainer of the one trains the other, and saves and loads the block's
+    files of parameters. Its outputs are those of the block, in one list if there are several. Forward and backward
+    passes are ``gpu_network``'s.
 
     Args:
         block: the network, initialised.
@@ -71,20 +72,41 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
         raise ProblemError(f"block: expected a HybridBlock, got {type(block).__name__}")
     if not examples:
         raise ProblemError("examples: expected an array for each input of the block, got none")
-    block.infer_shape(*examples)
-    parameters = block.collect_params()
-    for parameter in parameters.values():
-        parameter._finish_deferred_init()
+    if isinstance(block, _OnGpu):
+        block = block.original
     names = ["data"] if len(examples) == 1 else [f"data{number}" for number in range(len(examples))]
-    variables = [mx.sym.Variable(name) for name in names]
-    symbol = block(*variables)
-    symbol = symbol if isinstance(symbol, mx.sym.Symbol) else mx.sym.Group(symbol)
-    arguments, states = (
-        {name: parameters[name].data() for name in names if name in parameters}
-        for names in (symbol.list_arguments(), symbol.list_auxiliary_states())
-    )
-    node, *_ = gpu_network(symbol, arguments, states, for_training=True, **options)
-    return mx.gluon.SymbolBlock(node, variables, parameters)
+    # With a type, from which MXNet infers those of the parameters.
+    variables = [mx.sym.Variable(name, dtype=np.float32) for name in names]
+    outputs, _ = mx.gluon.block._flatten(block(*variables), "output")
+    symbol = outputs[0] if len(outputs) == 1 else mx.sym.Group(outputs)
+    inferred = symbol.infer_shape(**{name: example.shape for name, example in zip(names, examples)})
+    parameters, arrays = block.collect_params(), []
+    # Not block.infer_shape, which fails for a block with parameters that its output does not depend on.
+    for needed, shapes in zip((symbol.list_arguments(), symbol.list_auxiliary_states()), inferred[::2]):
+        for name, shape in zip(needed, shapes or ()):
+            if name in parameters:
+                parameters[name].shape = shape
+                parameters[name]._finish_deferred_init()
+        arrays.append({name: parameters[name].data() for name in needed if name in parameters})
+    node, *_ = gpu_network(symbol, *arrays, for_training=True, **options)
+    return _OnGpu(node, variables, block)
+
+
+class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
+    """A block that computes another one on a GPU; it saves and loads that block's files of parameters."""
+
+    original: Any
+
+    def __init__(self, node: Any, variables: list[Any], original: Any) -> None:
+        super().__init__(node, variables, original.collect_params())
+        # Past Block's own method, which would make the block a child.
+        object.__setattr__(self, "original", original)
+
+    def save_parameters(self, *args: Any, **keywords: Any) -> None:
+        self.original.save_parameters(*args, **keywords)
+
+    def load_parameters(self, *args: Any, **keywords: Any) -> None:
+        self.original.load_parameters(*args, **keywords)
 
 
 class Replaced(NamedTuple):

@@ -254,7 +254,10 @@ class NetworkOp(mx.operator.CustomOp):
                     gradient[...] = 0
             return
         if before is None:
-            raise DeviceError("backward: expected a forward pass with is_train=True before, got none")
+            raise DeviceError(
+                "backward: expected a forward pass with is_train=True before (in Gluon, autograd.record with "
+                "train_mode=True), got none"
+            )
         arrays = dict(zip(self._arguments, in_data))
         labels = [_as_float32(arrays[name]) for name in self._labels]
         read = [position for position, reads in enumerate(self._reads_gradient) if reads]

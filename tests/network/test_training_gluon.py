@@ -78,3 +78,32 @@ def test_a_gluon_block_with_several_inputs_and_outputs():
         loss.backward()
         found.append({"a": a.grad, "b": b.grad, "w": block.layer.weight.grad().copy(), "y": first, "z": second})
     assert_close(*found)
+
+
+def test_a_gluon_block_with_an_unused_layer_and_nested_outputs(tmp_path, recwarn):
+    """Its files of parameters are those of the original block, all of them."""
+
+    class Partly(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="partly_")
+            with self.name_scope():
+                self.layer, self.unused = mx.gluon.nn.Dense(4), mx.gluon.nn.Dense(3, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            y = self.layer(x)
+            return y, [F.tanh(y), F.relu(y)]
+
+    block, x = Partly(), mx.nd.random.uniform(shape=(3, 5))
+    block.initialize(mx.init.Xavier())
+    # A second call, as in a notebook's cell that runs twice, starts from the same block.
+    one = ece408_op.gluon.on_gpu(ece408_op.gluon.on_gpu(block, x), x, gradients="gpu")
+    (first, (second, third)), file = block(x), str(tmp_path / "block.params")
+    expected = dict(enumerate([first, second, third]))
+    one.hybridize()
+    one.save_parameters(file)
+    block.initialize(mx.init.One(), force_reinit=True)
+    one.load_parameters(file)
+    assert_close(dict(enumerate(one(x))), expected)
+    assert_close(dict(enumerate([block(x)[0], *block(x)[1]])), expected)
+    assert len(mx.nd.load(file)) == 4
+    assert not [warning for warning in recwarn if "mxnet" in warning.filename]
