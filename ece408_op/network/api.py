@@ -87,9 +87,16 @@ def gpu_network(
     network = parse(text)
     if for_training:
         check_gradients(network, several=len(numbers) > 1)
-    if network.states & {*network.data}:
-        missing = ", ".join(name for name in network.names(network.data) if name not in network.arguments)
-        raise GraphError(f"aux_params: expected arrays for {missing}, got none")
+    for missing, name in (
+        (_missing_parameters(network), "arg_params"),
+        (network.states & {*network.data}, "aux_params"),
+    ):
+        if missing:
+            expected = ", ".join(network.names(tuple(sorted(missing))))
+            raise GraphError(
+                f"{name}: expected arrays for {expected}, got none; a new network's: bind and initialise a "
+                "Module of the symbol, and pass what its get_params returns"
+            )
     if not network.data:
         raise GraphError("symbol: expected at least one input that is no parameter, got none")
     used = set(network.names(network.parameters))
@@ -126,6 +133,17 @@ def _gpu_numbers(device_id: int, device_ids: Sequence[int] | None) -> tuple[int,
             raise ProblemError(f"device_id: expected a GPU's number from 0 on, got {device_id!r}")
         raise ProblemError(f"device_ids: expected different GPUs' numbers from 0 on, got {device_ids!r}")
     return numbers
+
+
+def _missing_parameters(network: Network) -> set[int]:
+    """Return the variables without an array that MXNet or Gluon has made for a layer's parameters."""
+    found = set()
+    for _, node in network.operators:
+        for entry, role in zip(node.inputs[1:], node.operator.input_names(len(node.inputs))[1:]):
+            made = {f"{node.name}_{role}", f"{node.name.removesuffix('_fwd')}_{role}"}
+            if entry.node in {*network.data} - network.states and network.graph.nodes[entry.node].name in made:
+                found.add(entry.node)
+    return found
 
 
 def _inputs(symbol: Any, network: Network, for_training: bool, seeded: bool) -> list[Any]:

@@ -66,7 +66,7 @@ class NetworkProp(mx.operator.CustomOpProp):
     ) -> list[int]:
         """Return what the backward pass reads: gradients to outputs that are no losses, and labels."""
         network = self._network
-        if network is None or not self._for_training:
+        if network is None:
             return [*out_grad, *in_data]
         read = [entry for entry, reads in zip(out_grad, reads_gradient(network)) if reads]
         read += [entry for entry, name in zip(in_data, network.arguments) if name in network.names(network.labels)]

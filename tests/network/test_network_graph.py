@@ -193,7 +193,10 @@ def test_parameters_that_are_no_dense_arrays(capfd):
     with pytest.raises(GraphError, match="aux_params: expected arrays by name, got int for 'mean'"):
         ece408_op.gpu_network(data * 2, {}, {"mean": 3})
     with pytest.raises(GraphError, match="aux_params: expected arrays for norm_moving_mean, norm_moving_var, got none"):
-        ece408_op.gpu_network(S.BatchNorm(data, name="norm"), {})
+        ece408_op.gpu_network(S.BatchNorm(data, name="norm"), ndarrays(dict.fromkeys(["norm_gamma", "norm_beta"], [1])))
+    layer = S.FullyConnected(S.Convolution(data, kernel=(1, 1), num_filter=1, name="a"), S.Variable("w"), num_hidden=1)
+    with pytest.raises(GraphError, match="arg_params: expected arrays for a_weight, fullyconnected.*_bias, got none"):
+        ece408_op.gpu_network(layer, {"a_bias": mx.nd.ones((1,))})
     with pytest.raises(GraphError, match="at least one input that is no parameter"):
         ece408_op.gpu_network(S.tanh(data), {"data": mx.nd.ones((2, 2))})
     weight = mx.nd.ones((3, 4)).tostype("row_sparse")

@@ -250,6 +250,13 @@ def test_wrong_uses():
     with pytest.raises(DeviceError, match="backward: expected a forward pass with is_train=True before .*, got none"):
         executor.backward([mx.nd.ones((3, 2))])
         executor.grad_dict["data"].asnumpy()
+    params = ndarrays({name: array for name, array in args.items() if name != "data"})
+    node = ece408_op.gpu_network(S.SoftmaxOutput(symbol, name="softmax"), params)[0]
+    executor = bound(node, {**args, "softmax_label": np.zeros(3)}, aux)
+    executor.forward(is_train=True)
+    with pytest.raises(DeviceError, match="there is no gradient; pass for_training=True to gpu_network"):
+        executor.backward()
+        executor.grad_dict["data"].asnumpy()
 
 
 def test_resnet_on_small_images():
