@@ -77,8 +77,10 @@ def on_gpu(block: Any, *examples: Any, **options: Any) -> Any:
     names = ["data"] if len(examples) == 1 else [f"data{number}" for number in range(len(examples))]
     # With a type, from which MXNet infers those of the parameters.
     variables = [mx.sym.Variable(name, dtype=np.float32) for name in names]
+    if mx.util.is_np_array():
+        variables = [variable.as_np_ndarray() for variable in variables]
     outputs, _ = mx.gluon.block._flatten(block(*variables), "output")
-    symbol = outputs[0] if len(outputs) == 1 else mx.sym.Group(outputs)
+    symbol = outputs[0] if len(outputs) == 1 else mx.sym.Group(outputs, type(outputs[0]))
     inferred = symbol.infer_shape(**{name: example.shape for name, example in zip(names, examples)})
     parameters, arrays = block.collect_params(), []
     # Not block.infer_shape, which fails for a block with parameters that its output does not depend on.

@@ -107,3 +107,12 @@ def test_a_gluon_block_with_an_unused_layer_and_nested_outputs(tmp_path, recwarn
     assert_close(dict(enumerate([block(x)[0], *block(x)[1]])), expected)
     assert len(mx.nd.load(file)) == 4
     assert not [warning for warning in recwarn if "mxnet" in warning.filename]
+
+
+def test_a_gluon_block_of_mx_np():
+    with mx.util.np_shape(), mx.util.np_array():
+        block, x = mx.gluon.nn.Dense(4, activation="tanh"), mx.np.random.uniform(size=(3, 5))
+        block.initialize()
+        found = ece408_op.gluon.on_gpu(block, x)(x)
+        assert type(found) is mx.np.ndarray
+        np.testing.assert_allclose(found.asnumpy(), block(x).asnumpy(), rtol=1e-5)
