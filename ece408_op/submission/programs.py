@@ -5,15 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from ece408_op.data import cache_folder
 from ece408_op.data.atomic import output_folder_problem
@@ -90,13 +90,13 @@ def build(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
         text = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
         raise HarnessError(text + HELP)
     gxx, native = compiler("g++"), _HERE / "native"
-    worker = ["-O1", "-fPIC", str(native / "worker.cpp"), "-ldl", "-o"]
-    commands = {  # the supervisor without optimisation, which would take longer than it saves
-        "supervisor": [gxx, "-std=c++17", str(native / "supervisor.cpp"), "-o", "supervisor"],
-        "worker": [gxx, "-std=c++17", *worker, "worker"],
-        "worker.so": [gxx, "-std=c++17", "-shared", *worker, "worker.so"],
-        _BEFORE: [gxx, *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"],
-    }
+    worker = [gxx, "-std=c++17", "-O1", "-fPIC", str(native / "worker.cpp"), "-ldl"]
+    commands = (  # the supervisor without optimisation, which would take longer than it saves; the file comes last
+        [gxx, "-std=c++17", str(native / "supervisor.cpp"), "-o", "supervisor"],
+        [*worker, "-o", "worker"],
+        [*worker, "-shared", "-o", "worker.so"],
+        [gxx, *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"],
+    )
     files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
     version = os.stat(gxx)  # a compiler's size and time tell its versions apart
     words = repr(commands), f"{version.st_size} {version.st_mtime_ns}"
@@ -106,22 +106,20 @@ def build(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
     return Tools(folder, hidden, unsafe, trusted)
 
 
-def _make(folder: Path, commands: dict[str, list[str]]) -> None:
+def _make(folder: Path, commands: Iterable[list[str]]) -> None:
     folder.chmod(0o755)
     shutil.copytree(_HERE / "headers", folder / "headers")
+    script = "".join(f"{shlex.join(command)} & " for command in commands) + "wait"
     environment = {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
-    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    start = partial(subprocess.Popen, cwd=folder, env=environment, start_new_session=True, **streams)
-    started = {name: start(words) for name, words in commands.items()}
-    try:
-        for name, process in started.items():
-            _, errors = process.communicate()
-            if process.returncode != 0:
-                text = f"expected {commands[name][0]} to build the harness's own {name}, got: {errors.strip()}"
-                raise HarnessError(text)
-            (folder / name).chmod(0o755)
-    except BaseException:
-        for process in started.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        raise
+    with subprocess.Popen(
+        script, shell=True, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        try:
+            _, errors = shell.communicate()
+        except BaseException:
+            os.killpg(shell.pid, signal.SIGKILL)
+            raise
+    for *command, name in commands:
+        if not (folder / name).exists():
+            raise HarnessError(f"expected {command[0]} to build the harness's own {name}, got: {errors.strip()}")
+        (folder / name).chmod(0o755)

@@ -208,10 +208,6 @@ class Tools:
         """The replacements for MXNet's headers, where submissions are compiled."""
         return self.folder / "headers"
 
-    def worker(self, python: bool) -> Path:
-        """The worker: a program for libraries, a library for kernels in Python."""
-        return self.folder / ("worker.so" if python else "worker")
-
 
 def start(
     tools: Tools,

@@ -120,11 +120,11 @@ class Worker:
         self._most = limits.memory_bytes - limits.disk_bytes
         self._size = self._growth = 0
         self._output = folder / "printed.txt"
-        python, command = bool(program.paths), []
+        python, command = bool(program.paths), [str(tools.folder / "worker")]
         if python:
             quiet = ("-W", "ignore:MXNet is not installed:UserWarning")
             command = [sys.executable, "-I", "-B", "-u", *quiet, str(Path(__file__).with_name("python_worker.py"))]
-        command += [str(tools.worker(python)), *([os.pathsep.join(program.paths)] if python else [])]
+            command += [str(tools.folder / "worker.so"), os.pathsep.join(program.paths)]
         command += [program.what, str(theirs.fileno()), "gpu" if self._on_gpu else "cpu", str(buffers[0].guard)]
         for one in buffers:
             command += [*map(str, one.problem.sizes.values()), *(array.handle for array in one.arrays)]
