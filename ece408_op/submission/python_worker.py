@@ -18,7 +18,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-_WORDS = 9
 #: Bytes of a text, its zero included: see native/worker.cpp.
 _TEXT = 1024
 
@@ -42,11 +41,9 @@ def main(arguments: list[str]) -> int:
     from ece408_op.errors import UnsupportedError
     from ece408_op.problem import ConvProblem
 
-    layers = [words[at : at + _WORDS] for at in range(3, len(words), _WORDS)]
-    sizes: list[Any] = [map(int, one[:6]) for one in layers]
-    problems, device = [ConvProblem(*each) for each in sizes], words[1]
+    device = words[1]
     kernels: list[Any] = []
-    arrays: dict[int, list[Any]] = {}
+    layers: dict[int, tuple[ConvProblem, list[Any]]] = {}
 
     def load(text: int) -> None:
         try:
@@ -59,17 +56,19 @@ def main(arguments: list[str]) -> int:
 
     def forward(call: Any, layer: int, text: int) -> None:
         _put(text, "failed an exception that cannot be described")  # whatever leaves a callback is lost
-        kernel, problem = kernels[0], problems[layer]
+        kernel = kernels[0]
         try:
+            if layer not in layers:
+                problem = ConvProblem.from_shapes(tuple(call.contents.x_shape), tuple(call.contents.w_shape))
+                layers[layer] = problem, [_array(call.contents, name, device) for name in "xwy"]
+            problem, arrays = layers[layer]
             reasons = kernel.not_supported_reasons(problem)
             if reasons:
                 raise UnsupportedError("; ".join(reasons))
-            if layer not in arrays:
-                arrays[layer] = [_array(getattr(call.contents, name), name, problem, device) for name in "xwy"]
             if device == "cpu":
-                kernel.prepare(problem, arrays[layer][-1])
+                kernel.prepare(problem, arrays[-1])
             # native/worker.cpp waits for a GPU.
-            kernel.run(problem, *arrays[layer], *([dispatch.thread_count(problem)] if device == "cpu" else []))
+            kernel.run(problem, *arrays, *([dispatch.thread_count(problem)] if device == "cpu" else []))
             _put(text, "")
         except UnsupportedError as error:
             _put(text, f"refused {_said(error)}")
@@ -100,11 +99,11 @@ def load_kernel(what: str) -> Any:
     return kernel
 
 
-def _array(at: int, name: str, problem: Any, device: str) -> Any:
-    """The array x, w or y at that address, of NumPy or of CuPy."""
+def _array(call: Call, name: str, device: str) -> Any:
+    """The array x, w or y of a call, of NumPy or of CuPy."""
     import numpy as np
 
-    shape = getattr(problem, f"{name}_shape")
+    at, shape = getattr(call, name), tuple(getattr(call, f"{name}_shape"))
     if device == "gpu":
         from ece408_op.runtime import cuda
 
