@@ -118,7 +118,9 @@ def _is_one(folder: Path) -> bool:
 
 
 def _of_file(path: Path, context: str | None) -> Submission:
-    own = device_of(path) if path.suffix.lower() in SUFFIXES else None
+    own = None
+    with suppress(OSError):  # its record will say that it cannot be read
+        own = device_of(path) if path.suffix.lower() in SUFFIXES else None
     if own is not None and context not in (None, own):
         return Submission(path, None, str(context), f"{path.name} is for --context {own}, not {context}")
     return Submission(path, path, own or context or "cpu")

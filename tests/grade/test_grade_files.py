@@ -91,6 +91,16 @@ def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
     assert one.python
 
 
+def test_a_python_file_that_cannot_be_read_ends_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    touch(tmp_path, "kernel.py")
+    monkeypatch.setattr(_submission, "device_of", refused)
+    ((one,), _) = _submission.find([tmp_path / "kernel.py"], "cpu", lambda: False)
+    assert (one.source, one.why) == (tmp_path / "kernel.py", "")
+
+
 def record(path: str) -> dict:
     return {"path": path, "status": "", "reason": "", "context": "", "networks": []}
 
