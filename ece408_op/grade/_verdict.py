@@ -133,10 +133,6 @@ class Layer:
     verdict: Verdict = Verdict(STOPPED)
 
     @property
-    def times(self) -> list[float]:
-        return [self._net(run) for run in self.runs if run.purpose == TIMED]
-
-    @property
     def certainly_wrong(self) -> bool:
         """Was it wrong on whole numbers and on others? Then no further run can change the verdict."""
         return any(run.purpose == TIMED for run in self.runs) and all(run.wrong for run in self.runs)
@@ -163,13 +159,12 @@ class Layer:
         if self.runs:
             explained = _explained(self.runs)
             data.update(worst=worst(self.runs).as_data(), explanation=explained and explained.as_data())
-        if self.verdict.status == PASSED and self.times:
+        net = [max(0.0, run.seconds - self.overhead_seconds) for run in self.runs]
+        timed = [seconds for seconds, run in zip(net, self.runs) if run.purpose == TIMED]
+        if self.verdict.status == PASSED and timed:
             # The course called forward once per process, cold.
-            data.update(seconds=asdict(timing.summary(self.times)), first_call_seconds=self._net(self.runs[0]))
+            data.update(seconds=asdict(timing.summary(timed)), first_call_seconds=net[0])
         return data
-
-    def _net(self, run: Run) -> float:
-        return max(0.0, run.seconds - self.overhead_seconds)
 
 
 def worst(runs: Sequence[Run]) -> Outcome:
