@@ -104,6 +104,11 @@ class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
         # Past Block's own method, which would make the block a child.
         object.__setattr__(self, "original", original)
 
+    def forward(self, *arrays: Any) -> Any:
+        # A DataLoader makes arrays in shared or pinned memory, which MXNet's graphs refuse beside others.
+        moved = (isinstance(x, mx.nd.NDArray) and x.context.device_type.startswith("cpu_") for x in arrays)
+        return super().forward(*(x.as_in_context(mx.cpu()) if moves else x for x, moves in zip(arrays, moved)))
+
     def save_parameters(self, *args: Any, **keywords: Any) -> None:
         self.original.save_parameters(*args, **keywords)
 
