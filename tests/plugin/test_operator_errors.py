@@ -39,6 +39,7 @@ BAD = {
     "layout NHWC": ({"layout": "NHWC"}, "layout: expected NCHW.*NHWC"),
     "pooling behind padding": ({"fuse": "tanh_pool", "pad": (1, 1)}, "fuse: expected a square kernel without"),
     "kernel of text": ({"kernel": "five"}, "kernel: expected.*five"),
+    "kernel of an array": ({"kernel": np.array([3, 3])}, "kernel: expected two positive"),
     "kernel absent": ({"kernel": None}, "kernel: expected a value"),
     "num_filter 0": ({"num_filter": 0}, "num_filter: expected.*0"),
     "num_filter absent": ({"num_filter": None}, "num_filter: expected a value"),
