@@ -36,7 +36,6 @@
 extern "C" __global__ void __launch_bounds__(512)
     range_of_images(const float *__restrict__ x, Range *__restrict__ ranges, int *__restrict__ listed,
                     long long first) {
-    __shared__ Range warps[16];
     // split_filters empties the list for the first group.
     if (first && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) listed[0] = 0;
     const float *const image = x + (first + blockIdx.y) * IMAGE;
@@ -45,12 +44,8 @@ extern "C" __global__ void __launch_bounds__(512)
     Range range;
 #pragma unroll 8
     for (long long i = begin + threadIdx.x; i < end; i += 512) range.add(image[i]);
-    range.join_warp();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = range;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int i = 1; i < 16; i++) range.add(warps[i]);
-    ranges[blockIdx.y * Config::range_blocks + blockIdx.x] = range;
+    range.join_block<512>();
+    if (threadIdx.x == 0) ranges[blockIdx.y * Config::range_blocks + blockIdx.x] = range;
 }
 
 // Convert: images (B, C, H, W) to [component][image][pixel][group][channel]. A block turns 64 channels of 64 pixels.

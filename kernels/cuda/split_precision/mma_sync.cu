@@ -29,10 +29,8 @@ struct Positions {
     __device__ Positions(const WorkTile &tile, int unit, int lane, const unsigned *stage, float *y) {
 #pragma unroll
         for (int i = 0; i < 2 * M_TILES; i++) {
-            const int at = min(unit * (16 * M_TILES) + i * 8 + lane / 4, POSITIONS - 1), line = at / TILE_COLUMNS;
-            const int image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
-            words[i / 2].of[i % 2] = reinterpret_cast<const unsigned char *>(
-                stage + image * IMAGE_WORDS + (line - image * TILE_LINES) * ROW_STRIDE + (at - line * TILE_COLUMNS));
+            const unsigned *const word = stage + first_word(unit * (16 * M_TILES) + i * 8 + lane / 4);
+            words[i / 2].of[i % 2] = reinterpret_cast<const unsigned char *>(word);
         }
 #pragma unroll
         for (int i = 0; i < STORES; i++) {

@@ -54,6 +54,12 @@ __device__ __forceinline__ unsigned split_filter_step(unsigned *filters, const f
     return used;
 }
 
+// Words from the beginning of a stage to the first one of a position.
+__device__ __forceinline__ int first_word(int position) {
+    const int at = min(position, POSITIONS - 1), line = at / TILE_COLUMNS, image = TILE_IMAGES == 1 ? 0 : line / TILE_LINES;
+    return image * IMAGE_WORDS + (line - image * TILE_LINES) * (POSITION_ROWS * ROW_STRIDE) + (at - line * TILE_COLUMNS);
+}
+
 // Where the words of two positions of a lane begin.
 struct FirstWords {
     const unsigned char *of[2];
@@ -93,24 +99,16 @@ struct __align__(4 * FILTER_WORDS) FilterFragment {
 
 // Producers: the range of the tile's input, of this warp's share.
 __device__ __forceinline__ Range find_range(const float *input, const WorkTile &tile, int thread) {
+    constexpr bool VECTORS = WHOLE_IMAGES && INPUT_SIZE % 4 == 0 && (Config::copy_floats == 4 || !Config::input_from_global);
+    struct alignas(VECTORS ? 16 : 4) Values { float of[VECTORS ? 4 : 1]; };
+    const int length = WHOLE_IMAGES ? tile.images * INPUT_SIZE : tile.input_rows() * W;
     Range range;
-    if (WHOLE_IMAGES && INPUT_SIZE % 4 == 0 && (Config::copy_floats == 4 || !Config::input_from_global)) {
-        const int length = tile.images * (INPUT_SIZE / 4);
-#pragma unroll 4
-        for (int i = thread; i < length; i += PRODUCER_THREADS) {
-            const float4 v = reinterpret_cast<const float4 *>(input)[i];
-            range.add(v.x), range.add(v.y), range.add(v.z), range.add(v.w);
+    for (int c = 0; c < (WHOLE_IMAGES ? 1 : C); c++)
+#pragma unroll(VECTORS ? 4 : 8)
+        for (int i = thread; i < length / (VECTORS ? 4 : 1); i += PRODUCER_THREADS) {
+            const Values values = reinterpret_cast<const Values *>(input + c * INPUT_CHANNEL)[i];
+            for (const float value : values.of) range.add(value);
         }
-    } else if (WHOLE_IMAGES) {
-        const int length = tile.images * INPUT_SIZE;
-#pragma unroll 8
-        for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[i]);
-    } else {
-        const int length = tile.input_rows() * W;
-        for (int c = 0; c < C; c++)
-#pragma unroll 8
-            for (int i = thread; i < length; i += PRODUCER_THREADS) range.add(input[c * INPUT_CHANNEL + i]);
-    }
     range.join_warp();
     return range;
 }

@@ -28,12 +28,21 @@ struct Range {
     __device__ __forceinline__ void join_warp() {
         largest = __reduce_max_sync(~0u, largest), smallest = __reduce_min_sync(~0u, smallest);
     }
+    // All threads of a block; once in a kernel.
+    template <int THREADS>
+    __device__ __forceinline__ void join_block() {
+        __shared__ Range warps[THREADS / 32];
+        join_warp();
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = *this;
+        __syncthreads();
+        for (int i = 0; i < THREADS / 32; i++) add(warps[i]);
+    }
     // The power of two that brings the largest value into [2^14, 2^15); UNSPLITTABLE where one is infinite or NaN, or
-    // the values spread too far, unless they may have `any_spread`.
+    // the values spread over more than `spread` powers of two, unless they may have `any_spread`.
     static constexpr int UNSPLITTABLE = 1 << 20;
-    __device__ __forceinline__ int exponent(bool any_spread = false) const {
+    __device__ __forceinline__ int exponent(bool any_spread = false, int spread = MAX_SPREAD) const {
         const int top = largest >> 23, wanted = largest == 0 ? 0 : SCALED_TOP - top;  // 2^(top - 127) <= largest
-        const bool close = any_spread || smallest + 1 >= unsigned(max(top - MAX_SPREAD, 1)) << 23;
+        const bool close = any_spread || smallest + 1 >= unsigned(max(top - spread, 1)) << 23;
         return largest == 0 || (top < 255 && wanted <= MAX_EXPONENT && close) ? wanted : UNSPLITTABLE;
     }
     // It does not depend on the other values, except that an infinity or a NaN makes it 0.

@@ -25,6 +25,11 @@ __device__ __forceinline__ ImageScale scale_of(float limit) {
     if (!(limit < __uint_as_float(0x7f800000))) return {0, range.largest};
     return {range.largest_exponent(), range.largest};
 }
+// The scale of y where |y| is at most `gain` |x| + `more`; that of an image of x with an infinity or a NaN is not finite.
+__device__ __forceinline__ ImageScale limited(const ImageScale &x, float gain, float more) {
+    const bool finite = x.finite() && __float_as_uint(gain) < 0x7f800000 && __float_as_uint(more) < 0x7f800000;
+    return finite ? scale_of(fminf(fmaf(x.magnitude(), gain, more), 0x1p127f)) : ImageScale{0, 0x7f800000};
+}
 
 // The components of eight channels, `values[0]` to `values[7 * pitch]`, of one pixel.
 __device__ __forceinline__ void split_channels(const float *values, int pitch, float scale, uint4 &high, uint4 &low) {

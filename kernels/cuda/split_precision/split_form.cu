@@ -29,10 +29,7 @@ struct Finish {
     }
     // The scale of an image of y; that of an image to recompute is not finite.
     __device__ __forceinline__ ImageScale scale(int image) const {
-        const ImageScale added = residual_scale(image);
-        const float gain = limits[0], limit = fmaf(x_scales[image].magnitude(), gain, limits[1]) + added.magnitude();
-        const bool finite = x_scales[image].finite() && added.finite() && __float_as_uint(gain) < 0x7f800000;
-        return finite ? scale_of(fminf(limit, 0x1p127f)) : ImageScale{0, 0x7f800000};
+        return limited(x_scales[image], limits[0], limits[1] + residual_scale(image).magnitude());
     }
     __device__ __forceinline__ void note(int image, unsigned largest) const {
         if (largest) atomicMax(&scales[image].largest, largest);

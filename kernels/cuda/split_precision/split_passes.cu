@@ -27,13 +27,6 @@ struct Unit {
     }
 };
 
-// y's scale where |y| is at most limits[0] |x| + limits[1].
-__device__ __forceinline__ ImageScale limited(const ImageScale &own, const float *limits) {
-    const float limit = fmaf(own.magnitude(), limits[0], limits[1]);
-    const bool finite = own.finite() && __float_as_uint(limits[0]) < 0x7f800000;
-    return finite ? scale_of(fminf(limit, 0x1p127f)) : ImageScale{0, 0x7f800000};
-}
-
 // The taps of a window that lie inside the image: tap(number of the tap, unit in x).
 template <typename Tap>
 __device__ __forceinline__ void for_each_tap(const Unit &out, const Tap &tap) {
@@ -79,9 +72,7 @@ extern "C" __global__ void __launch_bounds__(256)
         rows = min(top + Config::window_height, Config::height) - max(top, 0);
         columns = min(left + Config::window_width, Config::width) - max(left, 0);
     }
-    if (!Config::maximum && !Config::mean)
-        own = own.finite() ? scale_of(fminf(own.magnitude() * (Config::window_height * Config::window_width), 0x1p127f))
-                           : own;
+    if (!Config::maximum && !Config::mean) own = limited(own, Config::window_height * Config::window_width, 0.0f);
     for (int i = 0; i < 8; i++) result[i] = activated(Config::mean ? result[i] / (rows * columns) : result[i]);
     store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
     out.note(y_scales, own);
@@ -97,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256)
                     ImageScale *__restrict__ y_scales, int images) {
     const Unit out;
     if (out.image >= images) return;
-    const ImageScale from = x_scales[out.image], own = limited(from, limits);
+    const ImageScale from = x_scales[out.image], own = limited(from, limits[0], limits[1]);
     const float4 first = bias[2 * out.unit], second = bias[2 * out.unit + 1];
     float result[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
     for_each_tap(out, [&](int tap, long long at) {

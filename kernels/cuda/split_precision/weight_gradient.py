@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -42,6 +42,7 @@ _MMA_CYCLES, _X_WORD, _Y_WORD, _COPY, _VALUE, _BYTES, _LATENCY = 1.64, 24, 22, 1
 class _Tile:
     """What a block and a warp compute: Config of ``weight_gradient.cu``."""
 
+    problem: ConvProblem
     m_tiles: int
     n_tiles: int
     slices: int
@@ -51,35 +52,32 @@ class _Tile:
     x_vector: int  # floats of one copy
     y_vector: int
     blocks: int = 1  # resident per multiprocessor
-    promotion: int = PROMOTED_PRODUCTS // 16
 
-    def warps(self, problem: ConvProblem) -> tuple[int, int]:
-        """Return the warps along the taps and along the filters."""
-        taps = math.prod(problem.w_shape[1:])
-        return ceil_div(taps, 16 * self.m_tiles), ceil_div(problem.filters, 8 * self.n_tiles)
+    # Warps along the taps, and along the filters.
+    tap_warps = property(lambda self: ceil_div(math.prod(self.problem.w_shape[1:]), 16 * self.m_tiles))
+    filter_warps = property(lambda self: ceil_div(self.problem.filters, 8 * self.n_tiles))
+    threads = property(lambda self: 32 * self.tap_warps * self.filter_warps * self.slices)
+    # Of a step: rows of x of all channels, k-steps, floats of the rows of x and y.
+    x_rows = property(lambda self: self.problem.channels * (self.step_rows + self.problem.kernel - 1))
+    k_steps = property(lambda self: ceil_div(self.step_rows * ceil_div(self.problem.output_width, 2), 8))
+    raw_floats = property(
+        lambda self: (
+            round_up(self.x_rows * self.problem.width, 4)
+            + round_up(self.problem.filters * self.step_rows * self.problem.output_width, 4)
+        )
+    )
 
-    def threads(self, problem: ConvProblem) -> int:
-        """Return the threads per block."""
-        return 32 * math.prod(self.warps(problem)) * self.slices
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of the raw rows and their words."""
+        words = 2 * self.x_rows * self.x_pitch + 2 * 8 * self.n_tiles * self.filter_warps * self.y_pitch
+        return int(ITEM_BYTES * (self.raw_floats + words + 8 * self.k_steps))
 
-    def x_rows(self, problem: ConvProblem) -> int:
-        """Return the rows of x of a step, of all channels."""
-        return problem.channels * (self.step_rows + problem.kernel - 1)
-
-    def k_steps(self, problem: ConvProblem) -> int:
-        """Return the k-steps of a step."""
-        return ceil_div(self.step_rows * ceil_div(problem.output_width, 2), 8)
-
-    def raw_floats(self, problem: ConvProblem) -> int:
-        """Return the floats of a step's rows of x and y."""
-        y_floats = problem.filters * self.step_rows * problem.output_width
-        return round_up(self.x_rows(problem) * problem.width, 4) + round_up(y_floats, 4)
-
-    def shared_bytes(self, problem: ConvProblem) -> int:
-        """Return the shared memory of the raw rows and their words."""
-        words = 2 * self.x_rows(problem) * self.x_pitch
-        words += 2 * 8 * self.n_tiles * self.warps(problem)[1] * self.y_pitch
-        return ITEM_BYTES * (self.raw_floats(problem) + words + 8 * self.k_steps(problem))
+    @property
+    def config(self) -> dict[str, bool | int | float]:
+        """The sources' ``struct Config``."""
+        numbers = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "problem"}
+        return {**numbers, "promotion": PROMOTED_PRODUCTS // 16}
 
 
 def _tiles(problem: ConvProblem, aligned: int, most_shared: int) -> Iterator[_Tile]:
@@ -94,27 +92,26 @@ def _tiles(problem: ConvProblem, aligned: int, most_shared: int) -> Iterator[_Ti
             continue
         y_pitch = round_up(8 * ceil_div(step_rows * pairs, 8) - 4, 32) + 4
         for slices in (1, 2, 4, 8):
-            sizes = (m_tiles, n_tiles, slices, step_rows, x_pitch, y_pitch, x_vector, y_vector)
-            tile = _Tile(*sizes)
-            shared, threads = tile.shared_bytes(problem), tile.threads(problem)
+            tile = _Tile(problem, m_tiles, n_tiles, slices, step_rows, x_pitch, y_pitch, x_vector, y_vector)
+            shared, threads = tile.shared_bytes, tile.threads
             registers = round_up(m_tiles * n_tiles * 12 + 4 * n_tiles + 2 * m_tiles + 52, 8)
             if threads > 32 * _MOST_WARPS or shared + _RESERVED > most_shared or registers > 256:
                 continue
             blocks = min(most_shared // (shared + _RESERVED), REGISTERS // (threads * registers), _MOST_BLOCKS)
             if blocks:
-                yield _Tile(*sizes, blocks)
+                yield replace(tile, blocks=blocks)
 
 
-def _cost(problem: ConvProblem, tile: _Tile) -> float:
+def _cost(tile: _Tile) -> float:
     """Return the predicted cycles of a multiprocessor per image."""
-    warps, threads = math.prod(tile.warps(problem)), tile.threads(problem)
+    problem, warps, threads = tile.problem, tile.tap_warps * tile.filter_warps, tile.threads
     shared, products = 8 * tile.m_tiles + 4 * tile.n_tiles + 2, 3 * _MMA_CYCLES * tile.m_tiles * tile.n_tiles
-    multiply = tile.k_steps(problem) * warps * (max(shared, products) + 0.3 * min(shared, products))
+    multiply = tile.k_steps * warps * (max(shared, products) + 0.3 * min(shared, products))
     resident = tile.blocks * threads / 128  # warps of a scheduler
     multiply *= math.ceil(resident) / resident * (1 + 0.5 / resident)
-    x_words = tile.x_rows(problem) * (problem.output_width + problem.kernel_width)
+    x_words = tile.x_rows * (problem.output_width + problem.kernel_width)
     y_words = problem.filters * tile.step_rows * ceil_div(problem.output_width, 2)
-    raw = tile.raw_floats(problem)
+    raw = tile.raw_floats
     copies = raw / min(tile.x_vector, tile.y_vector)
     split = (_X_WORD * x_words + _Y_WORD * y_words + _COPY * copies + _VALUE * raw) / 128
     cycles = multiply + split + _LATENCY
@@ -125,8 +122,7 @@ def _cost(problem: ConvProblem, tile: _Tile) -> float:
 
 @lru_cache(maxsize=256)
 def _best_tile(problem: ConvProblem, aligned: int, most_shared: int) -> _Tile | None:
-    tiles = _tiles(problem, aligned, most_shared)
-    return min(tiles, key=lambda tile: _cost(problem, tile), default=None)
+    return min(_tiles(problem, aligned, most_shared), key=_cost, default=None)
 
 
 def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
@@ -154,12 +150,11 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     most = partial_sums.most_partials(problem) // tile.slices
     blocks = max(1, min(count, _MULTIPROCESSORS * tile.blocks, most))
     arguments = ("x", "y", partial_sums.target(blocks * tile.slices), np.int64(count))
-    block = (tile.threads(problem), 1, 1)
-    launch = Launch("weight_gradient", (blocks, 1, 1), block, arguments, tile.shared_bytes(problem))
+    launch = Launch("weight_gradient", (blocks, 1, 1), (tile.threads, 1, 1), arguments, tile.shared_bytes)
     steps = (launch, *partial_sums.launches(problem, blocks * tile.slices))
     scratch = partial_sums.scratch(problem, blocks * tile.slices)
     images = max(1, problem.batch)
-    return Plan(layer_defines(problem), images, lambda images: steps, scratch=scratch, config=asdict(tile))
+    return Plan(layer_defines(problem), images, lambda images: steps, scratch=scratch, config=tile.config)
 
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:

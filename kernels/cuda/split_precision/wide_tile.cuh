@@ -27,17 +27,13 @@ constexpr int RESIDENT_BYTES = Config::resident ? STEPS * COMPONENTS * FILTER_BY
 extern "C" __global__ void __launch_bounds__(256)
     split_filters(const float *__restrict__ w, unsigned *__restrict__ split, int *__restrict__ exponents,
                   int *__restrict__ listed, int images) {
-    __shared__ Range ranges[8];
     // The list of images to recompute: their number, their indices, and a mark for each image that is in it.
     if (blockIdx.x == 0 && threadIdx.x == 0) listed[0] = 0;
     for (int i = blockIdx.x * 256 + threadIdx.x; i < images; i += gridDim.x * 256) listed[1 + images + i] = 0;
     const int filter = blockIdx.x;
     Range range;
     for (int i = threadIdx.x; i < C * TAPS; i += 256) range.add(w[weight_index(filter, i / TAPS, i % TAPS)]);
-    range.join_warp();
-    if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
-    __syncthreads();
-    for (int i = 0; i < 8; i++) range.add(ranges[i]);
+    range.join_block<256>();
     const int exponent = Config::split_form ? range.largest_exponent() : range.exponent(Config::transposed);
     if (threadIdx.x == 0) exponents[filter] = exponent;
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);

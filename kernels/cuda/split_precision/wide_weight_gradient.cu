@@ -40,7 +40,6 @@ template <int VECTOR, int CHANNELS, int PIXELS>
 __device__ __forceinline__ void channel_range(const float *x, unsigned *ranges, int block, int parts, int images) {
     struct alignas(4 * VECTOR) Values { float of[VECTOR]; };
     constexpr int LENGTH = PIXELS / VECTOR;
-    __shared__ Range warps[8];
     const int channel = block / parts, part = block % parts, count = (images - part + parts - 1) / parts;
     Range range;
 #pragma unroll 4
@@ -50,12 +49,8 @@ __device__ __forceinline__ void channel_range(const float *x, unsigned *ranges, 
 #pragma unroll
         for (int i = 0; i < VECTOR; i++) range.add(values.of[i]);
     }
-    range.join_warp();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = range;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int i = 1; i < 8; i++) range.add(warps[i]);
-    ranges[block] = range.largest;
+    range.join_block<256>();
+    if (threadIdx.x == 0) ranges[block] = range.largest;
 }
 
 extern "C" __global__ void __launch_bounds__(256)
