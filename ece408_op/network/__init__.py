@@ -10,7 +10,7 @@ Private modules, from the bottom: ``_definition`` says what an operator is; ``_l
 ``_elementwise`` and ``_shaping`` define the operators, and ``_operators`` lists them. ``_network`` reads a graph,
 ``_formats`` decides which values are split activations, ``_memory_plan`` places all values, ``_schedule`` computes them
 in order. ``_gpu`` chooses what computes a node on the GPU: our kernels on split activations (``_split_layers``) or on
-float32 (``_passes``, ``_split_precision``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
+float32 (``_passes``, ``_dense``), cuDNN, or cuBLAS (``_dense``). ``_batch`` has the memory and the CUDA
 graphs for one batch size, ``_timing`` the times of convolutions. ``_several_gpus`` divides a batch among GPUs, and
 ``_several_trainers`` a training step.
 

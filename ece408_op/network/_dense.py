@@ -1,4 +1,4 @@
-"""Matrix products on the GPU by cuBLAS, in float32."""
+"""Matrix products on the GPU: in float32 by cuBLAS, large ones in split precision."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from ece408_op.errors import DeviceError
+from ece408_op.kernels.cuda.split_precision import dense
+from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
+from ece408_op.runtime.launch import Chip
 
 from ._definition import Arrays
 from ._layers import FullyConnected
-from ._passes import Epilogue
+from ._passes import ACTIVATIONS, Epilogue
 from ._schedule import Call, Computation, in_order
 
 #: cuBLAS's numbers: the type float32, the compute type float32, the default algorithm, and the operand's form.
@@ -22,6 +25,9 @@ _FLOAT, _COMPUTE_FLOAT, _DEFAULT, _PLAIN, _TRANSPOSED = 0, 68, -1, 0, 1
 
 #: The bytes that cuBLAS's manual recommends for a workspace on Hopper, the most for any GPU (cublasSetWorkspace).
 _WORKSPACE_BYTES = 32 << 20
+
+#: The GPU, and the fewest rows, columns and elements per sum, for which split precision is faster than cuBLAS.
+_CAPABILITY, _PROFITABLE = (9, 0), (512, 64, 1024)
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -140,3 +146,38 @@ class BlasFullyConnected(Computation):
         library, addresses = blas(self._device), (inputs[0].data.ptr, inputs[1].data.ptr, out.data.ptr)
         multiply = lambda: library.multiply(*addresses, self._sizes, transposed=True)  # noqa: E731
         return in_order(multiply, self._after.bind(out, inputs[2] if len(inputs) > 2 else None))
+
+
+def is_profitable(rows: int, columns: int, length: int, chip: Chip) -> bool:
+    """Return whether split precision is faster for a product of that size; only on Hopper."""
+    sizes = zip((rows, columns, length), _PROFITABLE)
+    return chip.capability == _CAPABILITY and all(size >= least for size, least in sizes)
+
+
+class SplitFullyConnected(BlasFullyConnected):
+    """FullyConnected in split precision; in float32 by cuBLAS for weights whose range is too wide for it."""
+
+    def __init__(self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int) -> None:
+        super().__init__(operator, rows, length, activation, device)
+        following = ACTIVATIONS[activation] if activation else None
+        self._program, self._split, self._bytes = dense.multiply(*self._sizes, not operator.no_bias, following)
+        self.scratch = self._program.plan.scratch_bytes
+        self._parameters: dict[str, Any] | None = None
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Split the weights, if they are parameters and their range allows it."""
+        w, cp = inputs[1], cuda.cupy()
+        self._parameters = None
+        if w is None:
+            return
+        split = {name: cp.zeros(size // ITEM_BYTES, np.int32) for name, size in self._bytes.items()}
+        cuda.execute(self._split, 1, {"w": w, **split}, None)
+        if not bool((split["w_exponents"] == dense.UNSPLITTABLE).any()):
+            self._parameters = split
+
+    def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
+        """Return the launches."""
+        if self._parameters is None:
+            return super().bind(inputs, out, scratch)
+        arrays = {**dict(zip(("x", "w", "bias"), inputs)), **self._parameters, "y": out}
+        return cuda.prepared_launch(self._program, 1, arrays, scratch)

@@ -19,14 +19,13 @@ from ece408_op.runtime.launch import SCRATCH_ALIGNMENT, Chip, round_up
 
 from . import _passes, _split_layers
 from ._definition import Shape
-from ._dense import BlasFullyConnected, GpuArrays, blas
+from ._dense import BlasFullyConnected, GpuArrays, SplitFullyConnected, blas, is_profitable
 from ._formats import Form, Values
 from ._layers import BatchNorm, Convolution, FullyConnected
 from ._network import described
 from ._pooling import Pooling
 from ._schedule import ArrayComputation, Call, Computation, in_order
 from ._shaping import Softmax, SoftmaxOutput
-from ._split_precision import SplitFullyConnected, is_profitable
 from ._timing import Timed, Timer
 
 CUDNN = cudnn.KERNEL.name
