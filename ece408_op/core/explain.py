@@ -125,7 +125,7 @@ def explain(x: np.ndarray, w: np.ndarray, y: np.ndarray, before: Any = 0.0, sour
     Args:
         x: the input. w: the filters. y: the output to explain.
         before: what y held before the call: a number, or an array of y's shape. NaN, or a number that no output has,
-            tells what was not written from what is wrong; only a number tells what was added to it.
+            shows what was not written; only a number shows what was added to it.
         source: the text of the code; the explanation names its line.
 
     Returns:

@@ -39,7 +39,7 @@ def magnitude(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) 
 
 
 def windows(x: Any, problem: ConvProblem) -> Any:
-    """Return the view (B, C, K, L, OH, OW) of every pixel that a filter's element meets, of the padded copy of x."""
+    """Return the view (B, C, K, L, OH, OW) of the pixels that each element of a filter multiplies, of padded x."""
     (top, left), (dh, dw), (sh, sw) = problem.pad, problem.dilate, problem.stride
     if problem.pad != (0, 0):
         x = np.pad(x, ((0, 0), (0, 0), (top, top), (left, left)))

@@ -15,7 +15,7 @@ from . import _hints
 from ._build import Program
 from ._counters import LineCounters, add
 from ._hints import Hint
-from ._run import Outcome, places
+from ._run import Outcome, source_lines
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def make(program: Program, outcome: Outcome) -> Report:
     """Return the report of a run."""
     tables = outcome.tables
     codes = [row["code"] for table in ("counters", "findings") for row in tables[table]]
-    where = places(program.executable, program.source, [*codes, *(row["other"] for row in tables["findings"])])
+    where = source_lines(program.executable, program.source, [*codes, *(row["other"] for row in tables["findings"])])
     rows: dict[tuple[str, int], list[LineCounters]] = {}
     for row in tables["counters"]:
         rows.setdefault(where.get(row.pop("code"), ("", 0)), []).append(LineCounters(**row))
@@ -103,7 +103,7 @@ def _findings(rows: list[dict[str, Any]], where: dict[int, tuple[str, int]]) -> 
     for row in rows:
         new = _finding(row, where)
         if new.kind == "barrier" and row["other"] and new.line == new.other_line:
-            continue  # one barrier of the source in two places of the program
+            continue  # one barrier of the source, which the compiler duplicated
         lines = (new.line, new.other_line)
         key = (new.kind, new.file, *(sorted(lines) if new.kind == "race" else lines))
         found[key] = replace(found[key], times=found[key].times + new.times) if key in found else new

@@ -109,7 +109,7 @@ def _ended(message: str) -> dict[str, Any]:
     return {"findings": [finding], "launches": [], "counters": [], "ended": True}
 
 
-def places(executable: Path, source: str, codes: Sequence[int]) -> dict[int, tuple[str, int]]:
+def source_lines(executable: Path, source: str, codes: Sequence[int]) -> dict[int, tuple[str, int]]:
     """Return the file and line of the calls that return to these addresses, outside the headers that it gives.
 
     Of inlined functions, the call in the file of the name ``source``, if one is there, counts.

@@ -26,7 +26,7 @@ class Case:
     """Kernels' source with a plan.
 
     Attributes:
-        name: tells the case from others of a program.
+        name: unique among the cases of a program.
         text: the source, with its constants.
         plan: the launches.
         buffers: the names of all arrays that the plan names.

@@ -110,7 +110,7 @@ def _new(arguments: Sequence[str]) -> int:
 
 
 def _changed(path: Path) -> Any:
-    """Return what tells that the file, or a source next to it, was saved again."""
+    """Return the state of the file and of the sources next to it, which each save changes."""
     sources = [one for one in path.absolute().parent.iterdir() if one.suffix.lower() in runner.SUFFIXES]
     found = []
     for one in sorted({*sources, path.absolute()}):

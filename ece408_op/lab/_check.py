@@ -138,7 +138,7 @@ def judged(
     right = enough and not findings
     late = {one["kind"] for one in findings} == {"time"}
     entry.update(status=RIGHT if right else TIMED_OUT if late else WRONG, note="", findings=findings)
-    # What is missing, because the run ended, tells nothing about the code.
+    # Outputs that are missing because the run ended say nothing about the code.
     entry.update(text=[] if ended else found.lines(), times=None, counters=None, ncu=None, lines=[], hints=[])
     entry.update(explanation=found.as_data() if found.wrong and not ended else None, ended=ended)
     if right and found.wrong:

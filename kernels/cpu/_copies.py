@@ -1,8 +1,8 @@
-"""Copies of an image in which the pixels that a filter's element meets are contiguous, for every stride and padding.
+"""Copies of an image in which each filter element's pixels are contiguous, for every stride and padding.
 
     copies[c][q][r % S][r // S][j] = x[c][r - P][j S + q D - P]            S stride, P padding, D dilation
 
-So element (p, q) meets the OH*OW floats from [c][q][p D % S][p D // S][0] on, in the order of the output's pixels.
+So element (p, q) multiplies the OH*OW floats from [c][q][p D % S][p D // S][0] on, in the order of the output's pixels.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime.llvm import Cpu, Function, Module, compiled_once
 
 from ._direct_code import CONV, Outputs
-from ._direct_plan import SPARE, cheapest_cut, step_cycles, tile_sizes
+from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
 from ._ir import LINE_FLOATS, Pieces, add_products, claimed_images, each_piece, transposed, whole_lines
 from ._tanh_pool import Pooling
 
@@ -38,7 +38,7 @@ PRODUCTS, MANY_PRODUCTS = 128, 1000
 
 
 class FilterPlan:
-    """The cut of one layer, compared by identity.
+    """The tiling of one layer, compared by identity.
 
     blocks       filters per block
     tiles        pixels per tile
@@ -57,7 +57,7 @@ class FilterPlan:
 
 @cache
 def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPlan | None:
-    """Return the cheapest cut for vectors of ``lanes`` floats and that many registers; None where it does not pay.
+    """Return the fastest predicted tiling for such vectors and registers; None where filters in the lanes do not pay.
 
     It does not where filters leave lanes empty or fill one vector only, where there are few products, and, unless there
     are many, where rows of whole vectors spare the other way its loads across cache lines.
@@ -68,7 +68,7 @@ def make_filter_plan(layer: ConvProblem, lanes: int, registers: int) -> FilterPl
     if few or whole_rows or layer.filters % lanes:
         return None
     sizes = sorted((v, p) for p, v in tile_sizes(registers, SPARE))
-    blocks, tiles = cheapest_cut(layer.filters // lanes, layer.output_width, sizes, _tap_cycles)
+    blocks, tiles = fastest_tiling(layer.filters // lanes, layer.output_width, sizes, _tap_cycles)
     rows = max(1, STAGE_BYTES // (4 * blocks[0][0] * lanes * layer.output_width), -(-lanes // layer.output_width))
     rows = -(-layer.output_height // -(-layer.output_height // min(layer.output_height, rows)))  # as even as possible
     return FilterPlan(layer, lanes, tuple((v * lanes, n) for v, n in blocks), tiles, rows)

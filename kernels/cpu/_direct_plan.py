@@ -1,4 +1,4 @@
-"""How ``direct`` cuts a layer into tiles: a cost model of each cut. No code is generated here."""
+"""How ``direct`` tiles a layer: the cost model of each tiling. No code is generated here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tile_sizes(registers: int, spare: int) -> list[Pair]:
     return [(f, v) for f in numbers for v in numbers if f * v + v + spare <= registers]
 
 
-def cheapest_cut(
+def fastest_tiling(
     first: int, second: int, sizes: list[Pair], cycles: Callable[[int, int], float]
 ) -> tuple[Pieces, Pieces]:
     """Return the pieces of two sizes, of the largest pieces ``sizes``, whose tiles take the fewest cycles together."""
@@ -48,7 +48,7 @@ def cheapest_cut(
 
 
 class DirectPlan:
-    """The cut of one layer, compared by identity: ``make_plan`` returns one plan per layer.
+    """The tiling of one layer, compared by identity: ``make_plan`` returns one plan per layer.
 
     blocks        filters per block
     tiles         vectors of output pixels per tile
@@ -130,7 +130,7 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int, l2_bytes: int) -> DirectPlan:
-    """Return the cheapest cut for vectors of ``lanes`` floats, that many registers, and an L2 of that size."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` floats, such registers, and an L2 of that size."""
     channels, rows, bands = _bands(layer, lanes, min(CACHE_BYTES, int(CACHE_SHARE * l2_bytes)))
     passes = share_out(layer.channels, channels)
     pixels = rows * layer.output_width

@@ -1,4 +1,4 @@
-"""What the CPU kernels build their code from: tiles of sums, transposition, loops over a cut, the loop over images."""
+"""What the CPU kernels build their code from: tiles of sums, transposition, loops over pieces, the loop over images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ece408_op.runtime.llvm import F64, I32, I64, VOID, Function, Operand, Value
 #: Floats in a cache line.
 LINE_FLOATS = 16
 
-#: How something is cut: (size, count) pairs, larger sizes first.
+#: A size in pieces: (size, count) pairs, larger sizes first.
 Pieces = tuple[tuple[int, int], ...]
 
 #: Vectors of a row, or of several, that are copied without a loop.
@@ -28,7 +28,7 @@ def whole_lines(floats: int) -> int:
 
 
 def share_out(total: int, largest: int) -> Pieces:
-    """Cut ``total`` into the fewest pieces of at most ``largest``, as even as possible."""
+    """Divide ``total`` into the fewest pieces of at most ``largest``, as even as possible."""
     pieces = -(-total // largest)
     size, larger = divmod(total, pieces)
     return ((size + 1, larger), (size, pieces - larger)) if larger else ((size, pieces),)

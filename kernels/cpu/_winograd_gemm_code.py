@@ -1,4 +1,4 @@
-"""The cut of a layer for ``winograd_gemm``, which describes the algorithm, and its machine code as LLVM IR."""
+"""The tiling of a layer for ``winograd_gemm``, which describes the algorithm, and its machine code as LLVM IR."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNROLL = 4
 
 
 class GemmPlan:
-    """The cut of one layer, a batch of one, for vectors of ``lanes`` tiles and blocks of ``block`` filters.
+    """The tiling of one layer, a batch of one, for vectors of ``lanes`` tiles and blocks of ``block`` filters.
 
     A tile is 2 x 2 outputs. Tiles are numbered over rows, columns and images; a panel has up to PANEL vectors of them.
 

@@ -1,4 +1,4 @@
-"""How ``winograd`` decomposes filters and cuts a layer: a cost model of each cut. No code is generated here."""
+"""How ``winograd`` decomposes filters and tiles a layer: the cost model of each tiling. No code is generated here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ece408_op.core.kernel import EPS32
 from ece408_op.problem import ITEM_BYTES, ConvProblem
 
-from ._direct_plan import LATENCY, PER_CYCLE
+from ._direct_plan import LATENCY, PER_CYCLE, tile_sizes
 from ._ir import LINE_FLOATS, Pieces, packed, share_out, whole_lines
 
 #: Rows per channel of the image that stay transposed: as many as forms reach over.
@@ -155,7 +155,7 @@ def _stride(floats: int) -> int:
 
 
 class WinogradPlan:
-    """The cut of one layer, for vectors of ``lanes`` images, compared by identity.
+    """The tiling of one layer, for vectors of ``lanes`` images, compared by identity.
 
     blocks         filters per block
     tiles          neighbouring pairs of columns per tile
@@ -256,11 +256,10 @@ def _tile_cycles(blocks: Pieces, tiles: Pieces) -> float:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> WinogradPlan:
-    """Return the cheapest cut for vectors of ``lanes`` images and that many registers."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` images and that many registers."""
     columns = -(-layer.output_width // 2)
     # A register for each sum and for each vector of inputs, and one for a weight.
-    sizes = [(f, p) for f in range(1, registers) for p in range(1, registers) if f * p + p + 1 <= registers]
-    shapes = [(share_out(layer.filters, f), share_out(columns, p)) for f, p in sizes]
+    shapes = [(share_out(layer.filters, f), share_out(columns, p)) for f, p in tile_sizes(registers, 1)]
     blocks, tiles = min(shapes, key=lambda shape: _tile_cycles(*shape))
     plans = [WinogradPlan(layer, lanes, make_cut(groups), blocks, tiles) for groups in sorted(_cuts(layer.kernel))]
     return min(plans, key=lambda plan: plan.cycles)

@@ -144,7 +144,7 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand: the threads claim images, some megabytes of output at a time."""
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
-        im2col.run(problem, x, w, out, threads)  # the margins' zeros must not meet infinity
+        im2col.run(problem, x, w, out, threads)  # infinity times the margins' zeros is NaN
         return
     layer = _compiled_layer(problem, cpu(), _is_large(out))
     plan, conv, scratch = layer

@@ -1,6 +1,6 @@
 """im2col: write the windows of each image as the columns of a matrix, and multiply it by the filters.
 
-    columns (C*K*L, OH*OW)      row (c, p, q) has the pixels of channel c that the filters' element (p, q) meets
+    columns (C*K*L, OH*OW)      row (c, p, q) has the pixels of channel c that the filters' element (p, q) multiplies
     y[b] = w as (M, C*K*L)  times  columns        by BLAS
 
 With groups, each has its own product. The gradients are two other products with the same columns:

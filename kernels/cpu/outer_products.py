@@ -58,7 +58,7 @@ LEAST_FILLED, FEW_PIXELS = 0.85, 256
 
 
 class Plan:
-    """The cut of one layer, a batch of one, compared by identity.
+    """The tiling of one layer, a batch of one, compared by identity.
 
     filters          filters of a work item
     blocks           filters of its blocks
@@ -91,7 +91,7 @@ class Plan:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the cut for vectors of ``lanes`` floats and that many registers."""
+    """Return the tiling for vectors of ``lanes`` floats and that many registers."""
     most = max(32, ITEM_PRODUCTS // (layer.kernel * layer.kernel_width))
     divisors = [n for n in range(most // 3, most + 1) if layer.filters % n == 0]
     filters = max(divisors, default=layer.filters)
@@ -138,16 +138,16 @@ def _transpose(module: Module, plan: Plan) -> Function:
         count = (first + rows).min(layer.height) - top
         with f.when(count > 0), f.range((count * width + (lanes - 1)) // lanes) as part:
             pixel = (top * width + part * lanes).min(plane - lanes)
-            places = []
+            targets = []
             for lane in range(lanes):
                 number = pixel + lane
                 row_number, column = number // width - first, number % width + layer.pad[1]
-                places.append(to[(row_number * plan.columns + column) * channels])
+                targets.append(to[(row_number * plan.columns + column) * channels])
             for v in range(VECTORS):
                 sources = [f.const(v * lanes + lane).min(left - 1) * plane for lane in range(lanes)]
                 read = [x[source + pixel].load(lanes) for source in sources]
-                for place, value in zip(places, transposed(read)):
-                    place[v * lanes].store(value, aligned=True)
+                for target, value in zip(targets, transposed(read)):
+                    target[v * lanes].store(value, aligned=True)
     return f
 
 

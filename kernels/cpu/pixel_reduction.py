@@ -1,6 +1,6 @@
 """pixel_reduction: weight gradients with output pixels in the lanes, compiled for the layer.
 
-A tap is an element (c, p, q) of a filter. Copies of the image make the pixels that a tap meets contiguous
+A tap is an element (c, p, q) of a filter. Copies of the image make the pixels that a tap multiplies contiguous
 (``_copies``):
 
     w[m][tap] = sum over images and pixels o of y[m][o] * copies[offset of the tap + o]
@@ -33,7 +33,7 @@ from ece408_op.runtime.llvm import Cpu, Function, Module, Operand, Value, compil
 from ece408_op.runtime.thread_pool import share
 
 from ._copies import Copies
-from ._direct_plan import cheapest_cut, step_cycles, tile_sizes
+from ._direct_plan import fastest_tiling, step_cycles, tile_sizes
 from ._few_images import sharing
 from ._ir import Pieces, add_in_float64, each_piece, lane_sums
 
@@ -51,7 +51,7 @@ SUMS_BYTES = 8 << 20
 
 
 class Plan:
-    """The cut of one layer, a batch of one, compared by identity.
+    """The tiling of one layer, a batch of one, compared by identity.
 
     blocks        filters per block, in a group
     tiles         taps per tile, in a group
@@ -73,9 +73,11 @@ class Plan:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the cheapest cut for vectors of ``lanes`` floats and that many registers."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` floats and that many registers."""
     sizes = sorted((f, t) for t, f in tile_sizes(registers, 1) if t <= MOST_TAPS)
-    return Plan(Copies(layer, lanes), *cheapest_cut(layer.filters // layer.groups, layer.products, sizes, step_cycles))
+    return Plan(
+        Copies(layer, lanes), *fastest_tiling(layer.filters // layer.groups, layer.products, sizes, step_cycles)
+    )
 
 
 @cache

@@ -1,6 +1,6 @@
 """tap_copies: a direct convolution with every attribute, from copies of the image, compiled for the layer.
 
-A tap is an element (c, p, q) of a filter. Copies of the image make the pixels that a tap meets contiguous
+A tap is an element (c, p, q) of a filter. Copies of the image make the pixels that a tap multiplies contiguous
 (``_copies``):
 
     y[m][o] = sum over the taps of w[m][tap] * copies[offset of the tap + o]
@@ -30,7 +30,7 @@ from ece408_op.runtime.thread_pool import share
 
 from . import _padded, im2col
 from ._copies import Copies
-from ._direct_plan import SPARE, cheapest_cut, step_cycles, tile_sizes
+from ._direct_plan import SPARE, fastest_tiling, step_cycles, tile_sizes
 from ._few_images import sharing
 from ._ir import Pieces, add_products, each_piece, packed, store_first
 
@@ -39,7 +39,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Plan:
-    """The cut of one layer, compared by identity: filters per block, in a group, and vectors of pixels per tile.
+    """The tiling of one layer, compared by identity: filters per block, in a group, and vectors of pixels per tile.
 
     ``scratch`` are the floats of scratch per thread: the copies of a group, and a vector that may be read beyond them.
     """
@@ -51,10 +51,10 @@ class Plan:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int, registers: int) -> Plan:
-    """Return the cheapest cut for vectors of ``lanes`` floats and that many registers."""
+    """Return the fastest predicted tiling for vectors of ``lanes`` floats and that many registers."""
     copies = Copies(layer, lanes)
     filters, vectors = layer.filters // layer.groups, -(-copies.pixels // lanes)
-    return Plan(copies, *cheapest_cut(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
+    return Plan(copies, *fastest_tiling(filters, vectors, tile_sizes(registers, SPARE), step_cycles))
 
 
 def _tile(module: Module, plan: Plan, size: tuple[int, int]) -> Function:
@@ -122,7 +122,7 @@ def prepare(problem: ConvProblem, out: np.ndarray) -> None:
 def run(problem: ConvProblem, x: np.ndarray, w: np.ndarray, out: np.ndarray, threads: int) -> None:
     """Fill the third operand: the threads claim some images at a time."""
     if isinstance(problem, DataGradient) and not np.isfinite(w).all():
-        im2col.run(problem, x, w, out, threads)  # zeros around y must not meet infinity
+        im2col.run(problem, x, w, out, threads)  # infinity times the zeros around y is NaN
         return
     plan, conv = _layer(problem, cpu())
     offsets, weights = plan.copies.offsets(), _pack(plan, problem, w)

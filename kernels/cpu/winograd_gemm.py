@@ -70,7 +70,7 @@ def _weights(plan: GemmPlan, gradient: bool, target: Cpu) -> Any:
 
 @cache
 def make_plan(layer: ConvProblem, lanes: int) -> GemmPlan:
-    """Return the cut for vectors of ``lanes`` tiles; the layer has a batch of one."""
+    """Return the tiling for vectors of ``lanes`` tiles; the layer has a batch of one."""
     return GemmPlan(layer, lanes, BLOCKS[lanes])
 
 

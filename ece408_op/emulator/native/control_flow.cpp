@@ -1,4 +1,4 @@
-// Where lanes meet again: the loops of the program's control flow, found from the basic blocks that threads have run.
+// Where lanes reconverge: the loops of the program's control flow, found from the basic blocks that threads have run.
 //
 // The blocks of a function get an order in which a loop's blocks are together and the code behind it follows them (F.
 // Bourdoncle, Efficient chaotic iteration strategies with widenings, 1993: a weak topological order). A lane's place is a

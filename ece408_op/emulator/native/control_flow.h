@@ -1,4 +1,4 @@
-// Where lanes meet again after a branch or a loop: control_flow.cpp.
+// Where lanes reconverge after a branch or a loop: control_flow.cpp.
 #pragma once
 #include <utility>
 #include <vector>

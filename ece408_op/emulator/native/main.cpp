@@ -2,7 +2,7 @@
 //
 // usage: PROGRAM JOB SECONDS. The job: the number of calls as int64; for each call the number of buffers; of each its name
 // in 32 bytes, its bytes, the alignment of its address, whether it is an output; the number of parameters and these, all
-// int64; then the contents, one behind the other. Call N writes its outputs in order into output-N, then report-N, JSON.
+// int64; then the contents, one after another. Call N writes its outputs in order into output-N, then report-N, JSON.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

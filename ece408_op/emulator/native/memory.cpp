@@ -54,7 +54,7 @@ void begin_arena() {
 }
 
 // The program's variables, from its own symbol table, by address. _build.py put a gap in front of each, so an index beyond
-// one of them hits none. Those in shared memory lie one behind the other from `offset` on, as on a GPU.
+// one of them hits none. Those in shared memory lie one after another from `offset` on, as on a GPU.
 struct Variable {
     std::string name;
     uintptr_t begin, end;

@@ -65,7 +65,7 @@ data_gradient_tiles(const float *__restrict__ y, const float *__restrict__ w, fl
         return;
     }
 
-    // A warp has few rows, so that its threads skip the same rows of taps, which meet the borders above and below y.
+    // A warp has few rows, so that its threads skip the same rows of taps: those on the borders above and below y.
     const int thread = min(int(threadIdx.x), USED - 1), column = thread % TILES_IN_ROW * COLUMNS;
     const int group = thread / TILES_IN_ROW % CHANNEL_GROUPS, image = thread / (TILES_IN_ROW * CHANNEL_GROUPS) % IMAGES;
     const int row = thread / (TILES_IN_ROW * CHANNEL_GROUPS * IMAGES) * ROWS;

@@ -4,7 +4,7 @@
 //     a thread       ROWS rows i of column j               sum[r] over the K x L taps, in registers
 //
 // A thread loads each element that its rows need once per column of taps, straight from global memory, and uses it for
-// all rows and taps that meet there, a list known at compile time. The gradient to the data is the same with x and y
+// all pairs of rows and taps that need it, a list known at compile time. The gradient to the data is the same with x and y
 // exchanged: a pixel (h, w) takes tap (p, q) of the output ((h + PAD_H - p DILATE_H) / STRIDE_H, ...) where both
 // divisions have no remainder. The gradient to w uses the loads of the forward pass: instead of sums for ROWS outputs a
 // thread has sums for all taps, over its share of the images; a block adds those of its threads.
