@@ -46,7 +46,7 @@ def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Pat
 
 
 def evict(paths: Iterable[Path], most: int) -> None:
-    """Remove the least recently used files and folders beyond so many bytes, but none that was used within an hour."""
+    """Remove the least recently used files and folders beyond ``most`` bytes, but none that was used within an hour."""
     used = {}
     for path in paths:
         with suppress(FileNotFoundError):  # another process's scratch folder
