@@ -115,9 +115,10 @@ def _compiled_layer(problem: ConvProblem, target: Cpu, large: bool) -> CompiledL
     if any(_padded.margins(problem)):
         _padded.copy_function(problem.shapes[0][2:], _padded.margins(problem), target)
     plan: DirectPlan | FilterPlan = make_plan(layer, target.lanes, target.registers, memory.l2_bytes())
-    large = layer.products == layer.channels and layer.output_height * layer.output_width >= LARGE_PLANE
+    one_element = layer.products == layer.channels
+    large_planes = one_element and layer.output_height * layer.output_width >= LARGE_PLANE
     # With one unit, its tiles are at least as fast as FilterPlan's.
-    if isinstance(plan, DirectPlan) and plan.units > 1 and not (large and plan.units > 2):
+    if isinstance(plan, DirectPlan) and plan.units > 1 and not (large_planes and plan.units > 2):
         plan = make_filter_plan(layer, target.lanes, target.registers) or plan
     pooling = Pooling(layer, problem.full) if isinstance(problem, PooledProblem) else None
     if isinstance(plan, FilterPlan):

@@ -190,6 +190,20 @@ def test_large_outputs_are_right_past_the_caches(shape, level, monkeypatch):
     assert (out.reshape(times, *few.y_shape) == out[:3]).all()
 
 
+@pytest.mark.parametrize("shape", [(1, 28, 28, 50, 5), (8, 32, 32, 8, 1)], ids=str)
+def test_a_small_output_with_planes_of_whole_cache_lines_begins_anywhere(shape):
+    """In a forked process, which a store past the caches to another address than a multiple of a vector would end."""
+    problem = ConvProblem(2, *shape)
+    x, w = arrays(problem)
+    out = aligned(int(np.prod(problem.y_shape)) + 1)[1:].reshape(problem.y_shape)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        direct.KERNEL.run(problem, x, w, out, 2)
+        os._exit(not compare(out, x, w, direct.KERNEL).passed)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @each_case
 def test_nothing_is_written_around_an_output_at_any_alignment(kernel, result):
     problem = fitting(kernel, RESULTS[result](ConvProblem(3, 2, 9, 19, 5, 3)))
