@@ -29,9 +29,8 @@ from .engine import copying_threads, engines
 
 Result = TypeVar("Result")
 
-#: The most threads that copy, and the fewest bytes of a transfer: other settings took longer on the 2018 fall network
-#: (ece408-bench networks --training).
-_THREADS, _LEAST_TRANSFER = 12, 2 << 20
+#: The fewest bytes of a transfer, and those that pay for one more thread.
+_LEAST_TRANSFER = 2 << 20
 
 
 def step(
@@ -143,23 +142,24 @@ class _Device:
     ) -> None:
         """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs. pack: fills the last input."""
 
-        def prepare() -> None:
+        def pack_first() -> None:
             try:
-                with self._gpu.device, self._gpu.stream:
-                    for target, copy in zip(self._inputs, there):
-                        if copy is not None:
-                            target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
                 pack()
             finally:
                 self._packed.set()
 
+        # Alone: CUDA's calls take longer while threads copy.
+        with self._gpu.device, self._gpu.stream:
+            for target, copy in zip(self._inputs, there):
+                if copy is not None:
+                    target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
         inputs = [array if copy is None else array[:0] for array, copy in zip(inputs, there)]
         copied = sum(array.nbytes for array in (*inputs, *outputs))
-        threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
+        threads = copying_threads(self._gpu, copied, _LEAST_TRANSFER)
         # Equal parts for each thread: two, since threads do not begin at the same time.
         most = max(_LEAST_TRANSFER, ceil_div(copied, 2 * threads)) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, first=[prepare], direct=True).run(
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, first=[pack_first], direct=True).run(
             threads
         )
 
