@@ -15,7 +15,7 @@ from ece408_op.core import tuning
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip, ceil_div, round_up
 
-from ._shared_memory_layout import NO_TAP, layout, layouts_by_conflicts, one_channel_layout, row_taps
+from ._shared_memory_layout import NO_TAP, layout, layouts_by_conflicts, one_channel_layout
 from ._tiles import ImplicitGemmTile, MmaSyncTile, OneChannelTile, Tile, WarpgroupTile
 
 #: The alignment in bytes of whole arrays, as far as kernels ask.
@@ -179,7 +179,8 @@ def _promotion(interval: int, rows: int, each: int, registers: int) -> tuple[int
 
 def _warpgroup(problem: ConvProblem, chip: Chip, aligned: int, components: int) -> Iterator[_Fields]:
     """Yield every tile of ``warpgroup_mma.cu``, those included that nearly fit."""
-    ways = [(1, rows) for rows in (1, 2, 3, 4) if len(row_taps(problem.channels, problem.kernel)) >= _LEAST_ROW]
+    row_words = problem.channels // 2 * problem.kernel + problem.channels % 2 * ceil_div(problem.kernel, 2)
+    ways = [(1, rows) for rows in (1, 2, 3, 4) if row_words >= _LEAST_ROW]
     ways += [(shifts, 0) for shifts in ((1, 2, 4) if problem.channels <= 3 else (1,))]
     for shifts, by_row in ways:
         rows = max(1, by_row)

@@ -30,21 +30,12 @@ NO_TAP: Tap = (-1, 0, 0)
 _OFFSETS = (0, 4, 8, 12, 16, 20, 24, 28)
 
 
-def _window_taps(channels: int, kernel: int, shifts: int) -> list[Tap]:
-    """Return every word that ``shifts`` output rows need, plane by plane; an odd last channel's hold two rows."""
-    high = kernel + shifts - 1
-    taps = [(p, i, j) for p in range(channels // 2) for i in range(high) for j in range(kernel)]
-    if channels % 2:
-        taps += [(channels // 2, i, j) for i in range(0, high, 2) for j in range(kernel)]
-    return taps
-
-
-def row_taps(channels: int, kernel: int) -> list[Tap]:
-    """Return every word of one filter row; those of an odd last channel hold two columns."""
-    taps = [(p, 0, j) for p in range(channels // 2) for j in range(kernel)]
-    if channels % 2:
-        taps += [(channels // 2, 0, j) for j in range(0, kernel, 2)]
-    return taps
+def _taps(channels: int, rows: int, kernel: int, pairs_rows: bool = False) -> list[Tap]:
+    """Return every word of so many rows of a window, plane by plane; an odd last channel's hold two rows or columns."""
+    taps = [(p, i, j) for p in range(channels // 2) for i in range(rows) for j in range(kernel)]
+    down, across = (2, 1) if pairs_rows else (1, 2)
+    odd = [(channels // 2, i, j) for i in range(0, rows, down) for j in range(0, kernel, across)]
+    return taps + odd * (channels % 2)
 
 
 def _no_conflict(distance: int, step: int) -> bool:
@@ -83,16 +74,14 @@ def _ordered(taps: list[Tap], row_stride: int, plane_stride: int, step: int = 1)
 
 @lru_cache(maxsize=1024)
 def _ordered_row(channels: int, kernel: int, plane_stride: int) -> tuple[tuple[Tap, ...], int]:
-    return _ordered(row_taps(channels, kernel), 0, plane_stride)
+    return _ordered(_taps(channels, 1, kernel), 0, plane_stride)
 
 
 def _ordered_by_rows(
     channels: int, kernel: int, row_stride: int, plane_stride: int
 ) -> tuple[tuple[Tap, ...], int, int]:
     """Return the taps row by row in whole k-steps, then the remaining ones of all rows; k-steps per row; conflicts."""
-    words = len(row_taps(channels, kernel))
-    whole = words // 8
-    rest = words - 8 * whole
+    whole, rest = divmod(len(_taps(channels, 1, kernel)), 8)
     if rest and kernel * (whole + 1) <= kernel * whole + ceil_div(kernel * rest, 8) + 1:
         whole, rest = whole + 1, 0
     # Banks repeat; only where planes lie closer together than one read spans does more of the distance count.
@@ -119,7 +108,7 @@ def layout(
     by_row: output rows that share the words of a row, or 0 for k-steps that span rows. columns: positions per line.
     width and high: columns and rows of the input.
     """
-    taps = row_taps(channels, kernel) * kernel if by_row else _window_taps(channels, kernel, shifts)
+    taps = _taps(channels, kernel if by_row else kernel + shifts - 1, kernel, not by_row)
     position_rows = shifts * max(1, by_row)
     # Where a line ends, eight neighbouring positions continue in the next line: best in the banks that follow.
     strides = range(width, width + 2 * _LANES)
@@ -149,7 +138,7 @@ def layouts_by_conflicts(
     found = []
     for row_stride in range(width, width + _BANKS + 1):
         least = high * row_stride
-        for offset in range(0, _BANKS, 4) if channels > 2 else (9,):
+        for offset in _OFFSETS if channels > 2 else (9,):
             plane_stride = round_up(least - offset, _BANKS) + offset
             order, _, _ = _ordered_by_rows(channels, kernel, row_stride, plane_stride)
             wavefronts = _wavefronts(order, row_stride, plane_stride, columns, 1, position_rows)
