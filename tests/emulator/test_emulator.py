@@ -38,7 +38,7 @@ REVERSE = "shared[i] = x[i]; %s y[i] = shared[127 - i];"
     ("synchronise", "races"),
     [
         ("__syncthreads();", 0),
-        ("named_barrier<3, 128>();", 0),
+        ("named_barrier(3, 128);", 0),
         ("", 1),
         ("__syncwarp();", 1),
         ("__shfl_sync(~0u, i, 0); named_barrier(1 + i / 64, 64);", 1),  # too few threads

@@ -18,8 +18,6 @@ inline unsigned shared_address(const void *p) { return __cvta_generic_to_shared(
 inline void wait_for_previous_grid() {}
 inline void allow_next_grid() {}
 
-template <int ID, int COUNT>
-inline void named_barrier() { emulator::named_barrier(ID, COUNT); }
 using emulator::named_barrier;
 
 // An mbarrier: arrivals of a phase, those still missing, and the phases completed.

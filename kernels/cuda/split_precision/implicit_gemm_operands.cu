@@ -149,7 +149,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         // Its value is used only behind the wait: an addition here would stall on the atomic.
         const int taken = thread == 0 ? atomicAdd(tile_counter(state, images), 1) : 0;
         if (Config::copy_floats == 4) mbarrier_wait(s.barriers + INPUT_LOADED + stage, iteration / 2);
-        else wait_for_input(), named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+        else wait_for_input(), named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
         if (iteration > 1) mbarrier_wait(s.barriers + EMPTY + stage, iteration / 2 - 1);
 
         bool unsplittable, again;
@@ -159,7 +159,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
             Range *const ranges = s.ranges + splits++ % 2 * PRODUCER_WARPS;
             if (thread % 32 == 0) ranges[thread / 32] = range;
             if (thread == 0) s.exponents[LATER_TILE + stage] = 2 * blocks + taken;
-            named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+            named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
 #pragma unroll
             for (int i = 0; i < PRODUCER_WARPS; i++) range.add(ranges[i]);
             const TileScale scale(range, lowest, highest);

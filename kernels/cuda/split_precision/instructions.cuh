@@ -22,11 +22,7 @@ __device__ __forceinline__ void allow_next_grid() {
 #endif
 }
 
-// Named barrier `ID`: COUNT threads of the block wait for one another.
-template <int ID, int COUNT>
-__device__ __forceinline__ void named_barrier() {
-    asm volatile("barrier.cta.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
-}
+// Named barrier `id`: `count` threads of the block wait for one another.
 __device__ __forceinline__ void named_barrier(int id, int count) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
 }

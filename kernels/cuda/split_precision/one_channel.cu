@@ -71,7 +71,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
         number = next_tile(s, stage);
         const int positions_here = min(IMAGE_POSITIONS, (OH - tile.row) * TILE_COLUMNS);
         // All warps begin a tile together: parts of one line of y that two warps store then leave the cache as one.
-        named_barrier<MATH_BARRIER, MATH_THREADS>();
+        named_barrier(MATH_BARRIER, MATH_THREADS);
         const unsigned char *const stage_words =
             reinterpret_cast<const unsigned char *>(s.stages + stage * STAGE_WORDS);
         const int exponent = s.exponents[stage];

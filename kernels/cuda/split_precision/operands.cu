@@ -232,11 +232,11 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         const float *const input = Config::input_from_global ? global : s.input;
         if (!Config::input_from_global) {
             wait_for_input();
-            named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+            named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
         }
         Range range = find_range(input, tile, thread);
         if (thread % 32 == 0) s.ranges[thread / 32] = range;
-        named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+        named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
 #pragma unroll
         for (int i = 0; i < PRODUCER_WARPS; i++) range.add(s.ranges[i]);
         const TileScale scale(range, lowest, highest);
@@ -250,7 +250,7 @@ __device__ __forceinline__ void produce(const Shared &s, const float *x, int *st
         if (thread == 0) s.exponents[NEXT_TILE + stage] = taken;
         mbarrier_arrive(s.barriers + FULL + stage);
 
-        named_barrier<PRODUCERS_BARRIER, PRODUCER_THREADS>();
+        named_barrier(PRODUCERS_BARRIER, PRODUCER_THREADS);
         number = s.exponents[NEXT_TILE + stage];
         if (number < tiles) load_input(s.input, x, WorkTile(number, images), thread);
     }
