@@ -29,8 +29,10 @@ from .engine import copying_threads, engines
 
 Result = TypeVar("Result")
 
-#: The fewest bytes of a transfer, and those that pay for one more thread.
-_LEAST_TRANSFER = 2 << 20
+#: The most threads that copy, and the fewest and most bytes of a transfer: other settings took longer on the 2018 fall
+#: network (ece408-bench networks --training). A step copies all at once, so threads pass the interpreter's lock less
+#: often than those of ``engine``.
+_THREADS, _LEAST_TRANSFER, _MOST_TRANSFER = 12, 2 << 20, 4 << 20
 
 
 def step(
@@ -155,19 +157,18 @@ class _Device:
                     target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
         inputs = [array if copy is None else array[:0] for array, copy in zip(inputs, there)]
         copied = sum(array.nbytes for array in (*inputs, *outputs))
-        threads = copying_threads(self._gpu, copied, _LEAST_TRANSFER)
-        # Equal parts for each thread: two, since threads do not begin at the same time.
-        most = max(_LEAST_TRANSFER, ceil_div(copied, 2 * threads)) // ITEM_BYTES
+        threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
+        # An equal part for each thread, in as few transfers as may be.
+        part = ceil_div(copied, threads)
+        most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER))) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, first=[pack_first], direct=True).run(
-            threads
-        )
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, first=[pack_first]).run(threads)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
         if transfer.role == INPUT and transfer.array == len(arrays) - 1:
             self._packed.wait()
-        self._gpu.copy_directly(buffer, arrays[transfer.array].data.ptr, transfer, after)
+        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         with self._gpu.device, self._gpu.stream:

@@ -22,7 +22,7 @@ import numpy as np
 from ece408_op.errors import DeviceError
 from ece408_op.plugin import host_context, op_times
 from ece408_op.plugin.bridge import view_at
-from ece408_op.plugin.host_context import Gpu
+from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
 from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
@@ -43,9 +43,10 @@ CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
 LEAST_IMAGES, LEAST_SHARED_IMAGES = 128, 64
 #: The share of the GPU's free memory that one batch size may use.
 MEMORY_SHARE = 0.8
-#: The most threads that copy, for all GPUs that share a batch and the fewest for each, and the bytes that pay for one
-#: more: 12 threads copy 161 MB from memory in 3.8 ms, 16 in 2.8, 24 in 2.3 or more, on 32 cores beside an H200.
-MOST_THREADS, _SHARED_THREADS, _THREAD_BYTES = 16, 4, 4 << 20
+#: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: they pass the
+#: interpreter's lock to each other, and to the threads that launch, at each CUDA call. On two H200, 16 threads for one
+#: GPU or for both took 13 to 71 % longer than 8 (inference of benchmarks/several_gpus.py).
+_THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 #: The bytes from which a comparison releases the interpreter's lock.
 _WORTH_RELEASING = 64 << 10
@@ -216,10 +217,11 @@ class Engine:
         else:
             chunks = [Chunk(0, 1)]
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # Each thread copies equal parts of each chunk: two, since threads do not begin at the same time.
-        part = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), 2 * threads)
-        most = max(LEAST_TRANSFER, part) // ITEM_BYTES
-        Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks, direct=True).run(threads)
+        # Each thread copies equal parts of each chunk: two, since threads do not begin at the same time, or as many as
+        # staging buffers allow.
+        share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), threads)
+        most = max(LEAST_TRANSFER, ceil_div(share, max(2, ceil_div(share, STAGING_BYTES)))) // ITEM_BYTES
+        Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
 
 
@@ -231,7 +233,7 @@ class _Device:
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         buffers = self._batch.data if transfer.role == INPUT else self._batch.outputs
-        self._gpu.copy_directly(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
+        self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:
         gpu, batch = self._gpu, self._batch
@@ -260,10 +262,9 @@ def _several_share() -> bool:
     return getattr(_sharing, "gpus", 1) > 1
 
 
-def copying_threads(gpu: Gpu, copied: int, each: int = _THREAD_BYTES) -> int:
+def copying_threads(gpu: Gpu, copied: int, most: int = _THREADS, each: int = _THREAD_BYTES) -> int:
     """Return how many threads copy that many bytes: one per ``each`` bytes, up to a limit."""
-    most = max(_SHARED_THREADS, MOST_THREADS // getattr(_sharing, "gpus", 1))
-    return max(1, min(gpu.threads, most, copied // each))
+    return max(1, min(gpu.threads, min(most, _SHARED_THREADS) if _several_share() else most, copied // each))
 
 
 @cache

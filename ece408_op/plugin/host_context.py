@@ -37,7 +37,6 @@ from ece408_op.runtime.copy_pipeline import (
 from ece408_op.runtime.launch import Plan, ceil_div
 from ece408_op.runtime.memory import advise_huge_pages
 from ece408_op.runtime.recent import Recent
-from ece408_op.runtime.staged_copies import Staging, copy_to_device, copy_to_host
 from ece408_op.runtime.thread_pool import share
 
 from . import _passes
@@ -116,9 +115,7 @@ class Gpu:
             self.hold = _Hold(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
-                events = [self.cuda.Event(disable_timing=True) for _ in range(2)]
-                self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True), events))
-            self._context = self.cuda.driver.ctxGetCurrent()
+                self.staging.put(StagingBuffer(floats, self.cuda.Stream(non_blocking=True)))
 
     def run(
         self,
@@ -174,15 +171,6 @@ class Gpu:
         target, source, direction = (buffer.address, there, _TO_HOST) if out else (there, buffer.address, _TO_DEVICE)
         self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
         buffer.stream.synchronize()
-
-    def copy_directly(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> None:
-        """Copy between the transfer's array on the host and the device's, through the buffer, as ``copy``."""
-        if after is not None:
-            buffer.stream.wait_event(after)
-        first, second = buffer.events
-        staging = Staging(buffer.address, buffer.stream.ptr, (first.ptr, second.ptr), self._context)
-        copies = copy_to_host if transfer.role == OUTPUT else copy_to_device
-        copies(transfer.host, array + ITEM_BYTES * transfer.start, staging)
 
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
         """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""

@@ -2,14 +2,13 @@
 
     chunk     the images of one launch: copied in, computed, copied out. Each chunk uses the device buffers of its
               pipeline stage; ``STAGES`` chunks, or as many as the caller asks for, are on the device at a time
-    transfer  the elements that one call copies, through a pinned staging buffer: the GPU's copy engine cannot reach
+    transfer  the elements that one copy moves, through a pinned staging buffer: the GPU's copy engine cannot reach
               pageable memory at full speed, and the driver must not keep pages registered that MXNet may free
 
 Several threads work through the transfers in order: the input of chunk n, then the output of chunk n - 1. A transfer
 waits only for earlier ones, so the pipeline cannot deadlock, whatever the number of threads. Each thread waits for its
 own copies, and CUDA calls are few on purpose: each one releases the interpreter's lock, and with many threads it takes
-long to get it back. Copies of the device's own, ``direct``, are one call for any number of bytes. Nothing here knows
-CUDA; the pipeline calls the device through ``Device``.
+long to get it back. Nothing here knows CUDA; the pipeline calls the device through ``Device``.
 """
 
 from __future__ import annotations
@@ -60,11 +59,10 @@ def images_per_chunk(batch: int, image_bytes: int, chunk_bytes: int) -> int:
 
 @dataclass
 class StagingBuffer:
-    """A pinned staging buffer: its elements on the host, and the CUDA stream and two events of its copies."""
+    """A pinned staging buffer: its elements on the host, and the CUDA stream of its copies."""
 
     floats: np.ndarray
     stream: Any = None
-    events: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         self.address: int = self.floats.ctypes.data
@@ -92,7 +90,7 @@ class Device(Protocol):
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         """Copy from the buffer to the device, or an output to the buffer, once the event ``after``, if any, is reached.
 
-        Where the pipeline's copies are direct, the other side is the host's array. Returns when the copy is done.
+        Returns when the copy is done.
         """
 
     def compute(self, this: Chunk) -> Any:
@@ -118,10 +116,9 @@ class Pipeline:
 
     All arrays are C-contiguous float32; outputs share no memory with the others. staging_elements: the elements of a
     staging buffer. constants: arrays that every chunk reads. checks: functions for the threads to call while the device
-    computes the last chunk. add: add results to the outputs. direct: the device copies between the host's arrays and
-    itself; otherwise the threads copy between the arrays and the staging buffers. first: functions that are called in
-    any case, before or at the same time as the first copies, which may wait for them. An error in any transfer ends the
-    call, and ``run`` raises it.
+    computes the last chunk. add: add results to the outputs. first: functions that are called in any case, before or at
+    the same time as the first copies, which may wait for them. An error in any transfer ends the call, and ``run``
+    raises it.
     """
 
     def __init__(
@@ -134,12 +131,10 @@ class Pipeline:
         constants: Sequence[np.ndarray] = (),
         checks: Sequence[Callable[[], None]] = (),
         add: bool = False,
-        direct: bool = False,
         first: Sequence[Callable[[], None]] = (),
     ) -> None:
-        assert not (add and direct), "only the threads add"
         self._device, self._chunks, self._staging_elements = device, chunks, staging_elements
-        self._add, self._direct, self._first = add, direct, len(first)
+        self._add, self._first = add, len(first)
         self._stages = 1 + max((this.stage for this in chunks), default=0)
         self._states = [_State() for _ in chunks]
         self._lock = threading.Lock()
@@ -206,8 +201,7 @@ class Pipeline:
             self._wait(before.launched)
         buffer = self._device.staging.get()
         try:
-            if not self._direct:
-                np.copyto(buffer.floats[: transfer.host.size], transfer.host)
+            np.copyto(buffer.floats[: transfer.host.size], transfer.host)
             self._device.copy(buffer, transfer, before.end if before else None)
         finally:
             self._device.staging.put(buffer)
@@ -233,12 +227,11 @@ class Pipeline:
                 state.to_copy_out -= 1
                 if state.to_copy_out == 0:
                     state.copied_out.set()
-            if not self._direct:
-                staged = buffer.floats[: transfer.host.size]
-                if self._add:
-                    np.add(transfer.host, staged, out=transfer.host)
-                else:
-                    np.copyto(transfer.host, staged)
+            staged = buffer.floats[: transfer.host.size]
+            if self._add:
+                np.add(transfer.host, staged, out=transfer.host)
+            else:
+                np.copyto(transfer.host, staged)
         finally:
             self._device.staging.put(buffer)
 

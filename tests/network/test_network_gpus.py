@@ -46,13 +46,13 @@ def test_a_batch_is_examined_once_for_several_gpus(gpu, monkeypatch):
 
 
 def test_gpus_that_share_a_batch_have_fewer_copying_threads():
-    gpu, gigabyte, found = network_fake.Gpu(threads=16), 1 << 30, []
-    for gpus in (1, 2, 3, 8, 1):
-        with engine.sharing(gpus):
-            found.append(engine.copying_threads(gpu, gigabyte))
-    assert found == [16, 8, 5, 4, 16]
-    assert engine.copying_threads(gpu, 3, 1) == 3
-    assert engine.copying_threads(gpu, 3) == 1
+    gpu, gigabyte = network_fake.Gpu(threads=16), 1 << 30
+    alone = engine.copying_threads(gpu, gigabyte)
+    with engine.sharing(2):
+        shared = [engine.copying_threads(gpu, gigabyte, *words) for words in ((), (12, 1 << 20), (2, 1 << 20))]
+    assert (alone, shared) == (8, [4, 4, 2])
+    assert engine.copying_threads(gpu, gigabyte) == 8
+    assert engine.copying_threads(gpu, 3, 12, 1) == 3
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)
@@ -72,7 +72,7 @@ def test_each_of_several_gpus_copies_as_one_that_shares(gpu, monkeypatch):
     args, _ = values(data, {"data": (4, 5)})
     for numbers in ([0], [0, 1]):
         assert (on_several(data * 2, args, numbers) == 2 * args["data"]).all()
-    assert found == [16, 8, 8]
+    assert found == [8, 4, 4]
 
 
 def bound_several():
