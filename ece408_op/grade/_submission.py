@@ -59,7 +59,7 @@ def find(paths: list[Path], context: str | None, gpu_here: Callable[[], bool]) -
             raise SpecError(f"{path}: expected a file or a folder, got an archive; unpack it first")
         here, over = ([_of_file(path, context)], []) if isfile(path) else _within(path, context, gpu_here)
         if not here:
-            why = "".join(f"; {one}: {reason}" for one, reason in over[:1])
+            why = "".join(f"; {one}: {reason}" for one, reason in over[:5])
             raise SpecError(f"{path}: expected new-forward.h, new-forward.cuh, a .cu or a .py file, found none{why}")
         for one in here:
             found.setdefault(abspath(one.path), _checked(one, path))

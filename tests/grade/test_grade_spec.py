@@ -94,6 +94,12 @@ def test_folders_and_files(tmp_path: Path) -> None:
     assert len(found(None, True)) == 3
 
 
+def test_a_folder_without_a_submission_says_what_else_it_has(tmp_path: Path) -> None:
+    touch(tmp_path, "a/notes.txt", "kernel.py")
+    with pytest.raises(SpecError, match=r"found none; .*/a: no submission found.*kernel\.py: .* give its own path"):
+        _submission.find([tmp_path], None, lambda: False)
+
+
 def test_two_paths_to_one_submission_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "class/ann/new-forward.h", "class/bob/new-forward.h")
     monkeypatch.chdir(tmp_path)
