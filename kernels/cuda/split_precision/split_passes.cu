@@ -7,9 +7,10 @@
 // magnitudes for a maximum, a mean and Concat, and for the others two numbers, `limits`, of the parameters: the most that
 // y is per largest |x|, and the most that is added.
 //
-// The macro of a kernel's name has it compiled; ACTIVATION(v) follows. Config: components; channels; the input's height and width, the output's output_height and output_width;
-// window_height, window_width, stride_..., pad_...; maximum, mean, count_pad, as in Pooling; inputs and end_0 to end_3,
-// the channels up to each input's end.
+// The macro of a kernel's name has it compiled; ACTIVATION(v) follows. Config: components; channels; the input's height
+// and width, the output's output_height and output_width; window_height, window_width, stride_..., pad_...; maximum,
+// mean, count_pad, as in Pooling; inputs and end_0 to end_3, the channels up to each input's end; unfolded_channels, of
+// an unfolded pixel, and unfolded_rows, of a thread.
 
 constexpr int C = Config::channels, UNITS = (C + 7) / 8;  // of a pixel
 constexpr int OUTPUT_AREA = Config::output_height * Config::output_width, AREA = Config::height * Config::width;
@@ -152,25 +153,35 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // float32 images of few channels, (B, C, H, W), to split ones whose pixels have the columns of a window as channels: of
-// pixel (row, column), channel q C + c is x[c][row][column stride - pad + q]. A convolution of it has one column.
+// pixel (row, column), channel q C + c is x[c][row][column stride - pad + q], and those beyond are zero. A convolution
+// of it has one column. A thread turns a unit of several rows. The last images come first: L2 has them from
+// largest_of_images, and then the first ones for the convolution.
 extern "C" __global__ void __launch_bounds__(256)
     unfold_columns(const float *__restrict__ x, uint4 *__restrict__ y, ImageScale *__restrict__ y_scales, int images) {
-    constexpr int CHANNELS = C * Config::window_width, UNFOLDED = (CHANNELS + 7) / 8;
-    const unsigned index = blockIdx.x * 256 + threadIdx.x;
-    const int unit = index % UNFOLDED, pixel = index / UNFOLDED % OUTPUT_AREA, image = index / UNFOLDED / OUTPUT_AREA;
-    if (image >= images) return;
+    constexpr int UNFOLDED = Config::unfolded_channels / 8, ROWS = Config::unfolded_rows;
+    const int index = blockIdx.x * 256 + threadIdx.x, image = images - 1 - blockIdx.y;
+    const int unit = index % UNFOLDED, column = index / UNFOLDED % Config::output_width;
+    const int first = index / UNFOLDED / Config::output_width * ROWS;
+    if (first >= Config::height) return;
     const int exponent = scale_of(y_scales[image].magnitude()).exponent;
-    const int left = pixel % Config::output_width * Config::stride_width - Config::pad_width;
-    const float *const row = x + (long long)image * C * AREA + pixel / Config::output_width * Config::width;
-    float values[8];
+    const float *const from = x + ((long long)image * C * Config::height + first) * Config::width;
+    int offsets[8];  // negative: zero
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const int channel = unit * 8 + i, column = left + channel / C;
-        const bool inside = channel < CHANNELS && unsigned(column) < Config::width;
-        values[i] = inside ? row[channel % C * (long long)AREA + column] : 0.0f;
+        const int channel = unit * 8 + i, at = column * Config::stride_width - Config::pad_width + channel / C;
+        const bool inside = channel < C * Config::window_width && unsigned(at) < Config::width;
+        offsets[i] = inside ? channel % C * AREA + at : -1;
     }
-    store_channels(y, (long long)images * OUTPUT_AREA * UNFOLDED, index, exponent, values);
-    if (unit == 0 && pixel == 0) y_scales[image].exponent = exponent;
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        if (first + row >= Config::height) break;
+        float values[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) values[i] = offsets[i] >= 0 ? from[row * Config::width + offsets[i]] : 0.0f;
+        const long long at = ((long long)image * Config::height + first + row) * Config::output_width + column;
+        store_channels(y, (long long)images * OUTPUT_AREA * UNFOLDED, at * UNFOLDED + unit, exponent, values);
+    }
+    if (index == 0) y_scales[image].exponent = exponent;
 }
 #endif
 

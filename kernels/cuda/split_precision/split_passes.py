@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ece408_op.core.kernel import source_text
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.cuda import Program
-from ece408_op.runtime.launch import GRID_YZ, Launch, Pair, Plan, ceil_div
+from ece408_op.runtime.launch import GRID_YZ, Launch, Pair, Plan, ceil_div, round_up
 
 from .split_form import activation_define
 
@@ -34,8 +36,9 @@ _THREADS, _UNIT = 256, 8
 _JOINED = 32, 64
 #: Blocks of largest_of_images per image.
 _RANGE_BLOCKS = 8
-#: The most channels times columns of a window that become channels.
-_MOST_UNFOLDED = 64
+#: The most channels times columns of a window that become channels, and what those are a multiple of, if they are more:
+#: from pixels of 48 bytes TMA gathers windows more slowly than from those of 64. Rows that a thread unfolds.
+_MOST_UNFOLDED, _UNFOLDED, _UNFOLDED_ROWS = 64, 32, 4
 #: Units of a split array, which 32 bits count; inputs of concat.
 _MOST_UNITS, MOST_INPUTS = 2**31, 4
 
@@ -100,7 +103,9 @@ def unfolded(problem: ConvProblem) -> ConvProblem | None:
     if not few or problem.groups != 1 or problem.dilate[1] != 1:
         return None
     columns = (width + 2 * problem.pad[1] - problem.kernel_width) // problem.stride[1] + 1
-    sizes = (problem.batch, channels * problem.kernel_width, height, columns, problem.filters, problem.kernel, 1)
+    filled = channels * problem.kernel_width
+    filled = round_up(filled, _UNFOLDED if filled > _UNFOLDED // 2 else _UNFOLDED // 2)
+    sizes = (problem.batch, filled, height, columns, problem.filters, problem.kernel, 1)
     return ConvProblem(*sizes, (problem.stride[0], 1), (problem.pad[0], 0), (problem.dilate[0], 1))
 
 
@@ -109,7 +114,7 @@ def unfold(problem: ConvProblem, components: int = 2) -> Program:
     x, y = problem.x_shape, unfolded(problem)
     assert y, "profitable"
     others = {"window_width": problem.kernel_width, "stride_width": problem.stride[1], "pad_width": problem.pad[1]}
-    others["components"] = components
+    others |= {"components": components, "unfolded_channels": y.channels, "unfolded_rows": _UNFOLDED_ROWS}
     largest = Launch("largest_of_images", (_RANGE_BLOCKS, x[0], 1), (_THREADS, 1, 1), ("x", "y_scales", "images"))
     return _program("unfold_columns", (), x, y.x_shape, others, None, ("x",), (largest,))
 
@@ -117,7 +122,9 @@ def unfold(problem: ConvProblem, components: int = 2) -> Program:
 def unfolded_filters(w: Any, problem: ConvProblem) -> Any:
     """Return the filters (M, C, K, L) of a convolution, a CuPy array, as those of its ``unfolded`` problem."""
     taps = w.reshape(len(w), -1, problem.kernel, w.shape[3]).transpose(0, 3, 1, 2)
-    return cuda.cupy().ascontiguousarray(taps).reshape(problem.w_shape)
+    filters = cuda.cupy().zeros(problem.w_shape, np.float32)
+    filters[:, : taps.shape[1] * taps.shape[2]] = taps.reshape(len(w), -1, problem.kernel, 1)
+    return filters
 
 
 def _windows(window: Pair, stride: Pair, pad: Pair) -> dict[str, int]:
@@ -147,6 +154,9 @@ def _program(
     grid, written = (ceil_div(_units(y), _THREADS), 1, 1), ["y", "y_scales"]
     if entry == "join_images":
         grid, written = (ceil_div(x[2] * x[3], _JOINED[0]), ceil_div(x[1], _JOINED[1]), x[0]), ["y"]
+    if entry == "unfold_columns":
+        units = ceil_div(y[2], _UNFOLDED_ROWS) * y[3] * y[1] // _UNIT
+        grid = (ceil_div(units, _THREADS), y[0], 1)
     launch = Launch(entry, grid, (_THREADS, 1, 1), (*read, *parameters, *written, "images"))
     defines = {entry.upper(): 1, **activation_define(activation)}
     plan = Plan(defines, x[0], lambda images: (*before, launch), config=config)
