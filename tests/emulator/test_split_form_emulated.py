@@ -75,11 +75,12 @@ CONVOLUTIONS = [
     (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), RELU6),
     (ConvProblem(5, 3, 4, 4, 70, 4, 4), RELU),
 ]
-#: Several wgmmas of pixels per consumer; filters that stay in shared memory, and filters that do not; three consumers.
+#: Several wgmmas of pixels per consumer; filters that stay in shared memory or do not; one to three consumers.
 ONE_COMPONENT = [
     (ConvProblem(2, 20, 33, 16, 60, 2, 1, stride=(2, 1)), None),
     (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), RELU6),
     (ConvProblem(3, 64, 13, 11, 120, 3, pad=(0, 1)), RELU),
+    (ConvProblem(3, 72, 9, 15, 60, 1), None),
 ]
 
 

@@ -56,7 +56,13 @@ def test_no_pass_converts_activations_between_layers():
 
 @pytest.mark.parametrize(
     ("components", "problem"),
-    [(2, LAYERS[0]), *((1, ConvProblem(128, 64, size, size, 4 * size, 3, pad=(1, 1))) for size in (64, 32, 24, 16))],
+    [
+        (2, LAYERS[0]),
+        *((1, ConvProblem(128, 64, size, size, 4 * size, 3, pad=(1, 1))) for size in (64, 32, 24, 16)),
+        # One stage, and two blocks of a multiprocessor.
+        *((components, ConvProblem(128, 64, 56, 56, 64, 1)) for components in (1, 2)),
+        (1, ConvProblem(128, 128, 28, 28, 512, 1)),
+    ],
     ids=str,
 )
 def test_it_keeps_its_values_in_registers(components, problem):

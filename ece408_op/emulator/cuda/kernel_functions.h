@@ -55,6 +55,9 @@ template <int FLOATS>
 inline void copy_async(float *to, const float *from) { copy_bytes(to, from, 4 * FLOATS, 4 * FLOATS); }
 inline void copy_async_commit() {}
 inline void copy_async_wait() {}
+inline void store_if(bool condition, uint4 *to, const uint4 &value) {
+    if (condition) *to = value;
+}
 inline void bulk_load(float *to, const float *from, int bytes, Barrier *) { copy_bytes(to, from, bytes, 16); }
 inline void bulk_store(float *to, const float *from, int bytes) { copy_bytes(to, from, bytes, 16); }
 inline void bulk_store_commit() {}

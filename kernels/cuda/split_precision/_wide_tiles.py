@@ -32,8 +32,10 @@ _MOST_IMAGE = 2**30
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
 #: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers.
 _ALIGNMENT = 1024 + 16
-#: Bytes of filters that a block may keep in addition to the stages.
-_MOST_RESIDENT = 80 * 1024
+#: Bytes of filters that a block may keep besides the stages; bytes of a multiprocessor that each block takes.
+_MOST_RESIDENT, _RESERVED = 80 * 1024, 1024
+#: Pixels and the most filters of a tile whose epilogue takes as long as its products; stages from which on it pays.
+_SHORT_TILE, _FEWEST_STAGES = (128, 64), 3
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,13 @@ class WideTile:
     tile_pixels: int
     consumers: int
     resident: bool = False  # whether a block keeps the filters of all its tiles
+    blocks: int = 1  # of a multiprocessor: with two, one's epilogue overlaps the other's products
 
     @classmethod
-    def of(cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int) -> WideTile:
-        """Return the tile for a launch of that many images."""
+    def of(
+        cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int, residual: bool = False
+    ) -> WideTile:
+        """Return the tile for a launch of that many images; residual: whether its epilogue loads one."""
 
         def time(sizes: tuple[int, int, int]) -> float:
             pixels, filters, _ = sizes
@@ -60,15 +65,22 @@ class WideTile:
         def length(channels: int) -> float:
             return round_up(own.channels, channels) * _STAGE_CHANNELS[channels]
 
+        channels = min(_STAGE_CHANNELS, key=length)
+        pixels, most = _SHORT_TILE
+        if components == 1 and not (pointwise or residual) and own.taps == 1 and own.filters <= most:
+            tile = cls(1, round_up(own.filters, 32), channels, 1, pixels, 1, resident=True, blocks=2)
+            tile = tile.filled(own, chip, pointwise)
+            if tile.stages >= _FEWEST_STAGES:
+                return tile
         tiles_of = _TILES if components == 2 or pointwise else _ONE_COMPONENT_TILES
         pixels, filters, consumers = _POINTWISE_TILE if pointwise else min(tiles_of, key=time)
-        tile = cls(components, filters, min(_STAGE_CHANNELS, key=length), 1, pixels, consumers)
+        tile = cls(components, filters, channels, 1, pixels, consumers)
         resident = components == 1 and not pointwise and tile.filter_bytes(own) <= _MOST_RESIDENT
         return replace(tile, resident=resident).filled(own, chip, pointwise)
 
     def filled(self, own: Convolution, chip: Chip, pointwise: bool) -> WideTile:
         """Return this tile with as many stages as fit shared memory."""
-        free = chip.shared_bytes - self._others(own, pointwise)
+        free = (chip.shared_bytes + _RESERVED) // self.blocks - _RESERVED - self._others(own, pointwise)
         return replace(self, stages=min(_MOST_STAGES, free // self.stage_bytes(pointwise)))
 
     def stage_bytes(self, pointwise: bool) -> int:
@@ -91,7 +103,7 @@ class WideTile:
         pointwise = name == "pointwise_gemm"
         filter_tiles = own.groups * ceil_div(own.filters, self.tile_filters)
         tiles = ceil_div(images * own.output_area, self.tile_pixels) * filter_tiles
-        blocks = chip.multiprocessors
+        blocks = self.blocks * chip.multiprocessors
         if self.resident:  # all tiles of a block have the same filters
             blocks = max(1, blocks // filter_tiles) * filter_tiles
         warpgroups = self.consumers + (PRODUCERS if pointwise else 1)
@@ -119,9 +131,12 @@ class WideTile:
     @property
     def defines(self) -> dict[str, int | str]:
         """The sources' macros."""
+        low = self.tile_filters * (self.components - 1)
         return {
             **wgmma_macro("WGMMA_HIGH", self.tile_filters, shared=True),
-            **wgmma_macro("WGMMA_LOW", self.tile_filters * (self.components - 1), shared=True),
+            **wgmma_macro("WGMMA_LOW", low, shared=True),
+            **wgmma_macro("WGMMA_HIGH_FIRST", self.tile_filters, shared=True, overwrite=True),
+            **wgmma_macro("WGMMA_LOW_FIRST", low, shared=True, overwrite=True),
         }
 
     def filter_buffers(self, own: Convolution) -> dict[str, int]:

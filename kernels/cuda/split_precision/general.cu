@@ -90,15 +90,15 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Load: one thread fills the stages in turn. Before it refills a stage, the thread waits until all consumers have
 // released it. TMA takes tile_pixels output pixels from (image, row, column) on, which lie `stride` input pixels apart,
-// at tap (p, q) of their windows.
+// at tap (p, q) of their windows. All taps of a stage's channels follow one another: they read the same pixels, and L2
+// holds those of all blocks for a few channels.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const TensorMap &x_high,
                                         const TensorMap &x_low, const TensorMap &w_high, const TensorMap &w_low) {
     if (Config::resident) {
-        constexpr int TAP_STEPS = STEPS / TAPS;
         mbarrier_arrive_expect_bytes(pipeline.resident, RESIDENT_BYTES);
         for (int step = 0; step < STEPS; step++)
             load_filters(pipeline.filters(0, step), pipeline.resident, w_high, w_low,
-                         step % TAP_STEPS * Config::stage_channels, step / TAP_STEPS, Tile(blockIdx.x).filter);
+                         step / TAPS * Config::stage_channels, step % TAPS, Tile(blockIdx.x).filter);
     }
     int stage = 0, phase = 1;
     for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
@@ -106,17 +106,18 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
         const int image = tile.pixel / OUTPUT_AREA, rest = tile.pixel % OUTPUT_AREA;
         const int row = rest / OUTPUT_WIDTH * Config::stride_height - Config::pad_height;
         const int column = rest % OUTPUT_WIDTH * Config::stride_width - Config::pad_width;
-        for (int tap = 0; tap < TAPS; tap++) {
-            const int p = tap / Config::kernel_width * Config::dilate_height;
-            const int q = tap % Config::kernel_width * Config::dilate_width;
-            for (int c = 0; c < C; c += Config::stage_channels) {
+        for (int c = 0; c < C; c += Config::stage_channels) {
+            for (int tap = 0; tap < TAPS; tap++) {
+                const int p = tap / Config::kernel_width * Config::dilate_height;
+                const int q = tap % Config::kernel_width * Config::dilate_width;
                 Barrier *const full = pipeline.full + stage;
                 unsigned char *const pixels = pipeline.pixels(stage);
                 mbarrier_wait_thread(pipeline.empty + stage, phase);
                 mbarrier_arrive_expect_bytes(full, STAGE_BYTES);
                 const int channel = tile.group * Config::padded_channels + c;
                 tma_load_im2col(pixels, x_high, full, channel, column, row, image, q, p);
-                if (COMPONENTS == 2) tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, column, row, image, q, p);
+                if (COMPONENTS == 2)
+                    tma_load_im2col(pixels + PIXEL_BYTES, x_low, full, channel, column, row, image, q, p);
                 if (!Config::resident)
                     load_filters(pipeline.filters(stage, 0), full, w_high, w_low, c, tap, tile.filter);
                 if (++stage == Config::stages) stage = 0, phase ^= 1;
@@ -129,6 +130,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
 // the sums of a consumer's share of a tile, after prepare(staging, tile, consumer), which the first stage's products
 // hide. With two components and short stages that took longer (96 channels, 3 x 3).
 constexpr bool PREPARES_LATE = COMPONENTS == 1 || Config::stage_channels == 64;
+constexpr int THREADS = 128 * (Config::consumers + 1);
 template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
                                               const TensorMap &w_low, int images, const Epilogue &epilogue) {
@@ -140,8 +142,8 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        static_assert(Config::consumers == 2 || Config::consumers == 3, "register budget");
-        raise_registers<480 / Config::consumers>();
+        constexpr int AT_START = 65536 / Config::blocks / THREADS / 8 * 8;
+        raise_registers<(AT_START * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
         const int consumer = threadIdx.x / 128 - 1;
         int stage = 0, phase = 0;
         if (Config::resident) mbarrier_wait(pipeline.resident, 0);
@@ -161,7 +163,7 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
 }
 
 #ifndef SPLIT_FORM
-extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
+extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
     implicit_gemm_tma(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                       const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
                       const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,

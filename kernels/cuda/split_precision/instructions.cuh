@@ -71,6 +71,12 @@ __device__ __forceinline__ void copy_async(float *to, const float *from) {
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
+// Store 16 bytes if `condition` holds; no branch that what leads up to it could move into.
+__device__ __forceinline__ void store_if(bool condition, uint4 *to, const uint4 &value) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.v4.u32 [%1], {%2, %3, %4, %5};}"
+                 ::"r"(int(condition)), "l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
+}
+
 // Bulk copies by the copy engine (sm_90, CUDA 12): multiples of 16 bytes. A load arrives at a barrier; stores are
 // committed, and waited for until their source may be overwritten.
 __device__ __forceinline__ void bulk_load(float *to, const float *from, int bytes, Barrier *barrier) {

@@ -134,7 +134,9 @@ struct SplitEpilogue {
         const int unit = lane % STAGED_UNITS, unit_row = lane / STAGED_UNITS;
         Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
         named_barrier(1 + consumer, 128);
+        const int first_image = own.pixels[0].image;
         bool finite = true;
+        unsigned most = 0;  // magnitude of the first image
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             const OutputPixel *const rows = own.pixels + 64 * block + 16 * warp;
@@ -202,22 +204,39 @@ struct SplitEpilogue {
                     }
 #pragma unroll
                     for (int c = 0; c < COMPONENTS; c++) {
-                        uint4 *const to = y + c * (finish.component() / 8) + first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
+                        const long long at = first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
+                        uint4 *const to = y + c * (finish.component() / 8) + at;
                         // The buffer's last reads precede the last __syncwarp.
                         uint4(&staged)[8][STAGED_UNITS + 1] = buffer(own, half, c);
 #pragma unroll
                         for (int j = 0; j < STAGED_UNITS; j++) word(staged[row], 4 * j + t) = words[c][j];
                         __syncwarp();
+                        uint4 values[PASSES];
+#pragma unroll
+                        for (int pass = 0; pass < PASSES; pass++)
+                            values[pass] = staged[pass * PASS_ROWS + unit_row][unit];
 #pragma unroll
                         for (int pass = 0; pass < PASSES; pass++) {
-                            const uint4 value = staged[pass * PASS_ROWS + unit_row][unit];
-                            if (exists[half][pass] && unit_exists) to[pass * PASS_ROWS * UNITS] = value;
+                            const bool real = exists[half][pass] && unit_exists;
+                            // With a residual the registers are too few for both.
+                            if (!Config::residual) store_if(real, to + pass * PASS_ROWS * UNITS, values[pass]);
+                            else if (real) to[pass * PASS_ROWS * UNITS] = values[pass];
                         }
                     }
                 }
             }
-            note(own, pixels, largest);
+            const unsigned bits[2] = {as_float(largest[0], pixels[0].scale), as_float(largest[1], pixels[1].scale)};
+            bool others = false;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int image = pixels[half].image;
+                if (image == first_image) most = max(most, bits[half]);
+                else others = others || image >= 0;
+            }
+            if (__any_sync(~0u, others)) note_others(first_image, pixels, bits);
         }
+        most = __reduce_max_sync(~0u, most);
+        if (lane == 0) atomicMax(&own.largest, most);
         if (!__all_sync(~0u, finite)) recompute_tile(tile, tile.pixel + 16 * warp, y, finish);
         named_barrier(1 + consumer, 128);
         if (threadIdx.x % 128 == 0 && own.pixels[0].image >= 0) finish.note(own.pixels[0].image, own.largest);
@@ -237,24 +256,22 @@ struct SplitEpilogue {
         const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
         return __float_as_uint(multiply(from_fp16(both + (both && both < 0x7c00)), inverse));
     }
-    // Note the largest magnitudes of a warp's pixels, those of the first pixel's image in shared memory: there are few
-    // others, and atomic operations on one address in device memory take turns.
-    __device__ __forceinline__ void note(Staging &own, const OutputPixel (&pixels)[2],
-                                         const unsigned (&largest)[2]) const {
-        const int first = __reduce_min_sync(~0u, min(unsigned(pixels[0].image), unsigned(pixels[1].image)));
+    // Note the largest magnitudes of a warp's pixels, but for those of the tile's first image: there are few others, and
+    // atomic operations on one address in device memory take turns.
+    __device__ __forceinline__ void note_others(int first_image, const OutputPixel (&pixels)[2],
+                                                const unsigned (&bits)[2]) const {
         const int last = int(__reduce_max_sync(~0u, unsigned(max(pixels[0].image, pixels[1].image) + 2))) - 2;
-        const unsigned bits[2] = {as_float(largest[0], pixels[0].scale), as_float(largest[1], pixels[1].scale)};
-        for (int image = first; image >= 0 && image <= last; image++) {
+        int image = __reduce_min_sync(~0u, min(unsigned(pixels[0].image), unsigned(pixels[1].image)));
+#pragma unroll 1
+        for (; image <= last; image++) {
             const unsigned both = max(pixels[0].image == image ? bits[0] : 0, pixels[1].image == image ? bits[1] : 0);
             const unsigned most = __reduce_max_sync(~0u, both);
-            if (threadIdx.x % 32) continue;
-            if (image == own.pixels[0].image) atomicMax(&own.largest, most);
-            else finish.note(image, most);
+            if (threadIdx.x % 32 == 0 && image != first_image) finish.note(image, most);
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(128 * (Config::consumers + 1), 1)
+extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
     implicit_gemm_split(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                         const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
                         const unsigned short *__restrict__ x, const ImageScale *__restrict__ x_scales,

@@ -124,7 +124,7 @@ def convolution(
     Raises:
         UnsupportedError: the convolution cannot be computed in split form.
     """
-    own, tile = _checked(problem, chip, components)
+    own, tile = _checked(problem, chip, components, residual)
     # Pointers that are not read are x's.
     added = ("bias" if bias else "x", "residual" if residual else "x", "residual_scales" if residual else "x")
     maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own))
@@ -141,9 +141,9 @@ def activation_define(activation: str | None) -> dict[str, int | str]:
     return {"ACTIVATION(v)": activation} if activation else {}
 
 
-def _checked(problem: ConvProblem, chip: Chip, components: int) -> tuple[Convolution, WideTile]:
+def _checked(problem: ConvProblem, chip: Chip, components: int, residual: bool = False) -> tuple[Convolution, WideTile]:
     found = _KERNEL.not_supported_reasons(problem, chip) or reasons(problem)
     if found:
         raise UnsupportedError(f"split form does not take {problem}: {'; '.join(found)}")
     own = Convolution.of(problem)
-    return own, WideTile.of(False, components, own, chip, max(1, problem.batch))
+    return own, WideTile.of(False, components, own, chip, max(1, problem.batch), residual)

@@ -6,8 +6,8 @@
 // gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
 // (fp16x1); promote_every, stages between two accumulator promotions, 0 for none; consumers, the consumer warpgroups,
 // each with an equal share of the pixels, a multiple of 64; resident, whether a block keeps the filters of its tiles in
-// shared memory. padded_channels: those of a group, rounded up to TMA's multiple of eight, in the split filters and
-// images.
+// shared memory; blocks, of a multiprocessor. padded_channels: those of a group, rounded up to TMA's multiple of eight, in
+// the split filters and images.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
@@ -149,9 +149,13 @@ __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipelin
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             const Descriptor a = pixels + 2 * k + block * (64 * ROW_BYTES >> 4), b = filters + 2 * k;
-            WGMMA_HIGH(sums.high + block * BLOCK_SUMS, a, b);
+            float *const high = sums.high + block * BLOCK_SUMS;
+            // Sums that are zeros before the only stage would make the compiler serialize its products.
+            if (STEPS == 1 && k == 0) WGMMA_HIGH_FIRST(high, a, b);
+            else WGMMA_HIGH(high, a, b);
             if (COMPONENTS == 2) {
-                WGMMA_LOW(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
+                if (STEPS == 1 && k == 0) WGMMA_LOW_FIRST(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
+                else WGMMA_LOW(sums.low + block * BLOCK_SUMS, a, b + (FILTER_BYTES >> 4));
                 WGMMA_LOW(sums.low + block * BLOCK_SUMS, a + (PIXEL_BYTES >> 4), b);
             }
         }
