@@ -116,7 +116,8 @@ def forward(
     """Compute all values, of these shapes, from data and parameters; equal seeds make equal random numbers."""
     values, saved, states = dict(given), {}, {}
     for number, node in network.operators:
-        inputs = [values.get(entry.node) for entry in node.inputs]
+        # A layer that is used twice changes the states that its first use has changed.
+        inputs = [states.get(entry.node, values.get(entry.node)) for entry in node.inputs]
         if node.operator.view_in_training:
             values[number] = values[node.inputs[0].node].reshape(shapes[number])
             continue

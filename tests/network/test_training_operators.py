@@ -174,6 +174,19 @@ def test_batch_norm(sizes, fixed, stored, eps, momentum, last):
     check(symbol, {"data": sizes}, 20 * np.prod(sizes), args=args)
 
 
+def test_a_batch_norm_that_is_used_twice():
+    """Its statistics change twice, in the order of the forward pass; MXNet changes them in the backward pass."""
+    parameters = [S.Variable(name) for name in ("gamma", "beta", "moving_mean", "moving_var")]
+    symbol = S.BatchNorm(data, *parameters) - S.BatchNorm(S.tanh(data), *parameters)
+    args, aux = values(symbol, {"data": (5, 3, 4)})
+    states = step(trained(symbol, args, aux, ["data"])[0], args, aux, [args["data"]])[2]
+    for part in (args["data"].astype("d"), np.tanh(args["data"].astype("d"))):
+        for name, new in (("moving_mean", part.mean((0, 2))), ("moving_var", part.var((0, 2)))):
+            aux[name] = 0.9 * aux[name] + 0.1 * new
+    for name, expected in aux.items():
+        np.testing.assert_allclose(states[name], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("sizes", "codes"), [((2, 3, 4), (4, 0, 2)), ((2, 3, 4), (0, -3)), ((2, 3, 4), (-4, 1, 2, -2))]
 )
