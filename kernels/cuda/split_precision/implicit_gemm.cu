@@ -64,6 +64,42 @@ __device__ __forceinline__ void store(float *to, float first, float second, int 
     }
 }
 
+// Epilogue of one piece, whose first position is that of `line` and `strip` of an image: to the staging area or to y. The
+// lane has `filter`, `down` rows below the position.
+__device__ __forceinline__ void store_piece(const Shared &s, float *y, const WorkTile &tile, int stage, int image,
+                                            int line, int strip, int filter, int down, int swap, int t,
+                                            OutputScale scale, const float (&main)[SUMS], const float *cross) {
+    const int column = 16 * strip + 4 * t;
+    float *const staged =
+        s.output + stage * OUTPUT_STAGE + image * (M * Config::output_pitch) + filter * FILTER_PITCH;
+    float *const map =
+        image_of(y, tile.image + image, OUTPUTS) + filter * index_t(FILTER_PITCH) + tile.row * index_t(OW);
+    float *const to = (Config::bulk_store ? staged : map) + (line * OUTPUT_ROWS + down) * OW + column;
+    const int lines = filter < M && image < tile.images
+                          ? min(TILE_LINES, (OH - tile.row - down + OUTPUT_ROWS - 1) / OUTPUT_ROWS) - line
+                          : 0;
+    // Lines that have the position stored first, and the other one.
+    const int first_lines = column + swap < 2 * TILE_COLUMNS ? lines : 0;
+    const int second_lines = column + 2 - swap < 2 * TILE_COLUMNS ? lines : 0;
+#pragma unroll
+    for (int i = 0; i < PIECE_LINES; i++) {
+        float v[2][2];  // of positions 2 t and 2 t + 1, both outputs
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int q = 0; q < 2; q++) {
+                const int d = 4 * i + 2 * q + j;
+                v[j][q] = scale(join_sums(main[d], cross[COMPONENTS == 2 ? d : 0]), main[d]);
+            }
+        float *const row = to + i * (OUTPUT_ROWS * OW);
+        const float first[] = {swap ? v[1][0] : v[0][0], swap ? v[1][1] : v[0][1]};
+        const float second[] = {swap ? v[0][0] : v[1][0], swap ? v[0][1] : v[1][1]};
+        if (ALL_LINES ? first_lines > 0 : i < first_lines) store(row + swap, first[0], first[1], column + swap);
+        if (ALL_LINES ? second_lines > 0 : i < second_lines)
+            store(row + 2 - swap, second[0], second[1], column + 2 - swap);
+    }
+}
+
 // Have the copy engine store a tile's staged outputs while the math warps go on. It writes whole runs of y, of which only
 // the ends are parts of a 32-byte sector.
 __device__ __forceinline__ void store_staged_output(const float *staged, float *y, const WorkTile &tile, int thread) {
@@ -123,36 +159,7 @@ __device__ __forceinline__ void consume(const Shared &s, float *y, const unsigne
             }
             if (Config::bulk_store && iteration > 1) mbarrier_wait(s.barriers + OUTPUT_STORED + stage, iteration / 2 - 1);
 
-            // Epilogue: to the staging area or to y.
-            const int column = 16 * strip + 4 * t;
-            float *const staged =
-                s.output + stage * OUTPUT_STAGE + image * (M * Config::output_pitch) + filter * FILTER_PITCH;
-            float *const map =
-                image_of(y, tile.image + image, OUTPUTS) + filter * index_t(FILTER_PITCH) + tile.row * index_t(OW);
-            float *const to = (Config::bulk_store ? staged : map) + (line * OUTPUT_ROWS + down) * OW + column;
-            const int lines = filter < M && image < tile.images
-                                  ? min(TILE_LINES, (OH - tile.row - down + OUTPUT_ROWS - 1) / OUTPUT_ROWS) - line
-                                  : 0;
-            // Lines that have the position stored first, and the other one.
-            const int first_lines = column + swap < 2 * TILE_COLUMNS ? lines : 0;
-            const int second_lines = column + 2 - swap < 2 * TILE_COLUMNS ? lines : 0;
-#pragma unroll
-            for (int i = 0; i < PIECE_LINES; i++) {
-                float v[2][2];  // of positions 2 t and 2 t + 1, both outputs
-#pragma unroll
-                for (int j = 0; j < 2; j++)
-#pragma unroll
-                    for (int q = 0; q < 2; q++) {
-                        const int d = 4 * i + 2 * q + j;
-                        v[j][q] = scale(join_sums(main[d], cross[COMPONENTS == 2 ? d : 0]), main[d]);
-                    }
-                float *const row = to + i * (OUTPUT_ROWS * OW);
-                const float first[] = {swap ? v[1][0] : v[0][0], swap ? v[1][1] : v[0][1]};
-                const float second[] = {swap ? v[0][0] : v[1][0], swap ? v[0][1] : v[1][1]};
-                if (ALL_LINES ? first_lines > 0 : i < first_lines) store(row + swap, first[0], first[1], column + swap);
-                if (ALL_LINES ? second_lines > 0 : i < second_lines)
-                    store(row + 2 - swap, second[0], second[1], column + 2 - swap);
-            }
+            store_piece(s, y, tile, stage, image, line, strip, filter, down, swap, t, scale, main, cross);
         }
         next_unit = unit - UNITS;
         if (!Config::bulk_store) continue;
