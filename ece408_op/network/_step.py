@@ -5,10 +5,8 @@ All of it is one chunk of the copy pipeline.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -58,6 +56,7 @@ def step(
     def attempt(passes: Passes | None) -> Result:
         xp = cuda.cupy()
         flat = _memory(gpu, "inputs", packings[0].shapes[-1])
+        packings[0].pack_on_host(inputs, flat)
         given = [*packings[0].large(inputs), flat]
         targets = [*packings[1].large(outputs), _memory(gpu, "outputs", packings[1].shapes[-1])]
         with gpu.stream:
@@ -71,8 +70,7 @@ def step(
 
         try:
             device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
-            pack = partial(packings[0].pack_on_host, inputs, flat)
-            device.run(given, targets, copies, pack, meanwhile)
+            device.run(given, targets, copies, meanwhile)
             # What is free then may be the next step's, whose copies run on other streams.
             cuda.wait("training", gpu.stream)
         except BaseException:
@@ -131,7 +129,6 @@ class _Device:
         with gpu.stream:
             self._inputs = one.inputs if one else [cuda.cupy().empty(array.shape, np.float32) for array in inputs]
         self._outputs: list[Any] = []
-        self._packed = threading.Event()
         self.result: Any = None
 
     def run(
@@ -139,18 +136,10 @@ class _Device:
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         there: Sequence[Any],
-        pack: Callable[[], None],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
-        """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs. pack: fills the last input."""
-
-        def pack_first() -> None:
-            try:
-                pack()
-            finally:
-                self._packed.set()
-
-        # Alone: CUDA's calls take longer while threads copy.
+        """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs."""
+        # Before threads copy, which makes CUDA's calls longer.
         with self._gpu.device, self._gpu.stream:
             for target, copy in zip(self._inputs, there):
                 if copy is not None:
@@ -162,12 +151,10 @@ class _Device:
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER))) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, first=[pack_first]).run(threads)
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile).run(threads)
 
     def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
-        if transfer.role == INPUT and transfer.array == len(arrays) - 1:
-            self._packed.wait()
         self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
     def compute(self, this: Chunk) -> Any:

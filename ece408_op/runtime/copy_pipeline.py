@@ -116,9 +116,8 @@ class Pipeline:
 
     All arrays are C-contiguous float32; outputs share no memory with the others. staging_elements: the elements of a
     staging buffer. constants: arrays that every chunk reads. checks: functions for the threads to call while the device
-    computes the last chunk. add: add results to the outputs. first: functions that are called in any case, before or at
-    the same time as the first copies, which may wait for them. An error in any transfer ends the call, and ``run``
-    raises it.
+    computes the last chunk. add: add results to the outputs. An error in any transfer ends the call, and ``run`` raises
+    it.
     """
 
     def __init__(
@@ -131,15 +130,13 @@ class Pipeline:
         constants: Sequence[np.ndarray] = (),
         checks: Sequence[Callable[[], None]] = (),
         add: bool = False,
-        first: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self._device, self._chunks, self._staging_elements = device, chunks, staging_elements
-        self._add, self._first = add, len(first)
+        self._device, self._chunks, self._staging_elements, self._add = device, chunks, staging_elements, add
         self._stages = 1 + max((this.stage for this in chunks), default=0)
         self._states = [_State() for _ in chunks]
         self._lock = threading.Lock()
         self._failed = False
-        self._work: list[Callable[[], None]] = [*first]
+        self._work: list[Callable[[], None]] = []
         for number, this in enumerate(chunks):
             self._work += self._copies_in(number, CONSTANT, constants) if not number else []
             self._work += self._copies_in(number, INPUT, [a[this.first : this.first + this.images] for a in inputs])
@@ -153,7 +150,7 @@ class Pipeline:
         """Do all copies, computations and checks on at most ``threads`` threads."""
 
         def work(number: int) -> None:
-            if self._failed and number >= self._first:
+            if self._failed:
                 return
             try:
                 self._work[number]()
