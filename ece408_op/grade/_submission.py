@@ -131,7 +131,8 @@ def _of_folder(folder: Path, context: str | None, gpu_here: Callable[[], bool]) 
     there = {kind: _source(folder, inner, suffixes) for kind, suffixes in SUFFIXES_OF.items()}
     if context is None:
         context = "gpu" if there["gpu"] is not None and (there["cpu"] is None or gpu_here()) else "cpu"
-    return Submission(folder, there[context], context)
+    lacks = f"it holds no new-forward{SUFFIXES_OF[context][0]}, which --context {context} asks for"
+    return Submission(folder, there[context], context, "" if there[context] else lacks)
 
 
 def _source(folder: Path, inner: Path, suffixes: tuple[str, ...]) -> Path | None:

@@ -227,6 +227,12 @@ def test_without_a_gpu_a_class_is_graded_as_far_as_it_goes(
     assert "a.cuh is for --context gpu" in capsys.readouterr().out
 
 
+def test_nothing_is_built_where_no_file_is_for_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    touch(tmp_path, "ann/new-forward.h")
+    assert cli.main([str(tmp_path), "--context", "gpu"]) == 1  # without a GPU and its compiler, too
+    assert "unsupported" in (out := capsys.readouterr().out) and "holds no new-forward.cuh" in out
+
+
 def test_records_need_a_folder_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path / "nowhere" / "out.json", tmp_path):
         assert cli.main([str(HERE / "cpu" / "textbook.h"), "--json", str(path)]) == 2
