@@ -114,7 +114,8 @@ def forward(
     network: Network, operators: Operators, given: Mapping[int, Any], shapes: Mapping[int, Shape], seed: int
 ) -> Forward:
     """Compute all values, of these shapes, from data and parameters; equal seeds make equal random numbers."""
-    values, saved, states = dict(given), {}, {}
+    values, saved = dict(given), {}
+    states: dict[int, Any] = {}
     for number, node in network.operators:
         # A layer that is used twice changes the states that its first use has changed.
         inputs = [states.get(entry.node, values.get(entry.node)) for entry in node.inputs]
