@@ -299,7 +299,7 @@ class SoftmaxOutput(Operator):
 
     def label_shape(self, data: Shape) -> Shape:
         if self.multi_output:
-            return (data[0], *data[2:])
+            return data[0], prod(data[2:])
         return data[:-1] if self.preserve_shape else data[:1]
 
     def mixes_images(self, dimensions: int) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from network_case import WAYS, mx, mxnets, ours, require, values
 
+import ece408_op
 from ece408_op.core.kernel import EPS32
 from ece408_op.network._operators import OPERATORS
 
@@ -310,6 +311,8 @@ def test_softmax(way, sizes, axis, temperature, over):
     assume(len(sizes) == 2 or (over and len(sizes) > 2))
     symbol = S.SoftmaxOutput(data, S.Variable("softmax_label"), **over)
     check_outputs(symbol, {"data": sizes}, way, int(np.prod(sizes)))
+    node, _, _ = ece408_op.gpu_network(symbol, {})
+    assert node.infer_shape(data=sizes)[0] == symbol.infer_shape(data=sizes)[0]
 
 
 def test_every_operator_of_the_table_is_tested():
