@@ -59,8 +59,8 @@ def gpu_network(
             optimiser that updates on the GPU, "gpusgd" or "gpuadam", and MXNet's arrays for them contain NaN.
 
     Returns:
-        (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and outputs keep their
-            names.
+        (symbol, arg_params, aux_params) for Module, executors and SymbolBlock. Arguments, states and a single output
+            keep their names; several outputs are named network_output0 and so on, in their order.
 
     Raises:
         GraphError: the graph has unsupported nodes; the message has the name, operator and attribute of each. A
