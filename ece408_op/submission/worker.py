@@ -195,11 +195,11 @@ class Worker:
         if kind in _FAILURES:
             status, text = _FAILURES[kind]
             raise EndedError(status, text.format(" ".join(rest.split())))
-        match = re.fullmatch(rf"done {nonce} (\d{{1,18}}) (?:-|([A-Za-z]{{4,80}}))", answer)
-        if match is None:
+        match = _DONE.fullmatch(answer)
+        if match is None or match["nonce"] != nonce:
             raise _forged(answer)
         self._nothing_waits()
-        return Call(end - start, int(match[1]) / 1e9, match[2] or "")
+        return Call(end - start, int(match["nanoseconds"]) / 1e9, match["note"] or "")
 
     def ping(self, count: int = _PINGS) -> float:
         """Seconds of a call that does nothing, when every process on the way has just run.
@@ -310,6 +310,8 @@ def _outside(full: str, offset: int, elements: int, doing: str) -> EndedError:
     return EndedError("out_of_bounds", text)
 
 
+#: Its answer to a call that came back.
+_DONE = re.compile(r"done (?P<nonce>[0-9a-f]{16}) (?P<nanoseconds>\d{1,18}) (?:-|(?P<note>[A-Za-z]{4,80}))")
 #: The worker's report of a fault: the signal, the array that is near, the element, and the array's elements.
 _FAULT = re.compile(r"fault (\d{1,2}) (stack|elsewhere|[xyw]) (-?\d{1,18}) (\d{1,18})")
 _ARRAYS = {"x": "its input x", "w": "the filters w", "y": "the output y"}
