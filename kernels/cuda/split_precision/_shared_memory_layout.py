@@ -31,7 +31,7 @@ _OFFSETS = (0, 4, 8, 12, 16, 20, 24, 28)
 
 
 def _taps(channels: int, rows: int, kernel: int, pairs_rows: bool = False) -> list[Tap]:
-    """Return every word of so many rows of a window, plane by plane; an odd last channel's hold two rows or columns."""
+    """Return every word of the rows of a window, plane by plane; an odd last channel's hold two rows or columns."""
     taps = [(p, i, j) for p in range(channels // 2) for i in range(rows) for j in range(kernel)]
     down, across = (2, 1) if pairs_rows else (1, 2)
     odd = [(channels // 2, i, j) for i in range(0, rows, down) for j in range(0, kernel, across)]
