@@ -55,6 +55,20 @@ extern "C" __global__ void __launch_bounds__(256)
     split<Config::tile_columns>(w, tiles, exponents);
 }
 
+// Load: one thread fills each stage, from the tiles at x and w on, when the consumers have released it.
+__device__ __forceinline__ void produce(const float *x, const float *w, unsigned char *stages, Barrier *full,
+                                        Barrier *empty) {
+    for (int step = 0, stage = 0, phase = 1; step < Config::k_steps; step++) {
+        float *const to = reinterpret_cast<float *>(stages + stage * (X_BYTES + W_BYTES));
+        mbarrier_wait_thread(empty + stage, phase);
+        mbarrier_arrive_expect_bytes(full + stage, X_BYTES + W_BYTES);
+        bulk_load(to, x, X_BYTES, full + stage);
+        bulk_load(to + X_BYTES / 4, w, W_BYTES, full + stage);
+        x += X_BYTES / 4, w += W_BYTES / 4;
+        if (++stage == Config::stages) stage = 0, phase ^= 1;
+    }
+}
+
 // The matrix at a multiple of 1024 bytes: rows of 128 bytes, swizzled over them.
 __device__ __forceinline__ Descriptor rows_at(unsigned address) {
     return matrix_descriptor(address, 16, 8 * ROW_BYTES) | Descriptor(1) << 62;
@@ -96,55 +110,63 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned c
     }
 }
 
+// Epilogue of a warp's 16 rows from first_row on: four lanes store eight neighbouring outputs of a row, 32 bytes. The
+// columns' exponents and biases are in shared memory, because the compiler keeps loads from memory behind earlier stores.
+__device__ __forceinline__ void store(const float (&total)[SUMS], const int *x_exponents, const int *w_exponents,
+                                      const float *biases, float *y, int rows, int first_row, int first_column) {
+    const int lane = threadIdx.x % 32, own = lane % 4 * 2, columns = Config::columns - first_column - own;
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const int row = first_row + 8 * half + lane / 4;
+        if (row >= rows) break;
+        const int exponent = x_exponents[row];
+        float *const to = y + (long long)row * Config::columns + first_column + own;
+#pragma unroll
+        for (int i = 0; i < SUMS / 2; i++) {
+            const int at = i / 2 * 8 + i % 2, of_first = i / 2 * 4 + i % 2;
+            const float sum = half ? total[of_first + 2] : total[of_first];
+            const float unscaled = scaled(sum, -(exponent + w_exponents[own + at]));
+            const float value = activated(Config::bias ? unscaled + biases[own + at] : unscaled);
+            if (at < columns) to[at] = value;
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     dense_gemm(const float *__restrict__ x, const float *__restrict__ w, const int *__restrict__ x_exponents,
                const int *__restrict__ w_exponents, const float *__restrict__ bias, float *__restrict__ y, int rows) {
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ Barrier full[Config::stages], empty[Config::stages];
+    __shared__ int own_exponents[Config::tile_columns];  // of w
+    __shared__ float biases[Config::tile_columns];
     unsigned char *const stages = memory + (1024 - shared_address(memory) % 1024) % 1024;
     const int row_tile = blockIdx.x / Config::column_tiles, column_tile = blockIdx.x % Config::column_tiles;
+    const int first_column = column_tile * Config::tile_columns;
+    if (threadIdx.x < Config::tile_columns) {
+        const int column = min(first_column + int(threadIdx.x), Config::columns - 1);
+        own_exponents[threadIdx.x] = w_exponents[column];
+        if (Config::bias) biases[threadIdx.x] = bias[column];
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < Config::stages; i++) mbarrier_init(full + i, 1), mbarrier_init(empty + i, 128 * CONSUMERS);
         fence_mbarrier_init();
         fence_async_proxy();
     }
     __syncthreads();
-    // Load: one thread fills each stage when the consumers have released it.
+    // Of 168 registers per thread, the producer's warpgroup gives most to the consumers.
     if (threadIdx.x >= 128 * CONSUMERS) {
         lower_registers<40>();
-        if (threadIdx.x > 128 * CONSUMERS) return;
-        x += (long long)row_tile * Config::k_steps * (X_BYTES / 4);
-        w += (long long)column_tile * Config::k_steps * (W_BYTES / 4);
-        for (int step = 0, stage = 0, phase = 1; step < Config::k_steps; step++) {
-            float *const to = reinterpret_cast<float *>(stages + stage * (X_BYTES + W_BYTES));
-            mbarrier_wait_thread(empty + stage, phase);
-            mbarrier_arrive_expect_bytes(full + stage, X_BYTES + W_BYTES);
-            bulk_load(to, x, X_BYTES, full + stage);
-            bulk_load(to + X_BYTES / 4, w, W_BYTES, full + stage);
-            x += X_BYTES / 4, w += W_BYTES / 4;
-            if (++stage == Config::stages) stage = 0, phase ^= 1;
-        }
+        if (threadIdx.x == 128 * CONSUMERS)
+            produce(x + (long long)row_tile * Config::k_steps * (X_BYTES / 4),
+                    w + (long long)column_tile * Config::k_steps * (W_BYTES / 4), stages, full, empty);
         return;
     }
     raise_registers<232>();
     float total[SUMS];
     main_loop(total, stages, full, empty, __shfl_sync(~0u, threadIdx.x / 128, 0));
 
-    // Epilogue: four lanes store eight neighbouring outputs of a row, 32 bytes.
-    const int lane = threadIdx.x % 32, first_row = row_tile * Config::tile_rows + threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = first_row + 8 * half;
-        if (row >= rows) continue;
-        const int exponent = x_exponents[row];
-#pragma unroll
-        for (int i = 0; i < SUMS / 2; i++) {
-            const int column = column_tile * Config::tile_columns + i / 2 * 8 + lane % 4 * 2 + i % 2;
-            if (column >= Config::columns) continue;
-            const float sum = scaled(total[i / 2 * 4 + 2 * half + i % 2], -(exponent + w_exponents[column]));
-            y[(long long)row * Config::columns + column] = activated(Config::bias ? sum + bias[column] : sum);
-        }
-    }
+    const int first_row = row_tile * Config::tile_rows + threadIdx.x / 32 * 16;
+    store(total, x_exponents, own_exponents, biases, y, rows, first_row, first_column);
 }
 
 // Fallback in float32: a block computes a row that cannot be split, a warp one output at a time.
