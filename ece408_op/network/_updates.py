@@ -50,7 +50,11 @@ class Sgd(Rule):
         gradient = self._clipped(xp, one.gradient * np.float32(self.scale))
         gradient += np.float32(one.decay) * one.parameter
         (momentum,) = one.states
-        momentum *= np.float32(self.momentum)
+        if self.momentum:
+            momentum *= np.float32(self.momentum)
+        else:
+            # Not 0 times what a step with NaN or infinity has left.
+            momentum[...] = 0
         momentum -= np.float32(one.rate) * gradient
         xp.add(one.parameter, momentum, out=one.parameter)
 

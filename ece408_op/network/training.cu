@@ -188,7 +188,9 @@ extern "C" __global__ void update(const Row *rows, float scale, float clip, floa
             row.w[i] = w - row.rate * mean / (sqrtf(variance) + epsilon);
         } else {
             g = clipped(g) + row.decay * w;
-            const float momentum = row.first[i] = beta1 * row.first[i] - row.rate * g;
+            // Without a momentum, not 0 times what a step with NaN or infinity has left.
+            const float kept = beta1 ? beta1 * row.first[i] : 0.f;
+            const float momentum = row.first[i] = kept - row.rate * g;
             row.w[i] = w + momentum;
         }
     }

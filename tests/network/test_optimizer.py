@@ -211,6 +211,17 @@ def test_an_older_gradient_for_the_same_arrays_is_never_used():
     trainer.waiting.clear()
 
 
+def test_sgd_without_momentum_keeps_nothing_of_a_step():
+    """Not even NaN or infinity: 0 times these is NaN."""
+    weight, gradient = mx.nd.ones((3,)), mx.nd.array([np.nan, np.inf, 1])
+    update = mx.optimizer.get_updater(mx.optimizer.create("gpusgd", learning_rate=0.5))
+    update(0, gradient, weight)
+    for array in (weight, gradient):
+        array[:] = 1
+    update(0, gradient, weight)
+    assert (weight.asnumpy() == 0.5).all()
+
+
 def test_wrong_uses():
     node, args, aux = network("gpu")
     params = ndarrays(args)
