@@ -19,6 +19,9 @@ from ._network import Network, parse
 from ._training import check_gradients, is_random
 from .operator import IMPLS, OP_TYPE
 
+#: The inputs of layers that are parameters.
+_PARAMETERS = ("weight", "bias", "gamma", "beta")
+
 
 def gpu_network(
     symbol: Any,
@@ -137,11 +140,11 @@ def _gpu_numbers(device_id: int, device_ids: Sequence[int] | None) -> tuple[int,
 
 def _missing_parameters(network: Network) -> set[int]:
     """Return the variables without an array that MXNet or Gluon has made for a layer's parameters."""
-    found = set()
+    data, found = {*network.data} - network.states, set()
     for _, node in network.operators:
-        for entry, role in zip(node.inputs[1:], node.operator.input_names(len(node.inputs))[1:]):
+        for entry, role in zip(node.inputs, node.operator.input_names(len(node.inputs))):
             made = {f"{node.name}_{role}", f"{node.name.removesuffix('_fwd')}_{role}"}
-            if entry.node in {*network.data} - network.states and network.graph.nodes[entry.node].name in made:
+            if role in _PARAMETERS and entry.node in data and network.graph.nodes[entry.node].name in made:
                 found.add(entry.node)
     return found
 
