@@ -96,8 +96,8 @@ def part(*index: Any) -> Callable[..., None]:
     return output
 
 
-def in_tiles(p: ConvProblem, c: int, r: int, s: int, tile: int) -> np.float32:
-    last = p.channels * p.kernel**2 // tile * tile
+def in_tiles_of_16(p: ConvProblem, c: int, r: int, s: int) -> np.float32:
+    last = p.channels * p.kernel**2 // 16 * 16
     return np.float32((c * p.kernel + r) * p.kernel + s < last)
 
 
@@ -126,7 +126,7 @@ KERNELS = {
     "channel_loop 0": Kernel("of channel 0 alone", product=lambda p, c, *_: np.float32(c == 0), takes=several),
     "row_loop": Kernel("without the last row", product=lambda p, c, r, *_: np.float32(r + 1 < p.kernel)),
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
-    "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles(p, c, r, s, 16)),
+    "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles_of_16(p, c, r, s)),
     "scaled": Kernel("times 25", output=lambda p, y, sums: y.__setitem__(ALL, 25 * sums)),
     "whole_numbers": Kernel("whole numbers alone", output=lambda p, y, sums: y.__setitem__(ALL, np.trunc(sums))),
     "halo": Kernel("a tile of 8 x 8 outputs", product=halo(8, 8)),

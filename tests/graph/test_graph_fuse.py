@@ -78,8 +78,8 @@ def network(pool=None, activation="tanh"):
     return mx.sym.Pooling(layer, name="pool", **{**POOL, **(pool or {})})
 
 
-def assert_same(symbol, result, shape=(3, 2, 14, 19)):
-    x, w = arrays(shape)
+def assert_same(symbol, result):
+    x, w = arrays((3, 2, 14, 19))
     want = symbol.bind(mx.cpu(), {"data": x, "conv_weight": w}).forward()[0].asnumpy()
     got = result.symbol.bind(mx.cpu(), {"data": x, "new0_weight": w}).forward()[0].asnumpy()
     np.testing.assert_allclose(got, want, atol=2e-6)

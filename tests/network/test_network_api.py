@@ -30,9 +30,9 @@ def course(filters=8, side=20):
     return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=10, name="fc1"), name="softmax")
 
 
-def bound_module(batch, seed=0, symbol=None):
+def bound_module(batch, seed=0):
     """A Module of the network on the GPU, its parameters, data and expected output."""
-    symbol = symbol or course()
+    symbol = course()
     args, aux = values(symbol, {"data": (batch, 1, 20, 20)}, seed)
     (expected,) = mxnets(symbol, args, aux)
     params = ndarrays({n: a for n, a in args.items() if n not in ("data", "softmax_label")})

@@ -33,7 +33,7 @@ def test_ptxas_is_understood() -> None:
     }
 
 
-def testptxas_name_what_is_in_the_way() -> None:
+def test_ptxas_names_what_is_in_the_way() -> None:
     text = "\n".join(ptxas.lines(ptxas.kernels(PTXAS)))
     assert "48 bytes are spilled" in text
     assert "limit a multiprocessor to 512 of 2048 threads" in text  # 65536 / 128
