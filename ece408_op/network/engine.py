@@ -217,10 +217,11 @@ class Engine:
         else:
             chunks = [Chunk(0, 1)]
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
-        # Each thread copies equal parts of each chunk: two, since threads do not begin at the same time, or as many as
-        # staging buffers allow.
+        # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
+        # they are at least two, since their threads do not begin at the same time.
         share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), threads)
-        most = max(LEAST_TRANSFER, ceil_div(share, max(2, ceil_div(share, STAGING_BYTES)))) // ITEM_BYTES
+        transfers = max(1 + _several_share(), ceil_div(share, STAGING_BYTES))
+        most = max(LEAST_TRANSFER, ceil_div(share, transfers)) // ITEM_BYTES
         Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
         return differ.is_set()
 
