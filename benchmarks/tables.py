@@ -340,7 +340,7 @@ ZEROS = ("dense", "half zero", "three quarters zero", "nine tenths zero")
 
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
-    **{name: partial(gpu_layers, name) for name in ("layers-h200", "layers-h200-resnet")},
+    **{name: partial(gpu_layers, name) for name in ("layers-h200", "layers-h200-split")},
     **{name: partial(gpu_layers, name, listed=False) for name in ("layers-h100", "random-h200")},
     "precisions": precisions,
     "float32-kernels": float32_kernels,
