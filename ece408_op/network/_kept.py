@@ -29,25 +29,26 @@ class Held(NamedTuple):
     update: Updated
 
 
-#: The count of writes before an update that there was not.
-_NEVER = -2
+class _Left(NamedTuple):
+    """What an update has left: its parameter's address, MXNet's count of writes to it then, and what holds it."""
 
-
-def _unknown() -> int:
-    """Return a count of writes that is that of no update."""
-    return 0
+    address: int
+    version: Callable[[], int]
+    writes: int
+    held: Held
 
 
 class Kept:
     """One parameter on the GPU of its last update."""
 
     def __init__(self) -> None:
-        #: MXNet's array of the update that began last, its count of writes, and that before the update.
+        #: MXNet's array of the update that began last, and its count of writes, if that can be read.
         self._parameter: Any = None
-        self._version: Callable[[], int] = _unknown
-        self._before = _NEVER
-        self._there: Held | None = None
-        self._address = 0
+        self._version: Callable[[], int] | None = None
+        #: The count once that update has written the parameter.
+        self._count = 0
+        #: In one object, since readers of another array may look meanwhile.
+        self._left: _Left | None = None
 
     def begin(self, parameter: Any) -> Held | None:
         """Return what is kept, if the parameter is as the last update left it; the caller updates it.
@@ -55,27 +56,29 @@ class Kept:
         The caller is a function of ``engine_queue`` that writes the parameter, MXNet's array. From here on, nothing is
         kept: an update that fails leaves nothing.
         """
+        left, self._left = self._left, None
         if self._parameter is not parameter:
-            self._parameter, self._there, self._before = parameter, None, _NEVER
-            self._version = array_version.version_of(parameter) if array_version.is_readable() else _unknown
-        version, there = self._version(), self._there
-        found = there if version == self._before + 1 else None
-        self._before, self._there = version, None
-        return found
+            left, self._parameter, self._version = None, None, None
+            self._version = array_version.version_of(parameter) if array_version.is_readable() else None
+            self._parameter = parameter
+        if self._version:
+            self._count = self._version() + 1
+        return left.held if left and left.writes == self._count - 1 else None
 
     def keep(self, held: Held, address: int) -> None:
-        """Keep what that update has written to the parameter's address; no one else changes it."""
-        if self._version is not _unknown:
-            self._there, self._address = held, address
+        """Keep what that update has written to the parameter's address; nobody else may write ``held.array``."""
+        if self._version:
+            self._left = _Left(address, self._version, self._count, held)
             _kept[address] = self
 
     def at(self, address: int) -> Any | None:
         """Return the CuPy array if it has what the parameter at that address has."""
-        there = self._there
-        return there.array if there and self._address == address and self._version() == self._before + 1 else None
+        left = self._left
+        return left.held.array if left and left.address == address and left.version() == left.writes else None
 
 
-#: By the parameter's address. MXNet's array in each one holds the memory, so that no other array has that address.
+#: By the parameter's address. The array of an update that is kept stays, so that no other one has its address; an entry
+#: may be older, which ``at`` sees.
 _kept: WeakValueDictionary[int, Kept] = WeakValueDictionary()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 #: Bytes that folders of one kind may take together.
 MOST_BYTES = 1 << 30
 #: Seconds within which another process may still be making a folder, or be about to use what it found.
-_IN_USE = 3600
+_IN_USE_SECONDS = 3600
 
 
 def digest(files: Iterable[Path], *words: str, root: Path) -> str:
@@ -27,7 +27,10 @@ def digest(files: Iterable[Path], *words: str, root: Path) -> str:
 
 
 def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder of that kind and key in ``base``, which ``make`` fills if it is new."""
+    """Return the folder of that kind and key in ``base``, which ``make`` fills if it is new.
+
+    Raises OSError where it cannot be made, and what ``make`` raises.
+    """
     base.mkdir(parents=True, exist_ok=True)
     path = base / f"{kind}-{key}"
     with suppress(FileNotFoundError):
@@ -36,8 +39,11 @@ def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Pat
     own = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=base))
     try:
         make(own)
-        with suppress(OSError):  # another process was faster
+        try:
             os.rename(own, path)
+        except OSError:
+            if not path.is_dir():  # otherwise another process was faster
+                raise
     finally:
         shutil.rmtree(own, ignore_errors=True)
     evict(base.glob(f"{kind}-*"), MOST_BYTES)
@@ -46,19 +52,32 @@ def folder(base: Path, kind: str, key: str, make: Callable[[Path], None]) -> Pat
 
 
 def evict(paths: Iterable[Path], most: int) -> None:
-    """Remove the least recently used files and folders beyond ``most`` bytes, but none that was used within an hour."""
+    """Remove the least recently returned files and folders beyond ``most`` bytes, but none returned within an hour."""
     used = {}
     for path in paths:
         with suppress(FileNotFoundError):  # another process's scratch folder
             used[path] = path.stat().st_mtime
     for path in sorted(used, key=lambda one: -used[one]):
         most -= _size(path)
-        if most < 0 and time.time() - used[path] > _IN_USE:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        if most < 0 and time.time() - used[path] > _IN_USE_SECONDS:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; a folder's name goes first, so that no process finds a part of it."""
+    with suppress(OSError):  # another process was faster, or this one may not
+        if not path.is_dir():
+            path.unlink()
+        elif path.name.startswith("."):
+            shutil.rmtree(path)
+        else:
+            scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            os.rename(path, scratch)
+            shutil.rmtree(scratch)
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or of a folder's files."""
+    """Return the bytes of a file, or of a folder with its files."""
     total = 0
     for file in (path, *(Path(root) / name for root, _, names in os.walk(path) for name in names)):
         with suppress(FileNotFoundError):

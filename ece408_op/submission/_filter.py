@@ -30,9 +30,9 @@ setitimer getitimer timerfd_create timerfd_settime timerfd_gettime clock_gettime
 gettimeofday time nanosleep getrandom connect bind listen accept accept4 getsockname getpeername sendto recvfrom
 sendmsg recvmsg shutdown setsockopt getsockopt
 """
-#: Calls that no honest submission makes: they end the process, and the record says so. CUDA's driver and Python's
-#: libraries try some of them and do without, so there they only fail.
-_FATAL = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev")
+#: Calls that end the process of a C++ file for the CPU, and the record says so: only attacks make them. CUDA's driver
+#: and Python's libraries try some and do without, so in their processes the calls fail with EPERM.
+_FORBIDDEN = ("fork", "vfork", "ptrace", "process_vm_readv", "process_vm_writev")
 #: libseccomp's actions, and its comparisons of an argument.
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
 _EQUAL, _MASKED = 4, 7
@@ -41,7 +41,7 @@ _CLONE_THREAD, _SET_SIGNAL = 0x10000, 10  # CLONE_THREAD; F_SETSIG of fcntl
 
 @cache
 def filter_program(fatal: bool) -> int:
-    """A descriptor of the filter as BPF; ``fatal``: forbidden calls that only attacks make end the process.
+    """A descriptor of the filter as BPF, to be read from its beginning. fatal: forbidden calls end the process.
 
     Raises HarnessError where libseccomp is missing or fails.
     """
@@ -57,20 +57,21 @@ def filter_program(fatal: bool) -> int:
     # Action, call, and a condition as the struct scmp_arg_cmp: the argument's number, comparison, one or two numbers.
     rules: list[tuple[int, str, tuple[int, ...]]] = [
         *((_ALLOW, name, ()) for name in _ALLOWED.split()),
-        *((forbidden, name, ()) for name in _FATAL),
-        # Threads, but no processes. glibc turns from clone3, whose flags no filter can read, to clone.
+        *((forbidden, name, ()) for name in _FORBIDDEN),
+        # Threads, but no processes. Without clone3, whose flags no filter can read, glibc calls clone.
         (_ALLOW, "clone", (0, _MASKED, _CLONE_THREAD, _CLONE_THREAD)),
         (forbidden, "clone", (0, _MASKED, _CLONE_THREAD, 0)),
-        # CUDA opens a local socket; in a network namespace of its own that leads nowhere.
+        # CUDA opens a local socket, which reaches only what lies in the sandbox's own namespaces.
         *((_ALLOW, name, (0, _EQUAL, socket.AF_UNIX, 0)) for name in ("socket", "socketpair")),
-        # SIGCONT would let a stopped process run. The kernel reads 32 bits of the arguments: one of them has to differ.
+        # SIGCONT would let a stopped process run: by tgkill, or as the signal that F_SETSIG chooses for a ready file.
+        # One rule per bit: a call is allowed if any of the 32 bits that the kernel reads is another.
         *((_ALLOW, "fcntl", (1, _MASKED, 1 << bit, ~_SET_SIGNAL & 1 << bit)) for bit in range(32)),
         *((_ALLOW, "tgkill", (2, _MASKED, 1 << bit, ~signal.SIGCONT & 1 << bit)) for bit in range(32)),
     ]
     for action, name, condition in rules:
         number = library.seccomp_syscall_resolve_name(name.encode())
         packed = struct.pack("IiQQ", *condition) if condition else None
-        # A negative number is a call that this architecture lacks.
+        # A negative number is a call that this architecture lacks, or libseccomp does not know.
         if number >= 0 and library.seccomp_rule_add_array(
             context, ctypes.c_uint32(action), number, 0 if packed is None else 1, packed
         ):

@@ -44,7 +44,7 @@ def python_program(file: Path) -> Program:
     return Program(str(file), (*outermost, file.parent), tuple(paths), f"{file.parent}/")
 
 
-#: A GPU's first context in a process may take this long, in seconds, in addition to the limit for loading.
+#: A worker may take this long, in seconds, to begin, with a GPU's first context in its process, and to fill an output.
 _BEGIN_SECONDS = 60.0
 #: Empty calls that wake the processes on the way and measure the overhead. On the CPU each of a few in a row may wait
 #: milliseconds for other work, so there are more.
@@ -58,6 +58,13 @@ _SEND_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 #: This many bytes of the printed text are kept.
 _KEPT_BYTES = 1 << 16
+#: What a worker does after each command, in words.
+_DOING = {
+    "empty": "the time between two calls",
+    "zero": "the worker's beginning",
+    "load": "loading it",
+    "run": "a call of forward",
+}
 #: Answers that end the submission.
 _FAILURES = {
     "unloadable": ("compile_error", "it cannot be loaded: {}"),
@@ -89,7 +96,7 @@ class Program:
     folder: str = ""
     #: The submission's text.
     source: str = ""
-    #: Seconds that its workers have run, and may run.
+    #: Seconds that its workers have run to load it and in its calls, and may run.
     used: list[float] = field(default_factory=list)
     most: float = math.inf
     #: The units that it computes with, a key of ``core.roofline.PRODUCTS``.
@@ -103,14 +110,14 @@ class Program:
 
 
 class Worker:
-    """A process that holds one submission and the buffers of its layers. It is stopped except during a call."""
+    """A process that holds one submission and the buffers of its layers. Between commands it is stopped."""
 
     def __init__(
         self, tools: Tools, program: Program, buffers: Sequence[Arrays], folder: Path, spec: LimitsSpec
     ) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_SEND_SECONDS)
-        self._fault, self._stopped = "", False
+        self._fault, self._stopped, self._loads = "", False, False
         self._program, self._on_gpu = program, buffers[0].gpu
         #: Seconds of an empty call, measured before the submission is loaded and could make it slow.
         self.overhead = 0.0
@@ -163,6 +170,7 @@ class Worker:
         """
         with self._our_fault():
             self._nothing_waits()
+        self._loads = True
         self.call(0, seconds, "load")
 
     def call(self, layer: int, seconds: float, word: str = "run") -> Call:
@@ -171,10 +179,11 @@ class Worker:
         Raises EndedError where it does not come back in time.
         """
         self._nothing_waits()
-        left = self._program.most - sum(self._program.used)
-        if left <= 0:
-            raise EndedError("timed_out", f"all its calls took longer than their limit of {self._program.most:g} s")
-        seconds = min(seconds, left)
+        if self._loads:
+            left = self._program.most - sum(self._program.used)
+            if left <= 0:
+                raise EndedError("timed_out", f"all its calls took longer than their limit of {self._program.most:g} s")
+            seconds = min(seconds, left)
         nonce = secrets.token_hex(8)
         start = time.perf_counter()
         self._go()
@@ -183,10 +192,11 @@ class Worker:
         except OSError:  # it has ended, or reads no commands
             raise self._reason_of_end("the time between two calls") from None
         try:
-            answer = self._answer(time.monotonic() + seconds, "loading it" if word == "load" else "a call of forward")
+            answer = self._answer(time.monotonic() + seconds, _DOING[word])
         finally:
             end = time.perf_counter()
-            self._program.used.append(end - start)
+            if self._loads:
+                self._program.used.append(end - start)
         self._stop()
         if not self._on_gpu:
             # Threads that go on after the answer are timed until they are stopped.
@@ -292,7 +302,8 @@ class Worker:
             said = _STACK
         elif kind == "signal":
             said = _SIGNALS.get(int(number), f"it was ended by signal {number}")
-        return EndedError("timed_out" if number == str(int(signal.SIGXCPU)) else "crashed", f"{said}, during {doing}")
+        used_up = (kind, number) == ("signal", str(int(signal.SIGXCPU)))
+        return EndedError("timed_out" if used_up else "crashed", f"{said}, during {doing}")
 
 
 def _forged(line: str) -> EndedError:
