@@ -10,20 +10,22 @@
 // its rows as the tensor cores read them, high before low, so that one bulk copy loads it.
 //
 // Arithmetic intensity: a k-step of a block copies (128 + tile_columns) x 256 bytes for 3 x 2 x 128 x tile_columns x 64
-// FLOP: 109 FLOP per byte for 168 columns. Tensor cores limit the time, since L2 holds the tiles of w.
+// FLOP: 109 FLOP per byte for 168 columns.
 //
-// Config: length (K) in k_steps of 64; columns (M) in column_tiles of tile_columns, a multiple of eight; tile_rows;
-// stages; bias; components, 2.
+// Config: length (K) in k_steps of 64; columns (M) in column_tiles of tile_columns; tile_rows; stages; bias; components,
+// 2. dense.py puts the activation's function, ``activated``, and the WGMMA macros before this text.
 
+static_assert(Config::tile_rows == 128 && Config::tile_columns % 8 == 0, "the register counts are for two consumers");
 constexpr int K_STEP = 64, ROW_BYTES = 2 * K_STEP, CONSUMERS = Config::tile_rows / 64;
-constexpr int SUMS = Config::tile_columns / 2;  // of a thread: a warpgroup has 64 rows
+constexpr int SUMS = Config::tile_columns / 2;  // accumulators of a thread, of a warpgroup's 64 rows
 constexpr int X_BYTES = 2 * Config::tile_rows * ROW_BYTES, W_BYTES = 2 * Config::tile_columns * ROW_BYTES;
-// A row may spread over more powers of two than an image: its sums are long, and a value that far below the largest errs
-// by 2^-50 of that.
+// A row may spread over more powers of two than an image of a convolution: its sums are long, and the error of a value
+// that far below the row's largest is at most 2^-50 of the largest.
 constexpr int ROW_SPREAD = 36;
 
-// Convert: a block splits its row into tiles of TILE_ROWS rows. In a tile's row of 128 bytes, the 16-byte units are
-// permuted by the row's last three bits. Columns from K on are zeros. Stores the row's exponent, or UNSPLITTABLE.
+// Convert: a block splits its row into tiles of TILE_ROWS rows. In a tile's row of 128 bytes, the 16-byte units have
+// the order of the 128-byte swizzle: unit ^ row % 8. Columns from K on are zeros. Stores the row's exponent, or
+// UNSPLITTABLE.
 template <int TILE_ROWS>
 __device__ __forceinline__ void split(const float *x, uint4 *tiles, int *exponents) {
     const long long row = blockIdx.x;
@@ -69,12 +71,13 @@ __device__ __forceinline__ void produce(const float *x, const float *w, unsigned
     }
 }
 
-// The matrix at a multiple of 1024 bytes: rows of 128 bytes, swizzled over them.
+// The wgmma descriptor of rows at a multiple of 1024 bytes: K-major, with the 128-byte swizzle.
 __device__ __forceinline__ Descriptor rows_at(unsigned address) {
     return matrix_descriptor(address, 16, 8 * ROW_BYTES) | Descriptor(1) << 62;
 }
 
-// Main loop: the sums of a warpgroup's 64 rows, without the scales. Each stage that was read is released.
+// Main loop: the products of a warpgroup's 64 scaled rows; ``store`` removes the scales. Each stage that was read is
+// released.
 __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned char *stages, Barrier *full,
                                           Barrier *empty, int warpgroup) {
     float sums[SUMS];
@@ -87,7 +90,7 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned c
         const Descriptor x_low = x_high + (X_BYTES / 2 >> 4), w_low = w_high + (W_BYTES / 2 >> 4);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 2 * (K_STEP / 16); k += 2) {  // a k-step of 16 products has 32 bytes of a row
+        for (int k = 0; k < 2 * (K_STEP / 16); k += 2) {  // a wgmma reads 32 bytes of a row, two units
             if (k == 0) WGMMA_OVERWRITE(sums, x_high, w_low);
             else WGMMA(sums, x_high + k, w_low + k);
             WGMMA(sums, x_low + k, w_high + k);
@@ -111,7 +114,8 @@ __device__ __forceinline__ void main_loop(float (&total)[SUMS], const unsigned c
 }
 
 // Epilogue of a warp's 16 rows from first_row on: four lanes store eight neighbouring outputs of a row, 32 bytes. The
-// columns' exponents and biases are in shared memory, because the compiler keeps loads from memory behind earlier stores.
+// columns' exponents and biases are in shared memory, since the compiler moves no global load before an earlier store.
+// Each row of w could be split: otherwise the host takes cuBLAS.
 __device__ __forceinline__ void store(const float (&total)[SUMS], const int *x_exponents, const int *w_exponents,
                                       const float *biases, float *y, int rows, int first_row, int first_column) {
     const int lane = threadIdx.x % 32, own = lane % 4 * 2, columns = Config::columns - first_column - own;
