@@ -105,7 +105,7 @@ class _OnGpu(mx.gluon.SymbolBlock):  # type: ignore[misc] # MXNet has no types
         object.__setattr__(self, "original", original)
 
     def forward(self, *arrays: Any) -> Any:
-        # A DataLoader makes arrays in shared or pinned memory, which MXNet's graphs refuse beside others.
+        # A DataLoader makes arrays in shared or pinned memory, which an MXNet graph with arrays in mx.cpu() refuses.
         moved = (isinstance(x, mx.nd.NDArray) and x.context.device_type.startswith("cpu_") for x in arrays)
         return super().forward(*(x.as_in_context(mx.cpu()) if moves else x for x, moves in zip(arrays, moved)))
 

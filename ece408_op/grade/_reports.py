@@ -195,7 +195,7 @@ def _share(part: float, full: float) -> float:
 
 
 def gradescope(record: Data, shown: Data) -> dict[str, Any]:
-    """Gradescope's results.json for one submission, of which ``shown`` is the page: points, and times to compare."""
+    """Gradescope's results.json for one submission: points, and times to compare; ``shown`` is what its page shows."""
     passed, networks = record["status"] == "passed", record["networks"]
     # The decisive network is tried again with more images for its times alone.
     names = [network["network"] for network in networks]

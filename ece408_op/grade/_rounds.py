@@ -87,9 +87,15 @@ class Trial:
     worker: Worker
 
     def __init__(
-        self, bench: Bench, program: Program, net: Net, images: int, seconds: float, purposes: Iterable[str],
+        self,
+        bench: Bench,
+        program: Program,
+        net: Net,
+        images: int,
+        seconds: float,
+        purposes: Iterable[str],
         trained: Sequence[CourseNet] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.bench, self.program, self.seconds, self._trained = bench, program, seconds, trained
         self._left = deque([*purposes, *[REAL_IMAGES] * len(trained)])
         self.buffers: list[Buffers] = []

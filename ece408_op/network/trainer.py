@@ -285,9 +285,9 @@ def update(
 ) -> None:
     """Update parameters on the GPUs that have their gradients, the others on the first GPU.
 
-    states: each keeps its updated parameter. rates, decays: see
-    ``_updates.Update``. kept: what ``Kept.begin`` returned for the parameters; others are copied to the GPU. once:
-    whether a gradient's array has been written only once since the last update; of others, all elements are checked.
+    states: each keeps its updated parameter. rates, decays: see ``_updates.Update``. kept: what ``Kept.begin`` returned
+    for the parameters; others are copied to the GPU. once: whether a gradient's array has been written only once since
+    the last update; of others, all elements are checked.
 
     Raises ProblemError, before anything changes, if a gradient that was left on a GPU has been changed or was used
     before. Raises DeviceError, with the GPU's number, if one fails. Its parameters and states are as they were if it

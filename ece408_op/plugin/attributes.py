@@ -101,11 +101,8 @@ class Attributes:
         unknown = [name for name in given if name not in KNOWN and not is_mxnets_own(name)]
         if unknown:
             raise ProblemError(f"unknown attribute {', '.join(sorted(unknown))}: expected only {', '.join(KNOWN)}")
-        given = {
-            name: value
-            for name, value in given.items()
-            if not (value is None or (isinstance(value, str) and value == "None"))
-        }
+        # As text, since an array of NumPy compares each element.
+        given = {name: value for name, value in given.items() if str(value) != "None"}
         for name in ("kernel", "num_filter"):
             if name not in given:
                 raise ProblemError(f"{name}: expected a value, got none; New needs kernel=(K, L) and num_filter=M")

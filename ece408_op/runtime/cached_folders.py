@@ -68,12 +68,10 @@ def _remove(path: Path) -> None:
     with suppress(OSError):  # another process was faster, or this one may not
         if not path.is_dir():
             path.unlink()
-        elif path.name.startswith("."):
-            shutil.rmtree(path)
-        else:
-            scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-            os.rename(path, scratch)
-            shutil.rmtree(scratch)
+            return
+        if not path.name.startswith("."):
+            path = path.rename(path.with_name(f".{path.name}"))
+        shutil.rmtree(path)
 
 
 def _size(path: Path) -> int:

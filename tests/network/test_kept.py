@@ -21,7 +21,7 @@ from ece408_op.plugin.bridge import addresses
 pytestmark = pytest.mark.usefixtures("way")
 
 WORDS = {"learning_rate": 0.004, "momentum": 0.9, "wd": 1e-3, "rescale_grad": 1 / 7}
-#: Parameters of ``plain``, of which "w" is used twice.
+#: Parameters of ``plain``, which uses "w" twice.
 NAMES = ("first_weight", "first_bias", "w", "last_weight", "last_bias")
 
 

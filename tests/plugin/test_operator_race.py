@@ -181,7 +181,7 @@ def test_a_loop_that_was_made_without_the_cure_is_refused():
         mx.sym.load_json(text).infer_shape(data=X.shape)
 
 
-BESIDE = """
+NEXT_TO_ANOTHER_CALL = """
 import ece408_op
 import mxnet as mx
 import numpy as np
@@ -206,7 +206,7 @@ print(wrong)
 
 def test_a_built_in_convolution_that_has_still_to_begin_with_the_same_weight():
     """It blocks the weight when it begins, whenever that is; MXNet's older engine makes that likely."""
-    assert printed("-c", BESIDE, MXNET_ENGINE_TYPE="ThreadedEngine") == "0\n"
+    assert printed("-c", NEXT_TO_ANOTHER_CALL, MXNET_ENGINE_TYPE="ThreadedEngine") == "0\n"
 
 
 @mx.operator.register("test_runs")

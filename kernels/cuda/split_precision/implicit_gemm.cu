@@ -100,8 +100,8 @@ __device__ __forceinline__ void store_piece(const Shared &s, float *y, const Wor
     }
 }
 
-// Have the copy engine store a tile's staged outputs while the math warps go on. It writes whole runs of y, of which only
-// the ends are parts of a 32-byte sector.
+// Have the copy engine store a tile's staged outputs while the math warps go on. It writes whole runs of y: only their
+// ends are parts of a 32-byte sector.
 __device__ __forceinline__ void store_staged_output(const float *staged, float *y, const WorkTile &tile, int thread) {
     constexpr int RUN = TILE_ROWS * OW, PITCH = Config::output_pitch;
     if (RUN == PIXELS && PITCH == PIXELS) {  // staged images lie as they do in y
