@@ -15,13 +15,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 REPEATS = 11
-TRAINED, TRAINING_IMAGES = "resnet50_v1", (128, 256)
+TRAINED, TRAINING_IMAGES = "resnet50_v1", (128, 256, 512)
 INFERRED = (("resnet50_v1", 256), ("ece408-2018fa", 10_000))
 
 
@@ -43,7 +44,7 @@ def main() -> int:
     text = [f"python benchmarks/several_gpus.py --gpus {arguments.gpus}"]
     text += [f"{machine.gpu.name}, CUDA {machine.gpu.runtime}, {cpu}, {versions}", "milliseconds: median, all", ""]
     right = True
-    for lines, agrees in (*_training_steps(arguments.gpus), *_inference(arguments.gpus)):
+    for lines, agrees in chain(_training_steps(arguments.gpus), _inference(arguments.gpus)):
         print("\n".join(lines), flush=True)
         text += [*lines, ""]
         right &= agrees
@@ -57,6 +58,7 @@ def _training_steps(gpus: int) -> Any:
     from ece408_op.bench import _training
 
     network, pixels, labels = _training._given(TRAINED, max(TRAINING_IMAGES), 0)
+    alone: dict[int, float] = {}
     for images in TRAINING_IMAGES:
         lines, medians = [f"{TRAINED}, training step, {images} images"], []
         for count in (1, gpus):
@@ -68,7 +70,13 @@ def _training_steps(gpus: int) -> Any:
             # The next network gets this one's memory.
             del step
             gc.collect()
-        yield [*lines, f"  ratio {medians[0] / medians[1]:.2f}"], True
+        lines += [f"  ratio {medians[0] / medians[1]:.2f}"]
+        alone[images] = medians[0]
+        share = images // gpus
+        if share in alone:
+            rate = gpus * alone[share] / medians[1]
+            lines[-1] += f"; {rate:.2f} times the images per second of 1 GPU with {share} images"
+        yield lines, True
 
 
 def _inference(gpus: int) -> Any:

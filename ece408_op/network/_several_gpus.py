@@ -47,7 +47,13 @@ class SeveralGpus:
     def __init__(self, engines: Sequence[Engine], numbers: Sequence[int]) -> None:
         self._engines, self._numbers = engines, numbers
 
-    def run(self, data: Sequence[np.ndarray], parameters: Sequence[int], outputs: Sequence[np.ndarray]) -> None:
+    def run(
+        self,
+        data: Sequence[np.ndarray],
+        parameters: Sequence[int],
+        outputs: Sequence[np.ndarray],
+        pinned: Sequence[bool] = (),
+    ) -> None:
         """Fill the outputs as ``Engine.run``; the results are in the order of the images.
 
         Raises ProblemError if the network does not compute each image by itself, and DeviceError, with the GPU's
@@ -65,7 +71,7 @@ class SeveralGpus:
             def work(part: int) -> None:
                 number = engines[part]
                 mine = images[number]
-                arrays = [x[mine] for x in data], parameters, [y[mine] for y in outputs]
+                arrays = [x[mine] for x in data], parameters, [y[mine] for y in outputs], pinned
                 if number == first:
                     used.append(self._engines[number].run(*arrays))
                 else:

@@ -47,6 +47,7 @@ class SeveralTrainers:
         outputs: Sequence[np.ndarray],
         states: Mapping[int, np.ndarray],
         seed: int,
+        pinned: Sequence[bool],
     ) -> list[_Part]:
         """Fill outputs and states as ``Trainer.forward``; the states change when all GPUs have computed.
 
@@ -62,7 +63,7 @@ class SeveralTrainers:
             gpu, mine = parts[part]
             images, results = [x[mine] for x in data], [y[mine] for y in outputs]
             own_seed = seed + (gpu << _SEED_SHIFT)
-            passed = self._trainers[gpu].forward(images, parameters, results, new[part], own_seed)
+            passed = self._trainers[gpu].forward(images, parameters, results, new[part], own_seed, pinned)
             found[part] = _Part(gpu, mine, passed)
 
         on_each(work, [self._numbers[gpu] for gpu, _ in parts])

@@ -5,8 +5,9 @@ All of it is one chunk of the copy pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ from ece408_op.errors import DeviceError
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer
+from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT, Chunk, Pipeline, StagingBuffer, Transfer, unpinned
 from ece408_op.runtime.launch import ceil_div
 
 from . import _repeated
@@ -43,15 +44,19 @@ def step(
     there: Callable[[np.ndarray], Any] = lambda _: None,
     packs: bool = True,
     meanwhile: Sequence[Callable[[], None]] = (),
+    pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
 ) -> Result:
     """Copy the inputs to the GPU, compute arrays and a result there, and copy the arrays to the outputs.
 
     passes: has the pass of that kind, if a CUDA graph repeats it. there: asked for each large input, returns a CuPy
     array on any GPU that is copied in its place, or None. packs: pack the arrays for the outputs; otherwise ``compute``
     does that, as ``packing_of``. meanwhile: functions to call while the GPU computes, again if there was no room.
+    pinned: as for the pipeline.
     """
     packings = [packing_of(tuple(array.shape for array in arrays)) for arrays in (inputs, outputs)]
     copies = [*map(there, packings[0].large(inputs)), None]
+    sides = dict(zip((INPUT, OUTPUT), packings))
+    pinned = {role: [*sides[role].large(flags), False] for role, flags in pinned.items()}
 
     def attempt(passes: Passes | None) -> Result:
         xp = cuda.cupy()
@@ -70,7 +75,7 @@ def step(
 
         try:
             device = _Device(gpu, given, packed, passes.of(kind, packings[0].shapes) if passes else None)
-            device.run(given, targets, copies, meanwhile)
+            device.run(given, targets, copies, pinned, meanwhile)
             # What is free then may be the next step's, whose copies run on other streams.
             cuda.wait("training", gpu.stream)
         except BaseException:
@@ -136,6 +141,7 @@ class _Device:
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         there: Sequence[Any],
+        pinned: Mapping[str, Sequence[bool]],
         meanwhile: Sequence[Callable[[], None]],
     ) -> None:
         """Copy the inputs, or what of them is on a GPU, compute, and copy the outputs."""
@@ -145,20 +151,23 @@ class _Device:
                 if copy is not None:
                     target.data.copy_from_device_async(copy.data, copy.nbytes, self._gpu.stream)
         inputs = [array if copy is None else array[:0] for array, copy in zip(inputs, there)]
-        copied = sum(array.nbytes for array in (*inputs, *outputs))
+        staged = unpinned(inputs, pinned.get(INPUT, ())) + unpinned(outputs, pinned.get(OUTPUT, ()))
+        copied = sum(array.nbytes for array in staged)
         threads = copying_threads(self._gpu, copied, _THREADS, _LEAST_TRANSFER)
         # An equal part for each thread, in as few transfers as may be.
         part = ceil_div(copied, threads)
         most = max(_LEAST_TRANSFER, ceil_div(part, ceil_div(part, _MOST_TRANSFER))) // ITEM_BYTES
         inputs, outputs = ([array.reshape(1, array.size) for array in arrays] for arrays in (inputs, outputs))
-        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile).run(threads)
+        Pipeline(self, [Chunk(0, 1)], inputs, outputs, most, checks=meanwhile, pinned=pinned).run(threads)
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         arrays = self._inputs if transfer.role == INPUT else self._outputs
-        self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
+        return self._gpu.copy(buffer, arrays[transfer.array].data.ptr, transfer, after)
 
-    def compute(self, this: Chunk) -> Any:
+    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         with self._gpu.device, self._gpu.stream:
+            for event in copied:
+                self._gpu.stream.wait_event(event)
             run = self._pass and self._pass.run(self._compute, self._gpu.stream)
             self._outputs, self.result = run or self._compute(self._inputs)
             return self._gpu.stream.record()

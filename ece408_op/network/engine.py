@@ -25,7 +25,7 @@ from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import STAGING_BYTES, Gpu
 from ece408_op.problem import ITEM_BYTES
 from ece408_op.runtime import cuda
-from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of
+from ece408_op.runtime.copy_pipeline import INPUT, Chunk, Pipeline, StagingBuffer, Transfer, chunks_of, unpinned
 from ece408_op.runtime.launch import ceil_div
 from ece408_op.runtime.memory import address
 from ece408_op.runtime.recent import Recent
@@ -36,8 +36,9 @@ from ._gpu import Chooser
 from ._memory_plan import plan, splits
 from ._network import parse
 
-#: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch.
-CHUNK_BYTES, MOST_CHUNKS = 12 << 20, 4
+#: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch. Where several GPUs
+#: share the images, a launch takes longer (benchmarks/several_gpus.py).
+CHUNK_BYTES, MOST_CHUNKS, MOST_SHARED_CHUNKS = 12 << 20, 4, 2
 #: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap. And
 #: those where several GPUs share the images.
 LEAST_IMAGES, LEAST_SHARED_IMAGES = 128, 64
@@ -76,14 +77,15 @@ class Engine:
         data: Sequence[np.ndarray],
         parameters: Sequence[int],
         outputs: Sequence[np.ndarray],
+        pinned: Sequence[bool] = (),
         checked: Sequence[np.ndarray] | None = None,
     ) -> Sequence[np.ndarray]:
         """Fill the outputs from data and parameters, each in the network's order: C-contiguous float32.
 
         Parameters are addresses: to make views of hundreds of arrays would take a millisecond. Outputs share no memory
-        with the others. Returns the copies of the parameters that it computed with, when the outputs are filled. Raises
-        DeviceError if the GPU fails or has no memory for one image. checked: what an engine of the same network
-        returned for these parameters: they are not compared.
+        with the others. pinned: whether each array of data is. checked: what an engine of the same network returned for
+        these parameters: they are not compared. Returns the copies of the parameters that it computed with, when the
+        outputs are filled. Raises DeviceError if the GPU fails or has no memory for one image.
         """
         with self.gpu.lock, self.gpu.device, cuda.reported("network"):
             if checked is not None and self.sent is not checked:
@@ -94,10 +96,10 @@ class Engine:
             try:
                 batch = self._batch([array.shape for array in data])
                 compared = parameters if known and checked is None else ()
-                if self._computed(batch, data, outputs, compared):
+                if self._computed(batch, data, outputs, pinned, compared):
                     batch.op_times(len(data[0]))
                     self._send(self._copied(parameters))
-                    self._computed(batch, data, outputs, ())
+                    self._computed(batch, data, outputs, pinned, ())
             except BaseException:
                 self.gpu.wait()
                 raise
@@ -175,8 +177,9 @@ class Engine:
         batch = next(iter(data.values()))[0]
         one = self.network.infer({name: (1, *shape[1:]) for name, shape in data.items()})
         image = ITEM_BYTES * sum(prod(one[value]) for value in (*self.network.data, *self.network.outputs))
-        least = LEAST_SHARED_IMAGES if _several_share() else LEAST_IMAGES
-        chunks = min(MOST_CHUNKS, batch * image // CHUNK_BYTES, batch // least)
+        several = MOST_SHARED_CHUNKS, LEAST_SHARED_IMAGES
+        most, least = several if _several_share() else (MOST_CHUNKS, LEAST_IMAGES)
+        chunks = min(most, batch * image // CHUNK_BYTES, batch // least)
         images = ceil_div(batch, max(1, chunks))
         room = MEMORY_SHARE * self.gpu.cuda.runtime.memGetInfo()[0]
         while images > 1:
@@ -200,6 +203,7 @@ class Engine:
         batch: Batch,
         data: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
+        pinned: Sequence[bool],
         compared: Sequence[int],
     ) -> bool:
         """Compute all chunks; return whether some of the parameters compared differ from those that were sent."""
@@ -210,19 +214,24 @@ class Engine:
                 differ.set()
 
         checks = [partial(compare, parts) for parts in self._comparisons] if compared else []
-        copied = (*data, *outputs, *(self.sent if compared else ()))
-        threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
         if batch.images < len(data[0]):
             chunks = chunks_of(len(data[0]), batch.images, STAGES)
         else:
             chunks = [Chunk(0, 1)]
             data, outputs = ([array.reshape(1, -1) for array in arrays] for arrays in (data, outputs))
+        staged = unpinned(data, pinned)
+        copied = (*staged, *outputs, *(self.sent if compared else ()))
+        threads = copying_threads(self.gpu, sum(array.nbytes for array in copied))
+        if any(pinned) and len(chunks) > STAGES:
+            # One queues the next chunk while the other waits for outputs.
+            threads = max(2, threads)
         # Each thread copies an equal part of each chunk, in as few transfers as staging buffers allow. For several GPUs
         # they are at least two, since their threads do not begin at the same time.
-        share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in data), threads)
+        share = ceil_div(chunks[0].images * sum(array[0].nbytes for array in staged), threads)
         transfers = max(1 + _several_share(), ceil_div(share, STAGING_BYTES))
         most = max(LEAST_TRANSFER, ceil_div(share, transfers)) // ITEM_BYTES
-        Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks).run(threads)
+        pipeline = Pipeline(_Device(self, batch), chunks, data, outputs, most, checks=checks, pinned={INPUT: pinned})
+        pipeline.run(threads)
         return differ.is_set()
 
 
@@ -232,13 +241,15 @@ class _Device:
     def __init__(self, engine: Engine, batch: Batch) -> None:
         self._engine, self._batch, self._gpu, self.staging = engine, batch, engine.gpu, engine.gpu.staging
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         buffers = self._batch.data if transfer.role == INPUT else self._batch.outputs
-        self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
+        return self._gpu.copy(buffer, buffers[transfer.stage][transfer.array].data.ptr, transfer, after)
 
-    def compute(self, this: Chunk) -> Any:
+    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         gpu, batch = self._gpu, self._batch
         with gpu.device, gpu.stream:
+            for event in copied:
+                gpu.stream.wait_event(event)
             data = batch.data[this.stage]
             outputs = batch.run(self._engine._given(data), data, timed=True)
             for source, target in zip(outputs, batch.outputs[this.stage]):

@@ -14,7 +14,7 @@ from ece408_op.core import dispatch
 from ece408_op.errors import DeviceError, GraphError, ProblemError
 from ece408_op.plugin import bridge, default_layout, mxnet_errors
 from ece408_op.problem import ITEM_BYTES
-from ece408_op.runtime import memory
+from ece408_op.runtime import memory, pinned
 
 from ._gpu import CUDNN
 from ._network import Network, parse
@@ -211,15 +211,16 @@ class NetworkOp(mx.operator.CustomOp):
             np.empty_like(output) if request in ("null", "add") or self._overlaps(output, data, parameters) else output
             for output, request in zip(outputs, req)
         ]
-        if trainer:
-            # MXNet knows that the forward pass changes states, not that the backward pass would.
-            if parameters != self._addresses:
-                self._addresses = parameters
-                self._views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
-            states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
-            self._before = trainer.forward(data, self._views, targets, states, _seed(in_data[count:]))
-        else:
-            self._engine.run(data, parameters, targets)
+        with pinned.using(data, wants=True) as flags:
+            if trainer:
+                # MXNet knows that the forward pass changes states, not that the backward pass would.
+                if parameters != self._addresses:
+                    self._addresses = parameters
+                    self._views = [bridge.view_at(at, shape) for at, shape in zip(parameters, self._shapes.values())]
+                states = {n: view for n, view in zip(network.parameters, self._views) if n in network.states}
+                self._before = trainer.forward(data, self._views, targets, states, _seed(in_data[count:]), flags)
+            else:
+                self._engine.run(data, parameters, targets, flags)
         _fill(outputs, targets, req)
 
     def _overlaps(self, output: np.ndarray, data: Sequence[np.ndarray], parameters: Sequence[int]) -> bool:

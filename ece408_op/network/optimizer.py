@@ -21,6 +21,7 @@ from ece408_op.errors import ProblemError
 from ece408_op.plugin import array_version, bridge, engine_queue
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
+from ece408_op.runtime.pinned import Pinned
 
 from . import trainer
 from ._kept import Kept
@@ -42,6 +43,8 @@ class State:
         #: The parameter as the last update left it, and where that and its gradient were.
         self.kept = Kept()
         self.place: trainer.Place | None = None
+        #: What pins the parameter, and the address of that.
+        self._pinned: tuple[int, Pinned | None] = 0, None
         #: The gradient of the last update, its count of writes, and that count then.
         self._given: tuple[Any, Callable[[], int], int] | None = None
         #: The parameter and the gradient that have been examined: to ask MXNet's arrays takes microseconds.
@@ -57,6 +60,15 @@ class State:
         if self._gpu is not gpu:
             self._arrays, self._gpu = [cuda.cupy().asarray(array) for array in self._on_host()], gpu
         return self._arrays
+
+    def pin(self, parameter: Any) -> None:
+        """Pin the parameter, MXNet's array at ``place``, at its second update."""
+        assert self.place, "the caller is its update"
+        address, size = self.place.addresses[0], self.place.parameter.nbytes
+        if self._pinned[0] != address:
+            self._pinned = address, None
+        elif self._pinned[1] is None:
+            self._pinned = address, Pinned(parameter, address, size)
 
     def written_once(self, gradient: Any) -> bool:
         """Return whether the gradient's array has been written once since the last update; the caller is the next one.
@@ -161,6 +173,8 @@ class _OnGpu(mx.optimizer.Optimizer):  # type: ignore[misc] # MXNet has no types
         def work() -> None:
             kept = [one.kept.begin(array) for one, array in zip(states, weights)]
             once = [one.written_once(array) for one, array in zip(states, gradients)]
+            for one, array in zip(states, weights):
+                one.pin(array)
             trainer.update(rule, places, states, rates, decays, kept, once)
 
         engine_queue.queue(work, gradients, weights, type(self).__name__)

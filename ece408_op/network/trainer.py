@@ -24,7 +24,9 @@ from ece408_op.plugin import host_context
 from ece408_op.plugin.bridge import view_at
 from ece408_op.plugin.host_context import Gpu
 from ece408_op.runtime import cuda
+from ece408_op.runtime.copy_pipeline import INPUT, OUTPUT
 from ece408_op.runtime.memory import address
+from ece408_op.runtime.pinned import using
 from ece408_op.runtime.recent import Recent
 
 from . import _training
@@ -123,11 +125,13 @@ class Trainer:
         outputs: Sequence[np.ndarray],
         states: Mapping[int, np.ndarray],
         seed: int,
+        pinned: Sequence[bool],
     ) -> _training.Forward:
         """Fill the outputs and the new states, and return what the backward pass needs, in GPU memory.
 
         The arrays are in the network's order, states by number, C-contiguous float32; outputs share no memory with the
-        others. Parameters are MXNet's memory. Raises DeviceError if the GPU fails or has no memory.
+        others. Parameters are MXNet's memory. pinned: whether each array of data is. Raises DeviceError if the GPU
+        fails or has no memory.
         """
         network = self.network
 
@@ -141,11 +145,12 @@ class Trainer:
             return [*(found.values[value] for value in network.outputs), *new], found
 
         inputs, results, passes = [*data, *parameters], [*outputs, *states.values()], None
+        flags = [*pinned, *(False for _ in parameters)]
         if self._repeated:
             with self._gpu.device:
                 passes = self._repeated.take(tuple(array.shape for array in data))
         try:
-            found = step(self._gpu, inputs, results, compute, passes, tuple(states), _kept_as)
+            found = step(self._gpu, inputs, results, compute, passes, tuple(states), _kept_as, pinned={INPUT: flags})
         except BaseException:
             if self._repeated:
                 self._repeated.clear()
@@ -328,7 +333,8 @@ def update(
             packed = list(before.packed) if before else packing.packed([one.parameter for one in updates], room)
             return packed, packed
 
-        packed = step(gpu, given, targets, compute, packs=False)
+        with using(targets) as flags:
+            packed = step(gpu, given, targets, compute, packs=False, pinned={OUTPUT: flags})
         with gpu.device:
             update = before or Updated(gpu, packing.unpacked(packed), packed)
         for place, state, array in zip(here, own_states, update.arrays):

@@ -8,19 +8,20 @@ from typing import Any
 
 import mxnet as mx
 
-from . import default_layout, imperative, mxnet_errors, operator
+from . import default_layout, imperative, mxnet_errors, operator, pinned_arguments
 
 #: MXNet's numbers of storage types: of an array that does not exist, and of a dense one.
 UNDEFINED, DENSE = -1, 0
 
 
 def connect() -> None:
-    """Register the operator, bring its errors' reasons to callers, keep its inputs in the default layout."""
+    """Register the operator, and change what of MXNet has to know of it; the modules say what."""
     mxnet_errors.install()
     _accept_absent_arrays()
     operator.register()
     default_layout.install()
     imperative.install()
+    pinned_arguments.install()
     atexit.register(_finish_pending)
 
 

@@ -35,7 +35,7 @@ from ece408_op.runtime.copy_pipeline import (
     images_per_chunk,
 )
 from ece408_op.runtime.launch import Plan, ceil_div
-from ece408_op.runtime.memory import advise_huge_pages
+from ece408_op.runtime.memory import address, advise_huge_pages
 from ece408_op.runtime.recent import Recent
 from ece408_op.runtime.thread_pool import share
 
@@ -111,7 +111,8 @@ class Gpu:
         #: Kernels and layers that have run.
         self.warm: Recent[tuple[str, ConvProblem, bool], bool] = Recent(1024)
         with self.device, cuda.reported("the host context"):
-            self.stream = self.cuda.Stream(non_blocking=True)
+            #: The stream to compute on, and that of copies from pinned arrays, which take turns on the link.
+            self.stream, self.pinned_in = (self.cuda.Stream(non_blocking=True) for _ in range(2))
             self.hold = _Hold(self.pinned(ITEM_BYTES * 2))
             for _ in range(self.threads):
                 floats = np.frombuffer(self.pinned(STAGING_BYTES), np.float32, STAGING_BYTES // ITEM_BYTES)
@@ -162,15 +163,20 @@ class Gpu:
         """Return ``size`` bytes of pinned host memory."""
         return self.cuda.PinnedMemoryPointer(self.cuda.PinnedMemory(size), 0)
 
-    def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> None:
-        """Copy between the buffer and the device's array at that address, once the event is reached; wait for it."""
+    def copy(self, buffer: StagingBuffer, array: int, transfer: Transfer, after: Any = None) -> Any:
+        """Copy to or from the device's array at that address, as ``copy_pipeline.Device``."""
+        out, pinned = transfer.role == OUTPUT, transfer.pinned
+        stream = self.pinned_in if pinned and not out else buffer.stream
+        here, there = address(transfer.host) if pinned else buffer.address, array + ITEM_BYTES * transfer.start
         if after is not None:
-            buffer.stream.wait_event(after)
-        there = array + ITEM_BYTES * transfer.start
-        out = transfer.role == OUTPUT
-        target, source, direction = (buffer.address, there, _TO_HOST) if out else (there, buffer.address, _TO_DEVICE)
-        self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, buffer.stream.ptr)
-        buffer.stream.synchronize()
+            stream.wait_event(after)
+        target, source, direction = (here, there, _TO_HOST) if out else (there, here, _TO_DEVICE)
+        self.cuda.runtime.memcpyAsync(target, source, transfer.host.nbytes, direction, stream.ptr)
+        if pinned and not out:
+            with self.device:
+                return stream.record()
+        stream.synchronize()
+        return None
 
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
         """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""
@@ -234,6 +240,7 @@ class Gpu:
     def wait(self) -> None:
         """Wait for all work of the call, also after an error: the next call uses the same buffers."""
         self.stream.synchronize()
+        self.pinned_in.synchronize()
         staging = [self.staging.get() for _ in range(self.threads)]
         for buffer in staging:
             buffer.stream.synchronize()
@@ -269,11 +276,11 @@ class _Work:
             wanted[_SUMS, 0] = 2 * wanted[_WEIGHT, 0]
         return wanted
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         name = self._names[transfer.role][transfer.array]
-        self._gpu.copy(buffer, self._address(name, transfer.stage), transfer, after)
+        return self._gpu.copy(buffer, self._address(name, transfer.stage), transfer, after)
 
-    def compute(self, this: Chunk) -> Any:
+    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         problem, stream = self._problem.with_batch(this.images), self._gpu.stream
         arrays = self.arrays(problem, this.stage)
         with self._gpu.device, self._gpu.hold.held(stream, arrays[0]):

@@ -3,7 +3,7 @@
     chunk     the images of one launch: copied in, computed, copied out. Each chunk uses the device buffers of its
               pipeline stage; ``STAGES`` chunks, or as many as the caller asks for, are on the device at a time
     transfer  the elements that one copy moves, through a pinned staging buffer: the GPU's copy engine cannot reach
-              pageable memory at full speed, and the driver must not keep pages registered that MXNet may free
+              pageable memory at full speed. Arrays that are pinned themselves (``runtime.pinned``) need no buffer
 
 Several threads work through the transfers in order: the input of chunk n, then the output of chunk n - 1. A transfer
 waits only for earlier ones, so the pipeline cannot deadlock, whatever the number of threads. Each thread waits for its
@@ -14,10 +14,11 @@ long to get it back. Nothing here knows CUDA; the pipeline calls the device thro
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +73,8 @@ class StagingBuffer:
 class Transfer:
     """What one copy moves: ``host``, flat float32, and on the device as many elements of a buffer from ``start`` on.
 
-    The buffer is that of the constant, input or output number ``array``, in the set of buffers ``stage``.
+    The buffer is that of the constant, input or output number ``array``, in the set of buffers ``stage``. pinned:
+    whether ``host`` is, so that no staging buffer is needed.
     """
 
     role: str
@@ -80,6 +82,12 @@ class Transfer:
     stage: int
     start: int
     host: np.ndarray
+    pinned: bool = False
+
+
+def unpinned(arrays: Sequence[np.ndarray], pinned: Sequence[bool]) -> list[np.ndarray]:
+    """Return the arrays that are copied through staging buffers; see ``Pipeline`` for ``pinned``."""
+    return [array for array, one in zip(arrays, pinned or [False] * len(arrays)) if not one]
 
 
 class Device(Protocol):
@@ -87,14 +95,15 @@ class Device(Protocol):
 
     staging: SimpleQueue[StagingBuffer]
 
-    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> None:
+    def copy(self, buffer: StagingBuffer, transfer: Transfer, after: Any) -> Any:
         """Copy from the buffer to the device, or an output to the buffer, once the event ``after``, if any, is reached.
 
-        Returns when the copy is done.
+        In a pinned transfer, the host's array takes the buffer's place. Returns when the copy is done, but for a pinned
+        input at once, with the event of its end.
         """
 
-    def compute(self, this: Chunk) -> Any:
-        """Queue the chunk's computation behind earlier ones; return the event of its end."""
+    def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
+        """Queue the chunk's computation behind earlier ones and behind these events; return the event of its end."""
 
 
 class _State:
@@ -102,6 +111,8 @@ class _State:
 
     def __init__(self) -> None:
         self.to_copy_in = self.to_copy_out = 0
+        #: The events of copies from pinned arrays.
+        self.copied: list[Any] = []
         #: The event of the computation's end, until a copy has waited for it.
         self.end: Any = None
         self.launched, self.copied_out = threading.Event(), threading.Event()
@@ -116,8 +127,8 @@ class Pipeline:
 
     All arrays are C-contiguous float32; outputs share no memory with the others. staging_elements: the elements of a
     staging buffer. constants: arrays that every chunk reads. checks: functions for the threads to call while the device
-    computes the last chunk. add: add results to the outputs. An error in any transfer ends the call, and ``run`` raises
-    it.
+    computes the last chunk. add: add results to the outputs, of which none is pinned. pinned: by role, whether each
+    array is pinned, or nothing if none is. An error in any transfer ends the call, and ``run`` raises it.
     """
 
     def __init__(
@@ -130,8 +141,10 @@ class Pipeline:
         constants: Sequence[np.ndarray] = (),
         checks: Sequence[Callable[[], None]] = (),
         add: bool = False,
+        pinned: Mapping[str, Sequence[bool]] = MappingProxyType({}),
     ) -> None:
         self._device, self._chunks, self._staging_elements, self._add = device, chunks, staging_elements, add
+        self._pinned = pinned
         self._stages = 1 + max((this.stage for this in chunks), default=0)
         self._states = [_State() for _ in chunks]
         self._lock = threading.Lock()
@@ -170,11 +183,12 @@ class Pipeline:
             self._work.clear()
 
     def _transfers(self, role: str, arrays: Sequence[np.ndarray], stage: int, skipped: int = 0) -> Iterator[Transfer]:
-        """The arrays without their first ``skipped`` images, in transfers that fit a staging buffer."""
-        for number, array in enumerate(arrays):
-            flat = array.reshape(-1)
-            for start in range(skipped * (array.size // max(1, len(array))), array.size, self._staging_elements):
-                yield Transfer(role, number, stage, start, flat[start : start + self._staging_elements])
+        """The arrays without their first ``skipped`` images, in transfers that fit a staging buffer or are pinned."""
+        flags = self._pinned.get(role) or [False] * len(arrays)
+        for number, (array, pinned) in enumerate(zip(arrays, flags)):
+            flat, most = array.reshape(-1), max(1, array.size) if pinned else self._staging_elements
+            for start in range(skipped * (array.size // max(1, len(array))), array.size, most):
+                yield Transfer(role, number, stage, start, flat[start : start + most], pinned)
 
     def _copies_in(self, number: int, role: str, arrays: Sequence[np.ndarray]) -> list[Callable[[], None]]:
         transfers = list(self._transfers(role, arrays, self._chunks[number].stage))
@@ -198,11 +212,13 @@ class Pipeline:
             self._wait(before.launched)
         buffer = self._device.staging.get()
         try:
-            np.copyto(buffer.floats[: transfer.host.size], transfer.host)
-            self._device.copy(buffer, transfer, before.end if before else None)
+            if not transfer.pinned:
+                np.copyto(buffer.floats[: transfer.host.size], transfer.host)
+            copied = self._device.copy(buffer, transfer, before.end if before else None)
         finally:
             self._device.staging.put(buffer)
         with self._lock:
+            state.copied += [copied] if transfer.pinned else []
             state.to_copy_in -= 1
             last = state.to_copy_in == 0
         if last:
@@ -210,7 +226,7 @@ class Pipeline:
                 self._wait(self._states[number - 1].launched)  # chunks compute in order, and constants come first
             if before is not None:
                 self._wait(before.copied_out)
-            state.end = self._device.compute(self._chunks[number])
+            state.end = self._device.compute(self._chunks[number], state.copied)
             state.launched.set()
 
     def _copy_out(self, number: int, transfer: Transfer) -> None:
@@ -227,7 +243,7 @@ class Pipeline:
             staged = buffer.floats[: transfer.host.size]
             if self._add:
                 np.add(transfer.host, staged, out=transfer.host)
-            else:
+            elif not transfer.pinned:
                 np.copyto(transfer.host, staged)
         finally:
             self._device.staging.put(buffer)

@@ -112,6 +112,7 @@ class Module(SimpleNamespace):
 
 def fake_cupy():
     memory = {"memGetInfo": lambda: (Gpu.free, MEMORY), "memcpyAsync": _copy}
+    memory |= {"hostRegister": lambda address, size, flags: Gpu.pin(address, size), "hostUnregister": Gpu.unpin}
     runtime = SimpleNamespace(**memory, getDevice=lambda: Device().id, CUDARuntimeError=Error)
     namespace = SimpleNamespace(
         alloc=_alloc,
@@ -147,9 +148,21 @@ class Gpu:
 
     #: The largest piece of memory that there is, and what is free.
     largest = free = MEMORY
+    #: The bytes of pinned memory, by its address.
+    pinned = {}
+
+    @classmethod
+    def pin(cls, address, size):
+        if address in cls.pinned:
+            raise Error("pinned already")
+        cls.pinned[address] = size
+
+    @classmethod
+    def unpin(cls, address):
+        del cls.pinned[address]
 
     def __init__(self, threads=4, number=-1):
-        self.cuda, self.device, self.stream = fake_cupy().cuda, Device(number), Stream()
+        self.cuda, self.device, self.stream, self.pinned_in = fake_cupy().cuda, Device(number), Stream(), Stream()
         self.lock, self.threads, self.hold, self.staging = threading.Lock(), threads, Hold(), SimpleQueue()
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))

@@ -17,6 +17,7 @@ from ece408_op.network._kept import kept_at
 from ece408_op.network._training_gpu import GpuOperators
 from ece408_op.plugin import array_version
 from ece408_op.plugin.bridge import addresses
+from ece408_op.runtime import pinned
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -27,8 +28,9 @@ NAMES = ("first_weight", "first_bias", "w", "last_weight", "last_bias")
 
 @pytest.fixture(autouse=True)
 def all_large(monkeypatch):
-    """Small parameters, as those of tests are, cross the bus in any case."""
+    """Small parameters, as those of tests are, cross the bus in any case, and are not pinned."""
     monkeypatch.setattr(_packing, "SMALL_BYTES", 4)
+    monkeypatch.setattr(pinned, "LEAST_BYTES", 8)
     _packing.packing_of.cache_clear()
     yield
     _packing.packing_of.cache_clear()

@@ -59,7 +59,7 @@ def test_gpus_that_share_a_batch_have_fewer_copying_threads():
 def test_gpus_that_share_a_batch_have_smaller_chunks():
     """A chunk's copy does not overlap with its own computation, and the batch of each is smaller."""
     node = ece408_op.gpu_network(data * 2, {})[0]
-    found, shape = engine.engine(text_of(node), "auto", "float32", 0), {"data": (256, 3, 128, 128)}
+    found, shape = engine.engine(text_of(node), "auto", "float32", 0), {"data": (128, 3, 128, 128)}
     with engine.sharing(2):
         shared = found._images(shape)
     assert (found._images(shape), shared) == (128, 64)
@@ -89,12 +89,12 @@ def test_several_gpus_have_the_parameters_of_their_call(gpu, monkeypatch):
     assert np.array_equal(first.forward(is_train=False)[0].asnumpy(), expected)
     run, turns, compared = engine.Engine.run, [first, second], threading.Event()
 
-    def run_between(self, given, parameters, outputs, *checked):
+    def run_between(self, given, parameters, outputs, pinned, *checked):
         """Have the other network compute when the first one's first GPU has computed, and not yet its second one."""
         if any(checked) and len(turns) == 2:
             compared.wait(10)
             turns.pop().forward(is_train=False)[0].wait_to_read()
-        result = run(self, given, parameters, outputs, *checked)
+        result = run(self, given, parameters, outputs, pinned, *checked)
         compared.set()
         return result
 

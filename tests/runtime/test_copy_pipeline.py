@@ -70,22 +70,28 @@ class Unsteady:
 
     def copy(self, buffer, transfer, after):
         self.begin()
-        if after is not None:
+        if after is not None and not (transfer.pinned and transfer.role == INPUT):
             after.finish()
         with self.lock:
             self.copied[transfer.role] += transfer.host.size
         memory = self.memory[transfer.role, transfer.array, transfer.stage].reshape(-1)
         there = memory[transfer.start : transfer.start + transfer.host.size]
+        here = transfer.host if transfer.pinned else buffer.floats[: there.size]
         if transfer.role == OUTPUT:
-            buffer.floats[: there.size] = there
+            here[...] = there
             there.fill(np.nan)
+        elif transfer.pinned:
+            return Mark(lambda: np.copyto(there, here), after)
         else:
-            there[...] = buffer.floats[: there.size]
+            there[...] = here
+        return None
 
-    def compute(self, this):
+    def compute(self, this, copied):
         self.begin()
 
         def work():
+            for copy in copied:
+                copy.finish()
             a, b = (self.memory[INPUT, i, this.stage] for i in (0, 1))
             product, sums = (self.memory[OUTPUT, i, this.stage] for i in (0, 1))
             product[...] = a * self.memory["constant", 0, 0]
@@ -109,9 +115,10 @@ class Call:
         self.outputs = [np.full(shape, start, np.float32) for shape in ((batch, 2, 5), (batch, 2))]
         self.chunks, self.most, self.checked = chunks_of(batch, min(images, batch), stage), most, []
 
-    def run(self, device, threads, add=False):
+    def run(self, device, threads, add=False, pinned=()):
         checks = [lambda n=n: self.checked.append(n) for n in range(5)]
-        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, [self.c], checks, add)
+        pinned = dict(zip((INPUT, OUTPUT), pinned))
+        pipeline = Pipeline(device, self.chunks, self.inputs, self.outputs, self.most, [self.c], checks, add, pinned)
         return finishes(lambda: pipeline.run(threads))
 
 
@@ -149,6 +156,27 @@ def test_every_image_arrives_once_whatever_the_device_does_first(batch, images, 
     assert device.copied == {"constant": 5, INPUT: 13 * computed, OUTPUT: 12 * batch}
 
 
+flags = st.tuples(st.booleans(), st.booleans())
+
+
+@given(batches, sizes, stages, st.integers(1, 40), threads_, flags, flags, st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_pinned_arrays_need_no_staging_buffer(batch, images, stage, most, threads, inputs, outputs, seed):
+    call = Call(batch, images, stage, most, seed)
+    device = Unsteady(call, threads, seed)
+    copied, copy = [], device.copy
+    device.copy = lambda buffer, transfer, after: copied.append(transfer) or copy(buffer, transfer, after)
+    assert call.run(device, threads, pinned=(inputs, outputs)) == []
+    a, b = call.inputs
+    np.testing.assert_array_equal(call.outputs[0], a * call.c)
+    np.testing.assert_array_equal(call.outputs[1], np.stack([a.sum(axis=(1, 2)), b.sum(axis=1)], axis=1))
+    for role, pinned in ((INPUT, inputs), (OUTPUT, outputs)):
+        for number, one in enumerate(pinned):
+            found = [each for each in copied if (each.role, each.array) == (role, number)]
+            assert {each.pinned for each in found} == {one}
+            assert not one or len(found) == len(call.chunks), "one transfer for each chunk"
+
+
 @given(batches, sizes, stages, st.integers(1, 40), threads_, st.integers(1, 60), st.integers(0, 10**6))
 @settings(max_examples=150, deadline=None)
 def test_an_error_ends_the_call_and_is_raised(batch, images, stage, most, threads, fail_at, seed):
@@ -173,7 +201,7 @@ def test_images_that_depend_on_each_other_are_one_round():
     call.chunks = [Chunk(0, 1)]
     call.inputs, call.outputs = ([a[None] for a in arrays] for arrays in (call.inputs, call.outputs))
     device = Unsteady(call, 2, 0)
-    device.compute = lambda this: (
+    device.compute = lambda this, copied: (
         [
             np.multiply(device.memory[INPUT, i, 0][:, :, :2], 2, out=device.memory[OUTPUT, i, 0][:, :, :2])
             for i in (0, 1)

@@ -1,0 +1,87 @@
+"""Networks whose data and parameters are pinned from the second call on: the results are those of other memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from network_case import mx, ndarrays, require_gpus, values
+from network_fake import Gpu
+
+import ece408_op
+from ece408_op.runtime import pinned
+
+S = mx.sym
+pytestmark = pytest.mark.usefixtures("gpu")
+
+
+@pytest.fixture(autouse=True)
+def uses(monkeypatch):
+    """Have little memory pinned too; a list of whether the data of each call was."""
+    found, original = [], pinned.using
+
+    @contextmanager
+    def noted(arrays, wants=False):
+        with original(arrays, wants) as flags:
+            found.extend(flags)
+            yield flags
+
+    monkeypatch.setattr(pinned, "LEAST_BYTES", 4)
+    monkeypatch.setattr(pinned, "using", noted)
+    pinned.wanted.clear()
+    return found
+
+
+def bound(images, numbers):
+    """Return an executor on GPUs of these numbers, and MXNet's own one, with whole numbers, whose sums are exact."""
+    symbol = S.FullyConnected(S.Convolution(S.Variable("data"), kernel=(3, 3), num_filter=4), num_hidden=3)
+    args = {name: np.rint(3 * array) for name, array in values(symbol, {"data": (images, 2, 8, 8)})[0].items()}
+    params = ndarrays({name: array for name, array in args.items() if name != "data"})
+    node, params, _ = ece408_op.gpu_network(symbol, params, device_ids=numbers)
+    data = {"data": mx.nd.array(args["data"])}
+    return node.bind(mx.cpu(), {**data, **params}), symbol.bind(mx.cpu(), ndarrays(args))
+
+
+@pytest.mark.parametrize("images", [1, 7, 300])
+@pytest.mark.parametrize("numbers", [[0], [1, 0]])
+def test_each_call_has_the_data_of_its_time(gpu, images, numbers, uses):
+    require_gpus(gpu, len(numbers))
+    ours, theirs = bound(images, numbers)
+    for seed in range(4):
+        data = np.random.RandomState(seed).randint(-3, 4, (images, 2, 8, 8))
+        found = []
+        for executor in (ours, theirs):
+            executor.arg_dict["data"][:] = data
+            found.append(executor.forward(is_train=False)[0].asnumpy())
+        np.testing.assert_array_equal(*found)
+    assert uses == [False, True, True, True]
+
+
+@pytest.mark.parametrize("gpu", ["none"], indirect=True)
+def test_an_executor_that_is_gone_leaves_nothing_pinned(gpu, uses):
+    others = dict(Gpu.pinned)
+    ours, _ = bound(7, [0])
+    for _ in range(3):
+        ours.forward(is_train=False)[0].wait_to_read()
+    assert [size for at, size in Gpu.pinned.items() if at not in others] == [4 * 7 * 2 * 8 * 8]
+    del ours
+    end = time.monotonic() + 10
+    while not Gpu.pinned.keys() <= others.keys():  # MXNet's threads free the operator
+        assert time.monotonic() < end
+        gc.collect()
+        time.sleep(0.01)
+
+
+def test_calls_with_arrays_of_their_own_pin_nothing(gpu, uses):
+    """MXNet frees the memory of each, and may have the next one in the same place."""
+    symbol = ece408_op.gpu_network(S.Variable("data") * 2, {})[0]
+    block = mx.gluon.SymbolBlock(symbol, [S.Variable("data")])
+    block.hybridize(static_alloc=True)
+    for seed in range(6):
+        data = mx.nd.random.uniform(shape=(50, 3))
+        assert (block(data).asnumpy() == 2 * data.asnumpy()).all(), seed
+        del data
+    assert uses == [False] * 6
