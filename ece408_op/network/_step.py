@@ -166,8 +166,7 @@ class _Device:
 
     def compute(self, this: Chunk, copied: Sequence[Any]) -> Any:
         with self._gpu.device, self._gpu.stream:
-            for event in copied:
-                self._gpu.stream.wait_event(event)
+            self._gpu.behind(copied)
             run = self._pass and self._pass.run(self._compute, self._gpu.stream)
             self._outputs, self.result = run or self._compute(self._inputs)
             return self._gpu.stream.record()

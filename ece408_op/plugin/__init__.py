@@ -1,17 +1,18 @@
 """Everything that touches MXNet: its import, the operator ``New``, its arrays, layouts, errors and outputs.
 
-mxnet_import    makes MXNet 1.9.1 importable on today's Python and NumPy
-connect         registers the operator once MXNet is imported
-operator        the operator as MXNet sees it: shapes, types, forward, backward
-imperative      the three steps of a call of nd.Custom: synchronous fast path, output pool, default layout
-builder         ``New``: the operator called as a function
-attributes      the operator's attributes, parsed and checked
-bridge          views of MXNet's arrays, and which GPUs MXNet can use
-default_layout  keeps oneDNN's blocked layout away from the operator
-output_pool     memory for large outputs
-engine_queue    Python functions in MXNet's engine
-array_version   how often MXNet has written an array
-mxnet_errors    brings the reason of an error inside an operator to the caller
-op_times        ``op_times``: one entry per call
-host_context    a GPU for arrays in host memory
+mxnet_import      makes MXNet 1.9.1 importable on today's Python and NumPy
+connect           registers the operator once MXNet is imported
+operator          the operator as MXNet sees it: shapes, types, forward, backward
+imperative        the three steps of a call of nd.Custom: synchronous fast path, output pool, default layout
+builder           ``New``: the operator called as a function
+attributes        the operator's attributes, parsed and checked
+bridge            views of MXNet's arrays, and which GPUs MXNet can use
+default_layout    keeps oneDNN's blocked layout away from the operator
+output_pool       memory for large outputs
+engine_queue      Python functions in MXNet's engine
+pinned_arguments  pinned memory for what executors copy at each call
+array_version     how often MXNet has written an array
+mxnet_errors      brings the reason of an error inside an operator to the caller
+op_times          ``op_times``: one entry per call
+host_context      a GPU for arrays in host memory
 """

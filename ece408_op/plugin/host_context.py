@@ -178,6 +178,11 @@ class Gpu:
         stream.synchronize()
         return None
 
+    def behind(self, events: Sequence[Any]) -> None:
+        """Have what is queued on the stream to compute on from now on wait for events."""
+        for event in events:
+            self.stream.wait_event(event)
+
     def copy_alone(self, source: Any, target: np.ndarray) -> None:
         """Copy a CuPy float32 array into a NumPy array exactly as a call copies its output."""
         advise_huge_pages(target)

@@ -9,6 +9,7 @@ prepared_launch   launches whose arguments are built once
 cached_folders    compiled programs in folders: made once, limited in bytes
 recent            a dictionary of bounded size
 copy_pipeline     copies between host and device that overlap with computing
+pinned            pinned memory of others, which needs no staging buffer
 llvm              machine code from LLVM IR
 thread_pool       threads that share the parts of one call
 memory            aligned scratch memory, outputs with mapped pages

@@ -167,7 +167,7 @@ class Gpu:
         for _ in range(threads):
             self.staging.put(StagingBuffer(np.empty(STAGING_BYTES // 4, np.float32), Stream()))
 
-    copy = host_context.Gpu.copy
+    copy, behind = host_context.Gpu.copy, host_context.Gpu.behind
 
     def wait(self):
         assert self.staging.qsize() == self.threads
