@@ -40,6 +40,13 @@ def _is_writable(folder: str | os.PathLike[str]) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace a file by this text, in UTF-8, atomically, and make its folder; other characters become escapes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that replaces ``path`` atomically when the block ends without an exception.

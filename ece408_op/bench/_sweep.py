@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ece408_op.core import dispatch, tuning
 from ece408_op.core.kernel import CudaKernel, roofline_milliseconds
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import write_text
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
 from ece408_op.runtime import cuda
 
@@ -43,7 +43,6 @@ def record(results: Results) -> None:
             tiles = {row.kernel: row.details["tile"] for row in case.rows if row.details.get("tile")}
             rows.append(tuning.Measured(case.problem, times, predicted, tiles))
     table = tuning.ChipTable(chip.name, chip.capability, tuple(rows))
-    with replacing(tuning.TABLE) as file:
-        file.write(tuning.merged(tuning.read(tuning.TABLE), table).encode())
+    write_text(tuning.TABLE, tuning.merged(tuning.read(tuning.TABLE), table))
     tuning.read.cache_clear()
     dispatch.forget_choices()

@@ -30,7 +30,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import write_text
 from ece408_op.errors import DataError
 from ece408_op.problem import ConvProblem
 
@@ -175,8 +175,7 @@ def mean_and_least(ratios: Iterable[float | None]) -> tuple[float, float] | None
 
 def write(path: Path, results: Results) -> None:
     """Replace the file by the results; raises OSError where it cannot be written."""
-    with replacing(path) as file:
-        file.write(as_text(results).encode())
+    write_text(path, as_text(results))
 
 
 def as_text(results: Results) -> str:

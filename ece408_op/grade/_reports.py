@@ -10,11 +10,10 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ece408_op.data.atomic import output_folder_problem, replacing
+from ece408_op.data.atomic import output_folder_problem, write_text
 from ece408_op.runtime import ptxas, templates
 from ece408_op.runtime.occupancy import KernelNotes
 from ece408_op.submission.networks import TERMS
@@ -45,35 +44,27 @@ def rank(records: Sequence[Data], rules: RankingSpec) -> dict[str, list[dict[str
         for network in timed(record):
             together = rules.mix_precisions or record["precision"].startswith("float32")
             name = name_of(network) + ("" if together else f", {record['precision']}")
-            one = {"network": name, "path": record["path"], "precision": record["precision"]}
-            one.update(seconds=network["seconds"], roofline=network.get("roofline_seconds"))
-            for end in ("fastest", "slowest"):
-                one[end] = sum(layer["seconds"][end] for layer in network["layers"])
-            ranking.setdefault(name, []).append(one)
+            ends = {end: sum(layer["seconds"][end] for layer in network["layers"]) for end in ("fastest", "slowest")}
+            own = {"network": name, "seconds": network["seconds"], "roofline": network.get("roofline_seconds"), **ends}
+            ranking.setdefault(name, []).append({**own, "path": record["path"], "precision": record["precision"]})
     ranking = {name: sorted(group, key=lambda one: one["seconds"]) for name, group in ranking.items() if len(group) > 1}
     for group in ranking.values():
-        _place(group, rules)
+        median = statistics.median(one["seconds"] for one in group)
+        deviation = _MAD_TO_DEVIATION * statistics.median(abs(one["seconds"] - median) for one in group)
+        first_slowest, place = -1.0, 0
+        for number, one in enumerate(group, 1):
+            # Overlapping intervals tie, but with the first of a place alone: a chain of neighbours is not all equal.
+            if one["fastest"] > first_slowest:
+                first_slowest, place = one["slowest"], number
+            ahead = (median - one["seconds"]) / deviation if deviation > 0 else 0.0
+            share = min(max(ahead / rules.clamp, -1), 1) / 2 + 0.5 if rules.clamp else float(ahead >= 0)
+            one.update(place=place, deviations=ahead, points=rules.worst + (rules.best - rules.worst) * share)
     return ranking
 
 
 def timed(record: Data) -> list[Data]:
     """The networks of a submission that passed which were timed."""
     return [one for one in record["networks"] if record["status"] == "passed" and "seconds" in one]
-
-
-def _place(group: list[dict[str, Any]], rules: RankingSpec) -> None:
-    """Give each of a group, the fastest first, its place, deviations and points."""
-    seconds = [one["seconds"] for one in group]
-    median = statistics.median(seconds)
-    deviation = _MAD_TO_DEVIATION * statistics.median(abs(value - median) for value in seconds)
-    first_slowest, place = -1.0, 0
-    for number, one in enumerate(group, 1):
-        # Overlapping intervals tie, but with the first of a place alone: a chain of neighbours is not all equal.
-        if one["fastest"] > first_slowest:
-            first_slowest, place = one["slowest"], number
-        ahead = (median - one["seconds"]) / deviation if deviation > 0 else 0.0
-        share = min(max(ahead / rules.clamp, -1), 1) / 2 + 0.5 if rules.clamp else float(ahead >= 0)
-        one.update(place=place, deviations=ahead, points=rules.worst + (rules.best - rules.worst) * share)
 
 
 #: Status to its meaning, and what the author does next.
@@ -103,10 +94,10 @@ MEANINGS = {
 
 
 def problem(folder: Path | None) -> str | None:
-    """Why reports could not be written into that folder; None where they could."""
+    """Why reports could not be written into that folder; None where they could. Raises DeviceError without Jinja2."""
     if folder is None:
         return None
-    _templates()
+    templates.environment(Path(__file__).parent)
     return output_folder_problem(folder) or output_folder_problem(folder / "students")
 
 
@@ -119,10 +110,10 @@ def write_all(folder: Path, records: Sequence[Data], rules: RankingSpec) -> None
         name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', record['path']).strip('-.')[-80:]}-{mark}"
         pages[record["path"]] = f"students/{name}.html"
         shown = student(record, records)
-        put(folder / "students" / f"{name}.html", render("student.html", shown))
-        put(folder / "students" / name / "results.json", json.dumps(gradescope(record, shown), indent=1))
+        write_text(folder / "students" / f"{name}.html", render("student.html", shown))
+        write_text(folder / "students" / name / "results.json", json.dumps(gradescope(record, shown), indent=1))
     ranking = rank(records, rules)
-    put(folder / "leaderboard.csv", _csv(ranking))
+    write_text(folder / "leaderboard.csv", _csv(ranking))
     counts = Counter(record["status"] for record in records)
     folders = {str(Path(record["path"]).parent) for record in records}
     board = {
@@ -130,18 +121,11 @@ def write_all(folder: Path, records: Sequence[Data], rules: RankingSpec) -> None
         "counts": ", ".join(f"{counts[status]} {status}" for status in MEANINGS if counts[status]),
         **{"ranking": ranking, "records": records, "pages": pages, "rules": rules},
     }
-    put(folder / "leaderboard.html", render("leaderboard.html", board))
+    write_text(folder / "leaderboard.html", render("leaderboard.html", board))
 
 
 def render(template: str, shown: Data) -> str:
-    return str(_templates().get_template(f"{template}.j2").render(shown))
-
-
-@cache
-def _templates() -> Any:
-    environment = templates.environment(Path(__file__).parent)
-    environment.filters.update(ms=_ms, share=_share)
-    return environment
+    return templates.render(Path(__file__).with_name(f"{template}.j2"), shown, ms=_ms, share=_share)
 
 
 def student(record: Data, records: Sequence[Data] = ()) -> dict[str, Any]:
@@ -237,10 +221,3 @@ def _csv(ranking: Mapping[str, Sequence[Data]]) -> str:
         path = one["path"]
         writer.writerow({**one, "path": f"'{path}" if path[:1] in "=+-@" else path})
     return text.getvalue()
-
-
-def put(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(text.encode(errors="backslashreplace"))

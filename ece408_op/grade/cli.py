@@ -17,7 +17,7 @@ from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
-from ece408_op.data.atomic import folder_problem
+from ece408_op.data.atomic import folder_problem, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.submission import programs
@@ -120,7 +120,7 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     with closing(Log(file, repr((VERSION, rules.text, *options)))) as log:
         records = _grading.grade_all(found, graders, jobs, log)
         if arguments.json:
-            _reports.put(arguments.json, json.dumps({"version": VERSION, "records": records}, indent=1))
+            write_text(arguments.json, json.dumps({"version": VERSION, "records": records}, indent=1))
         if arguments.reports:
             _reports.write_all(arguments.reports, records, rules.ranking)
     if file:  # its records stand elsewhere now

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import write_text
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import templates
 
@@ -23,16 +23,12 @@ _INTENSITY, _RATE, _WIDTH, _HEIGHT = (-2, 3), (9, 14), 600, 300
 
 def write(result: Mapping[str, Any], folder: Path) -> Path:
     """Write the page into the folder, and return its path; raises DeviceError without Jinja2."""
-    page = as_page(result)
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / PAGE) as file:
-        file.write(page.encode())
+    write_text(folder / PAGE, as_page(result))
     return folder / PAGE
 
 
 def as_page(result: Mapping[str, Any]) -> str:
     """Return the page, which fetches nothing; its style is that of the grader's pages."""
-    environment = templates.environment(Path(__file__).parent)
     counted = [entry for entry in result["layers"] if entry["lines"]]
     entry = max(counted, key=lambda one: int(one["counters"]["sectors"]), default=None)
     shown = {
@@ -40,8 +36,10 @@ def as_page(result: Mapping[str, Any]) -> str:
         "name": _screen.layer_name,
         "ncu": _screen.ncu_words,
         "lines": source_lines(result["source"], entry),
+        "entry": entry,
+        "roofline": roofline(result),
     }
-    return str(environment.get_template("lab.html.j2").render(**shown, entry=entry, roofline=roofline(result)))
+    return templates.render(Path(__file__).with_name("lab.html.j2"), shown)
 
 
 def source_lines(source: str, entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:

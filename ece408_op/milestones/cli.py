@@ -27,7 +27,7 @@ from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.core import dispatch
 from ece408_op.core.check import agreement
 from ece408_op.data import find_test, load_test
-from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
+from ece408_op.data.atomic import folder_problem, output_folder_problem, write_text
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files, shapes
 from ece408_op.plugin import bridge, mxnet_import, op_times
@@ -178,8 +178,7 @@ def _run(milestone: Milestone, script: str, options: argparse.Namespace) -> int:
     versions = {"python": platform.python_version(), "numpy": np.__version__, "mxnet": mx.__version__}
     results.update(time=asdict(process_usage.measure()), versions=versions, profile=session.finish(watched))
     if options.json is not None:
-        with replacing(options.json) as file:
-            file.write((json.dumps(results, indent=2) + "\n").encode())
+        write_text(options.json, json.dumps(results, indent=2) + "\n")
     return OK if passed else FAILED
 
 

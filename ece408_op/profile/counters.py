@@ -19,7 +19,7 @@ from pathlib import Path
 from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.core import dispatch
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import write_text
 from ece408_op.errors import DataError, DeviceError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -148,8 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is None:
         print(text)
     else:
-        with replacing(options.json) as file:
-            file.write(f"{text}\n".encode())
+        write_text(options.json, f"{text}\n")
     return OK
 
 

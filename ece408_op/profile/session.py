@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 
@@ -74,8 +74,8 @@ class Session:
         print(f"\n{printed}", flush=True)
         if self._out is not None:
             for name, content in ((DATA, profile), (TIMELINE, _trace.events(profile))):
-                _write(self._out / name, json.dumps(content, default=vars, separators=(",", ":")))
-            _write(self._out / TEXT, printed)
+                write_text(self._out / name, json.dumps(content, default=vars, separators=(",", ":")) + "\n")
+            write_text(self._out / TEXT, f"{printed}\n")
         return profile
 
 
@@ -89,8 +89,3 @@ def start(options: argparse.Namespace, on_gpu: bool) -> Session | None:
 def finish(session: Session | None) -> dict[str, Any] | None:
     """End a session, if there is one; returns its tables as data."""
     return None if session is None else _tables.summary(session.finish())
-
-
-def _write(path: Path, content: str) -> None:
-    with replacing(path) as file:
-        file.write(f"{content}\n".encode())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ece408_op.commands import CANNOT, FAILED, INTERRUPTED, OK
 from ece408_op.core import dispatch
-from ece408_op.data.atomic import output_folder_problem, replacing
+from ece408_op.data.atomic import output_folder_problem, write_text
 from ece408_op.errors import DeviceError, Ece408Error
 from ece408_op.models import files
 from ece408_op.runtime import templates
@@ -48,9 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.render:
             run_all(commands, runs, options.limit)
         page = as_page(asked, Runs(commands, runs))
-        options.out.mkdir(parents=True, exist_ok=True)
-        with replacing(options.out / PAGE) as file:
-            file.write(page.encode())
+        write_text(options.out / PAGE, page)
     except DeviceError as error:
         print(f"ece408-report: {error}", file=sys.stderr)
         return CANNOT
@@ -66,9 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def as_page(asked: Asked, runs: Runs) -> str:
     """The page in one file of HTML, in which all text is escaped; it fetches nothing."""
-    environment = templates.environment(Path(__file__).parent)
-    environment.filters["anchor"] = lambda title: title.lower().replace(" ", "-")
-    return str(environment.get_template("report.html.j2").render(sections=sections(asked, runs)))
+    template, shown = Path(__file__).with_name("report.html.j2"), {"sections": sections(asked, runs)}
+    return templates.render(template, shown, anchor=lambda title: title.lower().replace(" ", "-"))
 
 
 def _check_packages() -> None:

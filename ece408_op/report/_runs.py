@@ -18,7 +18,7 @@ from ece408_op.bench import results
 from ece408_op.commands import CANNOT as EXIT_CANNOT
 from ece408_op.commands import FAILED as EXIT_FAILED
 from ece408_op.commands import OK
-from ece408_op.data.atomic import replacing
+from ece408_op.data.atomic import write_text
 from ece408_op.errors import DataError, DeviceError
 
 from ._commands import MACHINE, Command
@@ -69,8 +69,8 @@ def read(folder: Path, name: str) -> Run | None:
 
 def write(folder: Path, command: Command, run: Run) -> None:
     """Keep a run: its status, the reason where it has no result, the result, and what the command printed."""
-    with replacing(folder / f"{command.name}.json") as file:
-        file.write((json.dumps({"version": VERSION, "command": command.line, **run}, indent=1) + "\n").encode())
+    data = {"version": VERSION, "command": command.line, **run}
+    write_text(folder / f"{command.name}.json", json.dumps(data, indent=1) + "\n")
 
 
 def _record(status: str, reason: str = "", result: Any = None, printed: str = "") -> Run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,16 @@ from ece408_op.errors import DeviceError
 from .install_hint import command
 
 
-def environment(*folders: Path) -> Any:
-    """Return Jinja's environment for the templates in these folders; those of tools extend page.html.j2 of this one.
+def render(template: Path, shown: Mapping[str, Any], **filters: Callable[..., Any]) -> str:
+    """Return the page that Jinja makes of a template and of what is shown, with filters by name."""
+    own = environment(template.parent)
+    own.filters.update(filters)
+    return str(own.get_template(template.name).render(shown))
+
+
+@cache
+def environment(folder: Path) -> Any:
+    """Return Jinja's environment for the templates in the folder, which extend page.html.j2 of this one.
 
     It escapes all text, and a name that a template does not get is an error. Raises DeviceError without Jinja2.
     """
@@ -21,7 +31,7 @@ def environment(*folders: Path) -> Any:
     except ImportError as error:
         raise DeviceError(f"expected Jinja2 for pages, got {error}; {command('report')}") from None
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader((*folders, Path(__file__).parent)),
+        loader=jinja2.FileSystemLoader((folder, Path(__file__).parent)),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -29,4 +39,4 @@ def environment(*folders: Path) -> Any:
     )
 
 
-__all__ = ("environment",)
+__all__ = ("environment", "render")
