@@ -10,6 +10,32 @@ from typing import Any
 import numpy as np
 
 from ece408_op.problem import ConvProblem, DataGradient, WeightGradient
+from ece408_op.runtime import cuda
+
+#: CUDA C++: ``sums``.
+KERNEL = r"""
+typedef unsigned long long u64;
+extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
+                                double* size, double* root) {
+  int OH = H - K + 1, OW = W - K + 1;
+  for (u64 at = blockIdx.x * (u64)blockDim.x + threadIdx.x; at < n; at += (u64)gridDim.x * blockDim.x) {
+    int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
+    u64 b = at / ((u64)OW * OH * M);
+    double sum = 0, magnitude = 0, squares = 0;
+    for (int c = 0; c < C; ++c)
+      for (int p = 0; p < K; ++p)
+        for (int q = 0; q < K; ++q) {
+          double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
+          sum += product;
+          magnitude += fabs(product);
+          squares += product * product;
+        }
+    exact[at] = sum;
+    size[at] = magnitude;
+    root[at] = sqrt(squares);
+  }
+}
+"""
 
 
 def convolve(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -> np.ndarray:
@@ -36,6 +62,24 @@ def convolve(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -
 def magnitude(a: np.ndarray, b: np.ndarray, problem: ConvProblem | None = None) -> np.ndarray:
     """The sum of the products' absolute values at each element: the scale of the rounding errors there."""
     return convolve(np.abs(a), np.abs(b), problem)
+
+
+def sums(x: Any, w: Any, roots: bool = False) -> tuple[Any, Any, Any]:
+    """Return the plain convolution, and of its products the sum of absolute values and the root of the sum of squares.
+
+    x (B, C, H, W) and w (M, C, K, K) are float32 arrays of NumPy, or of CuPy on the current GPU; the results
+    (B, M, OH, OW) are float64. NumPy's root takes a third convolution; without ``roots`` it is the second result.
+    """
+    if isinstance(x, np.ndarray):
+        x, w = x.astype(np.float64), w.astype(np.float64)
+        size = magnitude(x, w)
+        return convolve(x, w), size, np.sqrt(convolve(x * x, w * w)) if roots else size
+    cp, p = cuda.cupy(), ConvProblem.from_shapes(x.shape, w.shape)
+    exact, size, root = (cp.empty(p.y_shape, np.float64) for _ in range(3))
+    sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
+    kernel = cp.RawKernel(KERNEL, "sums", ("--std=c++17",))
+    kernel((2048,), (256,), (x, w, np.uint64(exact.size), *sizes, exact, size, root))
+    return exact, size, root
 
 
 def windows(x: Any, problem: ConvProblem) -> Any:

@@ -9,6 +9,7 @@ the caches. The units' rates are the chip's figures: multiprocessors x operation
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
@@ -60,8 +61,9 @@ class Ceilings:
         return max(self.memory_seconds(problem), self.arithmetic_seconds(problem, arithmetic))
 
 
+@cache
 def measure(device: int = 0) -> Ceilings:
-    """Return the rates of the GPU of that number; raises DeviceError where there is none."""
+    """Return the rates of the GPU of that number, measured once; raises DeviceError where there is none."""
     chip = cuda.chip(device)
     cupy = cuda.cupy()
     cycles = chip.multiprocessors * 1000.0 * cupy.cuda.runtime.deviceGetAttribute(_CLOCK_KILOHERTZ, device)

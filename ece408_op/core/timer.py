@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,23 @@ class Eviction:
         self._unrelated.fill(0)
         if self._out is not None:
             self._out.fill(np.nan)
+
+
+def kernel_seconds(
+    kernel: Any,
+    problem: ConvProblem,
+    x: Any,
+    w: Any,
+    out: Any,
+    threads: int = 1,
+    before: Callable[[], Any] | None = None,
+    repeats: int = 10,
+) -> float:
+    """Return the median seconds of a kernel's calls, which fill out: NumPy's arrays on the CPU, CuPy's on a GPU."""
+    if kernel.device == "gpu":
+        return measure(partial(kernel.run, problem, x, w, out), GpuClock(kernel.name), before, repeats=repeats).median
+    kernel.prepare(problem, out)
+    return measure(partial(kernel.run, problem, x, w, out, threads), cpu_clock, before, repeats=repeats).median
 
 
 def measure(

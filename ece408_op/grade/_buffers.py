@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -48,31 +47,6 @@ _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
 #: normal number of float16.
 _BINADES, _SMALLEST_TAP = 7, 2.0**-6
 
-#: CUDA C++: the exact sums.
-KERNEL = r"""
-typedef unsigned long long u64;
-extern "C" __global__ void sums(const float* x, const float* w, u64 n, int C, int H, int W, int M, int K, double* exact,
-                                double* size, double* root) {
-  int OH = H - K + 1, OW = W - K + 1;
-  for (u64 at = blockIdx.x * (u64)blockDim.x + threadIdx.x; at < n; at += (u64)gridDim.x * blockDim.x) {
-    int j = at % OW, i = at / OW % OH, m = at / ((u64)OW * OH) % M;
-    u64 b = at / ((u64)OW * OH * M);
-    double sum = 0, magnitude = 0, squares = 0;
-    for (int c = 0; c < C; ++c)
-      for (int p = 0; p < K; ++p)
-        for (int q = 0; q < K; ++q) {
-          double product = (double)x[((b * C + c) * H + i + p) * W + j + q] * w[((m * C + c) * K + p) * K + q];
-          sum += product;
-          magnitude += fabs(product);
-          squares += product * product;
-        }
-    exact[at] = sum;
-    size[at] = magnitude;
-    root[at] = sqrt(squares);
-  }
-}
-"""
-
 
 class Device:
     """The CPU (``number`` is None), or the GPU of that number. Threads may share one."""
@@ -82,18 +56,9 @@ class Device:
         #: The most bytes that were ever free.
         self._most_free = 0
 
-    @cached_property
-    def _block(self) -> Any:
-        xp = cuda.cupy() if self.gpu else np
-        return xp.zeros(_FLUSH_BYTES[self.gpu] // 8, np.int64)
-
-    @cached_property
-    def _ceilings(self) -> roofline.Ceilings:
-        return roofline.measure(self.number or 0)
-
     def evict(self) -> None:
         """Write enough that no cache holds a submission's arrays."""
-        self._block += 1
+        (cuda.cupy() if self.gpu else np).ones(_FLUSH_BYTES[self.gpu], np.uint8)
 
     def wake(self) -> None:
         """Have an idle GPU raise its clocks; raises HarnessError where it computes the reference workload wrong."""
@@ -114,7 +79,7 @@ class Device:
 
     def roofline_seconds(self, problem: ConvProblem, arithmetic: str) -> float | None:
         """The problem's roofline on a GPU with that arithmetic, see ``ece408_op.core.roofline``; None on the CPU."""
-        return self._ceilings.roofline_seconds(problem, arithmetic) if self.gpu else None
+        return roofline.measure(self.number or 0).roofline_seconds(problem, arithmetic) if self.gpu else None
 
     def check(self) -> None:
         """Raise HarnessError where a GPU is not as usable as before."""
@@ -208,17 +173,11 @@ class Buffers(Arrays):
 
     def own_seconds(self) -> float | None:
         """The median seconds of this package's kernel, or None if it has none here. Spoils the copied output."""
-        p = self.problem
+        arrays, threads = (self._x, self._w, self.copied), dispatch.thread_count(self.problem)
         try:
-            if self.gpu:
-                kernel: Any = dispatch.select(p, "gpu", chip=cuda.chip())
-                clock: timer.Clock = timer.GpuClock(kernel.name)
-                call = partial(kernel.run, p, self._x, self._w, self.copied)
-            else:
-                kernel, clock = dispatch.select(p), timer.cpu_clock
-                kernel.prepare(p, self.copied)
-                call = partial(kernel.run, p, self._x, self._w, self.copied, dispatch.thread_count(p))
-            return timer.measure(call, clock, self.device.evict, repeats=_OWN_RUNS).median
+            chip = cuda.chip() if self.gpu else None
+            kernel = dispatch.select(self.problem, "gpu" if self.gpu else "cpu", chip=chip)
+            return timer.kernel_seconds(kernel, self.problem, *arrays, threads, self.device.evict, _OWN_RUNS)
         except Ece408Error:
             return None
 
@@ -237,13 +196,8 @@ class Buffers(Arrays):
         return [name for name, happened in found.items() if happened]
 
     def digest(self) -> int:
-        """A digest of the copied output's bits: their sum, each times an odd number of its own, modulo 2^64."""
-        y, found = self.copied.ravel().view(np.uint32), 0
-        for first in range(0, y.size, _DRAWN):
-            part = y[first : first + _DRAWN]
-            odd = self.xp.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
-            found += int((odd * part).sum(dtype=np.uint64))
-        return found % 2**64
+        """A digest of the copied output: the sum of its elements' bits."""
+        return int(self.copied.view(np.uint32).sum(dtype=np.uint64))
 
     def outcome(self, kind: str, before: float = 0.0) -> Outcome:
         """The class of the copied output, which held ``before``."""
@@ -258,38 +212,24 @@ class Buffers(Arrays):
 
     def exact(self, x: Any, w: np.ndarray) -> Any:
         """The convolution of other inputs, summed in float64, rounded once to float32."""
-        x, w, step = self.xp.asarray(x, np.float32), self.xp.asarray(w), self._step()
-        parts = [self._sums(x[at : at + step], w)[0].astype(np.float32) for at in range(0, len(x), step)]
-        return self.xp.concatenate(parts)
+        x, w = self.xp.asarray(x, np.float32), self.xp.asarray(w)
+        return self.xp.concatenate([reference.sums(x[some], w)[0].astype(np.float32) for some in self._steps()])
 
     def _parts(self, roots: bool) -> Iterator[Part]:
-        step = self._step()
-        for at in range(0, self.problem.batch, step):
-            x = self._x[at : at + step]
+        for some in self._steps():
+            x = self._x[some]
             largest = self.xp.abs(x).max(axis=(1, 2, 3))[:, None] * self.xp.abs(self._w).max(axis=(1, 2, 3))
             largest = largest.astype(np.float64)[:, :, None, None] * math.sqrt(self.problem.products)
-            yield (self.copied[at : at + step], *self._sums(x, self._w, roots), largest)
+            yield (self.copied[some], *reference.sums(x, self._w, roots), largest)
 
-    def _step(self) -> int:
+    def _steps(self) -> Iterator[slice]:
+        """Images that are compared at a time."""
         p = self.problem
         outputs = p.output_height * p.output_width
         step = _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)
-        return max(1, step)
-
-    def _sums(self, x: Any, w: Any, roots: bool = False) -> tuple[Any, Any, Any]:
-        """The exact convolution, and of its products the sum of absolute values and the root of the sum of squares."""
-        self._require_open()
-        p, shape = self.problem, (len(x), *self.problem.y_shape[1:])
-        if not self.gpu:
-            x, w = x.astype(np.float64), w.astype(np.float64)
-            exact, size = reference.convolve(x, w), reference.magnitude(x, w)
-            # The root takes a third convolution, and the class of random data alone depends on it.
-            return exact, size, np.sqrt(reference.convolve(x * x, w * w)) if roots else size
-        exact, size, root = (self.xp.empty(shape, np.float64) for _ in range(3))
-        sizes = (np.int32(one) for one in (p.channels, p.height, p.width, p.filters, p.kernel))
-        sums = self.xp.RawKernel(KERNEL, "sums", ("--std=c++17",))
-        sums((2048,), (256,), (x, w, np.uint64(exact.size), *sizes, exact, size, root))
-        return exact, size, root
+        for at in range(0, p.batch, max(1, step)):
+            self._require_open()
+            yield slice(at, at + max(1, step))
 
 
 def _differ(a: Any, b: Any) -> bool:

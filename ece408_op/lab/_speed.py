@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Callable
-from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +34,7 @@ YOURS = "yours"
 def measure(asked: Asked, checked: Checked) -> None:
     """Add the times to each layer of a right result; a layer that is wrong for more images makes the result wrong.
 
-    Raises FileError where the file's process ends.
+    Raises EndedError where the file's process ends.
     """
     result, file, problems = checked.result, checked.file, checked.problems
     if file is None:
@@ -79,10 +77,7 @@ def _own_seconds(
 def _cpu_peers(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> dict[str, float]:
     y, threads, found = np.empty(problem.y_shape, np.float32), dispatch.thread_count(problem), {}
     for name in dict.fromkeys((_NAIVE["cpu"], dispatch.select(problem, "cpu").name)):
-        kernel: Any = dispatch.find(name)
-        kernel.prepare(problem, y)
-        call: Callable[[], Any] = partial(kernel.run, problem, x, w, y, threads)
-        found[name] = timer.measure(call, timer.cpu_clock, repeats=_CALLS).median
+        found[name] = timer.kernel_seconds(dispatch.find(name), problem, x, w, y, threads, repeats=_CALLS)
     return found
 
 

@@ -12,6 +12,7 @@ copy_pipeline     copies between host and device that overlap with computing
 pinned            pinned memory of others, which needs no staging buffer
 llvm              machine code from LLVM IR
 thread_pool       threads that share the parts of one call
+shared_memory     GPU memory that another process maps too
 memory            aligned scratch memory, outputs with mapped pages
 shared_libraries  the libraries of the nvidia-* wheels
 install_hint      the pip command that installs an extra

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import math
 import mmap
 import os
-import struct
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,8 +13,7 @@ import numpy as np
 
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-
-from .errors import HarnessError
+from ece408_op.runtime.shared_memory import SharedMemory
 
 #: Address space on each side of a buffer that the worker cannot touch, in bytes; on a GPU a red zone.
 GUARD, RED_ZONE = 1 << 26, 16 << 20
@@ -54,52 +51,24 @@ class HostArray:
 
 
 class DeviceArray:
-    """A float32 array on a GPU between two red zones, in memory that the driver shares by a descriptor.
+    """A float32 array on a GPU between two red zones, in memory that the worker maps too.
 
-    The memory comes from the virtual memory API: scattered stores to memory that a process has opened through CUDA IPC
-    are several times slower than to its own. Raises HarnessError if the driver lacks that API.
+    Raises DeviceError if the driver lacks the virtual memory API.
     """
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
-        cp = cuda.cupy()
-        device, size = int(cp.cuda.runtime.getDevice()), 4 * math.prod(shape)
-        cp.cuda.runtime.free(0)  # the driver's own functions need the runtime's context
-        zero, unit, descriptor = ctypes.c_uint64(0), ctypes.c_size_t(), ctypes.c_int()
-        # CUmemAllocationProp: pinned memory, shared by a POSIX file descriptor, on a device; CUmemAccessDesc: on a
-        # device, to read and write.
-        properties, access = struct.pack("iiiiPQ", 1, 1, 1, device, 0, 0), struct.pack("iii", 1, device, 3)
-        self._memory, self._at = ctypes.c_uint64(), ctypes.c_uint64()
-        _driver("cuMemGetAllocationGranularity", ctypes.byref(unit), properties, 0)
-        self._total = ctypes.c_size_t(-(-(2 * RED_ZONE + size) // unit.value) * unit.value)
-        _driver("cuMemCreate", ctypes.byref(self._memory), self._total, properties, zero)
-        _driver("cuMemAddressReserve", ctypes.byref(self._at), self._total, zero, zero, zero)
-        _driver("cuMemMap", self._at, self._total, zero, self._memory, zero)
-        _driver("cuMemSetAccess", self._at, self._total, access, ctypes.c_size_t(1))
-        _driver("cuMemExportToShareableHandle", ctypes.byref(descriptor), self._memory, 1, zero)
-        self.descriptor, self.handle = descriptor.value, f"{descriptor.value}:{self._total.value}"
-        owner = cp.cuda.UnownedMemory(self._at.value, self._total.value, self, device)
-        raw = cp.ndarray((self._total.value,), np.uint8, cp.cuda.MemoryPointer(owner, 0))
+        size = 4 * math.prod(shape)
+        self._memory = SharedMemory(2 * RED_ZONE + size)
+        raw = self._memory.array
         raw.fill(MARK)
         # The second zone begins right behind the last element.
         self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
         self.array = raw[RED_ZONE : RED_ZONE + size].view(np.float32).reshape(shape)
+        self.descriptor, self.handle = self._memory.descriptor, f"{self._memory.descriptor}:{raw.size}"
 
     def close(self) -> None:
         """Release the memory."""
-        os.close(self.descriptor)
-        _driver("cuMemUnmap", self._at, self._total)
-        _driver("cuMemAddressFree", self._at, self._total)
-        _driver("cuMemRelease", self._memory)
-
-
-def _driver(name: str, *arguments: Any) -> None:
-    """Call a function of CUDA's driver; raises HarnessError if it is missing or fails."""
-    try:
-        code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
-    except (OSError, AttributeError) as error:
-        raise HarnessError(f"expected CUDA's virtual memory API, got {error}") from None
-    if code:
-        raise HarnessError(f"expected {name} of CUDA's driver to succeed, got error {code}")
+        self._memory.close()
 
 
 class Arrays:

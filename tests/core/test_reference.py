@@ -1,6 +1,12 @@
 """The float64 reference and the problem's sizes, against MXNet-independent definitions: loops, and finite sums."""
 
+import ctypes
+import math
+import shutil
+import subprocess
+
 import numpy as np
+import nvrtc
 import pytest
 from general_problems import problems
 from hypothesis import given, settings
@@ -9,6 +15,14 @@ from hypothesis import strategies as st
 from ece408_op.core import reference
 from ece408_op.errors import ProblemError
 from ece408_op.problem import ATTRIBUTES, ConvProblem, PooledProblem
+
+#: CUDA's words in C++: a grid of one thread.
+SHIM = """
+#include <cmath>
+using std::fabs; using std::sqrt;
+#define __global__
+struct { unsigned x; } blockIdx = {0}, threadIdx = {0}, blockDim = {1}, gridDim = {1};
+"""
 
 
 def by_loops(x, w, problem):
@@ -70,3 +84,40 @@ def test_needs_are_the_attributes_that_are_not_plain():
 def test_wrong_attributes_are_named(changed, message):
     with pytest.raises(ProblemError, match=message):
         ConvProblem(2, 4, 9, 9, 6, 3, **changed)
+
+
+def test_sums_are_the_convolution_its_magnitude_and_the_root_of_the_squares():
+    problem = ConvProblem(3, 4, 9, 8, 5, 3)
+    rng = np.random.default_rng(4)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
+    exact, size, root = reference.sums(x, w, roots=True)
+    x, w = x.astype(float), w.astype(float)
+    np.testing.assert_allclose(exact, by_loops(x, w, problem), atol=1e-12)
+    np.testing.assert_allclose(size, by_loops(abs(x), abs(w), problem))
+    np.testing.assert_allclose(root**2, by_loops(x**2, w**2, problem))
+    assert reference.sums(x, w)[2].shape == problem.y_shape
+
+
+@pytest.mark.parametrize("architecture", [60, 90])
+def test_the_gpus_kernel_compiles(architecture):
+    if nvrtc.missing():
+        pytest.skip(f"NVRTC of the test extra is missing: {nvrtc.missing()}")
+    kernels = nvrtc.compile_text(reference.KERNEL, architecture)
+    assert kernels["sums"].spill_bytes == 0
+
+
+def test_the_gpus_kernel_computes_the_same_sums(tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    (tmp_path / "side.cpp").write_text(SHIM + reference.KERNEL)
+    command = ["g++", "-O2", "-shared", "-fPIC", "-o", str(tmp_path / "side.so"), str(tmp_path / "side.cpp")]
+    subprocess.run(command, check=True)
+    problem = ConvProblem(3, 4, 9, 8, 5, 3)
+    rng = np.random.default_rng(4)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
+    found = np.full((3, *problem.y_shape), math.nan)
+    places = [ctypes.c_void_p(array.ctypes.data) for array in (x, w, *found)]
+    count = ctypes.c_ulonglong(found[0].size)
+    ctypes.CDLL(str(tmp_path / "side.so")).sums(*places[:2], count, 4, 9, 8, 5, 3, *places[2:])
+    for got, expected in zip(found, reference.sums(x, w, roots=True)):
+        np.testing.assert_allclose(got, expected, atol=1e-12)
