@@ -123,7 +123,7 @@ def in_a_worker(tools: Tools, program: Program, problems: list[ConvProblem], run
         buffers = [stack.enter_context(Buffers(problem, Device(0))) for problem in problems]
         worker = stack.enter_context(Worker(tools, program, buffers, folder, LimitsSpec()))
         worker.begin()
-        worker.load(60.0)
+        worker.call(0, 60.0, "load")
         found = []
         for layer, one in enumerate(buffers):
             one.draw(REAL, np.random.default_rng(1))

@@ -163,8 +163,8 @@ class Grader(Bench):
         return dict(json.loads(json.dumps(record), parse_constant=lambda text: str(float(text))))
 
     def _build_and_try(self, submission: Submission) -> Record:
-        with new_folder("build") as name:
-            program = self._program(submission, Path(name))
+        with new_folder("build") as folder:
+            program = self._program(submission, folder)
             source = read(submission.source)[: sources.SEARCHED]
             program = replace(program, source=source, most=self.spec.limits.all_seconds)
             with self.alone:  # it has the device to itself, which must be well afterwards
@@ -178,15 +178,10 @@ class Grader(Bench):
             raise EndedError("unsupported", one.why)
         self.progress("compiling")
         if one.python:
-            folder.chmod(0o755)
-            try:
-                sources.copy(one.source, folder, one.alone)
-            except OSError as error:
-                raise EndedError("unsupported", f"{one.source.name} cannot be read: {error}") from None
+            sources.copy(one.source, folder, one.alone)
             return python_program(folder / one.source.name)
         architecture = f"sm_{self.chip.architecture}" if self.chip else ""
-        built = build.build(one.source, one.context, folder, self.tools, self.spec.limits, architecture, one.alone)
-        return replace(built, arithmetic=arithmetic(sources.text(folder / "src")))
+        return build.build(one.source, one.context, folder, self.tools, self.spec.limits, architecture, one.alone)
 
     def _try(self, program: Program) -> Record:
         spec, pointed, demanded = self.spec, pointed_to(program.source), self.spec.demanding
@@ -205,7 +200,7 @@ class Grader(Bench):
         runs = [run for layer in decisive.layers for run in layer.runs]
         return {
             **asdict(verdict),
-            "worst": worst(runs).as_data() if runs else None,
+            "worst": asdict(worst(runs)) if runs else None,
             "seconds": {one["network"]: one.get("seconds") for one in right},
             "images": sorted({one.images for one in results}),
             "networks": networks,
@@ -261,12 +256,6 @@ def for_gpu(tools: Tools, rules: Spec) -> Grader:
     """The grader for this machine's first GPU; raises DeviceError where there is none."""
     alone = threading.Lock()
     return Grader(tools, rules, Device(0), chip=cuda.chip(), images=_GPU_IMAGES, runs=_GPU_RUNS, alone=alone)
-
-
-def arithmetic(code: str) -> str:
-    """The arithmetic units that CUDA code names, a key of ``core.roofline.PRODUCTS``."""
-    tensor_cores = re.search(r"\bw?g?mma(_sync|\.sync|_async|::|\.mma)|\bcublas(GemmEx|LtMatmul)\b", code)
-    return "fp32" if tensor_cores is None else "tf32" if "tf32" in code.lower() else "fp16"
 
 
 def read(path: Path | None) -> str:

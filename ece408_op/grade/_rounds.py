@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Callable
 
 import numpy as np
@@ -23,7 +22,7 @@ from ece408_op.submission.errors import EndedError, HarnessError, StoppedError
 from ece408_op.submission.networks import Net
 from ece408_op.submission.programs import new_folder
 from ece408_op.submission.sandbox import Tools
-from ece408_op.submission.worker import Program, Worker
+from ece408_op.submission.worker import BEGIN_SECONDS, Program, Worker
 
 from . import _verdict
 from ._buffers import Buffers, Device
@@ -113,9 +112,7 @@ class Trial:
         """Start workers until the verdict is known; raises HarnessError where none can begin."""
         bench, program = self.bench, self.program
         bench.device.check()
-        with new_folder("case") as name, ExitStack() as stack:
-            folder = Path(name)
-            folder.chmod(0o755)
+        with new_folder("case") as folder, ExitStack() as stack:
             for layer in self.result.layers:
                 buffers = Buffers(layer.problem, bench.device, bench.tools.processes.require_open)
                 self.buffers.append(stack.enter_context(buffers))
@@ -130,7 +127,7 @@ class Trial:
                     if failures == STARTS or isinstance(error, StoppedError):
                         raise
                     time.sleep(SECONDS_BETWEEN_STARTS)
-            self.result.printed = program.shown(worker.printed)
+            self.result.printed = worker.printed
         return self.result
 
     def go_through(self, worker: Worker) -> bool:
@@ -141,7 +138,7 @@ class Trial:
             if self.bench.device.gpu:
                 self._measure_turns()
             if self._left:
-                worker.load(self.bench.spec.limits.load_seconds)
+                worker.call(0, self.bench.spec.limits.load_seconds, "load")
                 worker.note_size()
             if not self._finish():
                 return False
@@ -149,7 +146,7 @@ class Trial:
             text = f"the grader found no memory for itself next to what the file had taken: {error}"
             end = EndedError("crashed", text)
         except EndedError as ended:
-            end = EndedError(ended.status, self.program.shown(ended.reason))
+            end = ended
         # Each call took memory and freed none: in the course there was one call.
         if end and end.status == "crashed" and self._ended and (worker.outgrown or self.bench.device.exhausted()):
             self.result.leaks = True
@@ -162,7 +159,7 @@ class Trial:
         seconds = []
         for layer, buffers in [*enumerate(self.buffers)] * (_TURNS_AGAIN if self._late else _TURNS):
             time.sleep(SECONDS_BETWEEN_TURNS if self._late else 0)  # other programs work by fits and starts
-            self.worker.zero(layer)
+            self.worker.call(layer, BEGIN_SECONDS, "zero")
             seconds.append(buffers.turn_seconds())
         if not self._late:
             self._turn = statistics.median(seconds)

@@ -66,9 +66,6 @@ class Outcome:
     wrong: int
     compared: int
 
-    def as_data(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in ("precision", "error")}
-
     def __str__(self) -> str:
         share = 100 * self.wrong / max(1, self.compared)
         if not self.wrong:
@@ -101,8 +98,7 @@ class Run:
         return self.outcome.precision == WRONG
 
     def as_data(self) -> dict[str, Any]:
-        names = "purpose", "seconds", "worker_seconds", "late_seconds", "unread_cuda_error"
-        data = {name: getattr(self, name) for name in names}
+        data = {name: value for name, value in vars(self).items() if name not in ("outcome", "explanation")}
         return {**data, "verdict": self.outcome.precision, "error": self.outcome.error}
 
 
@@ -158,7 +154,7 @@ class Layer:
         data["runs"] = [run.as_data() for run in self.runs]
         if self.runs:
             explained = _explained(self.runs)
-            data.update(worst=worst(self.runs).as_data(), explanation=explained and explained.as_data())
+            data.update(worst=asdict(worst(self.runs)), explanation=explained and explained.as_data())
         net = [max(0.0, run.seconds - self.overhead_seconds) for run in self.runs]
         timed = [seconds for seconds, run in zip(net, self.runs) if run.purpose == TIMED]
         if self.verdict.status == PASSED and timed:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op.commands import CANNOT, FAILED, OK
-from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
+from ece408_op.data.atomic import folder_problem, output_folder_problem, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
 from ece408_op.submission import runner
+from ece408_op.submission.errors import EndedError
 
 from . import _check, _findings, _ncu, _page, _screen, _speed
 from ._check import Asked
@@ -61,7 +62,7 @@ def _once(asked: Asked, options: argparse.Namespace) -> int:
             status = result["status"]
             try:
                 step(asked, checked)
-            except runner.FileError as error:
+            except EndedError as error:
                 result.update(status=error.status, reason=error.reason)
             # Where more images show a mistake, the verdict is another.
             same = result["status"] == status
@@ -69,8 +70,7 @@ def _once(asked: Asked, options: argparse.Namespace) -> int:
             if not checked.right:
                 break
         if options.json is not None:
-            with replacing(options.json) as file:
-                file.write((json.dumps(result, indent=1) + "\n").encode())
+            write_text(options.json, json.dumps(result, indent=1) + "\n")
         if options.html is not None:
             print(_page.write(result, options.html))
     except DeviceError as error:

@@ -20,6 +20,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission import runner
+from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import NETS, TERMS, batches_in, pointed_to
 
 from ._emulated import FILL, Run, compiled, python_kernel
@@ -81,7 +82,7 @@ def check(asked: Asked) -> Checked:
         if later:
             words = "expected the course's forward(y, x, w) of 2017 to 2019, as in what ece408-lab new writes"
             where = f"line {text.count(chr(10), 0, later.start()) + 1}"
-            raise runner.FileError.of(asked.path, "unsupported", f"{where}: {words}, got {later[0]}")
+            raise EndedError("unsupported", f"{where}: {words}, got {later[0]}")
         if device == "gpu" and asked.path.suffix.lower() == ".py":
             kernel = python_kernel(asked.path)
             source = kernel.sources[-1]
@@ -93,7 +94,7 @@ def check(asked: Asked) -> Checked:
         else:
             file = runner.compile_file(asked.path)
             _run(file, problems, result)
-    except runner.FileError as error:
+    except EndedError as error:
         line = line_of(LOOPS, result["source"]) if error.status == "out_of_bounds" else None
         result.update(status=error.status, reason=f"{error.reason}; see line {line}" if line else error.reason)
     except emulator.CompileError as error:
@@ -164,7 +165,7 @@ def judge_again(result: dict[str, Any], number: int, entry: dict[str, Any], imag
 
 
 def _run(file: runner.File, problems: Sequence[ConvProblem], result: dict[str, Any]) -> None:
-    """Add the layers, each computed in one worker process; raises FileError where that ends."""
+    """Add the layers, each computed in one worker process; raises EndedError where that ends."""
     with runner.Session(file, problems) as session:
         try:
             for number, problem in enumerate(problems):

@@ -15,7 +15,8 @@ from ece408_op.emulator.plans import Case, Plans
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
-from ece408_op.submission import python_worker, runner
+from ece408_op.submission import python_worker
+from ece408_op.submission.errors import EndedError
 
 #: What y holds before a call: no sum of the lab's inputs.
 FILL = 4096.5
@@ -31,7 +32,7 @@ Run = Callable[[Sequence[ConvProblem], Sequence[tuple[np.ndarray, np.ndarray]]],
 def compiled(path: Path, kernel: CudaKernel | None) -> Run:
     """Return the emulated file, or the kernel in Python that it defines; raises CompileError.
 
-    The function that is returned raises CompileError for such a kernel, and FileError where that does not take the
+    The function that is returned raises CompileError for such a kernel, and EndedError where that does not take the
     problem or its plan fails.
     """
     if kernel is not None:
@@ -41,7 +42,7 @@ def compiled(path: Path, kernel: CudaKernel | None) -> Run:
 
 
 def python_kernel(path: Path) -> CudaKernel:
-    """Load the CudaKernel of a .py file in this process; raises FileError."""
+    """Load the CudaKernel of a .py file in this process; raises EndedError."""
     folder, modules, state = str(path.resolve().parent), set(sys.modules), sys.dont_write_bytecode
     with python_errors(path):
         # Its neighbours may change until the next call; two versions of one second may look like one compiled file.
@@ -62,13 +63,13 @@ def python_kernel(path: Path) -> CudaKernel:
 
 @contextmanager
 def python_errors(path: Path) -> Iterator[None]:
-    """Raise FileError, with the line of the .py file, in place of an exception of its code."""
+    """Raise EndedError, with the line of the .py file, in place of an exception of its code."""
     try:
         yield
     except Ece408Error:
         raise
     except (Exception, SystemExit) as error:
-        raise runner.FileError.of(path, "crashed", python_worker.described(error, str(path.resolve()))) from None
+        raise EndedError("crashed", python_worker.described(error, str(path.resolve()))) from None
 
 
 def _run_plan(
@@ -77,7 +78,7 @@ def _run_plan(
     with python_errors(path):
         reasons = kernel.not_supported_reasons(problem, _CHIP)
         if reasons:
-            raise runner.FileError.of(path, "unsupported", f"it does not take {problem}: {'; '.join(reasons)}")
+            raise EndedError("unsupported", f"it does not take {problem}: {'; '.join(reasons)}")
         plan = kernel.plan(problem, _CHIP, 256)
         arrays = {"x": inputs[0], "w": inputs[1], "y": np.full(problem.y_shape, FILL, np.float32)}
         arrays.update((name, np.full(size, 0xFF, np.uint8)) for name, size in plan.scratch.items())

@@ -10,7 +10,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, ptxas
 from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
-from ece408_op.submission import runner
+from ece408_op.submission.errors import EndedError
 
 from ._check import Asked, Checked, emulate, judge_again
 from ._emulated import compiled
@@ -50,7 +50,7 @@ def _emulate_gpu_file(checked: Checked) -> None:
                 result["layers"].append({**entry, "note": "as emulated on the CPU"})
             result["layers"][number].update((key, entry[key]) for key in ("findings", "counters", "lines", "hints"))
             shapes += report.launches
-    except (emulator.CompileError, runner.FileError) as error:
+    except (emulator.CompileError, EndedError) as error:
         for entry in result["layers"]:
             entry["note"] = entry["note"] or f"without counters, since the emulator cannot run it: {error}"
     if checked.right:

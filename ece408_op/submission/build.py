@@ -14,14 +14,10 @@ from .programs import CPU_OPTIONS, compiler
 from .sandbox import LimitsSpec, Tools
 from .worker import Program
 
-_CUBLAS = re.compile(r"\bcublas[A-Z]\w*\s*\(")
-#: Calls of CUDA's driver.
-_DRIVER = re.compile(
-    r"\bcu(Init|Driver|Device|Ctx|Module|Mem|Launch|Stream|Event|Func|Pointer|Occupancy|Link)[A-Z]?\w*\s*\("
-)
-#: What CUDA or the harness lacks: the code, the compiler's words, both with the group of the other filled in, and
-#: the reason. Some names of its time CUDA has long dropped; MXNet's are those that no submission of the course used.
-_LACKS = (
+#: What CUDA or the harness lacks: the code, the compiler's words, both with the group of the other filled in, the
+#: reason, and the library without which it applies. Some names of its time CUDA has long dropped; MXNet's are those
+#: that no submission of the course used.
+_LACKS: tuple[tuple[str, ...], ...] = (
     (r"\b(texture|surface)\s*<", "{}", "it uses {}<> references, which CUDA has no longer had since CUDA 12"),
     (r"\btex[123]D\w*\s*\(|cudaBindTexture", "texture", "it uses texture<> references, which CUDA 12 dropped"),
     (r"\bcblas_\w+\s*\(", "cblas", "it calls a BLAS library for the CPU, which the harness does not link"),
@@ -38,6 +34,14 @@ _LACKS = (
         r"|cudaProfilerInitialize|cudaKeyValuePair)\b",
         "{}",
         "it uses {}, which today's CUDA no longer has",
+    ),
+    (
+        *(r"\bcublas[A-Z]\w*\s*\(", "cublas", "it calls cuBLAS, which the CUDA toolkit of this machine lacks"),
+        "libcublas.so",
+    ),
+    (
+        *(r"\bcu[A-Z]\w*\s*\(", "undefined reference to `cu[A-Z]"),
+        *("it calls CUDA's driver, whose library libcuda this machine lacks", "libcuda.so"),
     ),
 )
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -58,60 +62,54 @@ _SUMMARY = re.compile(r"\d+ errors? detected in the compilation of")
 _OPEN_BRACKET = r"""expected (a )?["']}["']"""
 #: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too,
 #: and a forward that is declared otherwise than the course's: without it ``#pragma GCC target`` holds for theirs too.
-#: Each is tried where the errors so far speak of it.
+#: Each is tried where the errors so far speak of it. The first, for nvcc alone, has few of the C++ library's headers,
+#: which it reads more slowly than most submissions.
+_QUICK = ("-std=c++14", "-DECE408_GRADE_FEW_HEADERS")
 _NEWER = r"C\+\+ ?17"
 _OTHERWISE = f"ambiguous|more than one instance|target specific option|{_NO_FORWARD}"
 _ATTEMPTS = (
+    ("", _QUICK),
     ("", ("-std=c++14",)),
     ("", ("-std=c++17",)),
     ("separate compilation", ("-std=c++14", "-rdc=true")),
     (r"CUDA_KERNEL_LOOP|cuda_get_num_blocks|CUDA_CALL", ("-std=c++14", "-DECE408_GRADE_OPERATORS")),
     (_OTHERWISE, ("-std=c++14", "-DECE408_GRADE_OWN_FORWARD")),
 )
-_QUICK = ("", ("-std=c++14", "-DECE408_GRADE_FEW_HEADERS"))
 #: Every name has to be there, and a submission's own variable goes before the system's function of its name.
 _LINK = "-z,defs,-Bsymbolic"
 
 
 def build(
     source: Path, context: str, folder: Path, tools: Tools, limits: LimitsSpec, architecture: str = "",
-    alone: bool = False, quick: bool = False,
+    alone: bool = False,
 ) -> Program:  # fmt: skip
-    """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library.
-
-    quick: try it first with few of the C++ library's headers, which nvcc reads more slowly than most submissions.
-    """
+    """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
+    inner, unit = folder / "src", folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     folder.chmod(0o755)
-    inner, target = folder / "src", folder / "out"
     inner.mkdir()
-    target.mkdir()
-    target.chmod(0o777)
-    try:
-        sources.copy(source, inner, alone)
-    except OSError as error:
-        raise EndedError("unsupported", f"{source.name} cannot be read: {error.strerror or error}") from None
+    (folder / "out").mkdir()
+    (folder / "out").chmod(0o777)
+    sources.copy(source, inner, alone)
     if (inner / source.name).read_bytes()[:2] in _UTF16:
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
-    sources.include_by_name(inner)
     code = sources.text(inner)
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
-    sources.add_stubs(code, tools.headers, folder / "stubs")
-    unit = folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
     unit.write_bytes(os.fsencode(f"#include {place}\n#include <ece408_grade/after.h>\n"))
+    command = _command(unit, code, tools.folder / "headers", architecture)
     texts: list[str] = []
-    for needed, attempt in (*([_QUICK] if quick and context == "gpu" else ()), *_ATTEMPTS):
+    for needed, options in _ATTEMPTS[context == "cpu" :]:
         if needed and not any(re.search(needed, text) for text in texts):
             continue
-        command = _command(context, unit, inner, tools.headers, attempt, architecture, code)
-        ended, text = _compile(command, folder, target, tools, limits)
+        ended, text = _compile([*command, *options], folder, tools, limits)
         if ended != "exit 0" and re.search(_UNROLL, text) and sources.unroll_without_names(inner):
-            ended, text = _compile(command, folder, target, tools, limits)
+            ended, text = _compile([*command, *options], folder, tools, limits)
         if ended == "exit 0":
-            library, notes = str(target / "submission.so"), tuple(ptxas.kernels(text))
-            return Program(library, (target,), folder=f"{inner}/", notes=notes)
-        if attempt is _QUICK[1]:
+            units, notes = arithmetic(code), tuple(ptxas.kernels(text))
+            library = folder / "out" / "submission.so"
+            return Program(str(library), (library.parent,), arithmetic=units, notes=notes)
+        if options is _QUICK:
             continue  # whatever it lacked, the next attempt has it
         if ended.startswith("signal"):
             raise EndedError("compile_error", f"the compiler was ended ({ended}): memory or output over its limit")
@@ -126,13 +124,17 @@ def build(
     raise EndedError("compile_error", text)
 
 
+def arithmetic(code: str) -> str:
+    """The arithmetic units that CUDA code names, a key of ``core.roofline.PRODUCTS``."""
+    tensor_cores = re.search(r"\bw?g?mma(_sync|\.sync|_async|::|\.mma)|\bcublas(GemmEx|LtMatmul)\b", code)
+    return "fp32" if tensor_cores is None else "tf32" if "tf32" in code.lower() else "fp16"
+
+
 def not_supported(code: str, said: str) -> str | None:
     """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
-    if _CUBLAS.search(code) and "cublas" in said.lower() and _library("libcublas.so") is None:
-        return "it calls cuBLAS, which the CUDA toolkit of this machine lacks"
-    if _DRIVER.search(code) and "undefined reference to `cu" in said and _library("libcuda.so") is None:
-        return "it calls CUDA's driver, whose library libcuda this machine lacks"
-    for used, complaint, reason in _LACKS:
+    for used, complaint, reason, *library in _LACKS:
+        if library and _library(*library) is not None:
+            continue
         for found in dict.fromkeys(one[1] if one.groups() else "" for one in re.finditer(used, code)):
             if re.search(complaint.replace("{}", found), said, re.IGNORECASE):
                 return reason.replace("{}", found)
@@ -141,8 +143,8 @@ def not_supported(code: str, said: str) -> str | None:
 
 def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
     """The compiler's errors with the student's own file, of that name, and line."""
-    text = re.sub(rf"{re.escape(str(folder))}/src/|{re.escape(str(folder))}/", "", text)
-    text = text.replace(f"{tools.headers}/", "")
+    for ours in (f"{folder}/src/", f"{folder}/", f"{tools.folder}/headers/"):
+        text = text.replace(ours, "")
     lines = [line for line in text.splitlines() if line.strip()]
     own = re.compile(rf"{re.escape(name)}[:(]\d")
     if not re.search(_OPEN_BRACKET, text) and (_NOT_THERE.search(text) or re.search(_NO_FORWARD, text)):
@@ -171,33 +173,22 @@ def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
     return "\n".join(shown) + more if chosen else "the compiler failed and said nothing"
 
 
-def _command(
-    context: str, unit: Path, inner: Path, headers: Path, options: tuple[str, ...], architecture: str,
-    code: str,
-) -> list[str]:  # fmt: skip
-    target = unit.parent / "out" / "submission.so"
-    folders = (headers / "fallback", *sources.stub_folders(unit.parent / "stubs"))  # after the system's own
-    last = tuple(word for folder in folders for word in ("-idirafter", str(folder)))
-    common = ("-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(inner))
-    if context == "cpu":
-        return [
-            *(compiler("g++"), *CPU_OPTIONS, *options, "-shared", f"-Wl,{_LINK}"),
-            *(*common, *last, "-o", str(target), str(unit), "-ldl"),
-        ]
-    nvcc = compiler("nvcc")
-    return [
-        *(nvcc, *options, "-O3", "-DNDEBUG=1", "-w", "-shared", "-cudart", "static", "-arch", architecture),
-        *("-Xcompiler", ",".join(("-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks", *last)), "-Xptxas", "-v"),
-        *("-Xlinker", f"{_LINK},--exclude-libs,ALL", *common, "-o", str(target), str(unit), *_linked(code)),
-    ]
-
-
-def _linked(code: str) -> list[str]:
-    """The libraries of the toolkit that the code calls; MXNet brought cuBLAS along."""
-    cublas = _library("libcublas.so") if _CUBLAS.search(code) else None
-    driver = _library("libcuda.so") if _DRIVER.search(code) else None
-    words = [] if cublas is None else ["-lcublas", "-Xlinker", f"-rpath,{cublas.parent}"]
-    return words if driver is None else [*words, str(driver)]
+def _command(unit: Path, code: str, headers: Path, architecture: str) -> list[str]:
+    """The command that compiles the unit to out/submission.so; for a GPU where it has an architecture."""
+    folders = (headers / "fallback", *sources.add_stubs(code, headers, unit.parent / "stubs"))
+    last = [word for folder in folders for word in ("-idirafter", str(folder))]
+    common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(unit.parent / "src"), str(unit)]
+    common += ["-shared", "-o", str(unit.parent / "out" / "submission.so")]
+    last.append(f"-ffile-prefix-map={unit.parent}/src/=")  # for __FILE__, as the author knows it
+    if not architecture:
+        return [compiler("g++"), *CPU_OPTIONS, f"-Wl,{_LINK}", *common, *last, "-ldl"]
+    host = ",".join(("-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks", *last))
+    command = [compiler("nvcc"), "-O3", "-DNDEBUG=1", "-w", "-cudart", "static", "-arch", architecture, *common]
+    command += ["-Xcompiler", host, "-Xptxas", "-v", "-Xlinker", f"{_LINK},--exclude-libs,ALL,--as-needed"]
+    # MXNet brought cuBLAS along. What the code does not call is not linked.
+    cublas, driver = _library("libcublas.so"), _library("libcuda.so")
+    command += ["-Xlinker", f"-rpath,{cublas.parent}", str(cublas)] if cublas else []
+    return [*command, str(driver)] if driver else command
 
 
 def _library(name: str) -> Path | None:
@@ -209,12 +200,12 @@ def _library(name: str) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def _compile(command: list[str], folder: Path, target: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
+def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec) -> tuple[str, str]:
     """Run a compiler in the sandbox: how it ended, and the beginning of its output."""
     memory, seconds, log = limits.memory_bytes + _TMP_BYTES, limits.build_seconds, folder / "output.txt"
     own = LimitsSpec(memory_bytes=memory, output_bytes=64 << 20, disk_bytes=_TMP_BYTES, processes=512)
     with open(log, "wb") as file:
-        process = sandbox.start(tools, command, own, int(seconds) + 1, file, (folder,), written=target)
+        process = sandbox.start(tools, command, own, int(seconds) + 1, file, (folder,), written=folder / "out")
         on_time = process.wait(seconds)
         ended = process.end()
     if not on_time:

@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -67,9 +67,12 @@ def compiler(name: str) -> str:
     return found
 
 
-def new_folder(purpose: str) -> tempfile.TemporaryDirectory:
-    """A temporary folder of this process, which a later harness removes if this one is killed."""
-    return tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-{purpose}-")
+@contextmanager
+def new_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder of this process, which all may read, and a later harness removes if this one is killed."""
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-{purpose}-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def remove_folders(own: int | None = None) -> None:

@@ -8,11 +8,10 @@ user's cache folder, by a digest of their content.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.errors import DeviceError, Ece408Error
+from ece408_op.errors import DeviceError
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.cached_folders import digest
@@ -28,7 +27,6 @@ from ece408_op.runtime.occupancy import KernelNotes
 
 from . import build, programs, sources
 from .arrays import Arrays
-from .errors import EndedError
 from .sandbox import LimitsSpec, Tools
 from .worker import Program, Worker, python_program
 
@@ -37,20 +35,6 @@ _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
 #: The suffixes of files that can be run, and the device that one computes on.
 SUFFIXES, device_of = sources.SUFFIXES, sources.device_of
 cached_folder = programs.cached_folder
-
-
-class FileError(Ece408Error):
-    """The file does not compile, or its process ended: the grader's status and the reason."""
-
-    def __init__(self, message: str, status: str = "", reason: str = "") -> None:
-        super().__init__(message)
-        self.status, self.reason = status, reason
-
-    @classmethod
-    def of(cls, path: Path, status: str, reason: str) -> FileError:
-        """Return the error of that file, with a status of the grader."""
-        reason = re.sub(rf"\S*/src/(?={re.escape(path.name)})", "", reason)  # where it was compiled
-        return cls(f"{path.name}: {status}: {reason}", status, reason)
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,7 @@ class File:
 def compile_file(path: Path) -> File:
     """Compile a .h, .cuh, .cu or .py file, or take it from the cache.
 
-    Raises FileError where the file is wrong, and DeviceError where this machine lacks a compiler or a GPU.
+    Raises EndedError where the file is wrong, and DeviceError where this machine lacks a compiler or a GPU.
     """
     device, python = device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
@@ -80,8 +64,6 @@ def compile_file(path: Path) -> File:
             if device == "gpu":
                 pool.submit(_warm_gpu)
             return File(path, device, _cached_program(path, device, tools, architecture), tools)
-    except EndedError as ended:
-        raise FileError.of(path, ended.status, ended.reason) from None
     except OSError as error:
         raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
 
@@ -90,7 +72,7 @@ class Session:
     """A worker process that has loaded a file, and the arrays of some layers of one batch size.
 
     The process computes all layers, as in the course, because files keep counters and buffers between calls. Use it as
-    a context manager. Raises FileError where the file ends its process, writes outside its arrays, or takes too long.
+    a context manager. Raises EndedError where the file ends its process, writes outside its arrays, or takes too long.
     """
 
     def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
@@ -99,14 +81,14 @@ class Session:
         self.cuda_error = ""
 
     def __enter__(self) -> Session:
-        with ExitStack() as stack, self._named():
-            folder = Path(stack.enter_context(programs.new_folder("run")))
+        with ExitStack() as stack:
+            folder = stack.enter_context(programs.new_folder("run"))
             number = 0 if self._file.device == "gpu" else None
             self._buffers = [stack.enter_context(Arrays(problem, number)) for problem in self.problems]
             worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec())
             self._worker = stack.enter_context(worker)
             self._worker.begin()
-            self._worker.load(LimitsSpec().load_seconds)
+            self._worker.call(0, LimitsSpec().load_seconds, "load")
             self._stack = stack.pop_all()
         return self
 
@@ -121,9 +103,7 @@ class Session:
         buffers, problem = self._buffers[layer], self.problems[layer]
         buffers.x.array[...], buffers.w.array[...] = buffers.xp.asarray(x), buffers.xp.asarray(w)
         buffers.clear(fill)
-        with self._named():
-            seconds = _LEAST_SECONDS + problem.flops / _LEAST_FLOPS_PER_SECOND
-            call = self._worker.call(layer, seconds)
+        call = self._worker.call(layer, _LEAST_SECONDS + problem.flops / _LEAST_FLOPS_PER_SECOND)
         self.cuda_error = call.note
         return call.worker_seconds
 
@@ -144,14 +124,6 @@ class Session:
         """The beginning of what the file printed."""
         return self._worker.printed
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Raise FileError in place of the harness's own exception."""
-        try:
-            yield
-        except EndedError as ended:
-            raise FileError.of(self._file.path, ended.status, ended.reason) from None
-
 
 @cache
 def _warm_gpu() -> None:
@@ -163,14 +135,14 @@ def _warm_gpu() -> None:
 
 
 def _cached_program(path: Path, device: str, tools: Tools, architecture: str) -> Program:
-    with programs.new_folder("sources") as name:
-        sources.copy(path, Path(name))
+    with programs.new_folder("sources") as copied:
+        sources.copy(path, copied)
         words = (tools.folder.name, architecture, path.name)
-        key = digest(sorted(one for one in Path(name).rglob("*") if one.is_file()), *words, root=Path(name))
+        key = digest(sorted(one for one in copied.rglob("*") if one.is_file()), *words, root=copied)
 
     def make(folder: Path) -> None:
-        with programs.new_folder("build") as name:
-            built = build.build(path, device, Path(name), tools, LimitsSpec(), architecture, quick=True)
+        with programs.new_folder("build") as scratch:
+            built = build.build(path, device, scratch, tools, LimitsSpec(), architecture)
             shutil.copy(built.what, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ._filter import filter_program
 from .errors import HarnessError, StoppedError
@@ -140,11 +140,10 @@ class Process:
         self.process.wait(seconds)
         if self._handle >= 0:
             os.close(self._handle)
-        for folder in [self.cgroup] * 20 if self.cgroup else ():  # a dying process is counted for a moment
-            with suppress(OSError):
-                folder.rmdir()
-                break  # one that stays is empty and harmless
-            time.sleep(0.01)
+        end = time.monotonic() + 0.2
+        while self.cgroup and self.cgroup.exists() and time.monotonic() < end:
+            with suppress(OSError):  # a dying process is counted for a moment; one that stays is empty and harmless
+                self.cgroup.rmdir()
         if self.user is not None:
             self.user.close()
         return self.ended or "lost"
@@ -208,26 +207,12 @@ class Tools:
     trusted: bool = False
     processes: Processes = field(default_factory=Processes, compare=False)
 
-    @property
-    def headers(self) -> Path:
-        """The replacements for MXNet's headers, where submissions are compiled."""
-        return self.folder / "headers"
-
 
 def start(
-    tools: Tools,
-    command: Sequence[str],
-    limits: LimitsSpec,
-    cpu_seconds: int,
-    output: IO[bytes],
-    seen: Iterable[Path] = (),
-    descriptors: Sequence[int] = (),
-    device: int | None = None,
-    reserved: int = 0,
-    *,
-    written: Path | None = None,
-    python: bool = False,
-) -> Process:
+    tools: Tools, command: Sequence[str], limits: LimitsSpec, cpu_seconds: int, output: IO[bytes],
+    seen: Iterable[Path] = (), descriptors: Sequence[int] = (), device: int | None = None, reserved: int = 0, *,
+    written: Path | None = None, python: bool = False,
+) -> Process:  # fmt: skip
     """Start the command, which may read the paths ``seen``.
 
     ``reserved`` bytes of its address space hold no memory; ``device`` is the number of the GPU that it uses. A compiler
@@ -239,31 +224,27 @@ def start(
     gpu = device is not None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # reports come with the sender's process id
-    words = [str(tools.folder / "supervisor"), f"control={theirs.fileno()}"]
-    inherited = [theirs.fileno(), *descriptors]
-    if not written and not tools.trusted:
-        inherited.append(filter_program(fatal=not (gpu or python)))
-        words.append(f"filter={inherited[-1]}")
-    if not tools.unsafe:
-        words += [f"mount=size={limits.disk_bytes},nr_inodes={_INODES},mode=1777", "tmpfs=/tmp"]
-        words += ["tmpfs=/dev/shm"] if gpu else []
-    cgroup, user = _cgroup(limits), None
+    seccomp = -1 if written or tools.trusted else filter_program(fatal=not (gpu or python))
+    cgroup, uid, user = _cgroup(limits), 0, None
     numbers = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: limits.output_bytes, resource.RLIMIT_CPU: cpu_seconds}
     if cgroup is None and not gpu:  # an address space limit keeps CUDA from starting
         numbers[resource.RLIMIT_AS] = limits.memory_bytes - limits.disk_bytes + reserved
     if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
-        words.append(f"uid={uid}")
     if user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe):
         numbers[resource.RLIMIT_NPROC] = limits.processes
-    words += [f"limit={number}:{value}" for number, value in numbers.items()]
+    tmpfs = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=1777"
+    words = [str(tools.folder / "supervisor"), str(theirs.fileno()), tmpfs, str(uid), str(seccomp)]
+    words += [f"{number}:{value}" for number, value in numbers.items()]
+    inherited = [theirs.fileno(), *descriptors, *([] if seccomp < 0 else [seccomp])]
     around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, python, tools, gpu)
     if cgroup is not None:
         around = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *around]
-    own: dict[str, Any] = {"pass_fds": inherited, "env": _environment(device), "start_new_session": True}
-    own.update(stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
-        process = subprocess.Popen([*around, *words, "--", *command], cwd=tools.folder, **own)
+        process = subprocess.Popen(
+            [*around, *words, "--", *command], cwd=tools.folder, env=_environment(device), pass_fds=inherited,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         raise HarnessError(f"expected to start the harness's supervisor, got {error}") from error
     finally:
@@ -314,7 +295,8 @@ def _bubblewrap(seen: Iterable[str], written: Path | None, python: bool, tools: 
 
 
 def _environment(device: int | None) -> dict[str, str]:
-    environment = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "LD_LIBRARY_PATH") if name in os.environ}
+    kept = ("OMP_NUM_THREADS", "LD_LIBRARY_PATH")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME="/tmp", TMPDIR="/tmp", LC_ALL="C")
     if device is not None:
         # The GPU of that number here is to be the only one there.

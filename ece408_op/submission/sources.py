@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,32 +56,29 @@ def device_of(path: Path) -> str:
 def copy(source: Path, to: Path, alone: bool = False) -> None:
     """Copy the source and, at their places, the files of its folder that it includes or, in Python, names.
 
-    Without links, and up to a size; neighbours that nobody includes stay behind: in a class they are others' work.
-    Raises OSError where the source itself cannot be read or is too large, and EndedError where one that is to be
-    ``alone`` includes a neighbour.
+    Without links, and up to a size; neighbours that nobody includes stay behind: in a class they are others' work. A
+    header ``</somewhere/include/NAME>`` that is not there becomes ``<NAME>``. Raises EndedError where the source itself
+    cannot be read or is too large, and where one that is to be ``alone`` includes a neighbour.
     """
-    if not source.is_file() or source.stat().st_size > MOST_BYTES:
-        raise OSError(f"expected a file of at most {MOST_BYTES >> 20} MB")
     root, waiting, done, left = source.parent, [source.name], set[str](), MOST_BYTES
     while waiting and len(done) < _MOST_FILES:
         name = waiting.pop()
         path = root / name
-        if path.name == OPERATOR and path != source:
+        helper = path != source
+        if name in done or (helper and (path.name == OPERATOR or os.path.islink(path) or not os.path.isfile(path))):
             continue
-        if name in done or not os.path.isfile(path) or (os.path.islink(path) and path != source):
-            continue
-        if alone and path != source:
+        if alone and helper:
             text = f"it includes {name}, which lies next to it in a folder of several submissions"
             raise EndedError("unsupported", f"{text}; give each submission a folder of its own")
         try:
-            left -= path.stat().st_size
-            if left < 0:
-                return
-            content = path.read_bytes()
-        except OSError:
-            if path == source:
-                raise
+            if not path.is_file() or path.stat().st_size > left:
+                raise OSError(f"expected a file of at most {MOST_BYTES >> 20} MB")
+            content = _ABSOLUTE.sub(_by_name, path.read_bytes())
+        except OSError as error:
+            if not helper:
+                raise EndedError("unsupported", f"{name} cannot be read: {error.strerror or error}") from None
             continue
+        left -= len(content)
         done.add(name)
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_bytes(content)
@@ -103,25 +99,25 @@ def text(folder: Path) -> str:
 
 def unroll_without_names(folder: Path) -> bool:
     """Remove the number of times from each ``#pragma unroll NAME`` in all that was copied; whether there was one."""
-    return _changed(folder, _UNROLL, lambda found: found[1])
-
-
-def include_by_name(folder: Path) -> None:
-    """Let ``#include </somewhere/include/NAME>``, where no such file is, say ``<NAME>`` in all that was copied."""
-    _changed(folder, _ABSOLUTE, lambda one: one[0] if os.path.isfile(one[2]) else b"%b<%b>" % (one[1], one[3]))
-
-
-def _changed(folder: Path, what: re.Pattern[bytes], to: Callable[[re.Match[bytes]], bytes]) -> bool:
-    found = False
+    found = 0
     for path in filter(Path.is_file, folder.rglob("*")):
-        content = path.read_bytes()
-        path.write_bytes(what.sub(to, content))
-        found |= path.read_bytes() != content
-    return found
+        content, count = _UNROLL.subn(rb"\1", path.read_bytes())
+        path.write_bytes(content)
+        found += count
+    return found > 0
 
 
-def add_stubs(code: str, headers: Path, stubs: Path) -> None:
-    """Write a header for each that the code includes, if MXNet's tree or CUDA had it and ``headers`` lacks it."""
+def _by_name(include: re.Match[bytes]) -> bytes:
+    return include[0] if os.path.isfile(include[2]) else b"%b<%b>" % (include[1], include[3])
+
+
+def add_stubs(code: str, headers: Path, stubs: Path) -> list[Path]:
+    """Write a header for each that the code includes, if MXNet's tree or CUDA had it and ``headers`` lacks it.
+
+    Returns the folders to look in: from the n-th, a path that begins with n ``../`` leads to the headers.
+    """
+    folders = [stubs.joinpath(*["down"] * level) for level in range(_LEVELS)]
+    folders[-1].mkdir(parents=True, exist_ok=True)
     for name in sorted({found for pair in _ANY_INCLUDE.findall(code) for found in pair if _REPLACED.match(found)}):
         rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
         there = any(os.path.exists(folder / rest) for folder in (headers, headers / "fallback"))
@@ -130,12 +126,6 @@ def add_stubs(code: str, headers: Path, stubs: Path) -> None:
         with suppress(OSError, ValueError):  # a name that no file can have is none
             (stubs / rest).parent.mkdir(parents=True, exist_ok=True)
             (stubs / rest).write_text("#include <mxnet/base.h>\n", encoding="utf-8")
-
-
-def stub_folders(stubs: Path) -> list[Path]:
-    """Folders to look in, made where they are not: from the n-th, a path that begins with n ``../`` leads home."""
-    folders = [stubs.joinpath(*["down"] * level) for level in range(_LEVELS)]
-    folders[-1].mkdir(parents=True, exist_ok=True)
     return folders
 
 

@@ -14,8 +14,8 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,11 +41,11 @@ def python_program(file: Path) -> Program:
     # The sandbox has a /tmp of its own; where PYTHONPATH names /tmp, the caller's stays out.
     there = {path for path in seen if path.exists() and not Path("/tmp").is_relative_to(path.resolve())}
     outermost = sorted(path for path in there if there.isdisjoint(path.parents))
-    return Program(str(file), (*outermost, file.parent), tuple(paths), f"{file.parent}/")
+    return Program(str(file), (*outermost, file.parent), tuple(paths))
 
 
 #: A worker may take this long, in seconds, to begin, with a GPU's first context in its process, and to fill an output.
-_BEGIN_SECONDS = 60.0
+BEGIN_SECONDS = 60.0
 #: Empty calls that wake the processes on the way and measure the overhead. On the CPU each of a few in a row may wait
 #: milliseconds for other work, so there are more.
 _PINGS, _CPU_PINGS = 5, 40
@@ -58,13 +58,8 @@ _SEND_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 #: This many bytes of the printed text are kept.
 _KEPT_BYTES = 1 << 16
-#: What a worker does after each command, in words.
-_DOING = {
-    "empty": "the time between two calls",
-    "zero": "the worker's beginning",
-    "load": "loading it",
-    "run": "a call of forward",
-}
+#: What a worker does after a command, in words; after others, nothing.
+_DOING, _NOTHING = {"load": "loading it", "run": "a call of forward"}, "the time between two calls"
 #: Answers that end the submission.
 _FAILURES = {
     "unloadable": ("compile_error", "it cannot be loaded: {}"),
@@ -86,27 +81,21 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker runs: a compiled library, or a kernel in Python with its sys.path; and the paths that it sees."""
+    """What a worker runs: a compiled library, or a kernel in Python with its sys.path; and the paths that it sees.
+
+    ``source`` is the submission's text. Its workers have run the seconds ``used`` to load it and in its calls, and may
+    run ``most``. ``arithmetic`` names the units that it computes with, a key of ``core.roofline.PRODUCTS``; ``notes``
+    are what ptxas reports on its kernels.
+    """
 
     what: str
     seen: tuple[Path, ...] = ()
-    #: sys.path of a kernel in Python; empty for a library.
     paths: tuple[str, ...] = ()
-    #: A folder of the harness's that means nothing to the author of a submission.
-    folder: str = ""
-    #: The submission's text.
     source: str = ""
-    #: Seconds that its workers have run to load it and in its calls, and may run.
     used: list[float] = field(default_factory=list)
     most: float = math.inf
-    #: The units that it computes with, a key of ``core.roofline.PRODUCTS``.
     arithmetic: str = "fp32"
-    #: What ptxas reports on its kernels.
     notes: tuple[KernelNotes, ...] = ()
-
-    def shown(self, text: str) -> str:
-        """A message without that folder."""
-        return text.replace(self.folder, "") if self.folder else text
 
 
 class Worker:
@@ -150,35 +139,25 @@ class Worker:
         self._socket.close()
 
     def begin(self) -> None:
-        """Wait until the buffers are mapped, and measure an empty call, before anything of the submission runs.
-
-        Raises HarnessError where the worker cannot begin.
-        """
-        with self._our_fault():
-            self.call(0, _BEGIN_SECONDS, "empty")
-            self.overhead = self.ping(_PINGS if self._on_gpu else _CPU_PINGS)
-
-    def zero(self, layer: int) -> None:
-        """Have the worker fill a GPU's output with zeros, which it has done when it answers; before load only."""
-        with self._our_fault():
-            self.call(layer, _BEGIN_SECONDS, "zero")
-
-    def load(self, seconds: float) -> None:
-        """Wait until the submission is loaded and its static constructors have run, and stop the worker.
-
-        Raises EndedError where that fails or takes longer than ``seconds``.
-        """
-        with self._our_fault():
-            self._nothing_waits()
-        self._loads = True
-        self.call(0, seconds, "load")
+        """Wait until the buffers are mapped, and measure an empty call, before anything of the submission runs."""
+        self.call(0, BEGIN_SECONDS, "empty")
+        self.overhead = self.ping(_PINGS if self._on_gpu else _CPU_PINGS)
 
     def call(self, layer: int, seconds: float, word: str = "run") -> Call:
         """Let the worker run for one command on that layer, see native/worker.cpp, and stop it.
 
-        Raises EndedError where it does not come back in time.
+        Raises EndedError where it does not come back in time; HarnessError where nothing of the submission has run.
         """
-        self._nothing_waits()
+        try:
+            self._nothing_waits()
+            self._loads = self._loads or word == "load"
+            return self._timed(layer, seconds, word)
+        except (EndedError, ConnectionError) as error:
+            if self._loads:
+                raise
+            raise HarnessError(f"expected the worker to begin, but {error}: {self.printed}") from None
+
+    def _timed(self, layer: int, seconds: float, word: str) -> Call:
         if self._loads:
             left = self._program.most - sum(self._program.used)
             if left <= 0:
@@ -190,14 +169,16 @@ class Worker:
         try:
             self._socket.send(f"{word} {nonce} {layer}".encode())
         except OSError:  # it has ended, or reads no commands
-            raise self._reason_of_end("the time between two calls") from None
+            raise self._reason_of_end(_NOTHING) from None
         try:
-            answer = self._answer(time.monotonic() + seconds, _DOING[word])
+            answer = self._answer(time.monotonic() + seconds, _DOING.get(word, _NOTHING))
         finally:
             end = time.perf_counter()
             if self._loads:
                 self._program.used.append(end - start)
-        self._stop()
+        self._stopped = self.process.stop()
+        if not self._stopped:
+            raise self._reason_of_end("the time after a call")
         if not self._on_gpu:
             # Threads that go on after the answer are timed until they are stopped.
             end = time.perf_counter()
@@ -240,22 +221,9 @@ class Worker:
         """Would it have reached its memory limit by now, had it grown as in its last round?"""
         return self._growth > 0 and self._size + 2 * self._growth > self._most
 
-    @contextmanager
-    def _our_fault(self) -> Iterator[None]:
-        """What goes wrong here is the harness's fault: nothing of the submission has run."""
-        try:
-            yield
-        except (EndedError, ConnectionError) as error:
-            raise HarnessError(f"expected the worker to begin, but {error}: {self.printed}") from None
-
     def _go(self) -> None:
         self._stopped = False
         self.process.go()
-
-    def _stop(self) -> None:
-        self._stopped = self.process.stop()
-        if not self._stopped:
-            raise self._reason_of_end("the time after a call")
 
     def _nothing_waits(self) -> None:
         if self._stopped and self.process.runs():
@@ -264,7 +232,7 @@ class Worker:
             self._fault = self._received()
             if self._fault and not _FAULT.fullmatch(self._fault):
                 raise _forged(self._fault)
-            raise self._reason_of_end("the time between two calls")
+            raise self._reason_of_end(_NOTHING)
 
     def _answer(self, deadline: float, doing: str) -> str:
         awake = time.monotonic() + _SPIN_SECONDS if self._on_gpu else 0.0

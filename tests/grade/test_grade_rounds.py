@@ -39,9 +39,11 @@ class Worker:
     def nothing(self, *arguments: object) -> None:
         pass
 
-    note_size = begin = zero = load = ping = idle = nothing
+    note_size = begin = ping = idle = nothing
 
-    def call(self, layer: int, seconds: float) -> Call:
+    def call(self, layer: int, seconds: float, word: str = "run") -> Call:
+        if word != "run":
+            return Call(0.0, 0.0)
         self.calls += 1
         if self.calls == self.ends_at:
             raise EndedError("crashed", "the GPU reported out of memory")

@@ -27,6 +27,7 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
 from ece408_op.submission import runner
+from ece408_op.submission.errors import EndedError
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")
@@ -71,7 +72,7 @@ class EndedSession(Session):
     """A session whose file ends its process."""
 
     def call(self, layer: int, x: np.ndarray, w: np.ndarray, fill: float = 0.0) -> float:
-        raise runner.FileError.of(Path("own.cu"), "crashed", "the GPU reported cudaErrorIllegalAddress")
+        raise EndedError("crashed", "the GPU reported cudaErrorIllegalAddress")
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from sandbox import needs_sandbox
 from submissions import touch
 
 from ece408_op.core.explain import line_of
-from ece408_op.grade import _grading
 from ece408_op.submission import build, programs, sandbox, sources
 from ece408_op.submission.networks import KNOWN, pointed_to
 from ece408_op.submission.sandbox import Tools
@@ -65,12 +64,11 @@ def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     (tmp_path / "new-forward.h").write_text(text)
     began = time.process_time()
     pointed_to(text)
-    _grading.arithmetic(text)
+    build.arithmetic(text)
     build.not_supported(text, text[:4000])
     build.errors("new-forward.h:1:2: error: " + text[:4000], tmp_path, TOOLS, "new-forward.h")
     (tmp_path / "to").mkdir()
     sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
-    sources.include_by_name(tmp_path / "to")
     sources.unroll_without_names(tmp_path / "to")
     sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
     for mistake in ("sum", "copied_bytes"):

@@ -9,6 +9,7 @@ from submissions import HERE as SUBMISSIONS
 
 from ece408_op.problem import ConvProblem
 from ece408_op.submission import runner
+from ece408_op.submission.errors import EndedError
 
 
 def test_a_spent_limit_is_the_files_fault_not_the_harnesss() -> None:
@@ -16,6 +17,6 @@ def test_a_spent_limit_is_the_files_fault_not_the_harnesss() -> None:
     file = runner.compile_file(SUBMISSIONS / "cpu" / "counts_its_calls.h")
     file = replace(file, program=replace(file.program, used=[4.0], most=4.0))
     session = runner.Session(file, [ConvProblem(2, 1, 8, 8, 2, 3)])
-    with pytest.raises(runner.FileError, match="all its calls took longer than their limit of 4 s"), session:
+    with pytest.raises(EndedError, match="all its calls took longer than their limit of 4 s"), session:
         pytest.fail("the file was loaded")
     assert file.program.used == [4.0]

@@ -1,13 +1,11 @@
 // Process 1 of a sandbox: runs one program with limits, as its first child, and reports how that ended.
 //
-//   supervisor KEY=VALUE... -- PROGRAM ARGUMENT...
+//   supervisor CONTROL TMPFS UID FILTER LIMIT... -- PROGRAM ARGUMENT...
 //
-//   control=FD         a socket for reports: "started" by the child just before PROGRAM, so that the harness learns the
-//                      child's process id from the kernel; "exit N" or "signal N" at its end; or "failed TEXT"
-//   limit=NUMBER:VALUE setrlimit(NUMBER, VALUE); any number of times
-//   tmpfs=PATH         the tmpfs mounted there gets the options of mount=OPTIONS; any number of times
-//   uid=NUMBER         the user and group that PROGRAM runs as
-//   filter=FD          a seccomp program for PROGRAM
+// CONTROL is a socket for reports: "started" by the child just before PROGRAM, so that the harness learns the child's
+// process id from the kernel; "exit N" or "signal N" at its end; or "failed TEXT". The tmpfs mounted on /tmp and /dev/shm get
+// the options TMPFS. UID is the user and group that PROGRAM runs as, 0 for the caller's, FILTER a descriptor of its seccomp
+// program, -1 for none, and LIMIT is NUMBER:VALUE of setrlimit.
 //
 // bubblewrap has built the namespaces and the file system; with --unsafe there are none, and this is an ordinary process.
 #include <cerrno>
@@ -40,24 +38,13 @@ void report(const std::string& text) {
   _exit(125);
 }
 
-void install_filter(int descriptor) {
-  char bytes[1 << 16];
-  ssize_t size = pread(descriptor, bytes, sizeof bytes, 0);
-  sock_fprog program = {(unsigned short)(size / sizeof(sock_filter)), reinterpret_cast<sock_filter*>(bytes)};
-  if (size <= 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) fail("installing the seccomp filter");
-}
-
-// Takes the limits and the user in the child; the words that come first are for it, too.
-[[noreturn]] void run_program(char** words, bool in_sandbox) {
+// Takes the limits and the user in the child.
+[[noreturn]] void run_program(long uid, int filter, char** words, bool in_sandbox) {
   setsid();
-  int filter = -1;
-  long uid = 0;
   for (; strcmp(*words, "--") != 0; ++words) {
     int number = 0;
     unsigned long long value = 0;
-    sscanf(*words, "uid=%ld", &uid);
-    sscanf(*words, "filter=%d", &filter);
-    if (sscanf(*words, "limit=%d:%llu", &number, &value) != 2) continue;
+    sscanf(*words, "%d:%llu", &number, &value);
     rlimit both = {value, value};
     if (setrlimit((__rlimit_resource_t)number, &both) != 0) fail(*words);
   }
@@ -68,8 +55,11 @@ void install_filter(int descriptor) {
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) fail("no new privileges");
   fcntl(control, F_SETFD, FD_CLOEXEC);
   if (filter >= 0) {
+    char bytes[1 << 16];
+    ssize_t size = pread(filter, bytes, sizeof bytes, 0);
+    sock_fprog program = {(unsigned short)(size / sizeof(sock_filter)), reinterpret_cast<sock_filter*>(bytes)};
     fcntl(filter, F_SETFD, FD_CLOEXEC);
-    install_filter(filter);
+    if (size <= 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) fail("installing the seccomp filter");
   }
   report("started");
   execv(words[1], words + 1);
@@ -83,17 +73,13 @@ int main(int, char** words) {
   bool in_sandbox = getpid() == 1;
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);  // the program may have this process's user: it must not write to its memory
   if (!in_sandbox) prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const char* options = "";
-  for (char** word = ++words; strcmp(*word, "--") != 0; ++word) {
-    sscanf(*word, "control=%d", &control);
-    if (strncmp(*word, "mount=", 6) == 0) options = *word + 6;
-    if (strncmp(*word, "tmpfs=", 6) == 0 &&
-        mount(nullptr, *word + 6, nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, options) != 0)
-      fail(*word);
-  }
+  control = atoi(words[1]);
+  for (const char* path : {"/tmp", "/dev/shm"})
+    if (in_sandbox && mount(nullptr, path, nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, words[2]) != 0 && errno != ENOENT)
+      fail(path);
   pid_t program = fork();
   if (program < 0) fail("fork");
-  if (program == 0) run_program(words, in_sandbox);
+  if (program == 0) run_program(atol(words[3]), atoi(words[4]), words + 5, in_sandbox);
   // Only the program may use the other descriptors: its socket must end when it does.
   for (int fd = 0; fd < 4096; ++fd)
     if (fd != control) close(fd);

@@ -14,12 +14,6 @@
 #include <cuda_runtime.h>
 #define MSHADOW_XINLINE inline __host__ __device__
 #define MSHADOW_USE_CUDA 1
-#else
-#define MSHADOW_XINLINE inline
-#define MSHADOW_USE_CUDA 0
-#endif
-
-#ifdef __CUDACC__
 #define ECE408_GRADE_CUDA_(func, what)                                               \
   {                                                                                  \
     cudaError_t ece408_grade_error_ = (func);                                        \
@@ -28,6 +22,9 @@
   }
 #define MSHADOW_CUDA_CALL(func) ECE408_GRADE_CUDA_(func, "")
 #define MSHADOW_CUDA_POST_KERNEL_CHECK(name) ECE408_GRADE_CUDA_(cudaPeekAtLastError(), #name ": ")
+#else
+#define MSHADOW_XINLINE inline
+#define MSHADOW_USE_CUDA 0
 #endif
 
 namespace mshadow {
