@@ -31,7 +31,7 @@ from ece408_op.grade._buffers import Buffers, Device  # noqa: E402
 from ece408_op.grade._verdict import REAL, WRONG  # noqa: E402
 from ece408_op.problem import ConvProblem  # noqa: E402
 from ece408_op.runtime import cuda  # noqa: E402
-from ece408_op.submission import build, programs  # noqa: E402
+from ece408_op.submission import build  # noqa: E402
 from ece408_op.submission.networks import KNOWN  # noqa: E402
 from ece408_op.submission.sandbox import LimitsSpec, Tools  # noqa: E402
 from ece408_op.submission.worker import Program, Worker, python_program  # noqa: E402
@@ -163,13 +163,13 @@ def main() -> int:
     with ExitStack() as stack:
 
         def new_folder(purpose: str) -> Path:
-            return Path(stack.enter_context(programs.new_folder(purpose)))
+            return Path(stack.enter_context(build.new_folder(purpose)))
 
         top = new_folder("memory")
-        tools = programs.build()
+        tools = build.tools()
         (top / "plain.cu").write_text(PLAIN, encoding="utf-8")
         options = ["-O2", "-arch", f"sm_{chip.architecture}", "-o", str(top / "plain"), str(top / "plain.cu"), "-ldl"]
-        subprocess.run([programs.compiler("nvcc"), *options], check=True)
+        subprocess.run([build.compiler("nvcc"), *options], check=True)
         files = arguments.file
         if not files:
             cases = submissions.write(submissions.for_memory(), top / "cases", "new-forward.cuh")

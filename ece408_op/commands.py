@@ -20,7 +20,7 @@ OK, FAILED, USAGE, CANNOT, INTERRUPTED = 0, 1, 2, 3, 128 + signal.SIGINT
 COMMANDS = {
     **dict.fromkeys(("m1", "m2", "m3", "m4"), "milestones.cli"),
     "bench": "bench.__main__",
-    "grade": "grade.cli",
+    "grade": "grade.__main__",
     "lab": "lab.__main__",
     "report": "report.__main__",
 }

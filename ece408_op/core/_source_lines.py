@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+from ece408_op.runtime.source_text import without_comments
+
 _LOOP = re.compile(
     r"\bfor\s*\(\s*(?:const\s+)?(?:unsigned\s+|size_t\s+|int\s+|auto\s+)*(\w+)\s*=[^;]{0,99};[^;]{0,99}?<=?\s*([^;]{1,99});"
 )
@@ -16,8 +17,7 @@ _SEARCHED, _WIDEST = 1 << 18, 240
 
 def find(name: str, source: str) -> int | None:
     """Return the line, counted from 1, that makes the mistake of that name; None if it is not found."""
-    code = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), source[:_SEARCHED])
-    code = "\n".join(line[:_WIDEST] for line in code.split("\n"))
+    code = "\n".join(line[:_WIDEST] for line in without_comments(source[:_SEARCHED]).split("\n"))
     p, q = _filter_loops(code)
     for pattern in _patterns(name, re.escape(p), re.escape(q), code):
         found = re.search(pattern, code, re.MULTILINE)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from . import _rewrite
+from ece408_op.runtime.source_text import mask
+
 from ._build import Program
 from ._report import Finding
 from ._run import Outcome
@@ -23,7 +24,7 @@ _DECLARED = re.compile(
 
 def has_arrays(text: str) -> bool:
     """Return whether the source may have an array in a function."""
-    return _DECLARED.search(_rewrite.mask(text)) is not None
+    return _DECLARED.search(mask(text)) is not None
 
 
 def findings(program: Program, outcome: Outcome) -> tuple[Finding, ...]:

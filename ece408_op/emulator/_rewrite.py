@@ -9,13 +9,12 @@ import re
 from functools import cache
 from pathlib import Path
 
+from ece408_op.runtime.source_text import COURSE_HEADERS, INCLUDE, mask
+
 from ._errors import UnsupportedCodeError
 
 CUDA = Path(__file__).parent / "cuda"
 
-#: Comments and literals. Each alternative matches wherever it begins, so that no text takes more than linear time.
-_HIDDEN = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)
-_NUMBER_SEPARATOR = re.compile(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F])")
 _LAUNCH = re.compile(r"<<<")
 #: nvcc also knows a launch with spaces in its brackets, as some editors write them.
 _SPACED = (re.compile(r"<<[ \t]+<|<[ \t]+<<"), re.compile(r">>[ \t]+>(?=\s*\()|>[ \t]+>>(?=\s*\()"))
@@ -28,13 +27,9 @@ _NOINLINE = re.compile(r"(?<!\()\b__noinline__\b")
 #: g++ knows ``__shared__`` as static, which may stand once.
 _STATIC_SHARED = re.compile(r"\bstatic\s+(?=__shared__\b)|(?<=\b__shared__)\s+static\b")
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__)\s*)?\(")
-_INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
-#: Headers of MXNet's tree, and of CUDA's toolkit and samples. Most submissions use nothing of them.
+#: Headers that the emulator replaces where they are not among its own. Most submissions use nothing of them.
 _REPLACED = re.compile(
-    r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
-    r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|cublas_v2\.h$"
-    r"|(cblas|mkl|npp|nvToolsExt)\.h$|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$"
-    r"|.*/include/\w+\.h(pp)?$|(driver_types|cooperative_groups/reduce)\.h$)"
+    rf"{COURSE_HEADERS}|(\./)?((cublas_v2|nvToolsExt|driver_types|cooperative_groups/reduce)\.h$|.*/include/\w+\.h(pp)?$)"
 )
 #: What the emulator does not have: the code, and what to say.
 _UNSUPPORTED = (
@@ -47,12 +42,6 @@ _UNSUPPORTED = (
     (r"\b(cudaLaunch\w*|cudaConfigureCall)\s*\(", "launches by {}"),
     (r"\b(cu(?:Init|Ctx|Module|Mem|Launch|Func)[A-Z]\w*)\s*\(", "CUDA's driver ({})"),
 )
-
-
-def mask(text: str) -> str:
-    """Return text of the same length with spaces for comments and literals; newlines stay."""
-    blank = lambda found: re.sub(r"[^\n]", " ", found[0])  # noqa: E731
-    return _HIDDEN.sub(blank, _NUMBER_SEPARATOR.sub(" ", text))
 
 
 def rewrite(text: str, unroll: bool = True, check: bool = True) -> str:
@@ -102,12 +91,12 @@ def without_missing_headers(text: str, there: tuple[Path, ...]) -> str:
         exists = any((folder / name).is_file() for folder in there)
         return found[0] if exists or not _REPLACED.match(name) else ""
 
-    return _INCLUDE.sub(kept, text)
+    return INCLUDE.sub(kept, text)
 
 
 def local_includes(text: str, folder: Path) -> list[Path]:
     """Return the files of the source's folder that it includes by quotes."""
-    masked_names = (found[2] for found in _INCLUDE.finditer(text) if found[2])
+    masked_names = (found[2] for found in INCLUDE.finditer(text) if found[2])
     return [folder / name for name in masked_names if (folder / name).is_file()]
 
 
@@ -120,7 +109,7 @@ def with_include(text: str, name: str, content: str, own: str) -> str:
         line = text.count("\n", 0, found.start()) + 1
         return f'\n#line 1 "{name}"\n{content}\n#line {line} "{own}"\n'
 
-    return _INCLUDE.sub(replaced, text)
+    return INCLUDE.sub(replaced, text)
 
 
 @cache

@@ -4,5 +4,5 @@ The worker (``ece408_op.submission``) is stopped while inputs are written and ou
 is computed only then; see docs/grading.md. ``_submission`` finds files, ``_spec`` reads the grader's file,
 ``_grading`` grades one or many, ``_rounds`` calls them, ``_buffers`` holds the device and its arrays,
 ``_judge`` classifies an output and ``_verdict`` a submission, ``_real_images`` measures accuracy, ``_reports`` writes
-pages. The public module is ``cli``.
+pages. ``__main__`` is the command.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.submission.arrays import Arrays
 from ece408_op.submission.errors import HarnessError
+from ece408_op.submission.sandbox import Processes
 
 from . import _judge
 from ._judge import Part
@@ -31,16 +32,12 @@ _FLUSH_BYTES = {False: 64 << 20, True: 256 << 20}
 _WAKING, _END = 200, 2.0
 #: The memory of a killed process comes back within moments: wait for this share of it, at most this many seconds.
 _RELEASED, _RELEASE_SECONDS = 0.95, 5.0
-#: Where a smaller share of a GPU's memory is free, an allocation may not have fitted.
-_LITTLE = 0.25
+_LITTLE = 0.25  # where a smaller share of a GPU's memory is free, an allocation may not have fitted
 #: Bytes of float64 per step of the comparison on the CPU: about what its caches hold; elements on a GPU.
 _STEP_BYTES, _STEP_ELEMENTS = 2 << 20, 1 << 24
-#: Timed calls of the package's own kernel.
-_OWN_RUNS = 3
-#: Images of a wrong output that are explained, at most.
-_EXPLAINED = 4
-#: Elements that one step of drawing random numbers takes.
-_DRAWN = 1 << 22
+_OWN_RUNS = 3  # timed calls of the package's own kernel
+_EXPLAINED = 4  # images of a wrong output that are explained, at most
+_DRAWN = 1 << 22  # elements that one step of drawing random numbers takes
 #: One image of this many is sparse, up to a number; the factor that takes whole numbers out of float16's range.
 _SPARSE, _MOST_SPARSE, _WIDE = 8, 100, 2.0**20
 #: Binades of a sparse image's numbers. No filter's element is smaller than this: its product with such a number is a
@@ -53,8 +50,7 @@ class Device:
 
     def __init__(self, number: int | None = None) -> None:
         self.number, self.gpu = number, number is not None
-        #: The most bytes that were ever free.
-        self._most_free = 0
+        self._most_free = 0  # the most bytes that were ever free
 
     def evict(self) -> None:
         """Write enough that no cache holds a submission's arrays."""
@@ -99,12 +95,8 @@ class Device:
 class Buffers(Arrays):
     """The arrays of one problem on a device, and their copies."""
 
-    def __init__(
-        self, problem: ConvProblem, device: Device | None = None, require_open: Callable[[], None] = lambda: None
-    ) -> None:
-        #: Called in each step of a long computation; it raises where the harness is to end.
-        self._require_open = require_open
-        self.device = device or Device()
+    def __init__(self, problem: ConvProblem, device: Device | None = None, running: Processes | None = None) -> None:
+        self.device, self._running = device or Device(), running or Processes()
         super().__init__(problem, self.device.number)
         with cuda.reported(f"gpu {self.number}") if self.gpu else nullcontext():
             self._x, self._w, self.copied = (self.xp.empty(one.array.shape, np.float32) for one in self.arrays)
@@ -113,7 +105,7 @@ class Buffers(Arrays):
         """Draw new inputs of that kind; some images are sparse, among the others."""
         p, seed, x = self.problem, np.uint64(rng.integers(0, 2**63)), self._x.ravel()
         for first in range(0, x.size, _DRAWN):
-            self._require_open()
+            self._running.require_open()
             to = x[first : first + _DRAWN]
             bits = _mix(_mix(self.xp.arange(first, first + to.size, dtype=np.uint64)) + seed)
             sign = (bits & np.uint64(1)).astype(np.float32) * 2 - 1
@@ -228,7 +220,7 @@ class Buffers(Arrays):
         outputs = p.output_height * p.output_width
         step = _STEP_ELEMENTS // (p.filters * outputs) if self.gpu else _STEP_BYTES // (8 * p.products * outputs)
         for at in range(0, p.batch, max(1, step)):
-            self._require_open()
+            self._running.require_open()
             yield slice(at, at + max(1, step))
 
 

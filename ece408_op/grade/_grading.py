@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 from ece408_op.submission import build, sources
+from ece408_op.submission.build import new_folder
 from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
-from ece408_op.submission.programs import new_folder
 from ece408_op.submission.sandbox import Tools, beginning
-from ece408_op.submission.worker import Program, python_program
+from ece408_op.submission.worker import Program
 
 from ._buffers import Device
 from ._real_images import trained
@@ -125,22 +125,20 @@ _MOST_BYTES = 2 << 30
 #: What a record has of a file that was not run: whatever happens, it has every key.
 _NOT_RUN: Record = {"precision": None, "worst": None, "seconds": {}, "images": [], "networks": []}
 _NOT_RUN.update(printed="", compiler=[], pointed=[])
-#: Once a network has timed out, the others get this many seconds per call.
-_SHORT_SECONDS = 5.0
+_SHORT_SECONDS = 5.0  # once a network has timed out, the others get this many seconds per call
 
 
 @dataclass(frozen=True)
 class Grader(Bench):
-    """Grades submissions for the CPU, or for one GPU."""
+    """Grades submissions for the CPU, or for one GPU, the ``chip``, whose submission holds ``alone`` while it runs.
 
-    #: The GPU.
+    ``images`` are tried first, and ``timed_images`` in the timed runs that follow (0: none).
+    """
+
     chip: Chip | None = None
-    #: Images that are tried first, and images of the timed runs that follow (0: none); on the CPU, larger batches get
-    #: few runs.
     images: int = _CPU_IMAGES
     timed_images: int = 0
     runs: int = _CPU_RUNS
-    #: Held by the submission that runs on the GPU.
     alone: AbstractContextManager[Any] = nullcontext()
 
     def grade(self, submission: Submission) -> Record:
@@ -148,7 +146,8 @@ class Grader(Bench):
         with self.turns.working if self.turns else nullcontext():
             started = time.time()
             try:
-                found = self._build_and_try(submission)
+                with new_folder("build") as folder:
+                    found = self._try(self._program(submission, folder))
             except EndedError as ended:
                 found = {"status": ended.status, "reason": ended.reason}
             except DeviceError:
@@ -162,39 +161,28 @@ class Grader(Bench):
         # JSON has no infinity and no NaN: they become text.
         return dict(json.loads(json.dumps(record), parse_constant=lambda text: str(float(text))))
 
-    def _build_and_try(self, submission: Submission) -> Record:
-        with new_folder("build") as folder:
-            program = self._program(submission, folder)
-            source = read(submission.source)[: sources.SEARCHED]
-            program = replace(program, source=source, most=self.spec.limits.all_seconds)
-            with self.alone:  # it has the device to itself, which must be well afterwards
-                try:
-                    return self._try(program)
-                finally:
-                    self.device.check()
-
     def _program(self, one: Submission, folder: Path) -> Program:
         if one.why or one.source is None:
             raise EndedError("unsupported", one.why)
         self.progress("compiling")
-        if one.python:
-            sources.copy(one.source, folder, one.alone)
-            return python_program(folder / one.source.name)
-        architecture = f"sm_{self.chip.architecture}" if self.chip else ""
-        return build.build(one.source, one.context, folder, self.tools, self.spec.limits, architecture, one.alone)
+        limits, architecture = self.spec.limits, f"sm_{self.chip.architecture}" if self.chip else ""
+        program = build.build(one.source, one.context, folder, self.tools, limits, architecture, one.alone)
+        return replace(program, source=read(one.source)[: sources.SEARCHED], most=limits.all_seconds)
 
     def _try(self, program: Program) -> Record:
         spec, pointed, demanded = self.spec, pointed_to(program.source), self.spec.demanding
-        if demanded:
-            tried = itertools.product(spec.nets or NETS, spec.images or (self.images,))
-            results = [self._net(program, net, images) for net, images in tried]
-        else:
-            results = self._by_itself(program, pointed)
-        verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
-        if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or spec.quick):
-            results.append(self._net(program, decisive.net, self.timed_images, TIMES))
-            decisive.timed = results[-1].status != PASSED
+        with self.alone, ExitStack() as stack:  # it has the device to itself, which must be well afterwards
+            stack.callback(self.device.check)
+            if demanded:
+                tried = itertools.product(spec.nets or NETS, spec.images or (self.images,))
+                results = [self._net(program, net, images) for net, images in tried]
+            else:
+                results = self._by_itself(program, pointed)
             verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
+            if verdict.status == PASSED and self.timed_images > decisive.images and not (demanded or spec.quick):
+                results.append(self._net(program, decisive.net, self.timed_images, TIMES))
+                decisive.timed = results[-1].status != PASSED
+                verdict, decisive = judge_submission(results, demanded=demanded, pointed=pointed)
         networks = [one.as_data() for one in results]
         right = [one for one in networks if verdict.status == one["status"] == PASSED]
         runs = [run for layer in decisive.layers for run in layer.runs]
@@ -238,13 +226,11 @@ class Grader(Bench):
                 break
         return results
 
-    def _net(
-        self, program: Program, net: Net, images: int, what: str = FULL, seconds: float = math.inf
-    ) -> NetworkResult:
+    def _net(self, program: Program, net: Net, images: int, what: str = FULL, most: float = math.inf) -> NetworkResult:
         timed = [TIMED] * (self.spec.runs or self.runs)
         purposes = {FULL: [WARM_UP, POISONED, *timed, NEAR_DUPLICATE], BRIEF: [WARM_UP, TIMED], TIMES: timed}[what]
         nets = trained(net, images) if what == FULL and self.spec.accuracy else ()
-        return Trial(self, program, net, images, min(seconds, self.spec.limits.run_seconds), purposes, nets).run()
+        return Trial(self, program, net, images, min(most, self.spec.limits.run_seconds), purposes, nets).run()
 
 
 def for_cpu(tools: Tools, rules: Spec, jobs: int, in_parallel: bool = False) -> Grader:

@@ -38,19 +38,17 @@ from ._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, REAL, TRANSFORM, WRONG,
 
 #: Some images of an output: y (float32), the exact sums, S and T, all (B, M, OH, OW), and L, (B, M, 1, 1).
 Part = tuple[Any, Any, Any, Any, Any]
+Bounds = dict[str, Any]
 
 EPS16 = 2.0**-11
 """Half a unit in the last place of 1.0 in float16."""
 
-#: What a poisoned output holds before the call: no whole number.
-POISON = 4096.5
+POISON = 4096.5  # what a poisoned output holds before the call: no whole number
 #: How far from its sum a poisoned element to which it was added may be, next to what a transform may err.
 _NEAR = 2.0**-9
-#: S and T of one product differ by less than this share.
-_ALONE = 1e-9
+_ALONE = 1e-9  # S and T of one product differ by less than this share
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
-#: With fewer elements an average says little.
-_ENOUGH = 1000
+_ENOUGH = 1000  # with fewer elements an average says little
 
 
 def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, before: float = 0.0) -> Outcome:
@@ -65,7 +63,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
         if before:  # a file may add to it; where a sum is zero, adding it and writing nothing look alike
             added = xp.abs(y - exact - before) < _NEAR + 600 * EPS32 * largest
             error = xp.where(added, 0, error)
-        bounds = _bounds(xp, exact, sizes, roots, largest, n, float32_bound(problem), kind)
+        bounds = _bounds(xp, exact, sizes, roots, largest, problem, kind)
         for name, bound in bounds.items():
             most[name] = max(most[name], float((error / bound).max()))
         bad, share = error > reduce(xp.maximum, bounds.values()), error / bounds[FLOAT32]
@@ -90,12 +88,10 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     return Outcome(precision, most[FLOAT32], scaled, index, got, expected, wrong, math.prod(problem.y_shape))
 
 
-def _bounds(
-    xp: Any, exact: Any, sizes: Any, roots: Any, largest: Any, n: int, plain: float, kind: str
-) -> dict[str, Any]:
+def _bounds(xp: Any, exact: Any, sizes: Any, roots: Any, largest: Any, problem: ConvProblem, kind: str) -> Bounds:
     """The error allowed at each element, by class, the finest first."""
-    least = n * _SMALLEST
-    bounds = {FLOAT32: plain * sizes + least, TRANSFORM: 600 * EPS32 * largest + least}
+    n, least = problem.products, problem.products * _SMALLEST
+    bounds = {FLOAT32: float32_bound(problem) * sizes + least, TRANSFORM: 600 * EPS32 * largest + least}
     if kind == PICTURE:  # equal pixels have equal errors, which only S bounds
         bounds[HALF] = bounds[HALF_SUMS] = 2 * EPS16 * (2 + math.sqrt(n)) * sizes + least
     elif kind == REAL:

@@ -21,8 +21,7 @@ from ece408_op.submission.networks import NETS, Net
 
 #: Which trained networks have a course's network's layers.
 _TRAINED = {"2017": ("ece408-high", "ece408-low"), "2018sp": ("ece408-2018sp",), "2018fa": ("ece408-2018fa",)}
-#: Images of the test set.
-MOST = 10000
+MOST = 10000  # images of the test set
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ class CourseNet:
     """A trained network. ``filters`` has each convolution's, float32; ``connected`` pairs of weights and bias."""
 
     name: str
-    #: The first images of the test set.
-    test: TestSet
+    test: TestSet  # the first images of the test set
     filters: tuple[np.ndarray, ...]
     connected: tuple[tuple[np.ndarray, np.ndarray], ...]
 
@@ -68,16 +66,15 @@ def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
         test = load_test(net.layers[0][1], images, found=_found())
     except DataError:
         return ()
-    return tuple(CourseNet(name, test, *_weights(name)) for name in _TRAINED[net.name])
+    nets = []
+    for name in _TRAINED[net.name]:
+        network = files.find(name)
+        arrays = params_io.read(network.params.read_bytes(), str(network.params))
+        known = {key.partition(":")[2]: np.array(value, np.float32) for key, value in arrays.items()}
+        filters = tuple(known[f"new{number}_weight"] for number in range(len(net.layers)))
+        connected = ((known[f"fullyconnected{n}_weight"], known[f"fullyconnected{n}_bias"]) for n in range(2))
+        nets.append(CourseNet(name, test, filters, tuple(connected)))
+    return tuple(nets)
 
 
 _found = cache(find_test)
-
-
-def _weights(name: str) -> tuple[Any, Any]:
-    """The network's filters and connected layers."""
-    network = files.find(name)
-    arrays = params_io.read(network.params.read_bytes(), str(network.params))
-    known = {key.partition(":")[2]: np.array(value, np.float32) for key, value in arrays.items()}
-    filters = tuple(known[f"new{number}_weight"] for number in range(2) if f"new{number}_weight" in known)
-    return filters, tuple((known[f"fullyconnected{n}_weight"], known[f"fullyconnected{n}_bias"]) for n in range(2))

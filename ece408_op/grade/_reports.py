@@ -67,29 +67,26 @@ def timed(record: Data) -> list[Data]:
     return [one for one in record["networks"] if record["status"] == "passed" and "seconds" in one]
 
 
-#: Status to its meaning, and what the author does next.
+#: What each status means, and what the author of such a submission does next.
 MEANINGS = {
-    "passed": ("Every output of every run was right.", ""),
-    "wrong": (
-        "It ran, and its output is not the convolution.",
-        "Compute the worst element by hand for small sizes, and compare each product.",
-    ),
-    "compile_error": ("It does not compile.", "Correct the first error above; later ones often follow from it."),
-    "crashed": (
-        "It ended before its work was done.",
-        "Check array bounds and CUDA's return codes; run it under compute-sanitizer or -fsanitize=address.",
-    ),
-    "timed_out": ("It took longer than its limit.", "Look for a loop that does not end, or one over all images."),
-    "out_of_bounds": (
-        "It touched memory outside the arrays that it was given.",
-        "Compare each loop's end with H - K + 1 and W - K + 1, and guard the threads beyond them.",
-    ),
-    "unstable": (
-        "Some runs were right and others were not.",
-        "Look for a missing __syncthreads(), a data race, or memory that is read before it is written.",
-    ),
-    "tampered": ("It did what no convolution needs: see the reason.", "Write to y only, within forward."),
-    "unsupported": ("It cannot be graded here: see the reason.", ""),
+    "passed": "Every output of every run was right.",
+    "wrong": "It ran, and its output is not the convolution.",
+    "compile_error": "It does not compile.",
+    "crashed": "It ended before its work was done.",
+    "timed_out": "It took longer than its limit.",
+    "out_of_bounds": "It touched memory outside the arrays that it was given.",
+    "unstable": "Some runs were right and others were not.",
+    "tampered": "It did what no convolution needs: see the reason.",
+    "unsupported": "It cannot be graded here: see the reason.",
+}
+_NEXT_STEPS = {
+    "wrong": "Compute the worst element by hand for small sizes, and compare each product.",
+    "compile_error": "Correct the first error above; later ones often follow from it.",
+    "crashed": "Check array bounds and CUDA's return codes; run it under compute-sanitizer or -fsanitize=address.",
+    "timed_out": "Look for a loop that does not end, or one over all images.",
+    "out_of_bounds": "Compare each loop's end with H - K + 1 and W - K + 1, and guard the threads beyond them.",
+    "unstable": "Look for a missing __syncthreads(), a data race, or memory that is read before it is written.",
+    "tampered": "Write to y only, within forward.",
 }
 
 
@@ -130,15 +127,14 @@ def render(template: str, shown: Data) -> str:
 
 def student(record: Data, records: Sequence[Data] = ()) -> dict[str, Any]:
     """What a student's report shows; ``records`` are the class's, whose times are compared."""
-    meaning, next_step = MEANINGS[record["status"]]
-    passed, networks = record["status"] == "passed", record["networks"]
+    meaning, passed, networks = MEANINGS[record["status"]], record["status"] == "passed", record["networks"]
     if passed and any(one["status"] != "passed" for one in networks):
         meaning = "It is right on the required networks; the others are below."
     explained = [layer["explanation"] for one in networks for layer in one["layers"] if layer.get("explanation")]
     return {
         **record,
         "meaning": meaning,
-        "next_step": next_step,
+        "next_step": _NEXT_STEPS.get(record["status"], ""),
         "networks": [_network(one, records) for one in networks],
         "explained": explained[0] if explained and not passed else None,
         "compiler": ptxas.lines([KernelNotes(**note) for note in record["compiler"]]),

@@ -18,9 +18,9 @@ from typing import Callable
 import numpy as np
 
 from ece408_op.problem import ConvProblem
+from ece408_op.submission.build import new_folder
 from ece408_op.submission.errors import EndedError, HarnessError, StoppedError
 from ece408_op.submission.networks import Net
-from ece408_op.submission.programs import new_folder
 from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.worker import BEGIN_SECONDS, Program, Worker
 
@@ -31,12 +31,10 @@ from ._real_images import CourseNet
 from ._spec import Spec
 from ._verdict import NEAR_DUPLICATE, POISONED, REAL_IMAGES, TIMED, VIOLATIONS, WIDE_RANGE, Layer, NetworkResult, Run
 
-#: Seconds for which a worker is watched after a call.
-_PAUSE = 0.01
+_PAUSE = 0.01  # seconds for which a worker is watched after a call
 #: Honest answers that are measured for each layer, before any other and after late ones, and the seconds between these.
 _TURNS, _TURNS_AGAIN, SECONDS_BETWEEN_TURNS = 5, 20, 0.1
-#: How often a worker is started, and the seconds between.
-STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0
+STARTS, SECONDS_BETWEEN_STARTS = 3, 1.0  # how often a worker is started, and the seconds between
 
 
 class Turns:
@@ -44,8 +42,7 @@ class Turns:
 
     def __init__(self, jobs: int) -> None:
         self._jobs, self._alone = jobs, threading.Lock()
-        #: Held by a thread that works; by one that times, all.
-        self.working = threading.Semaphore(jobs)
+        self.working = threading.Semaphore(jobs)  # held by a thread that works; by one that times, all
 
     @contextmanager
     def timing(self) -> Iterator[None]:
@@ -63,16 +60,17 @@ class Turns:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every try needs: the tools, the grader's file, and the device."""
+    """What every try needs: the tools, the grader's file, and the device.
+
+    ``turns`` are for submissions that share a processor, ``progress`` shows the current step to people, and ``own`` has
+    the seconds of this package's kernel.
+    """
 
     tools: Tools
     spec: Spec
     device: Device = field(default_factory=Device)
-    #: Where submissions share a processor, and their times are to be right.
     turns: Turns | None = None
-    #: Shows the current step to people.
     progress: Callable[[str], None] = lambda text: None
-    #: Seconds of this package's kernel, by problem.
     own: dict[ConvProblem, float | None] = field(default_factory=dict)
 
 
@@ -86,40 +84,31 @@ class Trial:
     worker: Worker
 
     def __init__(
-        self,
-        bench: Bench,
-        program: Program,
-        net: Net,
-        images: int,
-        seconds: float,
-        purposes: Iterable[str],
+        self, bench: Bench, program: Program, net: Net, images: int, seconds: float, purposes: Iterable[str],
         trained: Sequence[CourseNet] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.bench, self.program, self.seconds, self._trained = bench, program, seconds, trained
         self._left = deque([*purposes, *[REAL_IMAGES] * len(trained)])
         self.buffers: list[Buffers] = []
         self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
         #: The layer at which it is, and the rounds that this worker has ended.
         self._layer = self._ended = 0
-        #: Digests of right outputs, per layer.
-        self._right: list[set[int]] = [set() for _ in net.layers]
-        #: Seconds in which a GPU usually turns to the harness after an honest answer.
-        self._turn = 0.0
-        #: Were all answers late? Then honest ones are measured again.
-        self._late = False
+        self._right: list[set[int]] = [set() for _ in net.layers]  # digests of right outputs, per layer
+        self._turn = 0.0  # seconds in which a GPU usually turns to the harness after an honest answer
+        self._late = False  # were all answers late? Then honest ones are measured again
 
     def run(self) -> NetworkResult:
         """Start workers until the verdict is known; raises HarnessError where none can begin."""
-        bench, program = self.bench, self.program
+        bench = self.bench
         bench.device.check()
         with new_folder("case") as folder, ExitStack() as stack:
             for layer in self.result.layers:
-                buffers = Buffers(layer.problem, bench.device, bench.tools.processes.require_open)
+                buffers = Buffers(layer.problem, bench.device, bench.tools.processes)
                 self.buffers.append(stack.enter_context(buffers))
             done, failures = False, 0
             while not done:
                 try:
-                    with Worker(bench.tools, program, self.buffers, folder, bench.spec.limits) as worker:
+                    with Worker(bench.tools, self.program, self.buffers, folder, bench.spec.limits) as worker:
                         done = self.go_through(worker)
                 except HarnessError as error:
                     # A machine under load may fail to start a process or a GPU's context once.
@@ -142,9 +131,6 @@ class Trial:
                 worker.note_size()
             if not self._finish():
                 return False
-        except MemoryError as error:
-            text = f"the grader found no memory for itself next to what the file had taken: {error}"
-            end = EndedError("crashed", text)
         except EndedError as ended:
             end = ended
         # Each call took memory and freed none: in the course there was one call.

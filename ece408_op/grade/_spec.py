@@ -6,6 +6,7 @@ import math
 import secrets
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,7 @@ from ece408_op.errors import Ece408Error, ProblemError
 from ece408_op.submission.networks import KNOWN, Net
 from ece408_op.submission.sandbox import LimitsSpec
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found]
+tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 class SpecError(Ece408Error, ValueError):
@@ -25,33 +23,29 @@ class SpecError(Ece408Error, ValueError):
 
 @dataclass(frozen=True)
 class RankingSpec:
-    """The range of points that the ranking is mapped on, best and worst, and where it is clamped."""
+    """The range of points that the ranking is mapped on; it ends ``clamp`` standard deviations from the median."""
 
     best: float = 100.0
     worst: float = 0.0
-    #: Standard deviations from the median at which the range ends, on either side.
     clamp: float = 2.0
-    #: Are float32, TF32 and half precision ranked together?
-    mix_precisions: bool = False
+    mix_precisions: bool = False  # are float32, TF32 and half precision ranked together?
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is graded. ``nets`` and ``images`` are empty where the file's own constants and the context decide."""
+    """What is graded: the grader's file, see docs/grading.md, its text, and the command's option --quick.
+
+    ``nets`` and ``images`` are empty where the file's own constants and the context decide, and so is ``runs`` 0. The
+    inputs come from the seed, which no submission can know.
+    """
 
     nets: tuple[Net, ...] = ()
     images: tuple[int, ...] = ()
-    #: Timed runs of each layer; 0: as many as the context has by default.
     runs: int = 0
-    #: Does half precision pass?
     half: bool = True
-    #: Is the accuracy of the course's trained networks measured?
     accuracy: bool = True
-    #: Where the inputs come from: nothing that a submission can know.
     seed: int = field(default_factory=lambda: secrets.randbits(64))
-    #: One network, 100 images and one timed run, for a first look; an option of the command.
     quick: bool = False
-    #: The file's text.
     text: str = ""
     limits: LimitsSpec = LimitsSpec()
     ranking: RankingSpec = RankingSpec()
@@ -77,10 +71,8 @@ def load(path: Path | None) -> Spec:
     try:
         text = path.read_text(encoding="utf-8-sig")
         table = tomllib.loads(text)
-    except OSError as error:
-        raise SpecError(f"{path}: expected a readable TOML file, got {error}") from None
-    except ValueError as error:
-        raise SpecError(f"{path}: expected TOML, got {error}") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: expected TOML that can be read, got {error}") from None
     where, known = str(path), {net.name: net for net in KNOWN}
     names = _checked(table.pop("networks", []), [""], f"{where}: networks")
     if not set(names) <= set(known):

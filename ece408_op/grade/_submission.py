@@ -15,29 +15,24 @@ from ._spec import SpecError
 _NAMES = ("new-forward.h", "new-forward.cuh")
 #: The course's own files next to a student's: they are no submissions.
 _COURSES = (OPERATOR, "new.cc", "new.cu")
-#: The folder of the course's file.
-_INNER = "ece408_src"
-#: Levels of folders in a class.
-_LEVELS = 20
+_INNER = "ece408_src"  # the folder of the course's file
+_LEVELS = 20  # levels of folders in a class
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One submission: the path by which it is known, and the source to compile (None where there is none)."""
+    """One submission: the path by which it is known, and the source to compile (None where there is none).
+
+    ``why`` it cannot be graded here, where that is known before it is looked at. ``alone``: it is a file in a folder of
+    many, whose neighbours are others' work.
+    """
 
     path: Path
     source: Path | None
     context: str
-    #: Why it cannot be graded here, where that is known before it is looked at.
     why: str = ""
-    #: Is it a file in a folder of many, whose neighbours are others' work?
     alone: bool = False
-
-    @property
-    def python(self) -> bool:
-        """Is it a Python file that defines a kernel for this package?"""
-        return self.source is not None and self.source.suffix.lower() == ".py"
 
 
 #: Submissions; and the paths that are not graded, each with the reason.

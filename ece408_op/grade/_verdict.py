@@ -25,8 +25,7 @@ WHOLE, REAL, PICTURE, WIDE = "whole", "real", "picture", "wide"
 KINDS = {WARM_UP: WHOLE, POISONED: WHOLE, TIMED: REAL, NEAR_DUPLICATE: REAL, REAL_IMAGES: PICTURE, WIDE_RANGE: WIDE}
 
 PASSED = "passed"
-#: Nothing speaks against the layer, but the network's run ended at another layer.
-STOPPED = "stopped"
+STOPPED = "stopped"  # nothing speaks against the layer, but the network's run ended at another layer
 
 #: Classes of an output. TRANSFORM is float32 by Winograd's or Fourier's transforms; TF32 and HALF have 11-bit factors
 #: and float32 sums, HALF_SUMS has float16 sums.
@@ -46,8 +45,7 @@ VIOLATIONS = {
 #: Where it takes this much longer than after the worker's own zeros, it did other work first: the worker's, which was
 #: not done when the answer came, or that of another program.
 LATE_SECONDS = 3e-4
-#: Runs of one computation have largest errors that differ by less than this factor.
-_APART = 8
+_APART = 8  # runs of one computation have largest errors that differ by less than this factor
 #: These speak against a submission on whatever network they happen.
 FINAL = ("tampered", "unstable", "compile_error")
 
@@ -67,13 +65,10 @@ class Outcome:
     compared: int
 
     def __str__(self) -> str:
-        share = 100 * self.wrong / max(1, self.compared)
         if not self.wrong:
             return "its errors are larger than those of float16, so its products have fewer bits"
-        return (
-            f"{self.wrong} of {self.compared} elements differ ({share:.3g} %), "
-            f"worst y{list(self.index)}: got {self.got:.7g}, expected {self.expected:.7g}"
-        )
+        text = f"{self.wrong} of {self.compared} elements differ ({100 * self.wrong / self.compared:.3g} %), worst "
+        return f"{text}y{list(self.index)}: got {self.got:.7g}, expected {self.expected:.7g}"
 
 
 @dataclass(frozen=True)
@@ -239,16 +234,18 @@ def _unstable(runs: Sequence[Run]) -> bool:
 
 @dataclass
 class NetworkResult:
-    """A network tried with a number of images: its layers, accuracies, and what the worker printed."""
+    """A network tried with a number of images: its layers, accuracies, and what the worker printed.
+
+    ``leaks``: it kept memory from call to call until there was none. Its times count (``timed``) unless the network was
+    timed with more images.
+    """
 
     net: Net
     images: int
     layers: list[Layer]
     accuracy: list[dict[str, Any]] = field(default_factory=list)
     printed: str = ""
-    #: Did it keep memory from call to call until there was none?
     leaks: bool = False
-    #: Do its times count? Not if the network was timed with more images.
     timed: bool = True
 
     @property

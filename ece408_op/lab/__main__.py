@@ -15,8 +15,8 @@ from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.data.atomic import folder_problem, output_folder_problem, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
-from ece408_op.submission import runner
 from ece408_op.submission.errors import EndedError
+from ece408_op.submission.sources import SUFFIXES, device_of
 
 from . import _check, _findings, _ncu, _page, _screen, _speed
 from ._check import Asked
@@ -95,11 +95,11 @@ def _new(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="ece408-lab new", description="Write a correct, slow file to start from.")
     parser.add_argument("file", type=Path, help="its name, such as my_kernel.cu or new-forward.h")
     path = parser.parse_args(arguments).file
-    if path.suffix.lower() not in runner.SUFFIXES or path.suffix.lower() == ".py":
+    if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".py":
         parser.error(f"expected a name that ends in .h, .cu or .cuh, got {path}")
     if path.exists():
         parser.error(f"expected the name of a new file, got {path}, which exists")
-    starter = "my_kernel.cu" if runner.device_of(path) == "gpu" else "new-forward.h"
+    starter = "my_kernel.cu" if device_of(path) == "gpu" else "new-forward.h"
     try:
         path.write_bytes((_STARTERS / starter).read_bytes())
     except OSError as error:
@@ -111,7 +111,7 @@ def _new(arguments: Sequence[str]) -> int:
 
 def _changed(path: Path) -> Any:
     """Return the state of the file and of the sources next to it, which each save changes."""
-    sources = [one for one in path.absolute().parent.iterdir() if one.suffix.lower() in runner.SUFFIXES]
+    sources = [one for one in path.absolute().parent.iterdir() if one.suffix.lower() in SUFFIXES]
     found = []
     for one in sorted({*sources, path.absolute()}):
         try:
@@ -140,8 +140,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     option("--json", type=Path, metavar="FILE", help="write the result to FILE as well")
     option("--html", type=Path, metavar="FOLDER", help="write the result as a page as well, FOLDER/index.html")
     options = parser.parse_args(arguments)
-    if options.file.suffix.lower() not in runner.SUFFIXES or not options.file.is_file():
-        parser.error(f"FILE: expected a file that ends in {', '.join(runner.SUFFIXES)}, found no {options.file}")
+    if options.file.suffix.lower() not in SUFFIXES or not options.file.is_file():
+        parser.error(f"FILE: expected a file that ends in {', '.join(SUFFIXES)}, found no {options.file}")
     for name, problem in (("--json", folder_problem(options.json)), ("--html", output_folder_problem(options.html))):
         if problem:
             parser.error(f"{name}: {problem}")

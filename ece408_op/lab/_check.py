@@ -19,7 +19,7 @@ from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED,
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.submission import runner
+from ece408_op.submission import runner, sources
 from ece408_op.submission.errors import EndedError
 from ece408_op.submission.networks import NETS, TERMS, batches_in, pointed_to
 
@@ -66,7 +66,7 @@ class Checked:
 
 def check(asked: Asked) -> Checked:
     """Compile the file and compare its outputs for a few images; raises DeviceError where this machine cannot."""
-    device, text = runner.device_of(asked.path), asked.path.read_text(encoding="utf-8", errors="replace")
+    device, text = sources.device_of(asked.path), asked.path.read_text(encoding="utf-8", errors="replace")
     emulated = device == "gpu" and (asked.emulate or cuda.driver_version() is None)
     # By default the network of spring 2018, whose second layer has several channels.
     net = (pointed_to(text) or [net for net in NETS if net.name == "2018sp"])[0]

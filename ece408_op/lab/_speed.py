@@ -18,7 +18,7 @@ from ece408_op.core.explain import explain
 from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.submission import runner
+from ece408_op.submission import build, runner
 
 from ._check import Asked, Checked, inputs, judge_again, judged
 
@@ -100,6 +100,6 @@ def _gpu_peers(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> dict[str, 
         (folder / "peers.json").write_text(json.dumps(kept), encoding="utf-8")
 
     words = (chip, cuda.driver_version(), problem, names, texts, torch)
-    folder = runner.cached_folder("peers", hashlib.sha256(repr(words).encode()).hexdigest()[:32], measured)
+    folder = build.cached_folder("peers", hashlib.sha256(repr(words).encode()).hexdigest()[:32], measured)
     found: dict[str, dict[str, float]] = json.loads((folder / "peers.json").read_text(encoding="utf-8"))
     return found

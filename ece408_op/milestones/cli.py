@@ -33,7 +33,7 @@ from ece408_op.models import files, shapes
 from ece408_op.plugin import bridge, mxnet_import, op_times
 from ece408_op.profile import session
 from ece408_op.runtime import process_usage
-from ece408_op.submission import runner
+from ece408_op.submission.sources import SUFFIXES, device_of
 
 from ._own_file import own_file
 
@@ -138,12 +138,12 @@ def _implementation(device: str, known: Sequence[str]) -> Callable[[str], str | 
         path = Path(text)
         if text in known:
             return text
-        if path.suffix.lower() not in runner.SUFFIXES:
-            names, suffixes = ", ".join(known), ", ".join(runner.SUFFIXES)
+        if path.suffix.lower() not in SUFFIXES:
+            names, suffixes = ", ".join(known), ", ".join(SUFFIXES)
             raise argparse.ArgumentTypeError(f"got {text!r}, expected one of {names}, or a file ({suffixes})")
         if not path.is_file():
             raise argparse.ArgumentTypeError(f"expected the path of a file, found no {text}")
-        if runner.device_of(path) != device:
+        if device_of(path) != device:
             script = {"cpu": "m3.py or m4.py", "gpu": "m2.py"}[device]
             raise argparse.ArgumentTypeError(f"expected a file for the {device}, got {text}; run it with {script}")
         return path

@@ -16,6 +16,7 @@ shared_memory     GPU memory that another process maps too
 memory            aligned scratch memory, outputs with mapped pages
 shared_libraries  the libraries of the nvidia-* wheels
 install_hint      the pip command that installs an extra
+source_text       comments, literals and headers of C++ and CUDA files
 templates         Jinja's environment of the HTML pages
 process_usage     time and memory of the process
 timing            medians and their intervals

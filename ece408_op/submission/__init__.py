@@ -3,12 +3,12 @@
 Who does what:
 
     harness (Python)                  the buffers x, w and y, the clock, commands; for the grader also the verdict
-    supervisor (native/supervisor)    process 1 of the sandbox: limits; reports how the worker ends
+    supervisor (native/worker)        process 1 of the sandbox: limits; reports how the worker ends
     worker (native/worker)            maps the buffers, loads the submission, calls forward
 
 A submission can write to any memory of its worker, so the harness believes nothing that the worker says: "done" only
 stops the harness's clock.
 
 Public modules: runner (a user's own file, without a sandbox: for m2.py to m4.py and ``ece408-lab``), build, sources,
-networks, arrays, worker, python_worker, sandbox, programs, errors. headers/ replaces MXNet's.
+networks, arrays, worker, python_worker, sandbox, errors. headers/ replaces MXNet's.
 """

@@ -17,10 +17,8 @@ from ece408_op.runtime.shared_memory import SharedMemory
 
 #: Address space on each side of a buffer that the worker cannot touch, in bytes; on a GPU a red zone.
 GUARD, RED_ZONE = 1 << 26, 16 << 20
-#: Buffers begin at multiples of this many bytes, as MXNet's did.
-_ALIGN = 64
-#: Fills red zones.
-MARK = 0xA5
+_ALIGN = 64  # buffers begin at multiples of this many bytes, as MXNet's did
+MARK = 0xA5  # fills red zones
 
 
 class HostArray:

@@ -1,53 +1,68 @@
-"""Compile a submission into a shared library, in the sandbox, behind the replacements for MXNet's headers."""
+"""Compile a submission into a shared library, behind the replacements for MXNet's headers; and the harness's programs.
+
+A submission is compiled in the sandbox. The harness's programs are compiled once for this machine.
+"""
 
 from __future__ import annotations
 
+import atexit
+import codecs
 import os
+import platform
 import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
-from ece408_op.runtime import ptxas
+from ece408_op.data import cache_folder
+from ece408_op.data.atomic import output_folder_problem
+from ece408_op.runtime import cached_folders, ptxas
+from ece408_op.runtime.cached_folders import digest
 
 from . import sandbox, sources
-from .errors import EndedError
-from .programs import CPU_OPTIONS, compiler
-from .sandbox import LimitsSpec, Tools
-from .worker import Program
+from .errors import EndedError, HarnessError
+from .sandbox import HELP, LimitsSpec, Tools
+from .worker import Program, python_program
 
+_HERE = Path(__file__).parent
+#: How submissions for the CPU are compiled: as MXNet was (assert() does nothing), and for C++11's successor, since
+#: many need it. The harness's caller of forward is in the same unit, so that the compiler could see that a pointer is
+#: null and drop what is written through it: a crash has to stay one.
+CPU_OPTIONS = (
+    *("-std=c++14", "-O3", "-DNDEBUG=1", "-w", "-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks"),
+    *(("-msse3",) if platform.machine() == "x86_64" else ()),
+)
+#: The header that is in front of every submission; for the CPU it is precompiled.
+_BEFORE = "headers/ece408_grade/before.h"
+_PREFIX = "ece408-grade-"
+#: Names that CUDA has dropped since, and those of MXNet that no submission of the course used.
+_DROPPED = (
+    r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
+    r"|cudaProfilerInitialize|cudaKeyValuePair)\b"
+)
+_MXNETS = r"\b(TensorContainer|half_t|TShape|TBlob|blas_handle_|dnn_handle_)\b"
 #: What CUDA or the harness lacks: the code, the compiler's words, both with the group of the other filled in, the
-#: reason, and the library without which it applies. Some names of its time CUDA has long dropped; MXNet's are those
-#: that no submission of the course used.
+#: reason, and the library without which it applies.
 _LACKS: tuple[tuple[str, ...], ...] = (
     (r"\b(texture|surface)\s*<", "{}", "it uses {}<> references, which CUDA has no longer had since CUDA 12"),
     (r"\btex[123]D\w*\s*\(|cudaBindTexture", "texture", "it uses texture<> references, which CUDA 12 dropped"),
-    (r"\bcblas_\w+\s*\(", "cblas", "it calls a BLAS library for the CPU, which the harness does not link"),
-    (r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b", "torch", "it is written for PyTorch, not for MXNet"),
-    (
-        r"\b(TensorContainer|half_t|TShape|TBlob|blas_handle_|dnn_handle_)\b",
-        r"error: .*[\"'](?:\w+::)*{}[\"']",
-        "it uses {} of MXNet, which the harness's replacements for MXNet's headers lack",
-    ),
     (r"\bx\b", r'class "__half" has no member "x"', "it uses the member x of half, which CUDA 9 dropped"),
+    (_DROPPED, "{}", "it uses {}, which today's CUDA no longer has"),
+    (_MXNETS, r"error: .*[\"'](?:\w+::)*{}[\"']", "it uses {} of MXNet, which the harness's replacements lack"),
+    (r"#[ \t]*include[ \t]*[<\"]torch/|\btorch::Tensor\b", "torch", "it is written for PyTorch, not for MXNet"),
+    (r"\bcblas_\w+\s*\(", "cblas", "it calls a BLAS library for the CPU, which the harness does not link"),
     (r"\b(cudnn|cufft|curand|cusparse|cusolver)[A-Z]\w*\s*\(", "{}", "it calls {}, which the harness does not link"),
-    (
-        r"\b(cudaConfigureCall|cudaSetupArgument|cudaLaunch|cudaLaunchCooperativeKernelMultiDevice|cudaLaunchParams"
-        r"|cudaProfilerInitialize|cudaKeyValuePair)\b",
-        "{}",
-        "it uses {}, which today's CUDA no longer has",
-    ),
-    (
-        *(r"\bcublas[A-Z]\w*\s*\(", "cublas", "it calls cuBLAS, which the CUDA toolkit of this machine lacks"),
-        "libcublas.so",
-    ),
-    (
-        *(r"\bcu[A-Z]\w*\s*\(", "undefined reference to `cu[A-Z]"),
-        *("it calls CUDA's driver, whose library libcuda this machine lacks", "libcuda.so"),
-    ),
+    (r"\bcublas[A-Z]\w*\s*\(", "cublas", "it calls cuBLAS, which this machine's CUDA lacks", "libcublas.so"),
+    (r"\bcu[A-Z]\w*\s*\(", "reference to `cu[A-Z]", "it calls CUDA's driver, which this machine lacks", "libcuda.so"),
 )
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 #: Errors of the compiler that are shown, and characters of a line of code.
-_SHOWN = 12
-_WIDEST = 120
+_SHOWN, _WIDEST = 12, 120
 #: Bytes of a compiler's temporary files and of its output that are read, and characters per line.
 _TMP_BYTES, _MOST_OUTPUT, _LONGEST_LINE = 512 << 20, 1 << 20, 4000
 _NO_FORWARD = r"undefined (reference|symbol).*op::forward[<(]"
@@ -83,14 +98,20 @@ def build(
     source: Path, context: str, folder: Path, tools: Tools, limits: LimitsSpec, architecture: str = "",
     alone: bool = False,
 ) -> Program:  # fmt: skip
-    """Compile it; raises EndedError (compile_error, unsupported, timed_out, tampered) where there is no library."""
+    """Compile it; raises EndedError (compile_error, unsupported, timed_out) where there is none.
+
+    A kernel in Python is copied.
+    """
+    if source.suffix.lower() == ".py":
+        sources.copy(source, folder, alone)
+        return python_program(folder / source.name)
     inner, unit = folder / "src", folder / f"unit.{'cu' if context == 'gpu' else 'cpp'}"
     folder.chmod(0o755)
     inner.mkdir()
     (folder / "out").mkdir()
     (folder / "out").chmod(0o777)
     sources.copy(source, inner, alone)
-    if (inner / source.name).read_bytes()[:2] in _UTF16:
+    if (inner / source.name).read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
     code = sources.text(inner)
     if not code.strip():
@@ -175,7 +196,7 @@ def _chosen(lines: list[str], own: re.Pattern[str]) -> str:
 
 def _command(unit: Path, code: str, headers: Path, architecture: str) -> list[str]:
     """The command that compiles the unit to out/submission.so; for a GPU where it has an architecture."""
-    folders = (headers / "fallback", *sources.add_stubs(code, headers, unit.parent / "stubs"))
+    folders = (headers / "fallback", *sources.add_stubs(code, unit.parent / "stubs"))
     last = [word for folder in folders for word in ("-idirafter", str(folder))]
     common = ["-include", "ece408_grade/before.h", "-I", str(headers), "-I", str(unit.parent / "src"), str(unit)]
     common += ["-shared", "-o", str(unit.parent / "out" / "submission.so")]
@@ -212,3 +233,93 @@ def _compile(command: list[str], folder: Path, tools: Tools, limits: LimitsSpec)
         raise EndedError("timed_out", f"compiling took longer than its limit of {seconds:g} s")
     # Some expressions that search it take time in the square of a line's length.
     return ended, "\n".join(line[:_LONGEST_LINE] for line in sandbox.beginning(log, _MOST_OUTPUT).splitlines())
+
+
+def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bool = True) -> Path:
+    """The folder of that kind and key, which ``make`` fills if it is new.
+
+    It is in the user's cache; where that can't be written, or others have to read it (not ``private``), in a temporary
+    folder until the program ends.
+    """
+    base = cache_folder() if private else None
+    if base is None or output_folder_problem(base):
+        base = _temporary()
+    return cached_folders.folder(base, kind, key, make)
+
+
+@cache
+def _temporary() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="ece408-op-"))
+    path.chmod(0o755)
+    atexit.register(partial(shutil.rmtree, path, ignore_errors=True))
+    return path
+
+
+def compiler(name: str) -> str:
+    """The path of a compiler; raises HarnessError where this machine lacks it."""
+    found = shutil.which(name)
+    if found is None and name == "nvcc" and Path("/usr/local/cuda/bin/nvcc").exists():
+        found = "/usr/local/cuda/bin/nvcc"
+    if found is None:
+        raise HarnessError(f"expected the compiler {name} on this machine, found none; install it or put it on PATH")
+    return found
+
+
+@contextmanager
+def new_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder of this process, which all may read, and a later harness removes if this one is killed."""
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-{purpose}-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def remove_folders(own: int | None = None) -> None:
+    """Remove the temporary folders of harnesses that were killed, and of the process ``own``."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = path.name[len(_PREFIX) :].partition("-")[0]
+        with suppress(OSError):
+            if (pid == str(own) or not os.path.exists(f"/proc/{pid}")) and path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool = False) -> Tools:
+    """The harness's programs, compiled unless they are in the cache; raises HarnessError where that fails.
+
+    The arguments are those of Tools.
+    """
+    if not unsafe and shutil.which("bwrap") is None:
+        text = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
+        raise HarnessError(text + HELP)
+    gxx = compiler("g++")
+    worker = [gxx, "-std=c++17", "-O1", "-fPIC", str(_HERE / "native" / "worker.cpp"), "-ldl"]
+    commands = (  # the file comes last
+        [*worker, "-o", "worker"],
+        [*worker, "-shared", "-o", "worker.so"],
+        [gxx, *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"],
+    )
+    files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
+    version = os.stat(gxx)  # a compiler's size and time tell its versions apart
+    words = repr(commands), f"{version.st_size} {version.st_mtime_ns}"
+    # A submission's process may be another user's, and without a sandbox nothing binds the folder for it.
+    private = trusted or not unsafe or os.geteuid() != 0
+    folder = cached_folder("tools", digest(files, *words, root=_HERE), lambda to: _make(to, commands), private)
+    return Tools(folder, hidden, unsafe, trusted)
+
+
+def _make(folder: Path, commands: Iterable[list[str]]) -> None:
+    folder.chmod(0o755)
+    shutil.copytree(_HERE / "headers", folder / "headers")
+    script = "".join(f"{shlex.join(command)} & " for command in commands) + "wait"
+    environment = {**os.environ, "TMPDIR": str(folder)}  # a killed compiler leaves its files
+    with subprocess.Popen(
+        script, shell=True, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        try:
+            _, errors = shell.communicate()
+        except BaseException:
+            os.killpg(shell.pid, signal.SIGKILL)
+            raise
+    for *command, name in commands:
+        if not (folder / name).exists():
+            raise HarnessError(f"expected {command[0]} to build the harness's own {name}, got: {errors.strip()}")
+        (folder / name).chmod(0o755)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ece408_op.problem import COURSE_LAYERS, ConvProblem
-
-from .sources import without_comments
+from ece408_op.runtime.source_text import without_comments
 
 #: channels, height, width, filters, kernel
 Layer = tuple[int, int, int, int, int]

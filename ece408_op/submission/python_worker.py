@@ -18,8 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-#: Bytes of a text, its zero included: see native/worker.cpp.
-_TEXT = 1024
+_TEXT = 1024  # bytes of a text, its zero included: see native/worker.cpp
 
 
 class Call(ctypes.Structure):

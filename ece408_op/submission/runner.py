@@ -25,16 +25,13 @@ from ece408_op.runtime import cuda
 from ece408_op.runtime.cached_folders import digest
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import build, programs, sources
+from . import build, sources
 from .arrays import Arrays
 from .sandbox import LimitsSpec, Tools
 from .worker import Program, Worker, python_program
 
 #: A call may take this many seconds, and those of the layer's operations at this rate: unoptimised loops are faster.
 _LEAST_SECONDS, _LEAST_FLOPS_PER_SECOND = 5.0, 1e8
-#: The suffixes of files that can be run, and the device that one computes on.
-SUFFIXES, device_of = sources.SUFFIXES, sources.device_of
-cached_folder = programs.cached_folder
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,9 @@ def compile_file(path: Path) -> File:
 
     Raises EndedError where the file is wrong, and DeviceError where this machine lacks a compiler or a GPU.
     """
-    device, python = device_of(path), path.suffix.lower() == ".py"
+    device, python = sources.device_of(path), path.suffix.lower() == ".py"
     architecture = f"sm_{cuda.chip().architecture}" if device == "gpu" else ""
-    tools = programs.build(unsafe=True, trusted=True)
+    tools = build.tools(unsafe=True, trusted=True)
     if python:
         program = python_program(path.resolve())
         # The file's neighbours may be imported too.
@@ -82,7 +79,7 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
-            folder = stack.enter_context(programs.new_folder("run"))
+            folder = stack.enter_context(build.new_folder("run"))
             number = 0 if self._file.device == "gpu" else None
             self._buffers = [stack.enter_context(Arrays(problem, number)) for problem in self.problems]
             worker = Worker(self._file.tools, self._file.program, self._buffers, folder, LimitsSpec())
@@ -135,17 +132,17 @@ def _warm_gpu() -> None:
 
 
 def _cached_program(path: Path, device: str, tools: Tools, architecture: str) -> Program:
-    with programs.new_folder("sources") as copied:
+    with build.new_folder("sources") as copied:
         sources.copy(path, copied)
         words = (tools.folder.name, architecture, path.name)
         key = digest(sorted(one for one in copied.rglob("*") if one.is_file()), *words, root=copied)
 
     def make(folder: Path) -> None:
-        with programs.new_folder("build") as scratch:
+        with build.new_folder("build") as scratch:
             built = build.build(path, device, scratch, tools, LimitsSpec(), architecture)
             shutil.copy(built.what, folder)
             (folder / "notes.json").write_text(json.dumps([asdict(note) for note in built.notes]), encoding="utf-8")
 
-    folder = programs.cached_folder("file", key, make)
+    folder = build.cached_folder("file", key, make)
     notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
     return Program(str(folder / "submission.so"), (folder,), notes=tuple(KernelNotes(**note) for note in notes))

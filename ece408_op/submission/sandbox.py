@@ -1,4 +1,4 @@
-"""Start a program in a sandbox: bubblewrap's namespaces, a supervisor (native/supervisor.cpp) as process 1, limits.
+"""Start a program in a sandbox: bubblewrap's namespaces, a supervisor (native/worker.cpp) as process 1, limits.
 
 With ``--unsafe`` there are no namespaces: the supervisor is an ordinary process, and the limits and the filter are all.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import mmap
 import os
-import re
 import resource
 import select
 import signal
@@ -16,7 +15,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -36,10 +34,7 @@ _SYSTEM = (
 _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvidia-persistenced")
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
-#: Files and folders in /tmp.
-_INODES = 10_000
-#: Since Linux 5.14 a user namespace counts its own processes; before, all of the harness's user would count.
-_COUNTS_BY_NAMESPACE = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 14)
+_INODES = 10_000  # files and folders in /tmp
 HELP = "; --unsafe grades without a sandbox"
 #: A program stops in 0.05 ms where a CPU is free. Later it waits for one, and to look on and on would keep it waiting.
 _SPIN_SECONDS = 0.0002
@@ -133,13 +128,13 @@ class Process:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.kill()
-        if self._handle >= 0:
-            select.select([self._handle], [], [], seconds)  # readable once the program has ended
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            select.select([handle], [], [], seconds)  # readable once the program has ended
+            os.close(handle)
         self.running.remove(self)
         self.control.close()
         self.process.wait(seconds)
-        if self._handle >= 0:
-            os.close(self._handle)
         end = time.monotonic() + 0.2
         while self.cgroup and self.cgroup.exists() and time.monotonic() < end:
             with suppress(OSError):  # a dying process is counted for a moment; one that stays is empty and harmless
@@ -164,21 +159,18 @@ class Processes:
     """The programs that run, so that an interrupted harness can end them all; safe for threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._all: set[Process] = set()
         self.closed = False
 
     def add(self, process: Process) -> None:
         """Add one; it is killed at once where all have been ended."""
-        with self._lock:
-            self._all.add(process)
-            if self.closed:
-                process.kill()
+        self._all.add(process)
+        if self.closed:
+            process.kill()
 
     def remove(self, process: Process) -> None:
-        """Remove one that has ended, before its descriptors are closed."""
-        with self._lock:
-            self._all.discard(process)
+        """Remove one that has ended."""
+        self._all.discard(process)
 
     def require_open(self) -> None:
         """Raise StoppedError where all have been ended; long computations of the harness call this too."""
@@ -187,10 +179,9 @@ class Processes:
 
     def close(self) -> None:
         """End all of them, and let no other start."""
-        with self._lock:
-            self.closed = True
-            for one in self._all:
-                one.kill()
+        self.closed = True
+        for one in tuple(self._all):
+            one.kill()
 
 
 @dataclass(frozen=True)
@@ -231,10 +222,10 @@ def start(
         numbers[resource.RLIMIT_AS] = limits.memory_bytes - limits.disk_bytes + reserved
     if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
-    if user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe):
+    if user is not None or not tools.unsafe:  # elsewhere all processes of the harness's user would count
         numbers[resource.RLIMIT_NPROC] = limits.processes
     tmpfs = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=1777"
-    words = [str(tools.folder / "supervisor"), str(theirs.fileno()), tmpfs, str(uid), str(seccomp)]
+    words = [str(tools.folder / "worker"), "supervise", str(theirs.fileno()), tmpfs, str(uid), str(seccomp)]
     words += [f"{number}:{value}" for number, value in numbers.items()]
     inherited = [theirs.fileno(), *descriptors, *([] if seccomp < 0 else [seccomp])]
     around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, python, tools, gpu)
@@ -255,7 +246,7 @@ def start(
     if failed or tools.processes.closed:
         one.end()
         tools.processes.require_open()
-        said = Path(output.name).read_text(errors="replace").strip() or failed
+        said = beginning(Path(output.name), 4096).strip() or failed
         raise HarnessError(f"expected the sandbox to start {command[0]}, got: {said}{'' if tools.unsafe else HELP}")
     return one
 

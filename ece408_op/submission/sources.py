@@ -7,39 +7,28 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from ece408_op.runtime.source_text import COURSE_HEADERS, INCLUDE
+
 from .errors import EndedError
 
 #: The suffixes of files in C++, by the device that one computes on.
 SUFFIXES_OF = {"cpu": (".h", ".hpp", ".cpp", ".cc"), "gpu": (".cuh", ".cu")}
-#: The suffixes of files that can be graded.
-SUFFIXES = (*SUFFIXES_OF["cpu"], *SUFFIXES_OF["gpu"], ".py")
-#: Bytes and files of one submission, at most.
-MOST_BYTES = 8 << 20
+SUFFIXES = (*SUFFIXES_OF["cpu"], *SUFFIXES_OF["gpu"], ".py")  # the suffixes of files that can be graded
+MOST_BYTES = 8 << 20  # bytes and files of one submission, at most
 _MOST_FILES = 200
 #: Characters of a submission that are searched: an expression holds Python's lock, and no signal is taken meanwhile.
 SEARCHED = 1 << 20
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\r\n]+)"', re.MULTILINE)
-_ANY_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\r\n]+)"|<([^>\r\n]+)>)', re.MULTILINE)
-#: Headers of MXNet's tree, where the course's file lay, and of CUDA's toolkit and samples, which files for the CPU
-#: include too. Most submissions use nothing of them.
-_REPLACED = re.compile(
-    r"(\./)?((mxnet|nnvm|dmlc|mshadow|tvm)/|(\.\./)+|(cuda|device)(_\w+)?\.h(pp)?$|(math|host|sm|vector)_\w+\.h(pp)?$"
-    r"|(helper|surface|texture)_\w+\.h$|cu(blas|dnn|fft|rand|rand_kernel|solverDn|sparse)\.h$|(cblas|mkl|npp)\.h$"
-    r"|(mxnet|mshadow|elemwise)_op(_common)?\.h$|(operator_common|new-inl)\.h$)"
-)
+_REPLACED = re.compile(COURSE_HEADERS)
 #: A header of a system's own, by its place there; the course's machines had CUDA and MXNet where others do not.
 _ABSOLUTE = re.compile(
     rb'^([ \t]*#[ \t]*include[ \t]*)["<](/[^">\r\n]{0,400}/include/([^">\r\n]{1,200}))[">]', re.MULTILINE
 )
 #: `#pragma unroll NAME`: the number of iterations is a macro.
 _UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r\n]*", re.MULTILINE)
-#: Comments and literals. Each alternative matches wherever it begins, so that no text takes more than linear time.
-_TOKENS = re.compile(r"""//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?""", re.DOTALL)
 #: The course's own file next to a student's, which is MXNet's for the greater part: a stand-in takes its place.
 OPERATOR = "new-inl.h"
-#: How far up such a path may begin.
-_LEVELS = 4
+_LEVELS = 4  # how far up such a path may begin
 
 
 def device_of(path: Path) -> str:
@@ -86,11 +75,6 @@ def copy(source: Path, to: Path, alone: bool = False) -> None:
         waiting += _named(root, content) if source.suffix.lower() == ".py" else _within(root, path.parent, content)
 
 
-def without_comments(code: str) -> str:
-    """C++ code with a space for each comment."""
-    return _TOKENS.sub(lambda found: " " if found[0].startswith("/") else found[0], code)
-
-
 def text(folder: Path) -> str:
     """The beginning of all that was copied, as one text."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -111,21 +95,21 @@ def _by_name(include: re.Match[bytes]) -> bytes:
     return include[0] if os.path.isfile(include[2]) else b"%b<%b>" % (include[1], include[3])
 
 
-def add_stubs(code: str, headers: Path, stubs: Path) -> list[Path]:
-    """Write a header for each that the code includes, if MXNet's tree or CUDA had it and ``headers`` lacks it.
+def add_stubs(code: str, stubs: Path) -> list[Path]:
+    """Make an empty header for each that the code includes and MXNet's tree or CUDA had.
 
-    Returns the folders to look in: from the n-th, a path that begins with n ``../`` leads to the headers.
+    Returns the folders to look in last: from the n-th, a path that begins with n ``../`` leads to the headers.
     """
     folders = [stubs.joinpath(*["down"] * level) for level in range(_LEVELS)]
     folders[-1].mkdir(parents=True, exist_ok=True)
-    for name in sorted({found for pair in _ANY_INCLUDE.findall(code) for found in pair if _REPLACED.match(found)}):
+    names = {found[2] or found[3] for found in INCLUDE.finditer(code)}
+    for name in sorted(filter(_REPLACED.match, names)):
         rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
-        there = any(os.path.exists(folder / rest) for folder in (headers, headers / "fallback"))
-        if there or ".." in rest.parts or rest.is_absolute():
+        if ".." in rest.parts or rest.is_absolute():
             continue
         with suppress(OSError, ValueError):  # a name that no file can have is none
             (stubs / rest).parent.mkdir(parents=True, exist_ok=True)
-            (stubs / rest).write_text("#include <mxnet/base.h>\n", encoding="utf-8")
+            (stubs / rest).touch()
     return folders
 
 
@@ -138,7 +122,8 @@ def _named(root: Path, content: bytes) -> list[str]:
 def _within(root: Path, folder: Path, content: bytes) -> list[str]:
     """The names, from the root, of what a file in that folder includes by quotes and that lies within the root."""
     names, top = [], os.path.realpath(root)
-    for raw in list(dict.fromkeys(_INCLUDE.findall(content)))[:_MOST_FILES]:
+    quoted = (found[2] for found in INCLUDE.finditer(content.decode(errors="replace")))
+    for name in list(dict.fromkeys(filter(None, quoted)))[:_MOST_FILES]:
         with suppress(ValueError, OSError):
-            names.append(str(Path(os.path.realpath(folder / raw.decode(errors="replace"))).relative_to(top)))
+            names.append(str(Path(os.path.realpath(folder / name)).relative_to(top)))
     return names

@@ -26,8 +26,7 @@ from .arrays import GUARD, Arrays
 from .errors import EndedError, HarnessError
 from .sandbox import LimitsSpec, Tools
 
-#: What of a checkout belongs to the package.
-_PARTS = ("ece408_op", "kernels", "models", "data")
+_PARTS = ("ece408_op", "kernels", "models", "data")  # what of a checkout belongs to the package
 
 
 def python_program(file: Path) -> Program:
@@ -56,8 +55,7 @@ _SEND_SECONDS = 5.0
 #: How often a worker's memory in RAM is read. CUDA needs too much address space for a limit of that, and pinned memory
 #: is in no cgroup.
 _LOOK_SECONDS = 0.05
-#: This many bytes of the printed text are kept.
-_KEPT_BYTES = 1 << 16
+_KEPT_BYTES = 1 << 16  # this many bytes of the printed text are kept
 #: What a worker does after a command, in words; after others, nothing.
 _DOING, _NOTHING = {"load": "loading it", "run": "a call of forward"}, "the time between two calls"
 #: Answers that end the submission.

@@ -10,6 +10,7 @@ from gpu_case import require_gpu
 
 from ece408_op.core import reference, timer
 from ece408_op.core.kernel import float32_bound
+from ece408_op.kernels.cpu import loops
 from ece408_op.problem import ConvProblem
 
 RANDOM = np.random.RandomState(0)
@@ -85,3 +86,11 @@ def test_the_gpu_clock_times_and_an_output_that_is_left_alone_is_found():
     assert timing.check.error <= BOUND
     assert len(timing.seconds) == 3
     assert timing.median > 0
+
+
+def test_a_kernel_is_timed_on_given_arrays():
+    out, before = np.full_like(RIGHT, np.nan), []
+    problem = ConvProblem.from_shapes(X.shape, W.shape)
+    seconds = timer.kernel_seconds(loops.KERNEL, problem, X, W, out, before=lambda: before.append(1), repeats=3)
+    assert seconds > 0 and len(before) == 4
+    np.testing.assert_allclose(out, RIGHT, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ece408_op.data import atomic
-from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing
+from ece408_op.data.atomic import folder_problem, output_folder_problem, replacing, write_text
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +76,8 @@ def test_a_failed_write_leaves_the_old_file() -> None:
         file.write(b"new")
         raise KeyboardInterrupt
     assert [path.read_bytes() for path in Path("folder").iterdir()] == [b"old"]
+
+
+def test_a_text_makes_its_folder_and_keeps_what_is_no_utf_8() -> None:
+    write_text(Path("new/deep/text"), "caf\u00e9 \udce9\n")
+    assert Path("new/deep/text").read_bytes() == b"caf\xc3\xa9 \\udce9\n"

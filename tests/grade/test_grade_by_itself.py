@@ -13,7 +13,7 @@ from sandbox import needs_sandbox
 from ece408_op.grade._grading import for_cpu
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._submission import Submission
-from ece408_op.submission import programs
+from ece408_op.submission import build
 
 HERE = Path(__file__).parents[1] / "submissions" / "cpu"
 
@@ -64,7 +64,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     names = (FOR_2018FA, FOR_2019FA, FOR_100, ALONE, MANY_THREADS)
     paths = [HERE / "only_100_images.h", HERE / "macros.h", *(folder / name for name in names)]
     # A fraction of the images that the command tries.
-    grader = replace(for_cpu(programs.build(), Spec(), 1, in_parallel=True), images=3, timed_images=9)
+    grader = replace(for_cpu(build.tools(), Spec(), 1, in_parallel=True), images=3, timed_images=9)
     return {path.name: grader.grade(Submission(path, path, "cpu")) for path in paths}
 
 

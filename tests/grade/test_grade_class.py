@@ -18,7 +18,8 @@ import pytest
 from sandbox import needs_sandbox
 from submissions import logged
 
-from ece408_op.grade import _grading, cli
+from ece408_op.grade import __main__ as cli
+from ece408_op.grade import _grading
 from ece408_op.grade._buffers import Device
 from ece408_op.grade._grading import Grader, Log
 from ece408_op.grade._rounds import Trial
@@ -129,7 +130,7 @@ def test_one_submission_at_a_time_has_the_gpu(monkeypatch: pytest.MonkeyPatch, t
     assert checked == [0] * 9
 
 
-MAIN = "import sys; from ece408_op.grade.cli import main; sys.exit(main())"
+MAIN = "import sys; from ece408_op.grade.__main__ import main; sys.exit(main())"
 #: The package's own kernel is a library's call that takes a minute.
 BUSY = f"import time; from ece408_op.core import dispatch; dispatch.select = lambda *_, **__: time.sleep(60); {MAIN}"
 

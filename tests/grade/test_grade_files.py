@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from submissions import touch
 
-from ece408_op.grade import _grading, _submission, cli
+from ece408_op.grade import __main__ as cli
+from ece408_op.grade import _grading, _submission
 from ece408_op.grade._grading import Log
 from ece408_op.grade._spec import SpecError
-from ece408_op.submission import sources
+from ece408_op.submission import build, sources
 from ece408_op.submission.errors import EndedError
+from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 
 def test_links_that_lead_out_of_a_submission(tmp_path: Path) -> None:
@@ -88,7 +90,10 @@ def test_another_name_is_not_shown_as_that_of_a_neighbour() -> None:
 def test_a_python_file_is_one_whatever_its_case(tmp_path: Path) -> None:
     (tmp_path / "KERNEL.PY").write_text("")
     ((one,), _) = _submission.find([tmp_path / "KERNEL.PY"], None, lambda: False)
-    assert one.python
+    assert one.source is not None
+    (tmp_path / "to").mkdir()
+    program = build.build(one.source, one.context, tmp_path / "to", Tools(tmp_path), LimitsSpec())
+    assert program.paths and program.what == str(tmp_path / "to" / "KERNEL.PY")
 
 
 def test_a_python_file_that_cannot_be_read_ends_no_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

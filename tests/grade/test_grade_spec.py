@@ -12,7 +12,8 @@ from sandbox import needs_sandbox
 from submissions import graded, touch
 
 from ece408_op.errors import DeviceError
-from ece408_op.grade import _grading, _reports, _spec, _submission, cli
+from ece408_op.grade import __main__ as cli
+from ece408_op.grade import _grading, _reports, _spec, _submission
 from ece408_op.grade._spec import SpecError
 from ece408_op.runtime import cuda
 

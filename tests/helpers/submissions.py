@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ece408_op.grade import cli
+from ece408_op.grade import __main__ as cli
 
 HERE = Path(__file__).parents[1] / "submissions"
 

@@ -26,7 +26,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
-from ece408_op.submission import runner
+from ece408_op.submission import build, runner
 from ece408_op.submission.errors import EndedError
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
@@ -100,7 +100,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(_findings, "device_limits", lambda: limits)
     monkeypatch.setattr(runner, "compile_file", compile_file)
     monkeypatch.setattr(runner, "Session", Session)
-    monkeypatch.setattr(runner, "cached_folder", lambda kind, key, make: made(tmp_path / key, make))
+    monkeypatch.setattr(build, "cached_folder", lambda kind, key, make: made(tmp_path / key, make))
     return asked
 
 

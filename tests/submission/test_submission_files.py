@@ -13,7 +13,7 @@ from sandbox import needs_sandbox
 from submissions import touch
 
 from ece408_op.core.explain import line_of
-from ece408_op.submission import build, programs, sandbox, sources
+from ece408_op.submission import build, sandbox, sources
 from ece408_op.submission.networks import KNOWN, pointed_to
 from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.worker import python_program
@@ -70,7 +70,7 @@ def test_no_text_keeps_the_harness_busy(text: str, tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     sources.copy(tmp_path / "new-forward.h", tmp_path / "to")
     sources.unroll_without_names(tmp_path / "to")
-    sources.add_stubs(text, tmp_path / "headers", tmp_path / "stubs")
+    sources.add_stubs(text, tmp_path / "stubs")
     for mistake in ("sum", "copied_bytes"):
         line_of(mistake, text)
     assert time.process_time() - began < 5
@@ -134,19 +134,19 @@ def test_folders_of_killed_graders_are_removed(tmp_path: Path, monkeypatch: pyte
     ended.wait()
     stale = tmp_path / f"ece408-grade-{ended.pid}-case-x"
     stale.mkdir()
-    with programs.new_folder("case") as own:
-        programs.remove_folders()
+    with build.new_folder("case") as own:
+        build.remove_folders()
         assert Path(own).exists() and not stale.exists()
 
 
 def test_folders_of_the_cache_that_were_never_finished_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
     touch(tmp_path, ".tools-killed/worker", ".tools-at_work/worker", ".file-other/a")
     for name in (".tools-killed", ".file-other"):
         os.utime(tmp_path / name, (0, 0))
-    programs.cached_folder("tools", "key", lambda to: touch(to, "worker"))
+    build.cached_folder("tools", "key", lambda to: touch(to, "worker"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".file-other", ".tools-at_work", "tools-key"]
 
 
@@ -160,7 +160,7 @@ def test_a_kernel_in_python_does_not_see_the_callers_tmp(folder: str, monkeypatc
 
 @needs_sandbox
 def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
-    tools = programs.build()
+    tools = build.tools()
     with open(tmp_path / "output", "wb") as output:
         # It looks for the beginning of a last line, and keeps all that it reads.
         command = ["/usr/bin/tail", "/dev/zero"]
@@ -174,7 +174,7 @@ def test_the_memory_of_a_program_on_a_gpu_is_seen(tmp_path: Path) -> None:
 
 @needs_sandbox
 def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) -> None:
-    tools = programs.build(unsafe=True)
+    tools = build.tools(unsafe=True)
     with open(tmp_path / "output", "wb") as output:
         process = sandbox.start(tools, ["/bin/sleep", "60"], sandbox.LimitsSpec(), 60, output)
     process.process.kill()

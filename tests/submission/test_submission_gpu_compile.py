@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sandbox import needs_sandbox
 
-from ece408_op.submission import build, programs
+from ece408_op.submission import build
 from ece408_op.submission.errors import EndedError
 from ece408_op.submission.sandbox import LimitsSpec, Tools
 
@@ -23,7 +23,7 @@ pytestmark = [needs_sandbox, pytest.mark.skipif(shutil.which("nvcc") is None, re
 
 @pytest.fixture(scope="module")
 def tools() -> Tools:
-    return programs.build()
+    return build.tools()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,16 @@
-// The worker: maps the harness's buffers, loads one submission, and calls its forward when told to.
+// The harness's program in a sandbox, the supervisor, and the worker that it runs.
+//
+//   worker supervise CONTROL TMPFS UID FILTER LIMIT... -- PROGRAM ARGUMENT...
+//
+// Process 1 of a sandbox, which bubblewrap has built; with --unsafe an ordinary process. It runs one program with limits, as
+// its first child, and reports on the socket CONTROL: "started" by the child just before PROGRAM, so that the harness learns
+// the child's process id from the kernel; "exit N" or "signal N" at its end; or "lost TEXT". The tmpfs on /tmp and /dev/shm
+// get the options TMPFS. UID is the user and group that PROGRAM runs as, 0 for the caller's, FILTER a descriptor of its
+// seccomp program, -1 for none, and LIMIT is NUMBER:VALUE of setrlimit.
 //
 //   worker LIBRARY SOCKET DEVICE GUARD {B C H W M K X W Y}...
+//
+// Maps the harness's buffers, loads one submission, and calls its forward when told to.
 //
 // DEVICE is cpu or gpu. Nine words per layer; X, W and Y are DESCRIPTOR:BYTES of a file, or of memory of the CUDA driver's
 // virtual memory API, and GUARD is the number of bytes around each. python_worker.py loads this file as a library and calls
@@ -20,9 +30,17 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
+#include <fcntl.h>
+#include <grp.h>
 #include <link.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <string>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
 #include <vector>
@@ -41,7 +59,7 @@ constexpr size_t text_bytes = 1024;
 typedef void (*Load)(char* text);
 typedef void (*Forward)(ece408_grade_call* call, unsigned layer, char* text);
 
-int harness = -1;
+int harness = -1;  // the socket of this process
 char spare_stack[1 << 16];
 const char* stack_begin = nullptr;
 
@@ -49,7 +67,7 @@ void reply(const std::string& text) {
   if (write(harness, text.data(), text.size()) != (ssize_t)text.size()) _exit(3);
 }
 
-[[noreturn]] void lost(const std::string& doing, const char* why) {
+[[noreturn]] void lost(const std::string& doing, const char* why = strerror(errno)) {
   reply("lost " + doing + ": " + why);
   _exit(4);
 }
@@ -123,7 +141,7 @@ float* open_on_cpu(char name, int fd, size_t size, size_t bytes, size_t guard) {
       mmap(nullptr, size + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   int access = name == 'y' ? PROT_READ | PROT_WRITE : PROT_READ;
   if (base == MAP_FAILED || mmap(base + guard, size, access, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-    lost("mapping the harness's buffer", strerror(errno));
+    lost("mapping the harness's buffer");
   regions.push_back({name, base + guard + size - (bytes + 63) / 64 * 64, bytes});
   return reinterpret_cast<float*>(regions.back().begin);
 }
@@ -213,6 +231,57 @@ void call_library(ece408_grade_call* call, unsigned, char* text) {
   }
 }
 
+// Takes the limits and the user in the supervisor's child.
+[[noreturn]] void run_program(long uid, int filter, char** words, bool in_sandbox) {
+  setsid();
+  for (; strcmp(*words, "--") != 0; ++words) {
+    int number = 0;
+    unsigned long long value = 0;
+    sscanf(*words, "%d:%llu", &number, &value);
+    rlimit both = {value, value};
+    if (setrlimit((__rlimit_resource_t)number, &both) != 0) lost(*words);
+  }
+  if (uid > 0 && (setgroups(0, nullptr) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0))
+    lost("changing the user");
+  if (!in_sandbox) prctl(PR_SET_PDEATHSIG, SIGKILL);  // a change of the user takes it back
+  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) lost("no new privileges");
+  fcntl(harness, F_SETFD, FD_CLOEXEC);
+  if (filter >= 0) {
+    char bytes[1 << 16];
+    ssize_t size = pread(filter, bytes, sizeof bytes, 0);
+    sock_fprog program = {(unsigned short)(size / sizeof(sock_filter)), reinterpret_cast<sock_filter*>(bytes)};
+    fcntl(filter, F_SETFD, FD_CLOEXEC);
+    if (size <= 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) lost("the seccomp filter");
+  }
+  reply("started");
+  execv(words[1], words + 1);
+  fprintf(stderr, "supervisor: %s: %s\n", words[1], strerror(errno));
+  _exit(126);
+}
+
+[[noreturn]] void supervise(char** words) {
+  bool in_sandbox = getpid() == 1;
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);  // the program may have this process's user: it must not write to its memory
+  if (!in_sandbox) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  harness = atoi(words[0]);
+  for (const char* path : {"/tmp", "/dev/shm"})
+    if (in_sandbox && mount(nullptr, path, nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, words[1]) != 0 && errno != ENOENT)
+      lost(path);
+  pid_t program = fork();
+  if (program < 0) lost("fork");
+  if (program == 0) run_program(atol(words[2]), atoi(words[3]), words + 4, in_sandbox);
+  // Only the program may use the other descriptors: its socket must end when it does.
+  for (int fd = 0; fd < 4096; ++fd)
+    if (fd != harness) close(fd);
+  int status = 0;
+  for (pid_t ended = 0; ended != program && (ended >= 0 || errno == EINTR);) ended = waitpid(-1, &status, 0);
+  // Process 1 reaches every process inside; elsewhere the program's session has to do.
+  kill(in_sandbox ? -1 : -program, SIGKILL);
+  reply(WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status)) : "exit " + std::to_string(WEXITSTATUS(status)));
+  _exit(0);
+}
+
 }  // namespace
 
 // Serves the commands until the harness closes the socket; words are SOCKET DEVICE GUARD and the layers.
@@ -263,6 +332,7 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
 
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
+  if (strcmp(argv[1], "supervise") == 0) supervise(argv + 2);
   stack_begin = reinterpret_cast<const char*>(argv);
   library_path = argv[1];
   // Nothing that a submission left for the exit runs.

@@ -7,7 +7,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ece408_op.core.kernel import CpuKernel
 
-print("imported with the grader:", "pytest" in sys.modules or "ece408_op.grade.cli" in sys.modules)
+print("imported with the grader:", "pytest" in sys.modules or "ece408_op.grade.__main__" in sys.modules)
 
 
 def run(problem, x, w, out, threads):

@@ -1,7 +1,45 @@
 // What new-inl.h gave a submission before it was included: every header, and the template that it specialises. Names
 // that after.h uses are long, because the submission's macros (B, M, C, H, W, K, x, y ...) are defined there.
 #pragma once
-#include "../mxnet/base.h"
+
+#ifdef ECE408_GRADE_FEW_HEADERS  // nvcc spends seconds on all of them
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <vector>
+#else
+#include <bits/stdc++.h>
+#endif
+#include <math.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef __CUDACC__
+#include <cuda.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <device_launch_parameters.h>
+#endif
+
+#include "../dmlc/logging.h"
+#include "../mshadow/tensor.h"
+
+#define MXNET_USE_CUDA MSHADOW_USE_CUDA
+
+namespace mxnet {
+typedef mshadow::cpu cpu;
+typedef mshadow::gpu gpu;
+typedef mshadow::index_t index_t;
+typedef mshadow::default_real_t real_t;
+namespace op {}
+}  // namespace mxnet
 
 // Compilers name a type in errors as it was named first: by the device's own name.
 #ifdef __CUDACC__

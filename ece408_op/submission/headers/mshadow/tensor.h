@@ -2,16 +2,7 @@
 // shapes, streams, AllocSpace, FreeSpace and Copy.
 #pragma once
 
-#include <cstddef>
-#include <cstdlib>
-#include <cstring>
-#include <iostream>
-
-#include "../dmlc/logging.h"
-
 #ifdef __CUDACC__
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
 #define MSHADOW_XINLINE inline __host__ __device__
 #define MSHADOW_USE_CUDA 1
 #define ECE408_GRADE_CUDA_(func, what)                                               \
