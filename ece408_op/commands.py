@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +47,17 @@ def run(name: str) -> int:
 
 #: The entry points of ece408-bench, ece408-grade, ece408-lab and ece408-report.
 bench, grade, lab, report = (partial(run, name) for name in ("bench", "grade", "lab", "report"))
+
+
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM end a command as Ctrl-C does: the main thread raises KeyboardInterrupt, with the signal's number."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise KeyboardInterrupt(number)
+
+    with suppress(ValueError):  # in another thread no handler can be set: the caller decides
+        signal.signal(signal.SIGTERM, interrupt)
 
 
 def guard(program: str, work: Callable[[], int]) -> int:

@@ -12,11 +12,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from os.path import realpath
 from pathlib import Path
 
+from ece408_op.commands import CANNOT, FAILED, OK, USAGE, interrupt_on_sigterm
 from ece408_op.data.atomic import folder_problem, write_text
 from ece408_op.errors import DeviceError
 from ece408_op.runtime import cuda
@@ -40,8 +41,7 @@ exit codes: 0 all passed, 1 one did not, 2 usage, 3 this machine can't; 128 + th
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade the submissions; 0 all passed, 1 one did not, 2 usage, 3 this machine cannot."""
     arguments = _parser().parse_args(argv)
-    with suppress(ValueError):  # in a thread, where no handler can be set, the caller decides
-        signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_on_sigterm()  # running programs are ended, temporary folders removed
     try:
         rules = replace(_spec.load(arguments.spec), quick=arguments.quick)
         if rules.quick and rules.demanding:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = _graded(arguments, rules)
     except (SpecError, DeviceError, OSError, sqlite3.Error) as error:
         print(f"ece408-grade: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SpecError) else 3
+        return USAGE if isinstance(error, SpecError) else CANNOT
     except KeyboardInterrupt as interrupt:
         later = "; the same command continues where it stopped" if arguments.json else ""
         print(f"ece408-grade: interrupted{later}", file=sys.stderr, flush=True)
@@ -71,13 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(records) > 1:
         summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         print(f"ece408-grade: {len(records)} submissions: {summary}", file=sys.stderr)
-    return 0 if set(counts) == {"passed"} else 1
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """Let SIGTERM end a run as Ctrl-C does: running programs are ended, temporary folders removed."""
-    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-    raise KeyboardInterrupt(number)
+    return OK if set(counts) == {"passed"} else FAILED
 
 
 def line(record: Record) -> str:

@@ -167,9 +167,8 @@ def worst(runs: Sequence[Run]) -> Outcome:
 def judge_network(layers: Sequence[Layer], half_passes: bool, end: EndedError | None = None, at: int = 0) -> None:
     """Give each layer its verdict; ``end``: the worker ended, or may not go on, at the layer of index ``at``."""
     for layer in layers:
-        layer.verdict = Verdict(STOPPED)
-        if end is None or any(run.wrong for run in layer.runs):
-            layer.verdict = judge_layer(layer, half_passes)
+        judged = end is None or any(run.wrong for run in layer.runs)
+        layer.verdict = judge_layer(layer, half_passes) if judged else Verdict(STOPPED)
     # Wrong outputs before the end count first, unless it is tampering.
     if end is not None and (end.status == "tampered" or all(one.verdict.status == STOPPED for one in layers)):
         layers[at].verdict = Verdict(end.status, f"{end.reason} ({layers[at].problem})")

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ece408_op.bench import results
 from ece408_op.commands import CANNOT as EXIT_CANNOT
 from ece408_op.commands import FAILED as EXIT_FAILED
-from ece408_op.commands import OK
+from ece408_op.commands import OK, interrupt_on_sigterm
 from ece408_op.data.atomic import write_text
 from ece408_op.errors import DataError, DeviceError
 
@@ -40,8 +40,7 @@ def run_all(commands: Sequence[Command], folder: Path, limit: float) -> None:
     be described, OSError where the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # SIGTERM ends the running command too.
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupt_on_sigterm()  # it ends the running command too
     cannot = _run_machine(next(one for one in commands if one.name == MACHINE), folder, limit)["cannot"]
     with tqdm([one for one in commands if one.name != MACHINE], unit="run", disable=None) as bar:
         for command in bar:
@@ -128,10 +127,6 @@ def _name(facts: dict[str, Any]) -> str:
     machine = facts["machine"]
     gpu = machine["gpu"]["name"] if machine["gpu"] else "no GPU"
     return f"{machine['cpu']}, {machine['cores']} cores, {gpu}"
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 class Runs:
