@@ -7,7 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ece408_op.errors import GraphError
+from ece408_op.graph import params_io
 from ece408_op.graph.symbol_graph import VARIABLE, Graph, Node
 
 #: The networks' folder, in a checkout as in an installed package.
@@ -40,6 +43,12 @@ def list_names(folder: str | os.PathLike[str] | None = None) -> list[str]:
     path = FOLDER if folder is None else Path(folder)
     names = [file.name[: -len(_SYMBOL)] for file in path.glob(f"*{_SYMBOL}")]
     return sorted(name for name in names if name and _newest(path, name) is not None)
+
+
+def read_weights(network: Network) -> dict[str, np.ndarray]:
+    """Return the parameters by name, without MXNet's prefixes; raises GraphError, which names a file that is broken."""
+    arrays = params_io.read(network.params.read_bytes(), str(network.params))
+    return {key.partition(":")[2]: array for key, array in arrays.items()}
 
 
 def find(name: str, folder: str | os.PathLike[str] | None = None) -> Network:

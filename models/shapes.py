@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ece408_op.errors import GraphError
-from ece408_op.graph import node_conversion, params_io
+from ece408_op.graph import node_conversion
 from ece408_op.graph.symbol_graph import VARIABLE, Graph
 from ece408_op.plugin import mxnet_import
 from ece408_op.plugin.attributes import LAYER, integers, is_mxnets_own
 
-from .files import Network, data_node, find, read_graph
+from .files import Network, data_node, find, read_graph, read_weights
 
 Shape = tuple[int, ...]
 
@@ -101,8 +101,7 @@ class _Shapes:
 
     def __init__(self, network: Network, graph: Graph) -> None:
         self.network, self.graph, self.symbol = network, graph, load_symbol(graph, network.symbol)
-        arrays = params_io.read(network.params.read_bytes(), str(network.params))
-        self.weights: dict[str, Shape] = {key.partition(":")[2]: array.shape for key, array in arrays.items()}
+        self.weights: dict[str, Shape] = {name: array.shape for name, array in read_weights(network).items()}
         inputs = self.symbol.list_arguments() + self.symbol.list_auxiliary_states()
         # By MXNet's convention the labels, which only training needs, are named something_label.
         self.trained = [name for name in inputs if name != "data" and not name.endswith("label")]

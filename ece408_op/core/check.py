@@ -9,13 +9,12 @@ import numpy as np
 from ece408_op.problem import ConvProblem, WeightGradient
 
 from . import reference
-from .kernel import Kernel
+from .kernel import SMALLEST32, Kernel
 
 #: The most bytes of float64 windows in one step of the comparison.
 STEP_BYTES = 64 << 20
 
 _LARGEST = float(np.finfo(np.float32).max)
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ def _compare_part(
         wide = np.where(np.isfinite(wide), wide, size)  # an infinite weight makes it infinite or NaN
         error = np.abs(out - expected)
         # A product below float32's range is rounded to a multiple of its smallest number.
-        share = error / (kernel.error_bound(problem) * wide + problem.products * _SMALLEST + least)
+        share = error / (kernel.error_bound(problem) * wide + problem.products * SMALLEST32 + least)
         scaled = error / size
     same = (out == expected) | (np.isnan(out) & np.isnan(expected))
     # A float32 sum may pass its range on the way, and end as an infinity or NaN.

@@ -19,7 +19,7 @@ from ece408_op.problem import ConvProblem
 
 from . import _hypotheses, _source_lines
 from ._hypotheses import Case, Guess
-from .kernel import EPS32, float32_bound
+from .kernel import EPS32, SMALLEST32, float32_bound
 
 #: A hypothesis may leave this share of the wrong elements unexplained, or the number if it is a tenth or less.
 _FEW, _FEW_AT_LEAST = 0.02, 2
@@ -27,7 +27,6 @@ _FEW, _FEW_AT_LEAST = 0.02, 2
 _TRIED = 3
 #: A row and the like counts as not written from this share of its elements on.
 _MOST = 0.9
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 #: In less precision, more elements than this share have errors that float32's sums rarely have.
 _ROUNDED = 0.3
 
@@ -222,7 +221,7 @@ def _guesses(case: Case, wrong: np.ndarray, few: int) -> Iterator[Guess]:
 
 
 def _allowed(problem: ConvProblem, size: np.ndarray) -> np.ndarray:
-    return np.asarray(float32_bound(problem) * size + problem.products * _SMALLEST)
+    return np.asarray(float32_bound(problem) * size + problem.products * SMALLEST32)
 
 
 def _region(unwritten: np.ndarray, wrong: np.ndarray) -> tuple[str, str]:

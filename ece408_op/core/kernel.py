@@ -23,8 +23,11 @@ Reasons = Callable[[ConvProblem], list[str]]
 #: The same for a GPU kernel; the chip is None where no GPU is known.
 GpuReasons = Callable[[ConvProblem, Optional[Chip]], list[str]]
 
-EPS32 = 2.0**-24
-"""Half a unit in the last place of 1.0 in float32: the error of one rounding."""
+EPS32, EPS16 = 2.0**-24, 2.0**-11
+"""Half a unit in the last place of 1.0 in float32 and in float16: the error of one rounding."""
+
+SMALLEST32 = 2.0**-149
+"""The smallest positive number of float32, which rounds a product below its range to a multiple of it."""
 
 
 def no_limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ece408_op.core.kernel import EPS32, float32_bound
+from ece408_op.core.kernel import EPS16, EPS32, SMALLEST32, float32_bound
 from ece408_op.problem import ConvProblem
 
 from ._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, REAL, TRANSFORM, WRONG, Outcome
@@ -40,14 +40,10 @@ from ._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, REAL, TRANSFORM, WRONG,
 Part = tuple[Any, Any, Any, Any, Any]
 Bounds = dict[str, Any]
 
-EPS16 = 2.0**-11
-"""Half a unit in the last place of 1.0 in float16."""
-
 POISON = 4096.5  # what a poisoned output holds before the call: no whole number
 #: How far from its sum a poisoned element to which it was added may be, next to what a transform may err.
 _NEAR = 2.0**-9
 _ALONE = 1e-9  # S and T of one product differ by less than this share
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _ENOUGH = 1000  # with fewer elements an average says little
 
 
@@ -73,11 +69,11 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
         place = int((xp.where(bad, share, -1) if some_bad else share).argmax())
         image, *rest = at = tuple(int(i) for i in np.unravel_index(place, error.shape))
         worst.append((some_bad, float(share[at]), (images + image, *rest), float(y[at]), float(exact[at])))
-        scaled = max(scaled, float((error / (sizes + n * _SMALLEST)).max()))
+        scaled = max(scaled, float((error / (sizes + n * SMALLEST32)).max()))
         some = roots > 0
         count += int(some.sum())
-        squares[0] += float(xp.where(some, (error / xp.maximum(roots, _SMALLEST)) ** 2, 0).sum())
-        squares[1] += float(((error / xp.maximum(largest, _SMALLEST)) ** 2).sum())
+        squares[0] += float(xp.where(some, (error / xp.maximum(roots, SMALLEST32)) ** 2, 0).sum())
+        squares[1] += float(((error / xp.maximum(largest, SMALLEST32)) ** 2).sum())
         images += len(y)
     by_root, by_largest = np.sqrt(squares / (max(1, count), math.prod(problem.y_shape)))
     limits = {FLOAT32: 4 * EPS32 * math.sqrt(n), HALF: 2.2 * EPS16, HALF_SUMS: (1 + math.sqrt(n) / 2) * EPS16}
@@ -90,7 +86,7 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
 
 def _bounds(xp: Any, exact: Any, sizes: Any, roots: Any, largest: Any, problem: ConvProblem, kind: str) -> Bounds:
     """The error allowed at each element, by class, the finest first."""
-    n, least = problem.products, problem.products * _SMALLEST
+    n, least = problem.products, problem.products * SMALLEST32
     bounds = {FLOAT32: float32_bound(problem) * sizes + least, TRANSFORM: 600 * EPS32 * largest + least}
     if kind == PICTURE:  # equal pixels have equal errors, which only S bounds
         bounds[HALF] = bounds[HALF_SUMS] = 2 * EPS16 * (2 + math.sqrt(n)) * sizes + least

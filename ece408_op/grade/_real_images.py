@@ -15,7 +15,6 @@ import numpy as np
 from ece408_op.core.check import agreement
 from ece408_op.data import TestSet, find_test, load_test
 from ece408_op.errors import DataError
-from ece408_op.graph import params_io
 from ece408_op.models import files
 from ece408_op.submission.networks import NETS, Net
 
@@ -68,9 +67,7 @@ def trained(net: Net, images: int) -> tuple[CourseNet, ...]:
         return ()
     nets = []
     for name in _TRAINED[net.name]:
-        network = files.find(name)
-        arrays = params_io.read(network.params.read_bytes(), str(network.params))
-        known = {key.partition(":")[2]: np.array(value, np.float32) for key, value in arrays.items()}
+        known = {key: np.array(value, np.float32) for key, value in files.read_weights(files.find(name)).items()}
         filters = tuple(known[f"new{number}_weight"] for number in range(len(net.layers)))
         connected = ((known[f"fullyconnected{n}_weight"], known[f"fullyconnected{n}_bias"]) for n in range(2))
         nets.append(CourseNet(name, test, filters, tuple(connected)))

@@ -9,14 +9,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ece408_op.core import dispatch
-from ece408_op.core.kernel import CpuKernel, float32_bound, reduced_precision_bound
+from ece408_op.core.kernel import EPS16, CpuKernel, float32_bound, reduced_precision_bound
 from ece408_op.errors import Ece408Error
 from ece408_op.models import shapes
 from ece408_op.problem import ConvProblem
 from ece408_op.submission import runner
-
-#: The error of one rounding to fp16.
-_EPS16 = 2.0**-11
 
 
 @contextmanager
@@ -70,6 +67,6 @@ def _kernel(file: runner.File, sessions: Mapping[int, runner.Session], precision
         known = problem.batch in sessions and problem in sessions[problem.batch].problems
         return [] if known else ["its process has no arrays for this layer"]
 
-    bound = float32_bound if precision == "float32" else reduced_precision_bound(_EPS16, _EPS16)
+    bound = float32_bound if precision == "float32" else reduced_precision_bound(EPS16, EPS16)
     name, summary = file.path.name, f"the user's own file {file.path}"
     return CpuKernel(name, summary, run, limits=limits, device=file.device, precision=precision, error_bound=bound)
