@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+# The workers of pytest-xdist share the cores, where waiting threads of NumPy's matrix products take time from others.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import ece408_op  # noqa: F401 - before MXNet, whose import fails on today's NumPy otherwise
 
 #: Reasons to skip a test on a machine with a GPU.
