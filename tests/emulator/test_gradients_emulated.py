@@ -28,10 +28,10 @@ KERNELS = (
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.exhaustive), False])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_it_is_right(kernel, every, programs: Path) -> None:
-    """On half of the problems that it takes by default."""
+    """By default on half of the problems that it takes, the smaller half of an odd number."""
     problems = [problem for problem in PROBLEMS if not kernel.not_supported_reasons(problem)]
     assert len(problems) >= 3
-    calls, inputs, problems = [], [], problems[:: 1 if every else 2]
+    calls, inputs, problems = [], [], problems if every else problems[len(problems) % 2 :: 2]
     aligned = [16 if problem.batch % 2 else 4 for problem in problems]
     for problem, multiple in zip(problems, aligned):
         rng = np.random.default_rng(0)
