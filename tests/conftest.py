@@ -59,10 +59,16 @@ def emulates(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Many tests start Python. Where it is to leave no bytecode in the checkout, each would compile the package again.
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-        os.environ["PYTHONPYCACHEPREFIX"] = folder = tempfile.mkdtemp(prefix="ece408-bytecode-")
+    # Many tests start Python. Where it is to leave no bytecode in the checkout, each would compile the package again:
+    # what tests start shares a folder. Workers themselves read what the environment's packages have.
+    if "PYTHONDONTWRITEBYTECODE" not in os.environ:
+        return
+    if "ECE408_TEST_BYTECODE" not in os.environ:
+        os.environ["ECE408_TEST_BYTECODE"] = folder = tempfile.mkdtemp(prefix="ece408-bytecode-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))  # a process may still write there
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        del os.environ["PYTHONDONTWRITEBYTECODE"]
+        os.environ["PYTHONPYCACHEPREFIX"] = os.environ["ECE408_TEST_BYTECODE"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
