@@ -107,6 +107,9 @@ def _graded(arguments: argparse.Namespace, rules: _spec.Spec) -> list[Record]:
     jobs = 1 + max(1, len(os.sched_getaffinity(0)) // 2) if gpu else arguments.jobs
     graders = {"cpu": _grading.for_cpu(tools, rules, jobs, arguments.time_in_parallel)}
     graders["gpu"] = _grading.for_gpu(tools, rules) if gpu else graders["cpu"]
+    for context in contexts:
+        count = sum(one.context == context and not one.why for one in found)
+        graders[context].check_memory(1 if context == "gpu" else min(jobs, count))
     for path, why in passed_over:
         print(_grading.shown(f"ece408-grade: {path}: not graded: {why}"), file=sys.stderr)
     file = arguments.json and arguments.json.with_name(f"{arguments.json.name}.log")

@@ -6,6 +6,7 @@ The worker never sees the copies of the inputs and of the output, and the copies
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -67,6 +68,12 @@ class Device:
         low, high = float(to.min()), float(to.max())
         if not low == high == _END:
             raise HarnessError(f"expected the GPU to compute {_END}, got {low} to {high}: it is not trusted any more")
+
+    def memory_bytes(self) -> int:
+        """The bytes of memory that the device has."""
+        if self.gpu:
+            return int(cuda.cupy().cuda.runtime.memGetInfo()[1])
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def exhausted(self) -> bool:
         """May a GPU's memory have run out? A worker's host memory is limited by itself."""

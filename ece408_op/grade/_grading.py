@@ -141,6 +141,21 @@ class Grader(Bench):
     runs: int = _CPU_RUNS
     alone: AbstractContextManager[Any] = nullcontext()
 
+    def check_memory(self, jobs: int) -> None:
+        """Raise SpecError where the device cannot hold the batches of the grader's file for ``jobs`` submissions."""
+        if not self.spec.demanding:
+            return
+        have = self.device.memory_bytes()
+        for net, images in itertools.product(self.spec.nets or NETS, self.spec.images or (self.images,)):
+            # The worker's arrays, and the grader's copies.
+            need = 2 * jobs * sum(problem.bytes for problem in net.problems(images))
+            if need > have:
+                at_a_time = f" for {jobs} submissions at a time; --jobs changes their number" if jobs > 1 else ""
+                raise SpecError(
+                    f"images: expected batches that fit into {have >> 30} GiB of memory, "
+                    f"got {images} images of network {net.name}, which take {need >> 30} GiB{at_a_time}"
+                )
+
     def grade(self, submission: Submission) -> Record:
         """The submission's record; raises HarnessError where this machine cannot."""
         with self.turns.working if self.turns else nullcontext():

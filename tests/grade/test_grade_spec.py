@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,17 @@ def test_a_bad_file_names_the_key(text: str, said: str, tmp_path: Path, capsys: 
         _spec.load(path)
     assert cli.main([str(HERE / "cpu" / "textbook.h"), "--spec", str(path)]) == 2
     assert said in capsys.readouterr().err
+
+
+@needs_sandbox
+@pytest.mark.parametrize("large", ["images = [100000000]", f"images = [100, 1{'0' * 400}]", "network = [{NET}]"])
+def test_batches_beyond_the_memory_are_refused_at_the_beginning(
+    large: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = "name = 'own', layers = [[1, 100000, 100000, 100, 5]]"
+    (path := tmp_path / "spec.toml").write_text(large.replace("NET", net))
+    assert cli.main([str(HERE / "cpu" / "textbook.h"), "--spec", str(path)]) == 2
+    assert re.fullmatch(r"ece408-grade: images: expected batches that fit .* GiB\n", capsys.readouterr().err)
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
