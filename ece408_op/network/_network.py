@@ -109,7 +109,7 @@ def parse(text: str) -> Network:
     readers = [(node.name, node.inputs) for node in graph.nodes]
     for reader, entries in [*readers, ("the network", graph.heads)]:
         for entry in entries:
-            if entry.output and graph.nodes[entry.node].op != VARIABLE:
+            if entry.output and graph.nodes[entry.node].type in OPERATORS:
                 made = described(graph.nodes[entry.node])
                 problems.append(f"{made}: {reader} uses its output {entry.output}, only output 0 is supported")
     if problems:

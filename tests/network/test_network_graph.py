@@ -109,6 +109,12 @@ def test_everything_unsupported_is_named():
     )
 
 
+def test_an_unsupported_operator_of_several_outputs_is_named_once():
+    parts = S.SliceChannel(data, num_outputs=3, name="parts")
+    with pytest.raises(GraphError, match=r"got 1 that it does not: 'parts' \(SliceChannel\): unsupported operator\. "):
+        ece408_op.gpu_network(parts[0] + parts[2], {})
+
+
 def test_attributes_and_inputs_are_checked():
     def error(op, inputs=1, **attrs):
         nodes = [{"op": "null", "name": f"x{n}", "inputs": []} for n in range(inputs)]

@@ -52,6 +52,8 @@ def test_a_block_that_cannot_be_on_a_gpu():
         ece408_op.gluon.on_gpu(mx.gluon.Block(), mx.nd.ones((1,)))
     with pytest.raises(ProblemError, match="examples: expected an array for each input of the block, got none"):
         ece408_op.gluon.on_gpu(mx.gluon.nn.Dense(3))
+    with pytest.raises(ProblemError, match="examples: expected arrays, got tuple"):
+        ece408_op.gluon.on_gpu(mx.gluon.nn.Dense(3), (1, 3))
 
 
 def test_a_gluon_block_with_several_inputs_and_outputs():
