@@ -60,6 +60,6 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "copied_bytes": [r"cudaMemcpy(?![^;]{0,999}sizeof)[^;]{0,999};"],
         "overflow": [r"\b(unsigned +)?(short|char)\b", r"\bu?int(8|16)_t\b"],
         "rounded": [r"\b(__half2?|half2?|_Float16|__nv_bfloat16|wmma)\b"],
-        "unwritten": [r"\b\w+ *(<|>=) *\w+ *- *1\b", r"\bfor *\([^;\n]*= *1 *;", *tiles],
+        "unwritten": [r"\b\w+ *(<|>=) *\w+ *- *(1|K\w*)\b(?! *\+)", r"\bfor *\([^;\n]*= *1 *;", *tiles],
         "unwritten_tile": tiles,
     }.get(name, [])

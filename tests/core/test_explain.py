@@ -289,12 +289,13 @@ for (int m = 0; m < M; m++)
         ("filter_pq", "for (int i = 0; i < KS; ++i)\n  for (int j = 0; j < KS; ++j)\n    a += x[i] * w[j * KS + i];"),
         ("w_channels", "dim3 grid(1);\n\ns[i] = k[((c * M + m) * K + p) * K + q];"),
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
+        ("unwritten", "dim3 grid((W + 15) / 16);\n\nif (h < H - K && w < W - K + 1) y[i] = sum;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
         ("whole_numbers", "float x;\n\nint sum = 0;\nsum += x[i] * w[j];"),
         ("whole_numbers", "float sum;\n\nint in = x4d(b, c, h, w);\nsum += in * w[j];"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "tiles", "int sum", "int pixel", "bytes"],
+    ids=["KS", "channels", "last row", "without + 1", "tiles", "int sum", "int pixel", "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
