@@ -36,6 +36,7 @@ _COMMON = (
     "-w",
     "-fpermissive",
     "-fno-gnu-unique",
+    "-fno-delete-null-pointer-checks",
     "-fno-pie",
     "-D__CUDACC__=1",
     "-fmax-errors=12",

@@ -23,8 +23,9 @@ class Finding:
     """Something wrong that the run showed.
 
     Attributes:
-        kind: "out of bounds", "misaligned", "uninitialised", "race", "barrier", "deadlock", "undefined" (a value that
-            CUDA leaves open), "call" (a CUDA call that fails), "unsupported", "error", "crash" or "time".
+        kind: "out of bounds", "misaligned", "uninitialised", "race", "barrier", "deadlock", "input" (it writes one),
+            "undefined" (a value that CUDA leaves open), "call" (a CUDA call that fails), "unsupported", "error",
+            "crash" or "time".
         line: the line of the source, 0 where it is not known.
         other_line: the second access of a race, or the second barrier; 0 for none.
         message: what happened, in one sentence without the line.

@@ -91,6 +91,21 @@ WRONG = {
         {("call", 13, 0)},
     ),
     "constant memory": ("y[i] = filters[i % 50];", set()),
+    "a sum of two blocks": ("y[i] += x[i];", {("race", 5, 5)}),
+    "a zero for an atomic sum": ("if (b == 0) y[i] = 0;\natomicAdd(y + i, x[i]);", {("race", 6, 5)}),
+    "a sum of two threads": ("y[i / 2 + 64 * b] += x[i];", {("race", 5, 5)}),
+    "a sum of two threads, with a barrier": (
+        "float *const s = y + i / 2 + 64 * b;\nif (i % 2) *s = x[i];\n__syncthreads();\nif (i % 2 == 0) *s += x[i];",
+        set(),
+    ),
+    "halves of a word": ("__half *const s = (__half *)y + 64 * b;\ns[i] = x[i];\ns[i] = s[i] + s[i];", set()),
+    "a block that has counted the others": (
+        "y[64 + i + 64 * b] = x[i];\n__threadfence();\n__syncthreads();\n__shared__ int last;\n"
+        "if (i == 0) last = atomicAdd((int *)table, 1);\n__syncthreads();\nif (last) y[i] = y[64 + i] + y[128 + i];",
+        set(),
+    ),
+    "a write into an input": ("((float *)x)[i + 64 * b] = 0;\ny[i] = 0;", {("input", 5, 0)}),
+    "a null pointer": ("float *const none = nullptr;\nnone[i] = 0;", {("out of bounds", 6, 0)}),
     "a variable without a value": ("float sum;\nsum += x[i];\ny[i] = sum;", {("uninitialised", 0, 0)}),
 }
 
@@ -99,6 +114,9 @@ WRONG = {
 MESSAGES = {
     "another array in shared memory": ("reads 4 bytes 20 bytes behind the end of t", "12 bytes behind the end of s"),
     "an array in a function": ("index 4 is beyond sum, which has 4 elements",),
+    "a sum of two blocks": ("blocks have no order: a sum needs atomicAdd",),
+    "a sum of two threads": ("with no barrier between",),
+    "a write into an input": ("writes x",),
 }
 
 

@@ -247,6 +247,7 @@ void run_grid(const Grid &grid) {
     gridDim = grid.grid, blockDim = grid.block;
     thread_count = grid.block.x * grid.block.y * grid.block.z;
     begin_launch();
+    begin_grid_races();
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();

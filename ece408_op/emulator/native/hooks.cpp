@@ -40,6 +40,7 @@ inline void hook(void *pointer, int bytes, Operation operation, const void *code
     } else if (space == Space::HOST) {
         stop("out of bounds", "a kernel uses an address that is no GPU memory: the host's, or an index far beyond", code);
     }
+    if (operation == ATOMIC && space != Space::SHARED) may_receive();
     add(threads[current], last_code, operation, bytes, address);
 }
 
@@ -58,7 +59,10 @@ using namespace emulator;
     extern "C" void __tsan_write##n(void *p) { hook(p, n, WRITE, HERE); }                \
     extern "C" void __tsan_unaligned_read##n(void *p) { hook(p, n, READ, HERE); }        \
     extern "C" void __tsan_unaligned_write##n(void *p) { hook(p, n, WRITE, HERE); }      \
-    extern "C" void __tsan_volatile_read##n(void *p) { hook(p, n, READ, HERE); }         \
+    extern "C" void __tsan_volatile_read##n(void *p) {                                   \
+        may_receive();                                                                   \
+        hook(p, n, READ, HERE);                                                          \
+    }                                                                                    \
     extern "C" void __tsan_volatile_write##n(void *p) { hook(p, n, WRITE, HERE); }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
 static void range(void *p, long bytes, Operation operation, const void *code) {

@@ -47,12 +47,21 @@ struct Pause {
 // memory.cpp
 enum class Space { SHARED, GLOBAL, LOCAL, CONSTANT, PROGRAM, HOST };
 Space space_of(uintptr_t address);
+// The last plain write of a word of global memory in a launch; blocks are numbered from launch to launch.
+struct GlobalWrite {
+    long block = 0, epoch = 0;
+    int thread = 0, time = 0;
+    uint32_t code = 0;
+    uint8_t mask = 0;  // the bytes of the word
+};
 struct Allocation {
     uintptr_t begin, end;
     bool host_may_use, freed;
     char name[32];
+    bool input;  // that kernels only read
+    mutable std::vector<GlobalWrite> writes;  // by word, where kernels have written: races.cpp
 };
-void name_allocation(void *address, const char *name);
+void name_allocation(void *address, const char *name, bool input);
 const Allocation *allocation_near(uintptr_t address);
 void check_global(uintptr_t address, int bytes, Operation operation, const void *code);
 void check_program(uintptr_t address, int bytes, Operation operation, const void *code);
@@ -67,9 +76,12 @@ size_t shared_size();
 void forget_copies();
 
 // races.cpp
+void begin_grid_races();
 void begin_races(int threads);
 void order_all();  // every thread has reached one barrier
 void watch_shared(uintptr_t address, int bytes, int thread, Operation operation, const void *code);
+void watch_global(const Allocation &in, uintptr_t address, int bytes, Operation operation, const void *code);
+void may_receive();  // values that other blocks have written
 
 // counters.cpp
 void merge(int warp);

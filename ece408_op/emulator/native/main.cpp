@@ -175,7 +175,7 @@ void run_call(FILE *job, double seconds) {
         void *const address = device_malloc(each.bytes, false, each.alignment);
         if (!address || std::fread(address, 1, each.bytes, job) != size_t(each.bytes)) _exit(2);
         if (each.output) outputs.push_back({address, each.bytes});
-        name_allocation(address, each.name);
+        name_allocation(address, each.name, !each.output);
         buffers.push_back(address);
     }
     buffers.push_back(nullptr);

@@ -119,7 +119,7 @@ void *device_malloc(size_t bytes, bool host_may_use, size_t alignment) {
     uintptr_t begin = start + GAP;  // a multiple of `alignment`, but not of twice as much
     if (alignment < 256) begin += alignment;
     const uintptr_t end = begin + bytes, next = (end + GAP + UNIT - 1) / UNIT * UNIT;
-    allocations.push_back({begin, end, host_may_use, false, ""});
+    allocations.push_back({begin, end, host_may_use, false, "", false, {}});
     for (uintptr_t unit = (start - arena) / UNIT; unit < (next - arena) / UNIT; unit++)
         unit_owner[unit] = allocations.size();
     std::memset(reinterpret_cast<void *>(begin - 4096), 0xff, bytes + 2 * 4096);  // NaN, around it too
@@ -141,9 +141,9 @@ bool device_free(void *address) {
     return true;
 }
 
-void name_allocation(void *address, const char *name) {
+void name_allocation(void *address, const char *name, bool input) {
     Allocation *const found = const_cast<Allocation *>(allocation_near(uintptr_t(address)));
-    if (found) std::snprintf(found->name, sizeof found->name, "%s", name);
+    if (found) std::snprintf(found->name, sizeof found->name, "%s", name), found->input = input;
 }
 
 // What was written close to an allocation by code that is not watched.
@@ -212,6 +212,8 @@ void check_global(uintptr_t address, int bytes, Operation operation, const void 
                                   std::to_string(bytes) + ", which a GPU refuses").c_str(), code);
         else if (operation == READ && bytes >= 4 && *reinterpret_cast<const uint32_t *>(address) == ~0u)
             report("uninitialised", "reads GPU memory that nothing has written", code);  // as device_malloc filled it
+        if (found->input && operation != READ) report("input", (std::string("writes ") + found->name).c_str(), code);
+        if (racing) watch_global(*found, address, bytes, operation, code);
         return;
     }
     if (!found)

@@ -1,9 +1,13 @@
-// Races in shared memory, found as racecheck finds them on a GPU.
+// Races in shared memory, found as racecheck finds them on a GPU, and reads of what is written elsewhere in global memory.
 //
 // Threads have vector clocks (C. Flanagan, S. Freund, FastTrack: efficient and precise dynamic race detection, 2009): a
 // barrier orders what was before it with what is behind it, and nothing else does, not even that a warp's lanes exchange
 // values. Two accesses of a word that are not in order, one of them a write, are a race. A barrier of the whole block
 // orders everything, so the words start afresh there.
+//
+// In global memory, a read or an atomic operation after another block's plain write in the same launch is a race, as in a
+// sum that several blocks add to by +=: the emulator runs blocks one after another, a GPU side by side. Blocks may pass
+// values on by an atomic operation or a volatile value. So a block that has used one is not watched for that any more.
 #include <map>
 
 #include "internal.h"
@@ -30,7 +34,9 @@ struct Word {
 std::vector<Clock> clocks;
 std::vector<Word> words;
 std::map<const void *, Ordering> orderings;
-long epoch;
+long epoch, block_number, first_block;  // of all launches; the first one of this launch
+bool passed_on;  // other blocks may have passed values on to this one
+constexpr size_t MOST_WATCHED = size_t(64) << 20;  // bytes of an allocation
 
 bool before(const Access &a, int thread) { return a.thread == thread || a.time <= clocks[thread][a.thread]; }
 
@@ -64,7 +70,11 @@ void replace(std::vector<Access> &all, uint8_t mask) {
 
 }  // namespace
 
+void begin_grid_races() { first_block = block_number + 1; }
+
 void begin_races(int count) {
+    block_number++;
+    passed_on = false;
     clocks.assign(count, Clock(count, 0));
     for (int i = 0; i < count; i++) clocks[i][i] = 1;
     orderings.clear();
@@ -113,6 +123,30 @@ void watch_shared(uintptr_t address, int bytes, int thread, Operation operation,
         } else {
             put(operation == READ ? word.reads : word.atomics, now);
         }
+    }
+}
+
+void may_receive() { passed_on = true; }
+
+void watch_global(const Allocation &in, uintptr_t address, int bytes, Operation operation, const void *code) {
+    if (operation == WRITE && in.writes.empty() && in.end - in.begin <= MOST_WATCHED)
+        in.writes.resize((in.end - in.begin + 3) / 4);
+    const uintptr_t begin = address - in.begin;
+    for (uintptr_t at = begin; at < begin + bytes && !in.writes.empty(); at = (at / 4 + 1) * 4) {
+        GlobalWrite &last = in.writes[at / 4];
+        uint8_t mask = 0;
+        for (uintptr_t i = at; i < begin + bytes && i / 4 == at / 4; i++) mask |= 1 << i % 4;
+        if (operation == WRITE) {
+            last = {block_number, epoch, current, clocks[current][current], uint32_t(uintptr_t(code)), mask};
+            continue;
+        }
+        if (last.block < first_block || !(last.mask & mask)) continue;
+        const bool same_block = last.block == block_number;
+        const bool ordered = same_block ? last.epoch != epoch || before({last.thread, last.time, 0, 0}, current) : passed_on;
+        if (!ordered)
+            report("race", same_block ? "one thread uses what another writes, with no barrier between"
+                                      : "one block uses what another writes, and blocks have no order: a sum needs atomicAdd",
+                   code, reinterpret_cast<const void *>(uintptr_t(last.code)));
     }
 }
 
