@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 import secrets
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -58,6 +58,10 @@ class Spec:
 
 #: The least value of a key: a limit of nothing would be passed by no submission.
 _LEAST = {"images": 1, "runs": 1, "limits": 0.001}
+#: The largest value: larger ones overflow the system's clocks and limits, or take the grader's memory.
+_MOST = {int: 2**62, float: 1e9, "runs": 10**5}
+#: The most layers of a network: each takes some file descriptors.
+_MOST_LAYERS = 50
 #: What the values of a key are like where its default does not show that, and fields that are no keys.
 _LIKE, _NO_KEYS = {"images": (0,)}, {"nets", "quick", "text"}
 #: What a [[network]] is like.
@@ -71,7 +75,7 @@ def load(path: Path | None) -> Spec:
     try:
         text = path.read_text(encoding="utf-8-sig")
         table = tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: expected TOML that can be read, got {error}") from None
     where, known = str(path), {net.name: net for net in KNOWN}
     names = _checked(table.pop("networks", []), [""], f"{where}: networks")
@@ -80,19 +84,21 @@ def load(path: Path | None) -> Spec:
     own = _checked(table.pop("network", []), [_OWN], f"{where}: network", 1)
     for net in own:
         try:
-            if not net.name or {len(layer) for layer in net.layers} != {5}:
+            if not net.name or not net.name.isprintable() or {len(layer) for layer in net.layers} != {5}:
                 raise ProblemError("expected a name and layers, a list of [channels, height, width, filters, kernel]")
+            if len(net.layers) > _MOST_LAYERS:
+                raise ProblemError(f"expected at most {_MOST_LAYERS} layers, got {len(net.layers)}")
             net.problems(1)
         except ProblemError as error:
-            raise SpecError(f"{where}: network {net.name}: {error}") from None
+            raise SpecError(f"{where}: network {net.name!r}: {error}") from None
     nets = [known[name] for name in names] + own
     if len({net.name for net in nets}) < len(nets):
         raise SpecError(f"{where}: network: expected names that differ, got {', '.join(net.name for net in nets)}")
     return _checked(table, Spec(nets=tuple(nets), text=text), where)
 
 
-def _checked(value: Any, like: Any, where: str, least: float = 0) -> Any:
-    """The value, if it is of the type of ``like`` and at least ``least``; a list's elements are like its element.
+def _checked(value: Any, like: Any, where: str, least: float = 0, name: str = "") -> Any:
+    """The value, if it is of the type of ``like`` and from ``least`` to ``_MOST``; a list's elements too.
 
     A table becomes a dataclass such as ``like``, from which it has the values of keys that it lacks.
     """
@@ -102,16 +108,17 @@ def _checked(value: Any, like: Any, where: str, least: float = 0) -> Any:
             raise SpecError(f"{where}: expected the keys {', '.join(sorted(known))}, got {', '.join(strange)}")
         given = {}
         for key, one in value.items():
-            given[key] = _checked(one, _LIKE.get(key, known[key]), f"{where}: {key}", _LEAST.get(key, least))
+            given[key] = _checked(one, _LIKE.get(key, known[key]), f"{where}: {key}", _LEAST.get(key, least), key)
         return replace(like, **given)
     if isinstance(like, (list, tuple)):
         if not isinstance(value, list):
-            raise SpecError(f"{where}: expected a list of {type(like[0]).__name__}, got {value!r}")
+            raise SpecError(f"{where}: expected a list of {type(like[0]).__name__}, got {reprlib.repr(value)}")
         return type(like)(_checked(one, like[0], where, least) for one in value)
     kind, number = type(like), isinstance(like, (int, float)) and not isinstance(like, bool)
+    most = _MOST.get(name, _MOST.get(kind, 0))
     right = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
-    if not right or (number and not least <= value < math.inf):
+    if not right or (number and not least <= value <= most):
         names = {bool: "true or false", str: "a text", dict: "a table"}
-        expected = f"a number of at least {least} ({kind.__name__})" if number else names[kind]
-        raise SpecError(f"{where}: expected {expected}, got {value!r}")
+        expected = f"a number from {least} to {most} ({kind.__name__})" if number else names[kind]
+        raise SpecError(f"{where}: expected {expected}, got {reprlib.repr(value)}")
     return kind(value)
