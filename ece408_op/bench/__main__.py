@@ -309,10 +309,9 @@ def _options(command: str) -> dict[str, dict[str, Any]]:
 
 def _at_least(least: int) -> Callable[[str], int]:
     def parsed(word: str) -> int:
-        number = int(word)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
-        return number
+        if not word.isdecimal() or int(word) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {word!r}")
+        return int(word)
 
     return parsed
 

@@ -99,6 +99,8 @@ def _new(arguments: Sequence[str]) -> int:
         parser.error(f"expected a name that ends in .h, .cu or .cuh, got {path}")
     if path.exists():
         parser.error(f"expected the name of a new file, got {path}, which exists")
+    if problem := folder_problem(path):
+        parser.error(problem)
     starter = "my_kernel.cu" if device_of(path) == "gpu" else "new-forward.h"
     try:
         path.write_bytes((_STARTERS / starter).read_bytes())
@@ -159,7 +161,7 @@ def _layer(text: str) -> ConvProblem:
 
 
 def _images(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 

@@ -108,10 +108,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _images(word: str) -> int:
-    number = int(word)
-    if not 1 <= number <= 10_000:
-        raise argparse.ArgumentTypeError(f"expected 1 to 10000 images, got {number}")
-    return number
+    if not word.isdecimal() or not 1 <= int(word) <= 10_000:
+        raise argparse.ArgumentTypeError(f"expected 1 to 10000 images, got {word!r}")
+    return int(word)
 
 
 if __name__ == "__main__":
