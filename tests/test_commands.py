@@ -134,6 +134,7 @@ WRONG = [
     ("lab {file} --json /nowhere/x.json", "--json: expected a file in a folder that is there"),
     ("report --out x --networks resnet", "'resnet'.*ece408-high"),
     ("report --out x --sizes 0", "1 to 10000 images, got '0'"),
+    *((f"report --out x --limit {text}", f"above 0 and at most 1000000, got '{text}'") for text in ("0", "nan", "1h")),
     ("report --out x --sizes all", "1 to 10000 images, got 'all'"),
     ("report --out x --impl fastest", "fastest"),
     ("report --out x --milestones m5", "m5"),

@@ -21,6 +21,8 @@ from ._runs import Runs, run_all
 from ._sections import sections
 
 PAGE = "index.html"
+#: The most seconds of --limit: with far larger ones, the system's clocks overflow.
+_LONGEST = 1e6
 
 _DESCRIPTION = """\
 Run the milestones and benchmarks that this machine can run, keep the JSON of each in FOLDER/runs, and write
@@ -95,7 +97,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = ", ".join(impls)
     option("--impl", nargs="+", choices=impls, default=impls, metavar="NAME", help=f"some of {names} (default: all)")
     option("--data", metavar="FOLDER", help="folder with the Fashion-MNIST files")
-    option("--limit", type=float, default=600.0, metavar="SECONDS", help="end a command that takes longer (600)")
+    option("--limit", type=_seconds, default=600.0, metavar="SECONDS", help="end a command that takes longer (600)")
     option("--render", action="store_true", help="run nothing, write the page from the kept results")
     options = parser.parse_args(arguments)
     problem = output_folder_problem(options.out)
@@ -105,6 +107,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.networks = list(dict.fromkeys(options.networks))
     options.milestones = [name for name in MILESTONES if name in options.milestones]
     return options
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"expected seconds, above 0 and at most {_LONGEST:.0f}, got {word!r}")
+    return seconds
 
 
 def _images(word: str) -> int:
