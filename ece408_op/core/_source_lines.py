@@ -49,6 +49,11 @@ def _patterns(name: str, p: str, q: str, code: str) -> list[str]:
         "y_rows_columns": [r"\by\w*\W[^;=\n]*\bw\w*\W+h\w*\W[^;=\n]*=", written],
         "y_filter": [written],
         "y_strides": [r"\by\w*[\[(][^;=\n]*\b[HW]\b[^;=\n]*=", r"#define +y\w*\([^\n]*"],
+        "x_strides": [
+            r"\bx\w*(\.\w+)?[\[(][^;=\n]*(\bW_?[oO]ut\b|\bOW\b|\b(out|output)_?(w|width)\b|\bW *- *K)",
+            r"#define +x\w*\([^\n]*",
+        ],
+        "assigned": [r"\w *= *[^;=\n]*\bx\w*(\.\w+)?[\[(][^;=\n]*\*"],
         "loops_to_w": [r"[<>]=? *(W|width|WIDTH)\b", r"[<>]=? *(H|height|HEIGHT)\b"],
         "w_channels": [r"\bc\w* *\* *M\w* *\+ *m\w*\b", r"\bc\w* *\* *C\w* *\+ *m\w*\b", r"\[ *c\w* *\] *\[ *m\w* *\]"],
         "channel_loop": [r"\bc *= *1\b", r"\bc *< *\w+ *- *1\b"],

@@ -29,6 +29,8 @@ _TRIED = 3
 _MOST = 0.9
 #: In less precision, more elements than this share have errors that float32's sums rarely have.
 _ROUNDED = 0.3
+#: With fewer elements an average says little.
+_ENOUGH = 100
 
 
 #: The mistake's name where the output is right, in less than float32's precision; where it is right if y was 0; where
@@ -176,9 +178,11 @@ def _best(
     name, sentence = _kind_of_values(case, unwritten)
     if name:
         return name, sentence, 0
-    if (np.abs(case.y - case.exact) > 2 * EPS32 * size).mean() > _ROUNDED:
-        for name, most in _hypotheses.roundings(case, size):
-            if (np.abs(case.y - case.exact) <= most + allowed).all():
+    error = np.abs(case.y - case.exact)
+    if (error > 2 * EPS32 * size).mean() > _ROUNDED:
+        share = _root_mean_square(case, error)
+        for name, most, most_share in _hypotheses.roundings(case, size):
+            if (error <= most + allowed).all() and share <= most_share:
                 return ROUNDED, f"Your output equals the convolution with the rounding errors {name}", 0
     found = ("", "", few + 1)
     for guess in _guesses(case, wrong, few):
@@ -193,6 +197,15 @@ def _best(
         if not missed:
             break
     return found if found[0] else ("", "", 0)
+
+
+def _root_mean_square(case: Case, error: np.ndarray) -> float:
+    """Return that of the errors, each divided by the root of the sum of its products' squares; 0 for few elements."""
+    roots = np.sqrt(_hypotheses.products(_hypotheses.windows(case.x, case.problem) ** 2, case.w**2))
+    some = roots > 0
+    if some.sum() < _ENOUGH:
+        return 0.0
+    return float(np.sqrt(np.mean((error[some] / roots[some]) ** 2)))
 
 
 def _kind_of_values(case: Case, unwritten: np.ndarray) -> tuple[str, str]:

@@ -101,6 +101,10 @@ def in_tiles_of_16(p: ConvProblem, c: int, r: int, s: int) -> np.float32:
     return np.float32((c * p.kernel + r) * p.kernel + s < last)
 
 
+def at(shape: tuple[int, ...], index: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(np.unravel_index(index, shape))
+
+
 def halo(rows: int, columns: int) -> Callable[..., Any]:
     return lambda p, c, r, s, i, j: ((i % rows + r < rows) & (j % columns + s < columns)).astype(np.float32)
 
@@ -124,6 +128,19 @@ KERNELS = {
     "channel_loop": Kernel("last channel", product=lambda p, c, *_: np.float32(c + 1 < p.channels), takes=several),
     "channel_loop 1": Kernel("first channel", product=lambda p, c, *_: np.float32(c > 0), takes=several),
     "channel_loop 0": Kernel("of channel 0 alone", product=lambda p, c, *_: np.float32(c == 0), takes=several),
+    "assigned": Kernel(
+        "with each sum's last product alone",
+        product=lambda p, c, r, s, *_: np.float32((c, r, s) == (p.channels - 1, p.kernel - 1, p.kernel - 1)),
+    ),
+    "x_strides": Kernel(
+        "the row length W - K + 1 of y in x's index",
+        lambda p, b, c, i, j, r, s: at(p.x_shape, ((b * p.channels + c) * p.height + i + r) * p.output_width + j + s),
+    ),
+    "x_strides of images": Kernel(
+        "one map per image in x's index",
+        lambda p, b, c, i, j, r, s: at(p.x_shape, ((b + c) * p.height + i + r) * p.width + j + s),
+        takes=several,
+    ),
     "row_loop": Kernel("without the last row", product=lambda p, c, r, *_: np.float32(r + 1 < p.kernel)),
     "column_loop": Kernel("without the first column", product=lambda p, c, r, s, *_: np.float32(s > 0)),
     "unrolled": Kernel("beyond whole tiles of", product=lambda p, c, r, s, *_: in_tiles_of_16(p, c, r, s)),
@@ -191,6 +208,33 @@ def test_right_outputs_and_less_precise_ones(p: ConvProblem) -> None:
     y = reference.convolve(x.astype(np.float16), w.astype(np.float16)).astype(np.float32)
     half = explain(x, w, y)
     assert half.wrong == 0 or half.mistake == ROUNDED and "half precision" in half.sentence
+
+
+@pytest.mark.parametrize("p", PROBLEMS, ids=lambda p: f"K={p.kernel}")
+@pytest.mark.parametrize("bits", [8, 11])
+def test_sums_and_truncated_factors_of_few_bits_are_less_precise(bits: int, p: ConvProblem) -> None:
+    def shortened(a: np.ndarray, how: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        fraction, exponent = np.frexp(a)
+        return np.asarray(np.ldexp(how(np.ldexp(fraction, bits)), exponent), np.float32) / np.float32(2**bits)
+
+    x, w = inputs(p)
+    cut = Kernel("")(p, shortened(x, np.trunc), shortened(w, np.trunc))
+    pixels = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], (2, 3)).transpose(0, 2, 3, 1, 4, 5)
+    sums = np.zeros(p.y_shape, np.float32)
+    for tap, pixel in zip(w.reshape(len(w), -1).T, np.moveaxis(pixels.reshape(*pixels.shape[:3], -1), -1, 0)):
+        sums = shortened(sums + shortened(tap[:, None, None] * pixel[:, None], np.rint), np.rint)
+    words = {8: "bfloat16", 11: "half precision"}[bits]
+    assert [words in explain(x, w, y).sentence for y in (cut, sums)] == [True, True]
+
+
+@pytest.mark.parametrize("p", [*PROBLEMS, ConvProblem(2, 12, 33, 33, 4, 7)], ids=str)
+def test_an_offset_and_a_missing_product_are_no_rounding(p: ConvProblem) -> None:
+    x, w = inputs(p)
+    few = w.copy()
+    few[:, 0, 0, 1] = 0
+    assert explain(x, w, Kernel("")(p, x, w) + np.float32(1), BEFORE).mistake != ROUNDED
+    if p.products < 200:  # one of 588 products is as small as the errors of bfloat16's sums
+        assert explain(x, w, Kernel("")(p, x, few), BEFORE).mistake != ROUNDED
 
 
 @pytest.mark.parametrize("zeros", [False, True], ids=["reads on", "a tile with zeros"])
@@ -291,11 +335,13 @@ for (int m = 0; m < M; m++)
         ("unwritten", "dim3 grid((H + 15) / 16);\n\nif (h >= Ho - 1 || w >= Wo) continue;"),
         ("unwritten", "dim3 grid((W + 15) / 16);\n\nif (h < H - K && w < W - K + 1) y[i] = sum;"),
         ("unwritten_tile", "\n\nconst int gridW = W_out / TW;"),
+        ("assigned", "float sum = 0;\n\nsum = x4d(b, c, h + p, w + q) * k4d(m, c, p, q);"),
+        ("x_strides", "int at = h * W_out + w;\n\nsum += x.dptr_[(h + p) * W_out + w + q] * k4d(m, c, p, q);"),
         ("whole_numbers", "float x;\n\nint sum = 0;\nsum += x[i] * w[j];"),
         ("whole_numbers", "float sum;\n\nint in = x4d(b, c, h, w);\nsum += in * w[j];"),
         ("copied_bytes", "cudaMemcpy(a, b, n *\n  sizeof(int), d);\ncudaMemcpyToSymbol(k, w, M * C * K * K);"),
     ],
-    ids=["KS", "channels", "last row", "without + 1", "tiles", "int sum", "int pixel", "bytes"],
+    ids=["KS", "channels", "last row", "no + 1", "tiles", "= for +=", "rows of y", "int sum", "int pixel", "bytes"],
 )  # fmt: skip
 def test_the_line_is_found_in_the_ways_that_students_write(mistake: str, code: str) -> None:
     assert line_of(mistake, code) == 3
