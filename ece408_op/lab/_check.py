@@ -132,7 +132,8 @@ def judged(
     ended: bool = False,
 ) -> dict[str, Any]:
     """Return a layer's entry of the result; ended: the emulator's run ended before all was computed."""
-    p, enough = problem, found.wrong == 0 or found.mistake in (ROUNDED, ACCUMULATED)
+    p, forgiven = problem, found.mistake in (ROUNDED, ACCUMULATED) and not found.rest
+    enough = found.wrong == 0 or forgiven
     # Shared memory holds NaN at first: what a right file reads of it unwritten, it does not use.
     findings = [one for one in findings if not (enough and one["kind"] == "uninitialised")]
     entry: dict[str, Any] = {"layer": [p.channels, p.height, p.width, p.filters, p.kernel], "images": p.batch}
@@ -143,11 +144,11 @@ def judged(
     entry.update(text=[] if ended else found.lines(), times=None, counters=None, ncu=None, lines=[], hints=[])
     entry.update(explanation=found.as_data() if found.wrong and not ended else None, ended=ended)
     if right and found.wrong:
-        forgiven = {
+        notes = {
             ACCUMULATED: "right only while y is 0 before the call, as in the course",
             ROUNDED: "right, less precisely",
         }
-        entry["note"] = f"{forgiven[found.mistake]}. {found.summary}"
+        entry["note"] = f"{notes[found.mistake]}. {found.summary}"
     elif enough and not right and not late:
         entry["note"] = "the output is right all the same"
     elif not right and cuda_error:

@@ -11,10 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ece408_op.core import reference
+from ece408_op.core.explain import explain
 from ece408_op.lab import __main__ as lab
 from ece408_op.lab import __path__ as folders
+from ece408_op.lab import _check
+from ece408_op.lab._emulated import FILL
+from ece408_op.problem import ConvProblem
 
 STARTERS = Path(folders[0]) / "starters"
 SUBMISSIONS = Path(__file__).parents[1] / "submissions"
@@ -85,6 +91,15 @@ def test_other_ends(
     printed = capsys.readouterr().out
     assert re.search(words, printed)
     assert len(printed.splitlines()) <= 40
+
+
+def test_a_sum_that_adds_to_y_is_forgiven_only_where_nothing_else_is_wrong() -> None:
+    problem = ConvProblem(2, 1, 60, 60, 2, 3)
+    x, w = _check.inputs(problem)
+    y = (reference.convolve(x, w) + FILL).astype(np.float32)
+    assert _check.judged(problem, explain(x, w, y, FILL))["status"] == "right"
+    y[:, :, 3] += 1
+    assert _check.judged(problem, explain(x, w, y, FILL))["status"] == "wrong"
 
 
 @needs_gxx
