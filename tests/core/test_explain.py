@@ -306,7 +306,7 @@ def test_few_elements_that_are_right_are_not_called_unwritten() -> None:
 
 
 def test_noise_is_not_explained() -> None:
-    for p in PROBLEMS:
+    for p in (*PROBLEMS, ConvProblem(1, 3, 7, 9, 2, 1), ConvProblem(2, 2, 5, 5, 3, 5), ConvProblem(1, 2, 4, 9, 3, 4)):
         x, w = inputs(p)
         noise = np.random.default_rng(1).standard_normal(p.y_shape).astype(np.float32)
         assert explain(x, w, noise, BEFORE).sentence == ""
