@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,14 @@ class Device:
         self.number, self.gpu = number, number is not None
         self._most_free = 0  # the most bytes that were ever free
 
+    @cached_property
+    def _block(self) -> Any:
+        """Made once: later a submission may have taken all memory."""
+        return (cuda.cupy() if self.gpu else np).zeros(_FLUSH_BYTES[self.gpu], np.uint8)
+
     def evict(self) -> None:
         """Write enough that no cache holds a submission's arrays."""
-        (cuda.cupy() if self.gpu else np).ones(_FLUSH_BYTES[self.gpu], np.uint8)
+        self._block += 1
 
     def wake(self) -> None:
         """Have an idle GPU raise its clocks; raises HarnessError where it computes the reference workload wrong."""
@@ -172,11 +178,11 @@ class Buffers(Arrays):
 
     def own_seconds(self) -> float | None:
         """The median seconds of this package's kernel, or None if it has none here. Spoils the copied output."""
-        arrays, threads = (self._x, self._w, self.copied), dispatch.thread_count(self.problem)
+        p, arrays = self.problem, (self._x, self._w, self.copied)
         try:
-            chip = cuda.chip() if self.gpu else None
-            kernel = dispatch.select(self.problem, "gpu" if self.gpu else "cpu", chip=chip)
-            return timer.kernel_seconds(kernel, self.problem, *arrays, threads, self.device.evict, _OWN_RUNS)
+            kernel = dispatch.select(p, "gpu", chip=cuda.chip()) if self.gpu else dispatch.select(p)
+            threads = dispatch.thread_count(p)
+            return timer.kernel_seconds(kernel, p, *arrays, threads, self.device.evict, _OWN_RUNS)
         except Ece408Error:
             return None
 
@@ -195,8 +201,13 @@ class Buffers(Arrays):
         return [name for name, happened in found.items() if happened]
 
     def digest(self) -> int:
-        """A digest of the copied output: the sum of its elements' bits."""
-        return int(self.copied.view(np.uint32).sum(dtype=np.uint64))
+        """A digest of the copied output's bits: their sum, each times an odd number of its own, modulo 2^64."""
+        y, found = self.copied.ravel().view(np.uint32), 0
+        for first in range(0, y.size, _DRAWN):
+            part = y[first : first + _DRAWN]
+            odd = self.xp.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
+            found += int((odd * part).sum(dtype=np.uint64))
+        return found % 2**64
 
     def outcome(self, kind: str, before: float = 0.0) -> Outcome:
         """The class of the copied output, which held ``before``."""

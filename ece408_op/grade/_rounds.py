@@ -131,6 +131,9 @@ class Trial:
                 worker.note_size()
             if not self._finish():
                 return False
+        except MemoryError as error:
+            text = f"the grader found no memory for itself next to what the file had taken: {error}"
+            end = EndedError("crashed", text)
         except EndedError as ended:
             end = ended
         # Each call took memory and freed none: in the course there was one call.

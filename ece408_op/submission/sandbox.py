@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import mmap
 import os
+import re
 import resource
 import select
 import signal
@@ -35,6 +36,8 @@ _DRIVER = (*sorted(glob.glob("/dev/nvidia*")), "/sys", "/etc/nvidia", "/run/nvid
 #: Users that submissions run as where the harness runs as root; each program has one that no other process has.
 _FIRST_UID, _UIDS = 64000, 1000
 _INODES = 10_000  # files and folders in /tmp
+#: Since Linux 5.14 a user namespace counts its own processes; before, all of the harness's user would count.
+_COUNTS_BY_NAMESPACE = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 14)
 HELP = "; --unsafe grades without a sandbox"
 #: A program stops in 0.05 ms where a CPU is free. Later it waits for one, and to look on and on would keep it waiting.
 _SPIN_SECONDS = 0.0002
@@ -222,7 +225,7 @@ def start(
         numbers[resource.RLIMIT_AS] = limits.memory_bytes - limits.disk_bytes + reserved
     if os.geteuid() == 0 and not tools.trusted:
         uid, user = _free_user()
-    if user is not None or not tools.unsafe:  # elsewhere all processes of the harness's user would count
+    if user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe):
         numbers[resource.RLIMIT_NPROC] = limits.processes
     tmpfs = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=1777"
     words = [str(tools.folder / "worker"), "supervise", str(theirs.fileno()), tmpfs, str(uid), str(seccomp)]

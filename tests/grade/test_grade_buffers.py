@@ -325,6 +325,12 @@ def test_what_must_not_happen_is_noticed(buffers: Buffers) -> None:
     assert buffers.violations() == ["changed late"]
     buffers.take_output()
     assert buffers.digest() != digest
+    first, second = buffers.copied.reshape(-1)[:2]
+    assert first != second
+    digest = buffers.digest()
+    buffers.copied.reshape(-1)[:2] = second, first
+    assert buffers.digest() != digest  # the same elements at other places
+    buffers.take_output()
     buffers.y.zones[0][-1] = 0
     buffers.w.array[0, 0, 0, 0] += 1
     assert buffers.violations() == ["red zone", "inputs"]

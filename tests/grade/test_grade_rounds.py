@@ -85,6 +85,17 @@ def test_a_crash_with_memory_left_is_a_crash() -> None:
     assert result.status == "crashed" and not result.leaks
 
 
+def test_what_leaves_the_grader_no_memory_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*arguments: object) -> None:
+        raise MemoryError("Out of memory allocating 125,452,800 bytes")
+
+    with Buffers(PROBLEM) as buffers:
+        this, result = trial(Bench(TOOLS, Spec()), buffers, [WARM_UP, TIMED])
+        monkeypatch.setattr(buffers, "outcome", none_left)
+        assert this.go_through(Worker(buffers))  # type: ignore[arg-type]
+    assert result.status == "crashed" and "no memory for itself" in result.verdict.reason
+
+
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_worker_that_cannot_begin_is_started_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []

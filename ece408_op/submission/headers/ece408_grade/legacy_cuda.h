@@ -20,6 +20,7 @@ inline cudaError_t cudaMemAdvise(const void* at, size_t bytes, cudaMemoryAdvise 
 // What a device's properties have lost.
 struct ece408_grade_properties : cudaDeviceProp {
   int clockRate, memoryClockRate, deviceOverlap, kernelExecTimeoutEnabled, computeMode;
+  int singleToDoublePrecisionPerfRatio, maxTexture1DLinear, cooperativeMultiDeviceLaunch;
 };
 inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int device) {
   cudaDeviceGetAttribute(&to->clockRate, cudaDevAttrClockRate, device);
@@ -27,6 +28,9 @@ inline cudaError_t cudaGetDeviceProperties(ece408_grade_properties* to, int devi
   cudaDeviceGetAttribute(&to->deviceOverlap, cudaDevAttrGpuOverlap, device);
   cudaDeviceGetAttribute(&to->kernelExecTimeoutEnabled, cudaDevAttrKernelExecTimeout, device);
   cudaDeviceGetAttribute(&to->computeMode, cudaDevAttrComputeMode, device);
+  cudaDeviceGetAttribute(&to->maxTexture1DLinear, cudaDevAttrMaxTexture1DLinearWidth, device);
+  cudaDeviceGetAttribute(&to->singleToDoublePrecisionPerfRatio, cudaDevAttrSingleToDoublePrecisionPerfRatio, device);
+  to->cooperativeMultiDeviceLaunch = 0;
   return cudaGetDeviceProperties(static_cast<cudaDeviceProp*>(to), device);
 }
 #define cudaDeviceProp ece408_grade_properties
