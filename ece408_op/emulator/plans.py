@@ -142,6 +142,9 @@ def _argument(case: Case, argument: Argument, first: int, images: int) -> str:
         return f"{first}ll"
     if argument == "images":
         return str(images)
+    if isinstance(argument, str) and argument not in case.buffers:
+        known = ", ".join((*case.buffers, "first", "images"))
+        raise ValueError(f"expected launch arguments among {known} and numbers, got {argument!r}")
     return f"b[{case.buffers.index(argument)}]" if isinstance(argument, str) else str(argument)
 
 

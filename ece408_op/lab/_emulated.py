@@ -83,5 +83,6 @@ def _run_plan(
         arrays = {"x": inputs[0], "w": inputs[1], "y": np.full(problem.y_shape, FILL, np.float32)}
         arrays.update((name, np.full(size, 0xFF, np.uint8)) for name, size in plan.scratch.items())
         case = Case(kernel.name, kernel.text(plan), plan, tuple(arrays), problem.batch)
-    plans = Plans([case], races=True, counters=True, source=kernel.sources[-1].name)
+        # Its text has the launches, for which the plan is asked for its steps.
+        plans = Plans([case], races=True, counters=True, source=kernel.sources[-1].name)
     return plans.run(kernel.name, arrays, dict.fromkeys(arrays, 256), _SECONDS)

@@ -246,6 +246,25 @@ def test_a_cuda_kernel_in_python_is_emulated_by_its_plan(tmp_path: Path, capsys:
 
 
 @needs_emulator
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('"y", "first"', '"y", "last"', "ValueError: expected launch arguments among x, w, y, first, images"),
+        ("32768, steps", "32768, list(steps(1))", "TypeError: 'list' object is not callable"),
+        ("32768", "0", "ValueError: "),
+    ],
+    ids=["argument", "steps", "images per launch"],
+)
+def test_a_wrong_plan_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, words: str
+) -> None:
+    for source in (SUBMISSIONS / "python").glob("on_the_gpu.*"):
+        (tmp_path / source.name).write_text(source.read_text().replace(before, after))
+    assert lab.main([str(tmp_path / "on_the_gpu.py"), *SMALL, "--emulate"]) == 1
+    assert f"crashed {words}" in " ".join(capsys.readouterr().out.split())
+
+
+@needs_emulator
 def test_a_cuda_file_that_is_right_for_one_image_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = changed(tmp_path, "few.cu", ("x4d(b, c, h + p", "x4d(0, c, h + p"))
     assert lab.main([str(path), *SMALL, "--emulate"]) == 1
