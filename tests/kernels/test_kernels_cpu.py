@@ -82,8 +82,8 @@ DIRECT = [
     ConvProblem(2, 300, 12, 13, 5, 9),  # passes and a few vectors
     ConvProblem(3, 16, 40, 61, 32, 8),  # filters in lanes
 ]
-#: Those that every instruction set computes by default.
-SHORT = [LAYERS[0], LAYERS[2], DIRECT[-1]]
+#: Those that every instruction set computes by default, and ``direct`` one more.
+SHORT = [LAYERS[0], LAYERS[2]]
 
 
 def taken(kernel, result, layers):
@@ -96,7 +96,7 @@ def taken(kernel, result, layers):
 def layers_of(kernel, result):
     """All results that the kernel takes, but for winograd's, whose tests have every size of filters."""
     if kernel.name == "winograd":
-        return taken(kernel, result, [*SHORT, FORWARD[2], FORWARD[4], FORWARD[6]])
+        return taken(kernel, result, [*SHORT, DIRECT[-1], FORWARD[2], FORWARD[4], FORWARD[6]])
     plain = [*FORWARD, *(DIRECT if kernel is direct.KERNEL else [])] if result == "forward" else []
     return taken(kernel, result, [*LAYERS, *plain])
 
@@ -124,7 +124,8 @@ def test_random_problems(kernel, result):
 def test_layers_with_each_instruction_set(kernel, result, level, layers, monkeypatch):
     monkeypatch.setenv("ECE408_SIMD", level)
     every = layers == "all" or level == LEVELS[-1]
-    for problem in layers_of(kernel, result) if every else taken(kernel, result, SHORT):
+    short = [*SHORT, *(DIRECT[-1:] if kernel is direct.KERNEL else [])]
+    for problem in layers_of(kernel, result) if every else taken(kernel, result, short):
         check(kernel, problem, *arrays(problem))
 
 
@@ -135,12 +136,16 @@ def test_what_auto_chooses_is_right(result):
 
 
 @each_case
-def test_special_values_are_those_of_the_sums_in_float64(kernel, result):
-    """Padding counts as zeros, whose product with an infinite weight is NaN, as in MXNet with a few channels."""
-    ran = 0
-    for problem in taken(kernel, result, LAYERS):
-        for special in (np.nan, np.inf, -np.inf):
-            for operand in (0, 1):
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_special_values_are_those_of_the_sums_in_float64(kernel, result, every):
+    """Padding counts as zeros, whose product with an infinite weight is NaN, as in MXNet with a few channels.
+
+    By default each of six or more layers has one of the three values in one operand, and another in the other.
+    """
+    values, problems, ran = (np.nan, np.inf, -np.inf), taken(kernel, result, LAYERS), 0
+    for number, problem in enumerate(problems):
+        for operand in (0, 1):
+            for special in values if every or len(problems) < 6 else (values[(number + operand) % 3],):
                 both = arrays(problem, 2)
                 other, place = both[1 - operand].reshape(-1), both[operand].reshape(-1)
                 other[:: 1 + len(other) // 5] = 0
