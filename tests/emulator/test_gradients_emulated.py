@@ -69,8 +69,13 @@ def test_partial_sums_are_within_the_limit_of_scratch_memory() -> None:
             assert reasons == [f"partial sums: at most {SCRATCH_BYTES} bytes, got {size}"]
 
 
-@pytest.mark.parametrize("value", [np.inf, np.nan, 1e-30])
-@pytest.mark.parametrize("operand", [0, 1])
+@pytest.mark.parametrize(
+    ("operand", "value"),
+    [
+        (0, np.inf), (1, np.nan), (0, 1e-30), (1, 1e-30),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ((1, np.inf), (0, np.nan))),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(
     "kernel",
     [data_gradient_tiles.KERNEL, weight_gradient.KERNEL, wide_weight_gradient.KERNEL, *SPLIT],
