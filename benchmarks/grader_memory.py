@@ -29,10 +29,9 @@ import submissions  # noqa: E402
 
 from ece408_op.grade._buffers import Buffers, Device  # noqa: E402
 from ece408_op.grade._verdict import REAL, WRONG  # noqa: E402
-from ece408_op.problem import ConvProblem  # noqa: E402
+from ece408_op.problem import KNOWN_NETS, ConvProblem  # noqa: E402
 from ece408_op.runtime import cuda  # noqa: E402
 from ece408_op.submission import build  # noqa: E402
-from ece408_op.submission.networks import KNOWN  # noqa: E402
 from ece408_op.submission.sandbox import LimitsSpec, Tools  # noqa: E402
 from ece408_op.submission.worker import Program, Worker, python_program  # noqa: E402
 
@@ -149,11 +148,11 @@ def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="*")
-    parser.add_argument("--network", default="2018fa", choices=[net.name for net in KNOWN])
+    parser.add_argument("--network", default="2018fa", choices=[net.name for net in KNOWN_NETS])
     parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--runs", type=int, default=9)
     arguments = parser.parse_args()
-    (problems,) = (one.problems(arguments.images) for one in KNOWN if one.name == arguments.network)
+    (problems,) = (one.problems(arguments.images) for one in KNOWN_NETS if one.name == arguments.network)
     chip, cupy = cuda.chip(), cuda.cupy()
     versions = f"CuPy {cupy.__version__}, CUDA driver {cupy.cuda.runtime.driverGetVersion()}"
     print(" ".join(["python benchmarks/grader_memory.py", *sys.argv[1:]]))

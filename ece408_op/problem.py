@@ -337,11 +337,42 @@ _LEAST = {"batch": 0, "channels": 1, "height": 1, "width": 1, "filters": 1, "ker
 _PLAIN = ("batch", "channels", "height", "width", "filters", "kernel")
 _LEAST_OF_PAIRS = {"stride": 1, "pad": 0, "dilate": 1}
 
-#: The convolutions of the course's three networks, by term, for its 10,000 images.
+
+@dataclass(frozen=True)
+class Net:
+    """The convolutions of one network, in order: channels, height, width, filters and kernel of each."""
+
+    name: str
+    layers: tuple[tuple[int, int, int, int, int], ...]
+
+    def problems(self, images: int) -> list[ConvProblem]:
+        """Return each layer's problem for that number of images."""
+        return [ConvProblem(images, *layer) for layer in self.layers]
+
+
+def layer_name(layer: Sequence[int]) -> str:
+    """Return a layer's channels, height, width, filters and kernel in words."""
+    channels, height, width, filters, kernel = layer
+    return f"{channels} x {height} x {width}, {filters} filters of {kernel} x {kernel}"
+
+
+#: The course's networks that this project has trained, by term.
+NETS = (
+    Net("2017", ((1, 28, 28, 50, 5),)),
+    Net("2018sp", ((1, 64, 64, 6, 5), (6, 30, 30, 16, 5))),
+    Net("2018fa", ((1, 72, 72, 12, 7), (12, 33, 33, 24, 7))),
+)
+#: Those of 2019, whose sizes the course's scripts and its submissions tell; this project has no weights for them.
+LATER_NETS = (
+    Net("2019sp", ((1, 48, 48, 6, 5), (6, 22, 22, 16, 5))),
+    Net("2019fa", ((1, 70, 70, 12, 5), (12, 33, 33, 24, 5))),
+)
+KNOWN_NETS = NETS + LATER_NETS
+#: The course's terms in words.
+TERMS = {net.name: f"{net.name[:4]} {'spring' if net.name.endswith('sp') else 'fall'}" for net in KNOWN_NETS}
+#: The convolutions of NETS, by term and, where there are several, number, for the course's 10,000 images.
 COURSE_LAYERS = {
-    "2017": ConvProblem(10_000, 1, 28, 28, 50, 5),
-    "2018sp-1": ConvProblem(10_000, 1, 64, 64, 6, 5),
-    "2018sp-2": ConvProblem(10_000, 6, 30, 30, 16, 5),
-    "2018fa-1": ConvProblem(10_000, 1, 72, 72, 12, 7),
-    "2018fa-2": ConvProblem(10_000, 12, 33, 33, 24, 7),
+    f"{net.name}-{number}" if len(net.layers) > 1 else net.name: layer
+    for net in NETS
+    for number, layer in enumerate(net.problems(10_000), 1)
 }

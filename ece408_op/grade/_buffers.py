@@ -20,8 +20,8 @@ from ece408_op.core.explain import Explanation, explain
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
+from ece408_op.submission import HarnessError
 from ece408_op.submission.arrays import Arrays
-from ece408_op.submission.errors import HarnessError
 from ece408_op.submission.sandbox import Processes
 
 from . import _judge

@@ -25,13 +25,13 @@ from typing import Any
 from tqdm import tqdm
 
 from ece408_op.errors import DeviceError
+from ece408_op.problem import KNOWN_NETS, LATER_NETS, NETS, Net
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
-from ece408_op.submission import build, sources
+from ece408_op.submission import EndedError, build, sources
 from ece408_op.submission.build import new_folder
-from ece408_op.submission.errors import EndedError
-from ece408_op.submission.networks import KNOWN, LATER, NETS, Net, batches_in, pointed_to
 from ece408_op.submission.sandbox import Tools, beginning
+from ece408_op.submission.sources import batches_in, pointed_to
 from ece408_op.submission.worker import Program
 
 from ._buffers import Device
@@ -216,12 +216,12 @@ class Grader(Bench):
         """The networks that the file's constants point to, then the others, then batch sizes that it may be tied to."""
         if self.spec.quick:
             return [self._net(program, (pointed or NETS)[0], _CPU_IMAGES, BRIEF)]
-        order = pointed + [net for net in KNOWN if net not in pointed]
+        order = pointed + [net for net in KNOWN_NETS if net not in pointed]
         results: list[NetworkResult] = []
         seconds = math.inf
         for net in order:
             right = any(one.status == PASSED for one in results)
-            if right and net in LATER and net not in pointed:
+            if right and net in LATER_NETS and net not in pointed:  # most files can do any network
                 continue
             results.append(self._net(program, net, self.images, BRIEF if pointed and right else FULL, seconds))
             if is_final(results[-1], pointed):

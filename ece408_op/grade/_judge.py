@@ -38,7 +38,6 @@ from ._verdict import FLOAT32, HALF, HALF_SUMS, PICTURE, REAL, TRANSFORM, WRONG,
 
 #: Some images of an output: y (float32), the exact sums, S and T, all (B, M, OH, OW), and L, (B, M, 1, 1).
 Part = tuple[Any, Any, Any, Any, Any]
-Bounds = dict[str, Any]
 
 POISON = 4096.5  # what a poisoned output holds before the call: no whole number
 #: How far from its sum a poisoned element to which it was added may be, next to what a transform may err.
@@ -84,10 +83,10 @@ def judge(xp: Any, parts: Iterable[Part], problem: ConvProblem, kind: str, befor
     return Outcome(precision, most[FLOAT32], scaled, index, got, expected, wrong, math.prod(problem.y_shape))
 
 
-def _bounds(xp: Any, exact: Any, sizes: Any, roots: Any, largest: Any, problem: ConvProblem, kind: str) -> Bounds:
+def _bounds(xp: Any, exact: Any, sizes: Any, roots: Any, largest: Any, p: ConvProblem, kind: str) -> dict[str, Any]:
     """The error allowed at each element, by class, the finest first."""
-    n, least = problem.products, problem.products * SMALLEST32
-    bounds = {FLOAT32: float32_bound(problem) * sizes + least, TRANSFORM: 600 * EPS32 * largest + least}
+    n, least = p.products, p.products * SMALLEST32
+    bounds = {FLOAT32: float32_bound(p) * sizes + least, TRANSFORM: 600 * EPS32 * largest + least}
     if kind == PICTURE:  # equal pixels have equal errors, which only S bounds
         bounds[HALF] = bounds[HALF_SUMS] = 2 * EPS16 * (2 + math.sqrt(n)) * sizes + least
     elif kind == REAL:

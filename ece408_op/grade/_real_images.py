@@ -16,7 +16,7 @@ from ece408_op.core.check import agreement
 from ece408_op.data import TestSet, find_test, load_test
 from ece408_op.errors import DataError
 from ece408_op.models import files
-from ece408_op.submission.networks import NETS, Net
+from ece408_op.problem import NETS, Net
 
 #: Which trained networks have a course's network's layers.
 _TRAINED = {"2017": ("ece408-high", "ece408-low"), "2018sp": ("ece408-2018sp",), "2018fa": ("ece408-2018fa",)}

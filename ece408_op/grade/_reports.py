@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op.data.atomic import output_folder_problem, write_text
+from ece408_op.problem import TERMS, layer_name
 from ece408_op.runtime import ptxas, templates
 from ece408_op.runtime.occupancy import KernelNotes
-from ece408_op.submission.networks import TERMS
 
 from ._spec import RankingSpec
 
@@ -25,8 +25,7 @@ Data = Mapping[str, Any]
 #: medians, fastest and slowest runs. The deviations say how far below the class's median the time lies, in standard
 #: deviations as the median absolute deviation gives them; the points are their place on the range given, ends clamped.
 COLUMNS = ("network", "place", "path", "precision", "seconds", "fastest", "slowest", "deviations", "points")
-#: The median absolute deviation of normal data, times this, is its standard deviation.
-_MAD_TO_DEVIATION = 1.4826
+_MAD_TO_DEVIATION = 1.4826  # the median absolute deviation of normal data, times this, is its standard deviation
 
 
 def name_of(network: Data) -> str:
@@ -35,10 +34,7 @@ def name_of(network: Data) -> str:
 
 
 def rank(records: Sequence[Data], rules: RankingSpec) -> dict[str, list[dict[str, Any]]]:
-    """The COLUMNS of all places on each network, number of images and class of precision, the fastest first.
-
-    What is wrong has no place, and one submission alone has none.
-    """
+    """The COLUMNS of all places by network, images and precision, the fastest first; who is wrong or alone has none."""
     ranking: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         for network in timed(record):
@@ -148,21 +144,15 @@ def _network(network: Data, records: Sequence[Data]) -> dict[str, Any]:
     best = min((one["seconds"] for one in others), default=0.0)
     shown = dict(network, name=term, layers=[], best_seconds=best)
     for number, layer in enumerate(network["layers"]):
-        channels, height, width, filters, kernel = layer["layer"]
-        size = f"{channels} x {height} x {width}, {filters} filters of {kernel} x {kernel}"
-        name = f"{term}, layer {number + 1}: {size}"
+        name = f"{term}, layer {number + 1}: {layer_name(layer['layer'])}"
         medians = [one["layers"][number]["seconds"]["median"] for one in others]
         quartiles = statistics.quantiles(medians, n=4, method="inclusive") if len(medians) > 1 else (0.0, 0.0, 0.0)
-        shown["layers"].append(dict(layer, name=name, times=_times(layer), quartiles=quartiles))
+        times = ""
+        if seconds := layer.get("seconds"):
+            times = f"{_ms(seconds['median'])} ms ({seconds['count']} runs, {_ms(seconds['fastest'])} to "
+            times += f"{_ms(seconds['slowest'])}; first call {_ms(layer['first_call_seconds'])})"
+        shown["layers"].append(dict(layer, name=name, times=times, quartiles=quartiles))
     return shown
-
-
-def _times(layer: Data) -> str:
-    if "seconds" not in layer:
-        return ""
-    seconds = layer["seconds"]
-    text = f"{_ms(seconds['median'])} ms ({seconds['count']} runs, {_ms(seconds['fastest'])} to "
-    return f"{text}{_ms(seconds['slowest'])}; first call {_ms(layer['first_call_seconds'])})"
 
 
 def _ms(seconds: float) -> str:

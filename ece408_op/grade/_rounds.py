@@ -1,7 +1,6 @@
 """A network tried by one worker: its layers called in the course's order, round after round, each call checked.
 
-One process does all layers, as in the course, since files keep counters and buffers between calls. Each round calls
-every layer once.
+One process does all layers, as in the course, since files keep counters and buffers between calls.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from typing import Callable
 
 import numpy as np
 
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, Net
+from ece408_op.submission import EndedError, HarnessError, StoppedError
 from ece408_op.submission.build import new_folder
-from ece408_op.submission.errors import EndedError, HarnessError, StoppedError
-from ece408_op.submission.networks import Net
 from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.worker import BEGIN_SECONDS, Program, Worker
 
@@ -91,8 +89,7 @@ class Trial:
         self._left = deque([*purposes, *[REAL_IMAGES] * len(trained)])
         self.buffers: list[Buffers] = []
         self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
-        #: The layer at which it is, and the rounds that this worker has ended.
-        self._layer = self._ended = 0
+        self._layer = self._ended = 0  # the layer at which it is, and the rounds that this worker has ended
         self._right: list[set[int]] = [set() for _ in net.layers]  # digests of right outputs, per layer
         self._turn = 0.0  # seconds in which a GPU usually turns to the harness after an honest answer
         self._late = False  # were all answers late? Then honest ones are measured again

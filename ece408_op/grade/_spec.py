@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ece408_op.errors import Ece408Error, ProblemError
-from ece408_op.submission.networks import KNOWN, Net
+from ece408_op.problem import KNOWN_NETS, Net
 from ece408_op.submission.sandbox import LimitsSpec
 
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -60,8 +60,7 @@ class Spec:
 _LEAST = {"images": 1, "runs": 1, "limits": 0.001}
 #: The largest value: larger ones overflow the system's clocks and limits, or take the grader's memory.
 _MOST = {int: 2**62, float: 1e9, "runs": 10**5}
-#: The most layers of a network: each takes some file descriptors.
-_MOST_LAYERS = 50
+_MOST_LAYERS = 50  # the most layers of a network: each takes some file descriptors
 #: What the values of a key are like where its default does not show that, and fields that are no keys.
 _LIKE, _NO_KEYS = {"images": (0,)}, {"nets", "quick", "text"}
 #: What a [[network]] is like.
@@ -77,7 +76,7 @@ def load(path: Path | None) -> Spec:
         table = tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: expected TOML that can be read, got {error}") from None
-    where, known = str(path), {net.name: net for net in KNOWN}
+    where, known = str(path), {net.name: net for net in KNOWN_NETS}
     names = _checked(table.pop("networks", []), [""], f"{where}: networks")
     if not set(names) <= set(known):
         raise SpecError(f"{where}: networks: expected {', '.join(known)}, got {', '.join(names)}")

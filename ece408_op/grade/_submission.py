@@ -13,8 +13,7 @@ from ece408_op.submission.sources import OPERATOR, SUFFIXES, SUFFIXES_OF, device
 from ._spec import SpecError
 
 _NAMES = ("new-forward.h", "new-forward.cuh")
-#: The course's own files next to a student's: they are no submissions.
-_COURSES = (OPERATOR, "new.cc", "new.cu")
+_COURSES = (OPERATOR, "new.cc", "new.cu")  # the course's own files next to a student's: they are no submissions
 _INNER = "ece408_src"  # the folder of the course's file
 _LEVELS = 20  # levels of folders in a class
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
@@ -98,10 +97,7 @@ def _within(folder: Path, context: str | None, gpu_here: Callable[[], bool], lev
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in the folder, in order, but for what is hidden, the system's (``__MACOSX``) or the course's.
-
-    Nothing where it cannot be read.
-    """
+    """What can be read in the folder, in order, but for what is hidden, the system's (``__MACOSX``) or the course's."""
     with suppress(OSError):
         own = (path for path in folder.iterdir() if not path.name.startswith((".", "__")))
         return sorted(path for path in own if path.name.lower() not in _COURSES)

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ece408_op.core.explain import Explanation
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import ConvProblem, Net
 from ece408_op.runtime import timing
-from ece408_op.submission.errors import EndedError
-from ece408_op.submission.networks import Net
+from ece408_op.submission import EndedError
 
 #: What a run is for. The wide range tells TF32 from float16, whose numbers end at 65504; it speaks against nobody.
 WARM_UP, POISONED, TIMED, NEAR_DUPLICATE, REAL_IMAGES = "warm-up", "poisoned", "timed", "near-duplicate", "real images"
@@ -46,8 +45,7 @@ VIOLATIONS = {
 #: not done when the answer came, or that of another program.
 LATE_SECONDS = 3e-4
 _APART = 8  # runs of one computation have largest errors that differ by less than this factor
-#: These speak against a submission on whatever network they happen.
-FINAL = ("tampered", "unstable", "compile_error")
+FINAL = ("tampered", "unstable", "compile_error")  # these speak against a submission on whatever network they happen
 
 
 @dataclass(frozen=True)

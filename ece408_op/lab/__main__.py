@@ -15,7 +15,7 @@ from ece408_op.commands import CANNOT, FAILED, OK
 from ece408_op.data.atomic import folder_problem, output_folder_problem, write_text
 from ece408_op.errors import DeviceError, Ece408Error, ProblemError
 from ece408_op.problem import ConvProblem
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError
 from ece408_op.submission.sources import SUFFIXES, device_of
 
 from . import _check, _findings, _ncu, _page, _screen, _speed

@@ -17,11 +17,10 @@ import numpy as np
 from ece408_op import emulator
 from ece408_op.core.explain import ACCUMULATED, LOOPS, NOTHING_WRITTEN, ROUNDED, Explanation, explain, line_of
 from ece408_op.core.kernel import CudaKernel
-from ece408_op.problem import ConvProblem
+from ece408_op.problem import NETS, TERMS, ConvProblem
 from ece408_op.runtime import cuda
-from ece408_op.submission import runner, sources
-from ece408_op.submission.errors import EndedError
-from ece408_op.submission.networks import NETS, TERMS, batches_in, pointed_to
+from ece408_op.submission import EndedError, runner, sources
+from ece408_op.submission.sources import batches_in, pointed_to
 
 from ._emulated import FILL, Run, compiled, python_kernel
 

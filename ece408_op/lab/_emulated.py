@@ -15,8 +15,7 @@ from ece408_op.emulator.plans import Case, Plans
 from ece408_op.errors import Ece408Error
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Chip
-from ece408_op.submission import python_worker
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError, python_worker
 
 #: What y holds before a call: no sum of the lab's inputs.
 FILL = 4096.5

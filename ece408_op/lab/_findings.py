@@ -10,7 +10,7 @@ from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda, ptxas
 from ece408_op.runtime.occupancy import KernelNotes, LaunchShape, device_limits
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError
 
 from ._check import Asked, Checked, emulate, judge_again
 from ._emulated import compiled

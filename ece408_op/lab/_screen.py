@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ece408_op import problem
+
 from ._check import RIGHT, TIMED_OUT, WRONG
 
 MOST_LINES, WIDTH = 40, 110
@@ -93,8 +95,7 @@ def fitted(lines: Sequence[str]) -> list[str]:
 
 def layer_name(entry: Mapping[str, Any]) -> str:
     """Return the layer's sizes as words."""
-    channels, height, width, filters, kernel = entry["layer"]
-    return f"{channels} x {height} x {width}, {filters} filters of {kernel} x {kernel}"
+    return problem.layer_name(entry["layer"])
 
 
 def costliest(entry: Mapping[str, Any]) -> list[dict[str, Any]]:

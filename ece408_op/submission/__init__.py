@@ -10,5 +10,25 @@ A submission can write to any memory of its worker, so the harness believes noth
 stops the harness's clock.
 
 Public modules: runner (a user's own file, without a sandbox: for m2.py to m4.py and ``ece408-lab``), build, sources,
-networks, arrays, worker, python_worker, sandbox, errors. headers/ replaces MXNet's.
+arrays, worker, python_worker, sandbox. headers/ replaces MXNet's.
 """
+
+from __future__ import annotations
+
+from ece408_op.errors import DeviceError, Ece408Error
+
+
+class HarnessError(DeviceError):
+    """This machine lacks something that the harness needs: exit code 3."""
+
+
+class StoppedError(HarnessError):
+    """The grading was interrupted: no further program starts."""
+
+
+class EndedError(Ece408Error):
+    """A submission ended, or may not go on: the status that this means, and the reason in words."""
+
+    def __init__(self, status: str, reason: str = "") -> None:
+        super().__init__(f"{status}: {reason}" if reason else status)
+        self.status, self.reason = status, reason

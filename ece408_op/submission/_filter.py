@@ -10,7 +10,7 @@ import socket
 import struct
 from functools import cache
 
-from .errors import HarnessError
+from . import HarnessError
 
 _ALLOWED = """
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek open openat creat close close_range

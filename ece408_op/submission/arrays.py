@@ -6,7 +6,7 @@ import fcntl
 import math
 import mmap
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,7 @@ class HostArray:
 
 
 class DeviceArray:
-    """A float32 array on a GPU between two red zones, in memory that the worker maps too.
-
-    Raises DeviceError if the driver lacks the virtual memory API.
-    """
+    """A float32 array on a GPU between two red zones, in ``SharedMemory``, which the worker maps too."""
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
         size = 4 * math.prod(shape)
@@ -69,7 +66,7 @@ class DeviceArray:
         self._memory.close()
 
 
-class Arrays:
+class Arrays(AbstractContextManager[Any]):
     """The arrays x, w and y of one problem on the CPU (``number`` is None), or on the GPU of that number."""
 
     def __init__(self, problem: ConvProblem, number: int | None = None) -> None:
@@ -82,9 +79,6 @@ class Arrays:
                 self.xp.cuda.Device(number).use()
             self.arrays = [allocate(getattr(problem, f"{name}_shape"), name == "y") for name in "xwy"]
         self.x, self.w, self.y = self.arrays
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.wait()  # no kernel may run on memory that is unmapped

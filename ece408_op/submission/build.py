@@ -5,7 +5,6 @@ A submission is compiled in the sandbox. The harness's programs are compiled onc
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import os
 import platform
@@ -17,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from ece408_op.data import cache_folder
@@ -25,8 +24,7 @@ from ece408_op.data.atomic import output_folder_problem
 from ece408_op.runtime import cached_folders, ptxas
 from ece408_op.runtime.cached_folders import digest
 
-from . import sandbox, sources
-from .errors import EndedError, HarnessError
+from . import EndedError, HarnessError, sandbox, sources
 from .sandbox import HELP, LimitsSpec, Tools
 from .worker import Program, python_program
 
@@ -98,10 +96,7 @@ def build(
     source: Path, context: str, folder: Path, tools: Tools, limits: LimitsSpec, architecture: str = "",
     alone: bool = False,
 ) -> Program:  # fmt: skip
-    """Compile it; raises EndedError (compile_error, unsupported, timed_out) where there is none.
-
-    A kernel in Python is copied.
-    """
+    """Compile it, or copy a kernel in Python; raises EndedError (compile_error, unsupported or timed_out)."""
     if source.suffix.lower() == ".py":
         sources.copy(source, folder, alone)
         return python_program(folder / source.name)
@@ -110,10 +105,9 @@ def build(
     inner.mkdir()
     (folder / "out").mkdir()
     (folder / "out").chmod(0o777)
-    sources.copy(source, inner, alone)
+    code = sources.copy(source, inner, alone)
     if (inner / source.name).read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise EndedError("compile_error", f"{source.name} is UTF-16 text, which no compiler reads; save it as UTF-8")
-    code = sources.text(inner)
     if not code.strip():
         raise EndedError("compile_error", f"{source.name} is empty")
     place = f"<{source.name}>" if '"' in source.name else f'"{source.name}"'
@@ -243,23 +237,19 @@ def cached_folder(kind: str, key: str, make: Callable[[Path], None], private: bo
     """
     base = cache_folder() if private else None
     if base is None or output_folder_problem(base):
-        base = _temporary()
+        base = Path(_temporary().name)
+        base.chmod(0o755)
     return cached_folders.folder(base, kind, key, make)
 
 
 @cache
-def _temporary() -> Path:
-    path = Path(tempfile.mkdtemp(prefix="ece408-op-"))
-    path.chmod(0o755)
-    atexit.register(partial(shutil.rmtree, path, ignore_errors=True))
-    return path
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ece408-op-")
 
 
 def compiler(name: str) -> str:
     """The path of a compiler; raises HarnessError where this machine lacks it."""
-    found = shutil.which(name)
-    if found is None and name == "nvcc" and Path("/usr/local/cuda/bin/nvcc").exists():
-        found = "/usr/local/cuda/bin/nvcc"
+    found = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
     if found is None:
         raise HarnessError(f"expected the compiler {name} on this machine, found none; install it or put it on PATH")
     return found
@@ -283,10 +273,7 @@ def remove_folders(own: int | None = None) -> None:
 
 
 def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool = False) -> Tools:
-    """The harness's programs, compiled unless they are in the cache; raises HarnessError where that fails.
-
-    The arguments are those of Tools.
-    """
+    """The harness's programs, compiled unless cached, with the arguments of Tools; HarnessError where that fails."""
     if not unsafe and shutil.which("bwrap") is None:
         text = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
         raise HarnessError(text + HELP)

@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
 
     def load(text: int) -> None:
         try:
-            kernels.append(load_kernel(what))
-            if kernels[0].device != device:
-                name, other = kernels[0].name, kernels[0].device
-                raise TypeError(f"expected a kernel for the {device}, got {name} for the {other}")
+            kernel = load_kernel(what)
+            kernels.append(kernel)
+            if kernel.device != device:
+                raise TypeError(f"expected a kernel for the {device}, got {kernel.name} for the {kernel.device}")
         except BaseException as error:
             _put(text, f"unloadable {described(error, what)}")
 

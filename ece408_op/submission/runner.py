@@ -69,12 +69,12 @@ class Session:
     """A worker process that has loaded a file, and the arrays of some layers of one batch size.
 
     The process computes all layers, as in the course, because files keep counters and buffers between calls. Use it as
-    a context manager. Raises EndedError where the file ends its process, writes outside its arrays, or takes too long.
+    a context manager. ``cuda_error`` names the CUDA error that the last call left unread; empty without one. Raises
+    EndedError where the file ends its process, writes outside its arrays, or takes too long.
     """
 
     def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
         self._file, self.problems, self._stack = file, list(problems), ExitStack()
-        #: The name of the CUDA error that the last call left unread; empty without one.
         self.cuda_error = ""
 
     def __enter__(self) -> Session:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from . import HarnessError, StoppedError
 from ._filter import filter_program
-from .errors import HarnessError, StoppedError
 
 #: What every program sees: the system's libraries and compilers, and harmless devices.
 _SYSTEM = (
@@ -70,8 +70,7 @@ class Process:
     cgroup: Path | None
     user: socket.socket | None
     running: Processes
-    #: "exit 0", "signal 11" and the like, once the program has ended.
-    ended: str | None = None
+    ended: str | None = None  # "exit 0", "signal 11" and the like, once the program has ended
     #: The program's process id, and a descriptor that means it and no later process of that id.
     pid: int = 0
     _handle: int = -1
@@ -96,7 +95,7 @@ class Process:
 
     def stop(self) -> bool:
         """Stop the program; False where it has ended."""
-        self._signal(signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
         start = time.monotonic()
         while self.runs():
             seconds = time.monotonic() - start
@@ -105,10 +104,6 @@ class Process:
             if seconds > _SPIN_SECONDS:
                 time.sleep(_SPIN_SECONDS)
         return not self.wait(0)
-
-    def go(self) -> None:
-        """Let it run again."""
-        self._signal(signal.SIGCONT)
 
     def runs(self) -> bool:
         """Is a thread of the program neither stopped nor at its end?"""
@@ -121,7 +116,7 @@ class Process:
 
     def kill(self) -> None:
         """Kill everything inside without waiting; any thread may call this."""
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         self.process.kill()
 
     def end(self, seconds: float = 10.0) -> str:
@@ -153,7 +148,8 @@ class Process:
             return numbers[1], numbers[5]
         return 0, 0
 
-    def _signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
         with suppress(OSError):
             signal.pidfd_send_signal(self._handle, number)
 

@@ -1,15 +1,18 @@
-"""Which files belong to a submission: its source, what that includes from its folder, and the headers of MXNet."""
+"""A submission's text: its source, what that includes from its folder, MXNet's headers; and what its constants say."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 
-from ece408_op.runtime.source_text import COURSE_HEADERS, INCLUDE
+from ece408_op.problem import KNOWN_NETS, Net
+from ece408_op.runtime.source_text import COURSE_HEADERS, INCLUDE, without_comments
 
-from .errors import EndedError
+from . import EndedError
 
 #: The suffixes of files in C++, by the device that one computes on.
 SUFFIXES_OF = {"cpu": (".h", ".hpp", ".cpp", ".cc"), "gpu": (".cuh", ".cu")}
@@ -19,7 +22,6 @@ _MOST_FILES = 200
 #: Characters of a submission that are searched: an expression holds Python's lock, and no signal is taken meanwhile.
 SEARCHED = 1 << 20
 
-_REPLACED = re.compile(COURSE_HEADERS)
 #: A header of a system's own, by its place there; the course's machines had CUDA and MXNet where others do not.
 _ABSOLUTE = re.compile(
     rb'^([ \t]*#[ \t]*include[ \t]*)["<](/[^">\r\n]{0,400}/include/([^">\r\n]{1,200}))[">]', re.MULTILINE
@@ -29,27 +31,35 @@ _UNROLL = re.compile(rb"^([ \t]*#[ \t]*pragma[ \t]+unroll)\b[ \t(]*[A-Za-z_][^\r
 #: The course's own file next to a student's, which is MXNet's for the greater part: a stand-in takes its place.
 OPERATOR = "new-inl.h"
 _LEVELS = 4  # how far up such a path may begin
+#: Sizes that block widths have too, and small numbers that loops have: alone they point nowhere.
+_COMMON = frozenset({*range(9), 10, 15, 16, 20, 25, 32, 64, 100, 128, 256, 512, 1000, 1024, 10000})
+#: Batch sizes that the course spoke of, to which a file may be tied.
+_BATCHES = frozenset({10, 100, 500, 1000, 2000, 5000, 10000})
+#: A whole number, 66.0 and 66.f too.
+_NUMBER = re.compile(r"(?<![\w.])(\d{1,9})(?:\.0*f?)?(?![\w.])")
+_PRODUCT = re.compile(r"(?<![\w.])\d{1,9}(?: {0,4}\* {0,4}\d{1,9}){1,7}(?![\w.])")
+#: A name and the number that it stands for. A block's width may be any size less a kernel's: it points nowhere.
+_NAMED = re.compile(r"\b([A-Za-z_]\w{0,80})[ \t]{0,8}=?[ \t]{0,8}\d{1,9}\b")
+_WIDTH = re.compile(r"TILE|BLOCK|BATCH|STREAM", re.IGNORECASE)
 
 
 def device_of(path: Path) -> str:
-    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, by its text.
-
-    Strangers' code is not imported to find out.
-    """
+    """Return the device that a file computes on, "cpu" or "gpu", by its name or, for Python, its text; none is run."""
     if path.suffix.lower() == ".py":
         with open(path, "rb") as file:
             return "gpu" if b"CudaKernel" in file.read(MOST_BYTES) else "cpu"
     return "gpu" if path.suffix.lower() in SUFFIXES_OF["gpu"] else "cpu"
 
 
-def copy(source: Path, to: Path, alone: bool = False) -> None:
+def copy(source: Path, to: Path, alone: bool = False) -> str:
     """Copy the source and, at their places, the files of its folder that it includes or, in Python, names.
 
     Without links, and up to a size; neighbours that nobody includes stay behind: in a class they are others' work. A
-    header ``</somewhere/include/NAME>`` that is not there becomes ``<NAME>``. Raises EndedError where the source itself
-    cannot be read or is too large, and where one that is to be ``alone`` includes a neighbour.
+    header ``</somewhere/include/NAME>`` that is not there becomes ``<NAME>``. Returns the beginning of all of it as one
+    text. Raises EndedError where the source itself cannot be read or is too large, and where one that is to be
+    ``alone`` includes a neighbour.
     """
-    root, waiting, done, left = source.parent, [source.name], set[str](), MOST_BYTES
+    root, waiting, done, left = source.parent, [source.name], dict[str, str](), MOST_BYTES
     while waiting and len(done) < _MOST_FILES:
         name = waiting.pop()
         path = root / name
@@ -68,17 +78,12 @@ def copy(source: Path, to: Path, alone: bool = False) -> None:
                 raise EndedError("unsupported", f"{name} cannot be read: {error.strerror or error}") from None
             continue
         left -= len(content)
-        done.add(name)
+        done[name] = content.decode(errors="replace")
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).write_bytes(content)
         (to / name).chmod(0o644)
-        waiting += _named(root, content) if source.suffix.lower() == ".py" else _within(root, path.parent, content)
-
-
-def text(folder: Path) -> str:
-    """The beginning of all that was copied, as one text."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)[:SEARCHED]
+        waiting += _named(root, content) if source.suffix.lower() == ".py" else _within(root, path.parent, done[name])
+    return "\n".join(done.values())[:SEARCHED]
 
 
 def unroll_without_names(folder: Path) -> bool:
@@ -103,7 +108,7 @@ def add_stubs(code: str, stubs: Path) -> list[Path]:
     folders = [stubs.joinpath(*["down"] * level) for level in range(_LEVELS)]
     folders[-1].mkdir(parents=True, exist_ok=True)
     names = {found[2] or found[3] for found in INCLUDE.finditer(code)}
-    for name in sorted(filter(_REPLACED.match, names)):
+    for name in sorted(filter(re.compile(COURSE_HEADERS).match, names)):
         rest = Path(re.sub(r"^(\./|\.\./)+", "", name))
         if ".." in rest.parts or rest.is_absolute():
             continue
@@ -119,11 +124,46 @@ def _named(root: Path, content: bytes) -> list[str]:
     return [path.name for path in files if os.fsencode(path.name) in content]
 
 
-def _within(root: Path, folder: Path, content: bytes) -> list[str]:
+def _within(root: Path, folder: Path, content: str) -> list[str]:
     """The names, from the root, of what a file in that folder includes by quotes and that lies within the root."""
     names, top = [], os.path.realpath(root)
-    quoted = (found[2] for found in INCLUDE.finditer(content.decode(errors="replace")))
+    quoted = (found[2] for found in INCLUDE.finditer(content))
     for name in list(dict.fromkeys(filter(None, quoted)))[:_MOST_FILES]:
         with suppress(ValueError, OSError):
             names.append(str(Path(os.path.realpath(folder / name)).relative_to(top)))
     return names
+
+
+def batches_in(source: str) -> list[int]:
+    """The numbers of a C++ file's code that may be a batch size to which it is tied, in order."""
+    return sorted(_BATCHES & _numbers(without_comments(source)))
+
+
+def _numbers(code: str) -> set[int]:
+    return {int(text) for text in _NUMBER.findall(code)}
+
+
+def pointed_to(source: str) -> list[Net]:
+    """The networks, those that the file's constants point to most strongly first; empty where they point to none.
+
+    A number points to a network where it is a size, or a product of sizes, of that network and of no other.
+    """
+    # Without the widths of blocks, and with products such as 24 * 12 * 7 * 7.
+    code = _NAMED.sub(lambda one: " " if _WIDTH.search(one[1]) else one[0], without_comments(source))
+    found = _numbers(code)
+    for chain in _PRODUCT.findall(code):
+        factors = [int(factor) for factor in chain.split("*")]
+        found |= {prod(factors[i:j]) for i in range(len(factors)) for j in range(i + 2, len(factors) + 1)}
+    sizes = {net: set().union(*map(_sizes, net.layers)) - _COMMON for net in KNOWN_NETS}
+    nets_with = Counter(size for own in sizes.values() for size in own)
+    score = {net: sum(nets_with[size] == 1 for size in found & own) for net, own in sizes.items()}
+    return sorted(filter(score.get, KNOWN_NETS), key=lambda net: -score[net])
+
+
+def _sizes(layer: tuple[int, int, int, int, int]) -> set[int]:
+    """The numbers that a file for this layer may hold."""
+    channels, height, width, filters, kernel = layer
+    rows, columns, area = height - kernel + 1, width - kernel + 1, kernel * kernel
+    of_w = {area, channels * filters, channels * area, filters * area, filters * channels * area}
+    of_y = {rows, columns, rows * columns, columns * filters, filters * rows * columns}
+    return {*layer, height * width, channels * height * width} | of_w | of_y

@@ -15,15 +15,14 @@ import sys
 import sysconfig
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ece408_op.runtime.occupancy import KernelNotes
 
-from . import sandbox
+from . import EndedError, HarnessError, sandbox
 from .arrays import GUARD, Arrays
-from .errors import EndedError, HarnessError
 from .sandbox import LimitsSpec, Tools
 
 _PARTS = ("ece408_op", "kernels", "models", "data")  # what of a checkout belongs to the package
@@ -50,8 +49,7 @@ BEGIN_SECONDS = 60.0
 _PINGS, _CPU_PINGS = 5, 40
 #: A message from the worker has fewer bytes. For some seconds the harness polls for a GPU's reply instead of sleeping.
 _LONGEST, _SPIN_SECONDS = 1 << 14, 0.1
-#: A command may wait for those before it, which a submission can answer and leave in the socket.
-_SEND_SECONDS = 5.0
+_SEND_SECONDS = 5.0  # a command may wait for those before it, which a submission can answer and leave in the socket
 #: How often a worker's memory in RAM is read. CUDA needs too much address space for a limit of that, and pinned memory
 #: is in no cgroup.
 _LOOK_SECONDS = 0.05
@@ -96,7 +94,7 @@ class Program:
     notes: tuple[KernelNotes, ...] = ()
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """A process that holds one submission and the buffers of its layers. Between commands it is stopped."""
 
     def __init__(
@@ -128,9 +126,6 @@ class Worker:
             self.process = sandbox.start(
                 tools, command, limits, seconds, printed, program.seen, shared, number, guards, python=python
             )
-
-    def __enter__(self) -> Worker:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.process.end()
@@ -221,7 +216,7 @@ class Worker:
 
     def _go(self) -> None:
         self._stopped = False
-        self.process.go()
+        self.process.send(signal.SIGCONT)
 
     def _nothing_waits(self) -> None:
         if self._stopped and self.process.runs():

@@ -25,7 +25,7 @@ from ece408_op.grade._grading import Grader, Log
 from ece408_op.grade._rounds import Trial
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._submission import Submission
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError
 from ece408_op.submission.sandbox import Tools
 
 ROOT = Path(__file__).parents[2]

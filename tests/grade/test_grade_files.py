@@ -13,8 +13,7 @@ from ece408_op.grade import __main__ as cli
 from ece408_op.grade import _grading, _submission
 from ece408_op.grade._grading import Log
 from ece408_op.grade._spec import SpecError
-from ece408_op.submission import build, sources
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError, build, sources
 from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 

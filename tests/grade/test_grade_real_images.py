@@ -8,7 +8,7 @@ import pytest
 from ece408_op.core import reference
 from ece408_op.errors import DataError
 from ece408_op.grade import _real_images
-from ece408_op.submission.networks import NETS, Net
+from ece408_op.problem import NETS, Net
 
 IMAGES = 40
 

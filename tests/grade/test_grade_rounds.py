@@ -16,8 +16,8 @@ from ece408_op.grade._buffers import Buffers, Device
 from ece408_op.grade._rounds import Bench, Trial, Turns
 from ece408_op.grade._spec import Spec
 from ece408_op.grade._verdict import NEAR_DUPLICATE, TIMED, WARM_UP, NetworkResult
-from ece408_op.submission.errors import EndedError, HarnessError
-from ece408_op.submission.networks import Net
+from ece408_op.problem import Net
+from ece408_op.submission import EndedError, HarnessError
 from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.worker import Call, Program
 

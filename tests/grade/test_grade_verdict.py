@@ -24,9 +24,8 @@ from ece408_op.grade._verdict import (
     judge_network,
     judge_submission,
 )  # fmt: skip
-from ece408_op.problem import ConvProblem
-from ece408_op.submission.errors import EndedError
-from ece408_op.submission.networks import KNOWN, NETS
+from ece408_op.problem import KNOWN_NETS, NETS, ConvProblem
+from ece408_op.submission import EndedError
 
 PROBLEM = ConvProblem(3, 2, 7, 6, 3, 3)
 F, H, W = FLOAT32, HALF, WRONG
@@ -130,7 +129,7 @@ def test_a_networks_layers(layers: list[str], end: tuple[int, str] | None, statu
 
 def network(number: int, status: str) -> NetworkResult:
     layer = Layer(PROBLEM, verdict=Verdict(status, "why", F if status == "passed" else None))
-    return NetworkResult(KNOWN[number], 9, [layer])
+    return NetworkResult(KNOWN_NETS[number], 9, [layer])
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 from ece408_op.runtime.launch import Chip
 from ece408_op.runtime.occupancy import DeviceLimits, KernelNotes
-from ece408_op.submission import build, runner
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError, build, runner
 
 STARTER = Path(folders[0]) / "starters" / "my_kernel.cu"
 LAYER = ("--layer", "3x12x12x8x3")

@@ -13,9 +13,10 @@ from sandbox import needs_sandbox
 from submissions import touch
 
 from ece408_op.core.explain import line_of
+from ece408_op.problem import KNOWN_NETS
 from ece408_op.submission import build, sandbox, sources
-from ece408_op.submission.networks import KNOWN, pointed_to
 from ece408_op.submission.sandbox import Tools
+from ece408_op.submission.sources import pointed_to
 from ece408_op.submission.worker import python_program
 
 TOOLS = Tools(Path("/tools"))
@@ -46,7 +47,7 @@ def test_the_courses_operator_is_not_compiled_with_a_file_that_includes_it(tmp_p
 )
 def test_constants_point_to_a_network(source: str, names: list[str]) -> None:
     assert [net.name for net in pointed_to(source)] == names
-    assert {net.name for net in KNOWN} >= set(names)
+    assert {net.name for net in KNOWN_NETS} >= set(names)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from sandbox import needs_sandbox
 
-from ece408_op.submission import build
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError, build
 from ece408_op.submission.sandbox import LimitsSpec, Tools
 
 #: One of each style that a header or an option of the harness is for.

@@ -8,8 +8,7 @@ import pytest
 from submissions import HERE as SUBMISSIONS
 
 from ece408_op.problem import ConvProblem
-from ece408_op.submission import runner
-from ece408_op.submission.errors import EndedError
+from ece408_op.submission import EndedError, runner
 
 
 def test_a_spent_limit_is_the_files_fault_not_the_harnesss() -> None:

@@ -72,15 +72,10 @@ void reply(const std::string& text) {
   _exit(4);
 }
 
-struct Region {
-  char name;
-  char* begin;
-  size_t bytes;
-};
+struct Region { char name; char* begin; size_t bytes; };
 std::vector<Region> regions;  // the buffers in the host's memory
 
-void* cuda = nullptr;  // CUDA's driver, where the submission is for a GPU
-void* stream = nullptr;
+void *cuda = nullptr, *stream = nullptr;  // CUDA's driver and a stream, where the submission is for a GPU
 
 // Calls a function of CUDA's driver, by the types of the arguments; returns its error.
 template <typename... Arguments>
@@ -113,12 +108,9 @@ float* open_on_gpu(char name, int fd, size_t size, size_t guard) {
   require("cuMemImportFromShareableHandle", &memory, reinterpret_cast<void*>((intptr_t)fd), 1);
   require("cuMemAddressReserve", &at, size, (size_t)0, 0ull, 0ull);
   require("cuMemMap", at, size, (size_t)0, memory, 0ull);
-  const int read = 1, read_and_write = 3;
-  int access[] = {1, 0, name == 'y' ? read_and_write : read};  // CUmemAccessDesc: a device, number 0
-  if (driver("cuMemSetAccess", at, size, access, (size_t)1)) {
-    access[2] = read_and_write;
-    require("cuMemSetAccess", at, size, access, (size_t)1);
-  }
+  int read_only[] = {1, 0, 1}, writable[] = {1, 0, 3};  // CUmemAccessDesc: a device, number 0, access
+  if (name == 'y' || driver("cuMemSetAccess", at, size, read_only, (size_t)1))
+    require("cuMemSetAccess", at, size, writable, (size_t)1);
   return reinterpret_cast<float*>(at + guard);
 }
 
@@ -126,8 +118,7 @@ float* open_on_gpu(char name, int fd, size_t size, size_t guard) {
 std::string cuda_error() {
   if (!cuda) return "";
   int error = driver("cuCtxSynchronize");
-  // A reset of the device takes the worker's stream away.
-  if (!error) error = driver("cuStreamQuery", stream);
+  if (!error) error = driver("cuStreamQuery", stream);  // a reset of the device takes the worker's stream away
   if (!error) return "";
   const char *name = "", *text = "";
   driver("cuGetErrorName", error, &name);
@@ -175,24 +166,12 @@ void fault(int number, siginfo_t* info, void* context) {
   char text[128];
   int n = snprintf(text, sizeof text, "fault %d %s 0 0", number, of_the_stack(at, context) ? "stack" : "elsewhere");
   for (const Region& r : regions) {
-    const ptrdiff_t slack = 1 << 24;
-    ptrdiff_t offset = at - r.begin;
+    const ptrdiff_t slack = 1 << 24, offset = at - r.begin;
     if (offset > -slack && offset < (ptrdiff_t)r.bytes + slack)
       n = snprintf(text, sizeof text, "fault %d %c %td %zu", number, r.name, offset / 4, r.bytes / 4);
   }
-  ssize_t done = write(harness, text, n);
-  (void)done;
+  (void)!write(harness, text, n);
   signal(number, SIG_DFL);
-}
-
-void catch_faults() {
-  stack_t stack = {spare_stack, 0, sizeof spare_stack};
-  sigaltstack(&stack, nullptr);
-  struct sigaction action = {};
-  action.sa_sigaction = fault;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigaction(SIGSEGV, &action, nullptr);
-  sigaction(SIGBUS, &action, nullptr);
 }
 
 void put(char* text, const std::string& line) { text[line.copy(text, text_bytes - 1)] = 0; }
@@ -302,7 +281,12 @@ extern "C" int ece408_serve(char** words, Load load, Forward forward) {
     call.y = open_buffer('y', at[8], 4ull * B * M * OH * OW, guard);
     calls.push_back(call);
   }
-  catch_faults();
+  const stack_t stack = {spare_stack, 0, sizeof spare_stack};
+  sigaltstack(&stack, nullptr);
+  struct sigaction action = {};
+  action.sa_sigaction = fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  for (int number : {SIGSEGV, SIGBUS}) sigaction(number, &action, nullptr);
 
   // The harness measures an empty call, and how soon its own work on a GPU follows an honest answer, before the
   // submission can slow either down.

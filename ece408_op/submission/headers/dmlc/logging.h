@@ -5,23 +5,17 @@
 #include <iostream>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 namespace dmlc {
 
-struct Error : public std::runtime_error {
-  explicit Error(const std::string& text) : std::runtime_error(text) {}
-};
+struct Error : std::runtime_error { using std::runtime_error::runtime_error; };
 
 // Its destructor throws the text that was streamed into it, so a failed check ends the call of forward with that text.
-class FatalMessage {
- public:
+struct FatalMessage {
+  std::ostringstream text_;
   FatalMessage(const char* file, int line) { text_ << file << ":" << line << ": "; }
   std::ostringstream& stream() { return text_; }
   ~FatalMessage() noexcept(false) { throw Error(text_.str()); }
-
- private:
-  std::ostringstream text_;
 };
 
 struct LogMessage {

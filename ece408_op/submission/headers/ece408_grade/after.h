@@ -10,5 +10,8 @@ inline void ece408_grade_go(ece408_grade_tensors& ece408_grade_t) {
 extern "C" __attribute__((visibility("default"))) void ece408_grade_forward(ece408_grade_call* ece408_grade_c) {
   ece408_grade_tensors ece408_grade_t(ece408_grade_c);
   mxnet::op::ece408_grade_go(ece408_grade_t);
-  ece408_grade_c->ece408_grade_note = ece408_grade_unread();
+#ifdef __CUDACC__  // the error that it left unread in its own copy of CUDA's runtime: a hint if its output is wrong
+  const cudaError_t ece408_grade_last = cudaGetLastError();
+  if (ece408_grade_last != cudaSuccess) ece408_grade_c->ece408_grade_note = cudaGetErrorName(ece408_grade_last);
+#endif
 }

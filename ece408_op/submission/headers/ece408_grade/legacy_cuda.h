@@ -65,13 +65,7 @@ ECE408_GRADE_SHUFFLE_(shfl_up, unsigned)
 ECE408_GRADE_SHUFFLE_(shfl_down, unsigned)
 ECE408_GRADE_SHUFFLE_(shfl_xor, int)
 // CUDA still declares these for an int; a condition is a bool, and finds the template.
-template <typename T>
-__device__ inline int __any(T predicate) {
-  return __any_sync(ECE408_GRADE_WARP_, predicate);
-}
-template <typename T>
-__device__ inline int __all(T predicate) {
-  return __all_sync(ECE408_GRADE_WARP_, predicate);
-}
+template <typename T> __device__ inline int __any(T predicate) { return __any_sync(ECE408_GRADE_WARP_, predicate); }
+template <typename T> __device__ inline int __all(T predicate) { return __all_sync(ECE408_GRADE_WARP_, predicate); }
 #define __ballot(predicate) __ballot_sync(ECE408_GRADE_WARP_, predicate)
 #endif

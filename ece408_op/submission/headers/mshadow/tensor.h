@@ -25,19 +25,12 @@ typedef float default_real_t;
 // Where mshadow has its expressions: files say "using namespace mshadow::expr" and use none.
 namespace expr {}
 
-struct cpu {
-  static const bool kDevCPU = true;
-};
-struct gpu {
-  static const bool kDevCPU = false;
-};
+struct cpu { static const bool kDevCPU = true; };
+struct gpu { static const bool kDevCPU = false; };
 
-namespace cuda {
-const int kMaxThreadsPerBlock = 1024, kBaseThreadNum = 256, kMaxGridNum = 65535;
-}
+namespace cuda { const int kMaxThreadsPerBlock = 1024, kBaseThreadNum = 256, kMaxGridNum = 65535; }
 
-template <int dimension>
-struct Shape {
+template <int dimension> struct Shape {
   index_t shape_[dimension];
 
   MSHADOW_XINLINE index_t& operator[](index_t index) { return shape_[index]; }
@@ -65,21 +58,16 @@ MSHADOW_XINLINE Shape<3> Shape3(index_t a, index_t b, index_t c) { return {{a, b
 MSHADOW_XINLINE Shape<4> Shape4(index_t a, index_t b, index_t c, index_t d) { return {{a, b, c, d}}; }
 MSHADOW_XINLINE Shape<5> Shape5(index_t a, index_t b, index_t c, index_t d, index_t e) { return {{a, b, c, d, e}}; }
 
-template <int dimension>
-inline std::ostream& operator<<(std::ostream& to, const Shape<dimension>& shape) {
+template <int dimension> inline std::ostream& operator<<(std::ostream& to, const Shape<dimension>& shape) {
   to << '(';
   for (int i = 0; i < dimension; ++i) to << (i ? "," : "") << shape[i];
   return to << ')';
 }
 
-template <typename Device>
-struct Stream {
-  void Wait() {}
-};
+template <typename Device> struct Stream { void Wait() {} };
 
 #ifdef __CUDACC__
-template <>
-struct Stream<gpu> {
+template <> struct Stream<gpu> {
   cudaStream_t stream_;
   Stream() : stream_(0) {}
   void Wait() { MSHADOW_CUDA_CALL(cudaStreamSynchronize(stream_)); }
@@ -87,18 +75,15 @@ struct Stream<gpu> {
 };
 inline cudaStream_t ece408_grade_handle(Stream<gpu>* stream) { return Stream<gpu>::GetStream(stream); }
 inline cudaStream_t ece408_grade_handle(Stream<cpu>*) { return 0; }
-template <typename T>
-__global__ void ece408_grade_fill(T* at, size_t count, T value) {
+template <typename T> __global__ void ece408_grade_fill(T* at, size_t count, T value) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
     at[i] = value;
 }
 #endif
 
-template <int dimension>
-struct ece408_grade_rank {};
+template <int dimension> struct ece408_grade_rank {};
 
-template <typename Device, int dimension, typename DType = default_real_t>
-struct Tensor {
+template <typename Device, int dimension, typename DType = default_real_t> struct Tensor {
   DType* dptr_;
   Shape<dimension> shape_;
   index_t stride_;
