@@ -75,12 +75,16 @@ CONVOLUTIONS = [
     (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), RELU6),
     (ConvProblem(5, 3, 4, 4, 70, 4, 4), RELU),
 ]
-#: Several wgmmas of pixels per consumer; filters that stay in shared memory or do not; one to three consumers.
+#: Several wgmmas of pixels per consumer; filters that stay in shared memory or do not; two to four consumers, which
+#: share tiles or, where there are many, alternate.
 ONE_COMPONENT = [
     (ConvProblem(2, 20, 33, 16, 60, 2, 1, stride=(2, 1)), None),
     (ConvProblem(3, 16, 5, 3, 16, 1, groups=2), RELU6),
     (ConvProblem(3, 64, 13, 11, 120, 3, pad=(0, 1)), RELU),
     (ConvProblem(3, 72, 9, 15, 60, 1), None),
+    (ConvProblem(3, 16, 33, 24, 40, 1), None),
+    (ConvProblem(2, 72, 23, 24, 90, 3), None),
+    (ConvProblem(2, 24, 33, 24, 128, 1), RELU),
 ]
 
 

@@ -59,7 +59,7 @@ def test_no_pass_converts_activations_between_layers():
     [
         (2, LAYERS[0]),
         *((1, ConvProblem(128, 64, size, size, 4 * size, 3, pad=(1, 1))) for size in (64, 32, 24, 16)),
-        # One stage, and two blocks of a multiprocessor.
+        # One stage, and with one component consumers that alternate.
         *((components, ConvProblem(128, 64, 56, 56, 64, 1)) for components in (1, 2)),
         (1, ConvProblem(128, 128, 28, 28, 512, 1)),
     ],

@@ -61,7 +61,9 @@ inline void store_if(bool condition, uint4 *to, const uint4 &value) {
 inline void bulk_load(float *to, const float *from, int bytes, Barrier *) { copy_bytes(to, from, bytes, 16); }
 inline void bulk_store(float *to, const float *from, int bytes) { copy_bytes(to, from, bytes, 16); }
 inline void bulk_store_commit() {}
+template <int PENDING = 0>
 inline void bulk_store_wait_read() {}
+inline void bulk_store_wait() {}
 inline void fence_async_proxy() {}
 
 inline unsigned to_fp16x2(float first, float second) {
@@ -74,6 +76,17 @@ inline unsigned fp16x2_residual(float first, float second, unsigned word) {
     return to_fp16x2((first - float(half_of(word, 0))) * 2048, (second - float(half_of(word, 1))) * 2048);
 }
 inline float from_fp16(unsigned short bits) { return half_of(bits, 0); }
+
+// Lane l gives the address of row l % 8 of matrix l / 8.
+inline void store_matrices(void *to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    require_aligned(static_cast<unsigned char *>(to), 16);
+    const unsigned words[4] = {a, b, c, d};
+    const unsigned lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        const auto row = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(to), 8 * i + lane / 4);
+        reinterpret_cast<unsigned *>(row)[lane % 4] = words[i];
+    }
+}
 
 ECE408_PLAIN inline void mma(float (&d)[4], const unsigned *a, unsigned b0, unsigned b1) {
     mma_fp16(d, *reinterpret_cast<const unsigned(*)[4]>(a), b0, b1);
@@ -115,12 +128,16 @@ struct TensorMap {
 
 inline void fence_mbarrier_init() {}
 
-// Element c + `column` of row `row` of the box, whose rows are swizzled over their own width; zero outside the tensor.
-ECE408_PLAIN inline void copy_element(void *to, const TensorMap &map, int row, int c, bool inside, long long from) {
+// Where element c of row `row` of the box lies, whose rows are swizzled over their own width.
+ECE408_PLAIN inline int box_offset(const TensorMap &map, int row, int c) {
     const int width = 2 * map.box[0], at = row * width + 2 * c;
+    return at ^ (at >> 3 & (width - 16));
+}
+// An element of the box; zero outside the tensor.
+ECE408_PLAIN inline void copy_element(void *to, const TensorMap &map, int row, int c, bool inside, long long from) {
     unsigned short value = 0;
     if (inside) std::memcpy(&value, map.from + 2 * from, 2);
-    std::memcpy(static_cast<unsigned char *>(to) + (at ^ (at >> 3 & (width - 16))), &value, 2);
+    std::memcpy(static_cast<unsigned char *>(to) + box_offset(map, row, c), &value, 2);
 }
 ECE408_PLAIN inline void tma_load(void *to, const TensorMap &map, Barrier *, int i, int j, int k) {
     require_aligned(static_cast<unsigned char *>(to), 8 * 2 * map.box[0]);
@@ -128,6 +145,15 @@ ECE408_PLAIN inline void tma_load(void *to, const TensorMap &map, Barrier *, int
         for (int c = 0; c < map.box[0]; c++)
             copy_element(to, map, n, c, i + c < map.sizes[0] && k + n < map.sizes[2],
                          ((k + n) * map.sizes[1] + j) * map.sizes[0] + i + c);
+}
+inline void tma_store(const TensorMap &map, const void *from, int i, int j, int k) {
+    require_aligned(static_cast<const unsigned char *>(from), 8 * 2 * map.box[0]);
+    for (int n = 0; n < map.box[2] && k + n < map.sizes[2]; n++)
+        for (int c = 0; c < map.box[0] && i + c < map.sizes[0]; c++) {
+            const long long to = ((k + n) * map.sizes[1] + j) * map.sizes[0] + i + c;
+            reinterpret_cast<unsigned short *>(const_cast<unsigned char *>(map.from))[to] =
+                *reinterpret_cast<const unsigned short *>(static_cast<const unsigned char *>(from) + box_offset(map, n, c));
+        }
 }
 ECE408_PLAIN inline void tma_load_im2col(void *to, const TensorMap &map, Barrier *, int channel, int column, int row,
                                          int image, int tap_column, int tap_row) {

@@ -82,6 +82,11 @@ class Convolution:
         return self.groups * self.padded_channels
 
     @property
+    def output_channels(self) -> int:
+        """Channels of a pixel of the split outputs; of several groups, each has a multiple of eight."""
+        return round_up(self.all_filters, _TMA_CHANNELS)
+
+    @property
     def most_images(self) -> int:
         """The most images of a launch."""
         return _MOST_PIXELS // max(self.area, self.output_area)

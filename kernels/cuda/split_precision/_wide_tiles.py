@@ -13,14 +13,29 @@ from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div
 from ._convolution import Convolution
 from ._wgmma import wgmma_macro
 
-#: Pixels, filters and consumers of a tile, and how much longer it takes per output than the largest: it loads pixels or
-#: filters more often. Without low and promoted sums, threads have the registers for larger tiles.
-_TILES = {(128, 128, 2): 1.0, (128, 96, 2): 1.05, (128, 64, 2): 1.1, (128, 32, 2): 1.4}
-_ONE_COMPONENT_TILES = {
-    (128, 256, 2): 1.0, (192, 128, 3): 1.06, (128, 128, 2): 1.08, (256, 96, 2): 1.2, (192, 96, 3): 1.2,
-    (256, 64, 2): 1.4, (128, 64, 2): 1.6, (128, 32, 2): 2.5,
+#: Pixels, filters and consumers of a tile, and whether these alternate; per output, the time of a product of the sum,
+#: and that of the rest, in such products. Smaller tiles load pixels or filters more often. Without low and promoted
+#: sums, threads have registers for larger ones, and without a residual or float32 outputs, for whole tiles in turn.
+_Times = dict[tuple[int, int, int, bool], tuple[float, int]]
+_TILES: _Times = {
+    (128, 128, 2, False): (1.0, 0), (128, 96, 2, False): (1.05, 0), (128, 64, 2, False): (1.1, 0),
+    (128, 32, 2, False): (1.4, 0),
 }  # fmt: skip
-_POINTWISE_TILE = (128, 64, 2)
+_ONE_COMPONENT_TILES: _Times = {
+    (128, 256, 2, False): (1.0, 0), (192, 128, 3, False): (1.06, 0), (128, 128, 2, False): (1.08, 0),
+    (256, 96, 2, False): (1.2, 0), (192, 96, 3, False): (1.2, 0), (256, 64, 2, False): (1.4, 0),
+    (128, 64, 2, False): (1.6, 0), (128, 32, 2, False): (2.5, 0),
+}  # fmt: skip
+_PLAIN_TILES: _Times = {
+    (128, 256, 2, False): (1.15, 330), (192, 128, 3, False): (1.25, 350), (192, 128, 2, True): (1.25, 330),
+    (64, 128, 4, True): (1.05, 340), (256, 96, 2, False): (1.4, 350), (192, 96, 2, True): (1.45, 316),
+    (256, 64, 2, False): (1.6, 400), (256, 64, 2, True): (1.6, 330), (128, 64, 4, True): (1.8, 300),
+    (128, 32, 2, False): (3.0, 400),
+}  # fmt: skip
+_POINTWISE_TILE = (128, 64, 2, False)
+#: The fewest filters of a tile whose outputs the copy engine stores, and a warp's most buffers for them; more
+#: alternating consumers than this need filters that stay in shared memory.
+_FEWEST_STORED, _MOST_BUFFERS, _FEW_CONSUMERS = 64, 4, 2
 #: Channels of a stage, and how much longer it takes per channel than the first: 16 are one instruction.
 _STAGE_CHANNELS = {64: 1.0, 32: 1.15, 16: 2.0}
 #: Producer warpgroups of ``pointwise.cu``; threads of split_filters.
@@ -30,12 +45,10 @@ _CORNERS, _MOST_OFFSET, _MOST_STRIDE = range(-128, 128), 255, 8
 #: Pixels of an image: 32 bits count those of a launch.
 _MOST_IMAGE = 2**30
 _MOST_STAGES, PROMOTED_PRODUCTS = 8, 128
-#: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers.
-_ALIGNMENT = 1024 + 16
-#: Bytes of filters that a block may keep besides the stages; bytes of a multiprocessor that each block takes.
-_MOST_RESIDENT, _RESERVED = 80 * 1024, 1024
-#: Pixels and the most filters of a tile whose epilogue takes as long as its products; stages from which on it pays.
-_SHORT_TILE, _FEWEST_STAGES = (128, 64), 3
+#: Bytes of shared memory that align the stages to the swizzle, and those of two more barriers; of those of turns.
+_ALIGNMENT, _TURNS = 1024 + 16, 32
+#: Bytes of filters that a block may keep besides the stages.
+_MOST_RESIDENT = 80 * 1024
 
 
 @dataclass(frozen=True)
@@ -49,39 +62,54 @@ class WideTile:
     tile_pixels: int
     consumers: int
     resident: bool = False  # whether a block keeps the filters of all its tiles
-    blocks: int = 1  # of a multiprocessor: with two, one's epilogue overlaps the other's products
+    alternate: bool = False  # whether each consumer takes whole tiles, so that epilogues overlap others' products
+    buffers: int = 0  # of each consumer warp, for the outputs of split_form.cu
 
     @classmethod
     def of(
-        cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int, residual: bool = False
-    ) -> WideTile:
-        """Return the tile for a launch of that many images; residual: whether its epilogue loads one."""
+        cls, pointwise: bool, components: int, own: Convolution, chip: Chip, images: int,
+        split_form: bool = False, residual: bool = False,
+    ) -> WideTile:  # fmt: skip
+        """Return the tile for a launch of that many images; residual: whether a split form's epilogue loads one."""
 
-        def time(sizes: tuple[int, int, int]) -> float:
-            pixels, filters, _ = sizes
+        def time(tile: WideTile) -> float:
+            pixels, filters, consumers = tile.tile_pixels, tile.tile_filters, tile.consumers
+            if tile.alternate and consumers > _FEW_CONSUMERS and not tile.resident:
+                return math.inf
             tiles = ceil_div(images * own.output_area, pixels) * own.groups * ceil_div(own.filters, filters)
-            return ceil_div(tiles, chip.multiprocessors) * pixels * filters * tiles_of[sizes]
+            product, rest = times[pixels, filters, consumers, tile.alternate]
+            turns = max(consumers if tile.alternate else 1, ceil_div(tiles, chip.multiprocessors))
+            return turns * pixels * filters * (product * own.taps * own.padded_channels + rest)
 
         def length(channels: int) -> float:
             return round_up(own.channels, channels) * _STAGE_CHANNELS[channels]
 
         channels = min(_STAGE_CHANNELS, key=length)
-        pixels, most = _SHORT_TILE
-        if components == 1 and not (pointwise or residual) and own.taps == 1 and own.filters <= most:
-            tile = cls(1, round_up(own.filters, 32), channels, 1, pixels, 1, resident=True, blocks=2)
-            tile = tile.filled(own, chip, pointwise)
-            if tile.stages >= _FEWEST_STAGES:
-                return tile
-        tiles_of = _TILES if components == 2 or pointwise else _ONE_COMPONENT_TILES
-        pixels, filters, consumers = _POINTWISE_TILE if pointwise else min(tiles_of, key=time)
-        tile = cls(components, filters, channels, 1, pixels, consumers)
-        resident = components == 1 and not pointwise and tile.filter_bytes(own) <= _MOST_RESIDENT
-        return replace(tile, resident=resident).filled(own, chip, pointwise)
+        plain = split_form and components == 1 and not residual
+        times = _TILES if components == 2 or pointwise else _PLAIN_TILES if plain else _ONE_COMPONENT_TILES
 
-    def filled(self, own: Convolution, chip: Chip, pointwise: bool) -> WideTile:
-        """Return this tile with as many stages as fit shared memory."""
-        free = (chip.shared_bytes + _RESERVED) // self.blocks - _RESERVED - self._others(own, pointwise)
-        return replace(self, stages=min(_MOST_STAGES, free // self.stage_bytes(pointwise)))
+        def tile(pixels: int, filters: int, consumers: int, alternate: bool) -> WideTile:
+            new = cls(components, filters, channels, 1, pixels, consumers, alternate=alternate)
+            resident = components == 1 and not pointwise and new.filter_bytes(own) <= _MOST_RESIDENT
+            return replace(new, resident=resident)
+
+        chosen = tile(*_POINTWISE_TILE) if pointwise else min((tile(*sizes) for sizes in times), key=time)
+        return chosen.filled(own, chip, pointwise, plain and chosen.tile_filters >= _FEWEST_STORED)
+
+    def filled(self, own: Convolution, chip: Chip, pointwise: bool, buffered: bool = False) -> WideTile:
+        """Return this tile with as many stages as fit shared memory, and then as many buffers."""
+        pieces = self.tile_pixels // self.consumer_shares // 64 * (self.tile_filters // self._staged)
+        tiles = []
+        for buffers in [n for n in range(1, _MOST_BUFFERS + 1) if pieces % n == 0] if buffered else [0]:
+            tile = replace(self, buffers=buffers)
+            free = chip.shared_bytes - tile._others(own, pointwise)
+            tiles.append(replace(tile, stages=min(_MOST_STAGES, free // self.stage_bytes(pointwise))))
+        return max(tiles, key=lambda tile: (tile.stages, tile.buffers))
+
+    consumer_shares = property(lambda self: 1 if self.alternate else self.consumers)
+    #: Filters of split_form.cu's STAGED; bytes of all buffers.
+    _staged = property(lambda self: 32 if self.tile_filters % 64 else 64)
+    output_bytes = property(lambda self: 4 * self.consumers * self.buffers * 16 * 2 * self._staged)
 
     def stage_bytes(self, pointwise: bool) -> int:
         """Bytes of shared memory of a stage: pixels and filters, two barriers, the scales of converted pixels."""
@@ -95,15 +123,17 @@ class WideTile:
 
     def _others(self, own: Convolution, pointwise: bool) -> int:
         """Bytes of shared memory besides the stages; the epilogue's are Staging's of split_form.cu, or 32 filters."""
-        staged = 16 * self.tile_pixels // self.consumers + 8 * self.tile_filters + 4 * 2 * 8 * 144 + 16
-        return _ALIGNMENT + self.consumers * max(4 * 32 * (64 + 4), staged) + self.resident * self.filter_bytes(own)
+        staged = 16 * self.tile_pixels // self.consumer_shares + 8 * self.tile_filters + 16
+        staging = staged + 144 if self.buffers else max(4 * 32 * (64 + 4), staged + 4 * 2 * 8 * 144)
+        others = _ALIGNMENT + _TURNS * self.alternate + self.consumers * staging + self.output_bytes
+        return others + self.resident * self.filter_bytes(own)
 
     def gemm(self, name: str, own: Convolution, images: int, chip: Chip, arguments: tuple[Argument, ...]) -> Launch:
         """Return the launch of persistent blocks, with producer warpgroups as many as the kernel has."""
         pointwise = name == "pointwise_gemm"
         filter_tiles = own.groups * ceil_div(own.filters, self.tile_filters)
         tiles = ceil_div(images * own.output_area, self.tile_pixels) * filter_tiles
-        blocks = self.blocks * chip.multiprocessors
+        blocks = chip.multiprocessors
         if self.resident:  # all tiles of a block have the same filters
             blocks = max(1, blocks // filter_tiles) * filter_tiles
         warpgroups = self.consumers + (PRODUCERS if pointwise else 1)
@@ -116,6 +146,11 @@ class WideTile:
         low = (self.components - 1) * 2 * math.prod(sizes)
         return TensorMap(buffer, sizes, box, own.im2col), TensorMap(buffer, sizes, box, own.im2col, low)
 
+    def output_map(self, buffer: str, own: Convolution, images: int) -> TensorMap:
+        """The split outputs of one component, [image and pixel][group][filter]; a warp stores 16 pixels at a time."""
+        sizes = (own.output_channels // own.groups, own.groups, images * own.output_area)
+        return TensorMap(buffer, sizes, (self._staged, 1, 16))
+
     def filter_maps(self, own: Convolution) -> tuple[TensorMap, TensorMap]:
         """The split filters [component][filter][tap][channel]; without low components the second map is not read."""
         sizes, box = (own.padded_channels, own.taps, own.all_filters), (self.stage_channels, 1, self.tile_filters)
@@ -126,7 +161,7 @@ class WideTile:
         """Return the sources' Config."""
         promote_every = PROMOTED_PRODUCTS // self.stage_channels if self.components == 2 else 0
         more = {"padded_channels": own.padded_channels, "promote_every": promote_every}
-        return {**asdict(own), **asdict(self), **more, "split_form": False, **others}
+        return {**asdict(own), **asdict(self), **more, "split_form": False, "output_bytes": self.output_bytes, **others}
 
     @property
     def defines(self) -> dict[str, int | str]:

@@ -126,10 +126,12 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
     }
 }
 
-// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer) takes
-// the sums of a consumer's share of a tile, after prepare(staging, tile, consumer), which the first stage's products
-// hide. With two components and short stages that took longer (96 channels, 3 x 3).
-constexpr bool PREPARES_LATE = COMPONENTS == 1 || Config::stage_channels == 64;
+// A block's whole work: producer and consumers, tile after tile. epilogue.store(sums, staging, tile, consumer, outputs)
+// takes the sums of a consumer's share of a tile, after prepare(staging, tile, consumer), which the first stage's products
+// hide. With two components and short stages that took longer (96 channels, 3 x 3). Consumers that alternate prepare
+// before their turn: each begins its products when the one before has issued its last ones, and so the epilogue of one
+// overlaps the products of the others. The order also keeps a consumer from waiting for a stage's next but one phase.
+constexpr bool PREPARES_LATE = !Config::alternate && (COMPONENTS == 1 || Config::stage_channels == 64);
 constexpr int THREADS = 128 * (Config::consumers + 1);
 template <typename Epilogue>
 __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const TensorMap &x_low, const TensorMap &w_high,
@@ -142,28 +144,37 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         lower_registers<24>();
         if (threadIdx.x == 0) produce(pipeline, tiles, x_high, x_low, w_high, w_low);
     } else {
-        constexpr int AT_START = 65536 / Config::blocks / THREADS / 8 * 8;
+        constexpr int AT_START = 65536 / THREADS / 8 * 8;
         raise_registers<(AT_START * (Config::consumers + 1) - 24) / Config::consumers / 8 * 8>();
         const int consumer = threadIdx.x / 128 - 1;
         int stage = 0, phase = 0;
         if (Config::resident) mbarrier_wait(pipeline.resident, 0);
-        for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        constexpr int TEAMS = Config::consumers / SHARES;
+        int i = Config::alternate ? consumer : 0;  // tiles of the block before this one
+        for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += TEAMS * gridDim.x, i += TEAMS) {
             const Tile tile = Tile(number).of(consumer);
             const auto multiply = [&](Accumulators &sums, int which, int step) {
                 multiply_stage(sums, pipeline, which, step, consumer);
                 if (PREPARES_LATE && step == 0) epilogue.prepare(pipeline.others, tile, consumer);
+                if (Config::alternate && step == STEPS - 1 && threadIdx.x % 128 == 0)
+                    mbarrier_arrive(pipeline.turns + (consumer + 1) % Config::consumers);
             };
             if (!PREPARES_LATE) epilogue.prepare(pipeline.others, tile, consumer);
             Accumulators sums;
             sums.clear();
+            if (Config::alternate) {
+                stage = i * STEPS % Config::stages, phase = i * STEPS / Config::stages % 2;
+                if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / TEAMS);
+            }
             multiply_stages(sums, pipeline, STEPS, stage, phase, multiply);
-            epilogue.store(sums, pipeline.others, tile, consumer);
+            epilogue.store(sums, pipeline.others, tile, consumer, pipeline.outputs);
         }
+        epilogue.end();
     }
 }
 
 #ifndef SPLIT_FORM
-extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     implicit_gemm_tma(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                       const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
                       const ImageScale *__restrict__ x_scales, const int *__restrict__ w_exponents,

@@ -88,9 +88,12 @@ __device__ __forceinline__ void bulk_store(float *to, const float *from, int byt
                  ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int PENDING = 0>
 __device__ __forceinline__ void bulk_store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
+// Wait until this thread's bulk stores have been written.
+__device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Make this thread's writes to shared memory visible to the copy engine and to wgmma (the asynchronous proxy).
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -114,6 +117,13 @@ __device__ __forceinline__ float from_fp16(unsigned short bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;
+}
+
+// Store four 8 x 8 matrices of 16-bit numbers, each thread with two neighbours of a row, as mma leaves them; lane l gives
+// the address of row l % 8 of matrix l / 8 (stmatrix).
+__device__ __forceinline__ void store_matrices(void *to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(shared_address(to)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 // d += a b, for 16 x 16 fp16 times 16 x 8, in float32 (PTX ISA, "Matrix Fragments for mma.m16n8k16").

@@ -20,9 +20,6 @@
 constexpr int PRODUCERS = Config::producers;
 constexpr int LARGEST_EXPONENT = 90;  // of a pixel: its unscaled sums then stay within float32
 
-// A stage's row of a pixel, swizzled over ROW_BYTES as wgmma's descriptor says.
-__device__ __forceinline__ int swizzled(int offset) { return offset ^ (offset >> 3 & (ROW_BYTES - 16)); }
-
 // Load and convert. On exit of a stage its pixels and scales are in shared memory, visible to wgmma (the proxy fence),
 // and its filters under way; the barrier `full` counts both.
 __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, const float *x, int images,
@@ -63,7 +60,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
             for (int c = 0; c < Config::stage_channels; c += 8) {
                 uint4 high, low;
                 split_channels(value + c, 1, scale, high, low);
-                const int at = swizzled(row * ROW_BYTES + 2 * c);
+                const int at = swizzled(row * ROW_BYTES + 2 * c, ROW_BYTES);
                 *reinterpret_cast<uint4 *>(to + at) = high;
                 if (COMPONENTS == 2) *reinterpret_cast<uint4 *>(to + PIXEL_BYTES + at) = low;
             }

@@ -74,7 +74,10 @@ __device__ __forceinline__ void store_channels(uint4 *y, long long component, lo
 }
 
 // What follows a layer: ACTIVATION(v), which maps 0 to 0 and no value to a larger one. A NaN stays a NaN.
-#ifndef ACTIVATION
+#ifdef ACTIVATION
+constexpr bool ACTIVATES = true;
+#else
+constexpr bool ACTIVATES = false;
 #define ACTIVATION(v) (v)
 #endif
 __device__ __forceinline__ float activated(float v) { return ACTIVATION(v); }

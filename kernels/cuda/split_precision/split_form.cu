@@ -46,15 +46,20 @@ struct OutputPixel {
 
 // Epilogue: each warp takes STAGED filters of 16 pixels at a time. The outputs of eight pixels, one component, go through
 // shared memory, so that lanes with neighbouring units of eight filters store them; the residual comes the same way back.
+// With Config::buffers, as many of each warp, the copy engine stores those of all 16 pixels, from rows that are swizzled
+// over their own width. With two components, or a residual, that took longer.
 constexpr int STAGED = Config::tile_filters % 64 ? 32 : 64, STAGED_UNITS = STAGED / 8;
+constexpr int BUFFERS = Config::buffers ? Config::buffers : 1;
+constexpr int STAGED_BYTES = 2 * STAGED, BUFFER_BYTES = 16 * STAGED_BYTES;
 constexpr int PASSES = STAGED_UNITS / 4, PASS_ROWS = 8 / PASSES;  // a warp's accesses to eight rows, and rows of each
 
 // A consumer's shared memory.
 struct Staging {
     OutputPixel pixels[64 * BLOCKS];
     float scales[Config::tile_filters], biases[Config::tile_filters];
-    uint4 rows[4][2][8][STAGED_UNITS + 1];  // each warp's two buffers; the banks of the rows differ
-    unsigned largest;                       // magnitude of the first pixel's image
+    // Without Config::buffers: two of each warp, of eight rows; the banks of the rows differ.
+    uint4 rows[Config::buffers ? 1 : 4 * 2 * 8][STAGED_UNITS + 1];
+    unsigned largest;  // magnitude of the first pixel's image
 };
 
 // A warp: those of its pixels that belong to images which are not finite, in float32.
@@ -100,6 +105,7 @@ __device__ __forceinline__ void recompute_tile(const Tile &tile, int first_pixel
 struct SplitEpilogue {
     const Finish &finish;
     uint4 *y;
+    const TensorMap &y_map;
 
     // Write what the epilogue reads to shared memory.
     __device__ __forceinline__ void prepare(float *staging, const Tile &tile, int consumer) const {
@@ -126,10 +132,13 @@ struct SplitEpilogue {
         }
     }
 
-    __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile,
-                                          int consumer) const {
+    __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile, int consumer,
+                                          unsigned char *outputs) const {
         constexpr int UNITS = OUTPUT_CHANNELS / 8, CHUNKS = Config::tile_filters / STAGED;
+        // Whether powers of two alone follow the sums.
+        constexpr bool LINEAR = Config::buffers && !Config::bias && !ACTIVATES;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4, row = lane / 4;
+        outputs += (4 * consumer + warp) * BUFFERS * BUFFER_BYTES;
         // Where this lane loads and stores: a unit of a row of each pass.
         const int unit = lane % STAGED_UNITS, unit_row = lane / STAGED_UNITS;
         Staging &own = reinterpret_cast<Staging *>(staging)[consumer];
@@ -162,6 +171,11 @@ struct SplitEpilogue {
 #pragma unroll
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 const bool unit_exists = tile.filter + STAGED * chunk + 8 * unit < tile.filters_end;
+                unsigned char *const output = outputs + (block * CHUNKS + chunk) % BUFFERS * BUFFER_BYTES;
+                if (Config::buffers) {
+                    if (lane == 0) bulk_store_wait_read<BUFFERS - 1>();
+                    __syncwarp();
+                }
                 float2 scales[STAGED_UNITS], biases[STAGED_UNITS];
 #pragma unroll
                 for (int j = 0; j < STAGED_UNITS; j++) {
@@ -189,25 +203,32 @@ struct SplitEpilogue {
                     for (int j = 0; j < STAGED_UNITS; j++) {
                         const int at = block * BLOCK_SUMS + 4 * (STAGED_UNITS * chunk + j) + 2 * half;
                         float2 value;
-                        value.x = multiply(multiply(sums.total(at), scales[j].x), pixel.unscale);
-                        value.y = multiply(multiply(sums.total(at + 1), scales[j].y), pixel.unscale);
+                        const float factor = LINEAR ? multiply(pixel.unscale, pixel.scale) : pixel.unscale;
+                        value.x = multiply(multiply(sums.total(at), scales[j].x), factor);
+                        value.y = multiply(multiply(sums.total(at + 1), scales[j].y), factor);
                         if (Config::bias) value.x += biases[j].x, value.y += biases[j].y;
                         if (Config::residual) {
                             const unsigned high = words[0][j], low = COMPONENTS == 2 ? words[COMPONENTS - 1][j] : 0;
                             value.x += multiply(joined(high, low), pixel.residual_unscale);
                             value.y += multiply(joined(high >> 16, low >> 16), pixel.residual_unscale);
                         }
-                        value.x = activated(value.x) * pixel.scale, value.y = activated(value.y) * pixel.scale;
+                        if (!LINEAR) value = {activated(value.x) * pixel.scale, activated(value.y) * pixel.scale};
                         words[0][j] = to_fp16x2(value.x, value.y);
                         if (COMPONENTS == 2) words[COMPONENTS - 1][j] = fp16x2_residual(value.x, value.y, words[0][j]);
                         largest[half] = __vmaxu2(largest[half], words[0][j] & 0x7fff7fff);
                     }
 #pragma unroll
-                    for (int c = 0; c < COMPONENTS; c++) {
+                    for (int j = 0; j < STAGED_UNITS && Config::buffers; j += 4) {
+                        const int offset = (8 * half + lane % 8) * STAGED_BYTES + 16 * (j + lane / 8);
+                        store_matrices(output + swizzled(offset, STAGED_BYTES), words[0][j], words[0][j + 1],
+                                       words[0][j + 2], words[0][j + 3]);
+                    }
+#pragma unroll
+                    for (int c = 0; c < COMPONENTS && !Config::buffers; c++) {
                         const long long at = first_unit + 8 * half * UNITS + chunk * STAGED_UNITS;
                         uint4 *const to = y + c * (finish.component() / 8) + at;
                         // The buffer's last reads precede the last __syncwarp.
-                        uint4(&staged)[8][STAGED_UNITS + 1] = buffer(own, half, c);
+                        uint4(*const staged)[STAGED_UNITS + 1] = buffer(own, half, c);
 #pragma unroll
                         for (int j = 0; j < STAGED_UNITS; j++) word(staged[row], 4 * j + t) = words[c][j];
                         __syncwarp();
@@ -224,6 +245,15 @@ struct SplitEpilogue {
                         }
                     }
                 }
+                if (Config::buffers) {
+                    fence_async_proxy();
+                    __syncwarp();
+                    if (lane == 0) {
+                        const int filter = tile.filter - tile.group * M + STAGED * chunk;
+                        tma_store(y_map, output, filter, tile.group, tile.pixel + 64 * block + 16 * warp);
+                        bulk_store_commit();
+                    }
+                }
             }
             const unsigned bits[2] = {as_float(largest[0], pixels[0].scale), as_float(largest[1], pixels[1].scale)};
             bool others = false;
@@ -237,14 +267,24 @@ struct SplitEpilogue {
         }
         most = __reduce_max_sync(~0u, most);
         if (lane == 0) atomicMax(&own.largest, most);
-        if (!__all_sync(~0u, finite)) recompute_tile(tile, tile.pixel + 16 * warp, y, finish);
+        if (!__all_sync(~0u, finite)) {
+            if (Config::buffers) {
+                if (lane == 0) bulk_store_wait();
+                __syncwarp();
+            }
+            recompute_tile(tile, tile.pixel + 16 * warp, y, finish);
+        }
         named_barrier(1 + consumer, 128);
         if (threadIdx.x % 128 == 0 && own.pixels[0].image >= 0) finish.note(own.pixels[0].image, own.largest);
     }
 
+    // At the end: shared memory stays until the copy engine has read it.
+    static __device__ __forceinline__ void end() {
+        if (Config::buffers) bulk_store_wait_read();
+    }
     static __device__ __forceinline__ auto buffer(Staging &own, int half, int component)
-        -> uint4 (&)[8][STAGED_UNITS + 1] {
-        return own.rows[threadIdx.x / 32 % 4][COMPONENTS == 2 ? component : half];
+        -> uint4 (*)[STAGED_UNITS + 1] {
+        return own.rows + 8 * (2 * (threadIdx.x / 32 % 4) + (COMPONENTS == 2 ? component : half));
     }
     static __device__ __forceinline__ unsigned &word(uint4 *row, int number) {
         return reinterpret_cast<unsigned *>(row)[number];
@@ -271,14 +311,15 @@ struct SplitEpilogue {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, Config::blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     implicit_gemm_split(const __grid_constant__ TensorMap x_high, const __grid_constant__ TensorMap x_low,
                         const __grid_constant__ TensorMap w_high, const __grid_constant__ TensorMap w_low,
-                        const unsigned short *__restrict__ x, const ImageScale *__restrict__ x_scales,
-                        const float *__restrict__ w, const int *__restrict__ w_exponents,
+                        const __grid_constant__ TensorMap y_map, const unsigned short *__restrict__ x,
+                        const ImageScale *__restrict__ x_scales, const float *__restrict__ w,
+                        const int *__restrict__ w_exponents,
                         const float *__restrict__ limits, const float *__restrict__ bias,
                         const uint4 *__restrict__ residual, const ImageScale *__restrict__ residual_scales,
                         uint4 *__restrict__ y, ImageScale *y_scales, int images) {
     const Finish finish{x, x_scales, residual_scales, w, w_exponents, limits, bias, residual, y_scales, images};
-    implicit_gemm(x_high, x_low, w_high, w_low, images, SplitEpilogue{finish, y});
+    implicit_gemm(x_high, x_low, w_high, w_low, images, SplitEpilogue{finish, y, y_map});
 }

@@ -127,7 +127,7 @@ def convolution(
     own, tile = _checked(problem, chip, components, residual)
     # Pointers that are not read are x's.
     added = ("bias" if bias else "x", "residual" if residual else "x", "residual_scales" if residual else "x")
-    maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own))
+    maps = (*tile.image_maps("x", own, problem.batch), *tile.filter_maps(own), tile.output_map("y", own, problem.batch))
     arguments = (*maps, "x", "x_scales", "w", "w_exponents", "limits", *added, "y", "y_scales", "images")
     launches = (tile.gemm("implicit_gemm_split", own, problem.batch, chip, arguments),)
     defines = {**tile.defines, "SPLIT_FORM": 1, **activation_define(activation)}
@@ -146,4 +146,4 @@ def _checked(problem: ConvProblem, chip: Chip, components: int, residual: bool =
     if found:
         raise UnsupportedError(f"split form does not take {problem}: {'; '.join(found)}")
     own = Convolution.of(problem)
-    return own, WideTile.of(False, components, own, chip, max(1, problem.batch), residual)
+    return own, WideTile.of(False, components, own, chip, max(1, problem.batch), True, residual)

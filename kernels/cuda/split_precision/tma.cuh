@@ -27,3 +27,8 @@ __device__ __forceinline__ void tma_load_im2col(void *to, const TensorMap &map, 
         ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(barrier)), "r"(channel), "r"(column), "r"(row),
           "r"(image), "h"((short)tap_column), "h"((short)tap_row) : "memory");
 }
+// Store a box from shared memory at these coordinates, the innermost first; bulk_store_commit and its waits serve it too.
+__device__ __forceinline__ void tma_store(const TensorMap &map, const void *from, int i, int j, int k) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 ::"l"(&map), "r"(shared_address(from)), "r"(i), "r"(j), "r"(k) : "memory");
+}

@@ -5,9 +5,9 @@
 // output_height and output_width; kernel_height, kernel_width, stride_..., pad_..., dilate_...; transposed, 1 for a data
 // gradient. The tile: tile_pixels, tile_filters; stage_channels and stages, the pipeline; components, 2 (fp16x3) or 1
 // (fp16x1); promote_every, stages between two accumulator promotions, 0 for none; consumers, the consumer warpgroups,
-// each with an equal share of the pixels, a multiple of 64; resident, whether a block keeps the filters of its tiles in
-// shared memory; blocks, of a multiprocessor. padded_channels: those of a group, rounded up to TMA's multiple of eight, in
-// the split filters and images.
+// each with an equal share of the pixels, a multiple of 64, or, where they alternate, with whole tiles in turn; resident,
+// whether a block keeps the filters of its tiles in shared memory; output_bytes, of staged outputs. padded_channels:
+// those of a group, rounded up to TMA's multiple of eight, in the split filters and images.
 
 constexpr int C = Config::channels, M = Config::filters;
 constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (long long)Config::groups * M * OUTPUT_AREA;
@@ -15,7 +15,8 @@ constexpr long long IMAGE = (long long)Config::groups * C * AREA, OUTPUTS = (lon
 constexpr int ROW_BYTES = 2 * Config::stage_channels;  // a pixel's or a filter's row of a stage: one swizzle width
 constexpr int PIXEL_BYTES = Config::tile_pixels * ROW_BYTES, FILTER_BYTES = Config::tile_filters * ROW_BYTES;
 constexpr int STAGE_BYTES = COMPONENTS * (PIXEL_BYTES + (Config::resident ? 0 : FILTER_BYTES));
-constexpr int BLOCKS = Config::tile_pixels / 64 / Config::consumers;  // of 64 pixels, a consumer's: one wgmma each
+constexpr int SHARES = Config::alternate ? 1 : Config::consumers;  // consumers of a tile
+constexpr int BLOCKS = Config::tile_pixels / 64 / SHARES;  // of 64 pixels, a consumer's: one wgmma each
 constexpr int BLOCK_SUMS = Config::tile_filters / 2, SUMS = BLOCKS * BLOCK_SUMS;  // accumulators of a thread, per sum
 constexpr bool PROMOTES = Config::promote_every > 0;
 constexpr int STEPS = TAPS * ((C + Config::stage_channels - 1) / Config::stage_channels);  // stages of one tile
@@ -55,6 +56,9 @@ __device__ __forceinline__ bool filters_unsplittable(const int *exponents) {
     return __syncthreads_or(unsplittable);
 }
 
+// An offset in rows of 32, 64 or 128 bytes that are swizzled over their own width.
+__device__ __forceinline__ int swizzled(int offset, int row) { return offset ^ (offset >> 3 & (row - 16)); }
+
 // The descriptor of a matrix whose rows of ROW_BYTES are swizzled over their own width, eight rows 8 ROW_BYTES apart.
 __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
     constexpr Descriptor SWIZZLE = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : 3;
@@ -62,25 +66,27 @@ __device__ __forceinline__ Descriptor row_descriptor(unsigned address) {
 }
 
 // The pipeline in shared memory: the stages, from a multiple of 1024 bytes on as the swizzle requires, each with the
-// components of its pixels and then of its filters, unless all of those are resident behind the stages; a full and an
-// empty barrier per stage; two more barriers, the first for resident filters; then other arrays.
+// components of its pixels and then of its filters, unless all of those are resident behind the stages; staged outputs; a
+// full and an empty barrier per stage; one for resident filters, and four for the turns of consumers; then other arrays.
 struct Pipeline {
-    unsigned char *stages;
-    Barrier *full, *empty, *resident;
+    unsigned char *stages, *outputs;
+    Barrier *full, *empty, *resident, *turns;
     float *others;
 
     __device__ __forceinline__ explicit Pipeline(unsigned char *memory)
         : stages(memory + (-shared_address(memory) & 1023)),
-          full(reinterpret_cast<Barrier *>(stages + Config::stages * STAGE_BYTES + RESIDENT_BYTES)),
-          empty(full + Config::stages), resident(empty + Config::stages),
-          others(reinterpret_cast<float *>(resident + 2)) {}
+          outputs(stages + Config::stages * STAGE_BYTES + RESIDENT_BYTES),
+          full(reinterpret_cast<Barrier *>(outputs + Config::output_bytes)), empty(full + Config::stages),
+          resident(empty + Config::stages), turns(resident + 1),
+          others(reinterpret_cast<float *>(resident + (Config::alternate ? 6 : 2))) {}
 
     // All threads; `arrivals` complete a full barrier.
     __device__ __forceinline__ void init(int arrivals) const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < Config::stages; i++)
-                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, Config::consumers);
+                mbarrier_init(full + i, arrivals), mbarrier_init(empty + i, SHARES);
             if (Config::resident) mbarrier_init(resident, 1);
+            for (int i = 0; i < Config::consumers && Config::alternate; i++) mbarrier_init(turns + i, 1);
             fence_mbarrier_init();
         }
         __syncthreads();
@@ -107,7 +113,7 @@ struct Tile {
     // A consumer's share.
     __device__ __forceinline__ Tile of(int consumer) const {
         Tile own = *this;
-        own.pixel += consumer * (64 * BLOCKS);
+        own.pixel += Config::alternate ? 0 : consumer * (64 * BLOCKS);
         return own;
     }
 };
@@ -137,11 +143,11 @@ struct Accumulators {
     }
 };
 
-// Issue and commit one stage's wgmmas; the caller waits.
+// Issue and commit one stage's wgmmas, of a consumer's share; the caller waits.
 __device__ __forceinline__ void multiply_stage(Accumulators &sums, const Pipeline &pipeline, int stage, int step,
                                                int consumer) {
-    const Descriptor pixels =
-        row_descriptor(shared_address(pipeline.pixels(stage)) + consumer * (64 * BLOCKS * ROW_BYTES));
+    const int share = Config::alternate ? 0 : consumer * (64 * BLOCKS * ROW_BYTES);
+    const Descriptor pixels = row_descriptor(shared_address(pipeline.pixels(stage)) + share);
     const Descriptor filters = row_descriptor(shared_address(pipeline.filters(stage, step)));
     wgmma_fence();
 #pragma unroll
@@ -203,8 +209,9 @@ struct FloatEpilogue {
     float *y;
 
     __device__ __forceinline__ void prepare(float *, const Tile &, int) const {}
+    static __device__ __forceinline__ void end() {}
     __device__ __forceinline__ void store(const Accumulators &sums, float *staging, const Tile &tile,
-                                          int consumer) const {
+                                          int consumer, unsigned char * = nullptr) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         staging += consumer * (32 * PITCH);
 #pragma unroll
