@@ -27,7 +27,7 @@ _FLOAT, _COMPUTE_FLOAT, _DEFAULT, _PLAIN, _TRANSPOSED = 0, 68, -1, 0, 1
 _WORKSPACE_BYTES = 32 << 20
 
 #: The GPU, and the fewest rows, columns and elements per sum, for which split precision is faster than cuBLAS.
-_CAPABILITY, _PROFITABLE = (9, 0), (512, 64, 1024)
+_CAPABILITY, _PROFITABLE = (9, 0), (128, 64, 1024)
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -155,12 +155,17 @@ def is_profitable(rows: int, columns: int, length: int, chip: Chip) -> bool:
 
 
 class SplitFullyConnected(BlasFullyConnected):
-    """FullyConnected in split precision; in float32 by cuBLAS for weights whose range is too wide for it."""
+    """FullyConnected in split precision; in float32 by cuBLAS for weights whose range is too wide for it.
 
-    def __init__(self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int) -> None:
+    And for inputs that do not begin at a multiple of 16 bytes.
+    """
+
+    def __init__(
+        self, operator: FullyConnected, rows: int, length: int, activation: str | None, device: int, chip: Chip
+    ) -> None:
         super().__init__(operator, rows, length, activation, device)
         following = ACTIVATIONS[activation] if activation else None
-        self._program, self._split, self._bytes = dense.multiply(*self._sizes, not operator.no_bias, following)
+        self._program, self._split, self._bytes = dense.multiply(*self._sizes, chip, not operator.no_bias, following)
         self.scratch = self._program.plan.scratch_bytes
         self._parameters: dict[str, Any] | None = None
 
@@ -177,7 +182,7 @@ class SplitFullyConnected(BlasFullyConnected):
 
     def bind(self, inputs: Sequence[Any], out: Any, scratch: Any) -> Call:
         """Return the launches."""
-        if self._parameters is None:
+        if self._parameters is None or inputs[0].data.ptr % dense.ALIGNMENT:
             return super().bind(inputs, out, scratch)
         arrays = {**dict(zip(("x", "w", "bias"), inputs)), **self._parameters, "y": out}
         return cuda.prepared_launch(self._program, 1, arrays, scratch)

@@ -176,9 +176,10 @@ def _pointwise(device: int, x: Shape, y: Shape) -> Bind:
 def _fully_connected(chooser: Chooser, node: Node, inputs: Sequence[Shape], output: Shape) -> Computation:
     columns, length = inputs[1]
     rows = prod(output) // columns
-    split = chooser.impl != CUDNN and is_profitable(rows, columns, length, chooser.chip)
-    kind = SplitFullyConnected if split else BlasFullyConnected
-    return kind(node.operator, rows, length, node.epilogue, chooser.device)
+    layer = (node.operator, rows, length, node.epilogue, chooser.device)
+    if chooser.impl != CUDNN and is_profitable(rows, columns, length, chooser.chip):
+        return SplitFullyConnected(*layer, chooser.chip)
+    return BlasFullyConnected(*layer)
 
 
 class _Pass(Computation):

@@ -231,7 +231,7 @@ def test_a_named_implementation_that_cannot_compute_its_layer_raises():
 
 
 @pytest.mark.parametrize("gpu", ["none"], indirect=True)  # test_network_split has the GPU's results
-@pytest.mark.parametrize(("rows", "chosen"), [(520, "SplitFullyConnected"), (500, "BlasFullyConnected")])
+@pytest.mark.parametrize(("rows", "chosen"), [(130, "SplitFullyConnected"), (120, "BlasFullyConnected")])
 def test_large_fully_connected_layers_are_computed_in_split_precision(gpu, rows, chosen):
     symbol = S.Activation(S.FullyConnected(data, num_hidden=70, name="fc"), act_type="relu")
     args, _ = values(symbol, {"data": (rows, 1030)})

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import nvrtc
 import pytest
-from cuda_layers import each_architecture
+from cuda_layers import chip_of, each_architecture
 
 from ece408_op.kernels.cuda.split_precision import dense
 from ece408_op.network import _passes, _training_passes
@@ -38,7 +38,8 @@ PASSES = [
 
 @cache
 def hopper():
-    each = [dense.multiply(10000, *sizes, True, "tanhf(v)") for sizes in ((500, 7200), (65, 1030), (160, 17496))]
+    sizes = ((500, 7200), (65, 1030), (160, 17496))
+    each = [dense.multiply(10000, *each, chip_of(90), True, "tanhf(v)") for each in sizes]
     return [program for programs in each for program in programs[:2]]
 
 

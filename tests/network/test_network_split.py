@@ -12,7 +12,7 @@ from ece408_op.runtime import cuda
 
 pytestmark = pytest.mark.gpu
 S = mx.sym
-#: Rows, columns and length of the sums: the least for which split precision is chosen, rounded up to odd sizes.
+#: Rows, columns and length of the sums, not much more than split precision needs; x is padded for TMA.
 SIZES = (521, 65, 1030)
 
 
