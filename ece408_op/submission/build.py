@@ -148,10 +148,8 @@ def arithmetic(code: str) -> str:
 def not_supported(code: str, said: str) -> str | None:
     """What the code uses that today's CUDA or the harness has not, where the compiler's errors speak of it."""
     for used, complaint, reason, *library in _LACKS:
-        if library and _library(*library) is not None:
-            continue
         for found in dict.fromkeys(one[1] if one.groups() else "" for one in re.finditer(used, code)):
-            if re.search(complaint.replace("{}", found), said, re.IGNORECASE):
+            if re.search(complaint.replace("{}", found), said, re.IGNORECASE) and not (library and _library(*library)):
                 return reason.replace("{}", found)
     return None
 

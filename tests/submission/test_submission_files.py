@@ -14,7 +14,8 @@ from submissions import touch
 
 from ece408_op.core.explain import line_of
 from ece408_op.problem import KNOWN_NETS
-from ece408_op.submission import build, sandbox, sources
+from ece408_op.submission import EndedError, HarnessError, build, sandbox, sources
+from ece408_op.submission.runner import compile_file
 from ece408_op.submission.sandbox import Tools
 from ece408_op.submission.sources import pointed_to
 from ece408_op.submission.worker import python_program
@@ -185,3 +186,19 @@ def test_a_program_without_a_sandbox_ends_with_its_supervisor(tmp_path: Path) ->
     alive = process.runs()
     process.end()
     assert not alive
+
+
+def test_a_machine_without_nvcc_says_what_is_wrong_with_a_file_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def only_gxx(name: str) -> str:
+        if name != "g++":
+            raise HarnessError(f"expected the compiler {name} on this machine, found none")
+        return original(name)
+
+    original = build.compiler
+    monkeypatch.setattr(build, "compiler", only_gxx)
+    path = tmp_path / "new-forward.h"
+    path.write_text("void cut(", encoding="utf-8")
+    with pytest.raises(EndedError, match="expected"):
+        compile_file(path)
