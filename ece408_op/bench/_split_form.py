@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ece408_op.core import timer
-from ece408_op.kernels.cuda.split_precision import split_form, split_passes
+from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wide
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime import cuda
 
@@ -30,7 +30,7 @@ class SplitLayer:
         self._y, self._y_scales = _arrays(problem.y_shape, components)
         self._evict = timer.Eviction(self._y)
         #: The kernel's bound, and the roundings of x and y to what is stored, as a share of sum |x||w|.
-        self.bound = split_form.error_bound(problem, components) + 2 * 2.0 ** (-22 if components == 2 else -11)
+        self.bound = wide.bound(components, problem) + 2 * 2.0 ** (-22 if components == 2 else -11)
         small = unfolded or problem
         split_x, x_scales = _arrays(small.x_shape, components)
         self._unfold: Callable[[], None] = lambda: None

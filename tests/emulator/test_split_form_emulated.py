@@ -9,7 +9,7 @@ import pytest
 from plan_runs import launch, races
 
 from ece408_op.core import reference
-from ece408_op.kernels.cuda.split_precision import split_form, split_passes
+from ece408_op.kernels.cuda.split_precision import split_form, split_passes, wide
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.cuda import Program
 from ece408_op.runtime.launch import Chip
@@ -138,7 +138,7 @@ def test_convolution_with_what_follows(components, problem, activation, special,
     assert finite.all() != special
     assert (np.isfinite(got) == finite).all()
     stored = STORED if components == 2 else 2.0**-11
-    allowed = (split_form.error_bound(problem, components) + 2 * stored) * magnitude + 1e-12
+    allowed = (wide.bound(components, problem) + 2 * stored) * magnitude + 1e-12
     assert (np.abs(got - exact) <= allowed)[finite].all()
     largest = scales[:, 1].view(np.float32)
     exact_largest = np.abs(got).reshape(len(got), -1).max(axis=1)

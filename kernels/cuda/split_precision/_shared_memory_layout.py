@@ -95,13 +95,7 @@ def _ordered_by_rows(
 
 @lru_cache(maxsize=256)
 def layout(
-    channels: int,
-    kernel: int,
-    shifts: int,
-    by_row: int,
-    columns: int,
-    width: int,
-    high: int,
+    channels: int, kernel: int, shifts: int, by_row: int, columns: int, width: int, high: int
 ) -> tuple[int, int, tuple[Tap, ...], int]:
     """Return row stride, plane stride, taps and k-steps per filter row with few conflicts and little padding.
 

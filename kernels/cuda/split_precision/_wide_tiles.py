@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from ece408_op.core.kernel import sum_bound
 from ece408_op.problem import ConvProblem
 from ece408_op.runtime.launch import Argument, Chip, Launch, TensorMap, ceil_div, round_up
 
@@ -178,6 +179,12 @@ class WideTile:
         """Bytes of the split filters and of their exponents."""
         split = 2 * self.components * own.taps * own.padded_channels * own.all_filters
         return {"split_w": split, "w_exponents": 4 * own.all_filters}
+
+
+def fp16x3_bound(products: int, additions: int, low_products: int) -> float:
+    """Return the bound of ``wide``: with so many additions in float32, and so many low products between two of them."""
+    sums = min(products, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
+    return (4 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + 2 * low_products * 2.0**-32
 
 
 def limits(pointwise: bool, problem: ConvProblem, chip: Chip | None = None) -> list[str]:

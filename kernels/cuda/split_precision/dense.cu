@@ -42,14 +42,12 @@ extern "C" __global__ void __launch_bounds__(256)
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
     uint4 *const tile = tiles + row / TILE_ROWS * (Config::k_steps * 2 * TILE_ROWS * 8) + tile_row * 8;
     for (int unit = threadIdx.x; unit < Config::k_steps * 8; unit += 256) {
-        float values[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        const auto value = [&](int i) {
             const int column = unit / 4 * 32 + i / 2 * 8 + unit % 4 * 2 + i % 2;
-            values[i] = column < Config::length ? from[column] : 0.0f;
-        }
+            return column < Config::length ? multiply(from[column], scale) : 0.0f;
+        };
         uint4 *const to = tile + unit / 8 * (2 * TILE_ROWS * 8) + (unit % 8 ^ tile_row % 8);
-        split_channels(values, 1, scale, to[0], to[TILE_ROWS * 8]);
+        split_channels(value, to[0], to[TILE_ROWS * 8]);
     }
 }
 

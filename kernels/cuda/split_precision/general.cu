@@ -14,10 +14,7 @@
 //
 //     a consumer        64 of the pixels: y += high high + (high low + low high) / 2^11
 //
-// Split precision (Markidis et al. 2018; Ootomo and Yokota 2022; CUTLASS's 3xTF32): a scaled float32 value is
-// x_high + x_low / 2^11 with fp16 x_high, x_low; high high + (high low + low high) / 2^11 takes three tensor-core
-// products. The errors are derived in wide.py and split_precision.py. Every image and every filter is scaled by a power
-// of two of its own.
+// Every image and every filter is scaled by a power of two of its own. split.cuh has the arithmetic, wide.py the error.
 //
 // Arithmetic intensity: per channel of a stage, 128 x 128 multiply-adds of three products each for 4 (128 + 128) bytes
 // from L2, that is 96 FLOP per byte. Layers with long sums are limited by L2 and the tensor cores, those with short
@@ -48,13 +45,11 @@ extern "C" __global__ void __launch_bounds__(512)
     if (threadIdx.x == 0) ranges[blockIdx.y * Config::range_blocks + blockIdx.x] = range;
 }
 
-// Convert: images (B, C, H, W) to [component][image][pixel][group][channel]. A block turns 64 channels of 64 pixels.
+// Convert: images (B, C, H, W) to [component][image][pixel][group][channel].
 extern "C" __global__ void __launch_bounds__(256)
     split_images(const float *__restrict__ x, const Range *__restrict__ ranges, uint4 *__restrict__ split,
                  ImageScale *__restrict__ scales, int *__restrict__ listed, long long first, int images) {
-    constexpr int CHANNELS = Config::groups * Config::padded_channels, PITCH = 65;
-    __shared__ float tile[64][PITCH];
-    const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64;
+    const int image = blockIdx.z;
     Range range;
     for (int i = 0; i < Config::range_blocks; i++) range.add(ranges[image * Config::range_blocks + i]);
     const int exponent = Config::split_form ? range.largest_exponent() : range.exponent(Config::transposed);
@@ -64,27 +59,11 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     const float scale = power_of_two(exponent == Range::UNSPLITTABLE ? 0 : exponent);
     const float *const from = x + (first + image) * IMAGE;
-    const int column = threadIdx.x % 64, pixel = pixel0 + column;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int row = threadIdx.x / 64 + 4 * i, group = (c0 + row) / Config::padded_channels;
-        const int c = (c0 + row) % Config::padded_channels;
-        const bool exists = c < C && group < Config::groups && pixel < AREA;
-        tile[row][column] = exists ? from[(group * C + c) * (long long)AREA + pixel] : 0.0f;
-    }
-    __syncthreads();
-    constexpr long long PIXEL_WORDS = CHANNELS / 8;
-    const long long component = images * AREA * PIXEL_WORDS;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int row = threadIdx.x / 8 + 32 * i, c = threadIdx.x % 8 * 8;
-        if (pixel0 + row >= AREA || c0 + c >= CHANNELS) continue;
-        uint4 high, low;
-        split_channels(&tile[c][row], PITCH, scale, high, low);
-        uint4 *const to = split + ((long long)image * AREA + pixel0 + row) * PIXEL_WORDS + (c0 + c) / 8;
-        to[0] = high;
-        if (COMPONENTS == 2) to[component] = low;
-    }
+    const auto load = [&](int channel, int pixel) {
+        const int group = channel / Config::padded_channels, c = channel % Config::padded_channels;
+        return c < C && group < Config::groups && pixel < AREA ? from[(group * C + c) * (long long)AREA + pixel] : 0.0f;
+    };
+    split_block<Config::groups * Config::padded_channels, AREA>(split, images, load, [&](int) { return scale; });
 }
 #endif
 

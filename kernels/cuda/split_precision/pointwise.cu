@@ -59,7 +59,7 @@ __device__ __forceinline__ void produce(const Pipeline &pipeline, int tiles, con
 #pragma unroll
             for (int c = 0; c < Config::stage_channels; c += 8) {
                 uint4 high, low;
-                split_channels(value + c, 1, scale, high, low);
+                split_channels([&](int i) { return multiply(value[c + i], scale); }, high, low);
                 const int at = swizzled(row * ROW_BYTES + 2 * c, ROW_BYTES);
                 *reinterpret_cast<uint4 *>(to + at) = high;
                 if (COMPONENTS == 2) *reinterpret_cast<uint4 *>(to + PIXEL_BYTES + at) = low;

@@ -31,12 +31,13 @@ __device__ __forceinline__ ImageScale limited(const ImageScale &x, float gain, f
     return finite ? scale_of(fminf(fmaf(x.magnitude(), gain, more), 0x1p127f)) : ImageScale{0, 0x7f800000};
 }
 
-// The components of eight channels, `values[0]` to `values[7 * pitch]`, of one pixel.
-__device__ __forceinline__ void split_channels(const float *values, int pitch, float scale, uint4 &high, uint4 &low) {
+// The components of eight channels of one pixel: value(i) returns one, scaled.
+template <typename Value>
+__device__ __forceinline__ void split_channels(const Value &value, uint4 &high, uint4 &low) {
     unsigned words[4], rests[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const float a = multiply(values[2 * j * pitch], scale), b = multiply(values[(2 * j + 1) * pitch], scale);
+        const float a = value(2 * j), b = value(2 * j + 1);
         words[j] = to_fp16x2(a, b), rests[j] = fp16x2_residual(a, b, words[j]);
     }
     high = make_uint4(words[0], words[1], words[2], words[3]);
@@ -68,7 +69,7 @@ __device__ __forceinline__ void load_channels(const uint4 *x, long long componen
 __device__ __forceinline__ void store_channels(uint4 *y, long long component, long long at, int exponent,
                                                const float (&values)[8]) {
     uint4 high, low;
-    split_channels(values, 1, power_of_two(exponent), high, low);
+    split_channels([&](int i) { return multiply(values[i], power_of_two(exponent)); }, high, low);
     y[at] = high;
     if (COMPONENTS == 2) y[component + at] = low;
 }

@@ -56,11 +56,6 @@ def output_limits(factors: Any, added: Any = None) -> Any:
     return (cp.stack([gain, most]) * _MARGIN).astype(np.float32)
 
 
-def error_bound(problem: ConvProblem, components: int = 2) -> float:
-    """Return the largest |y - exact| as a share of sum |x||w| before y is stored, x being what is stored."""
-    return wide.bound(components, problem)
-
-
 def reasons(problem: ConvProblem) -> list[str]:
     """Return why a convolution cannot be computed in split form; empty if it can."""
     own = Convolution.of(problem)

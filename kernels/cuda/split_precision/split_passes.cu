@@ -23,7 +23,9 @@ struct Unit {
     __device__ __forceinline__ Unit() : index(blockIdx.x * 256 + threadIdx.x) {
         unit = index % UNITS, pixel = index / UNITS % OUTPUT_AREA, image = index / UNITS / OUTPUT_AREA;
     }
-    __device__ __forceinline__ void note(ImageScale *scales, const ImageScale &own) const {
+    __device__ __forceinline__ void store(uint4 *y, ImageScale *scales, int images, const ImageScale &own,
+                                          const float (&values)[8]) const {
+        store_channels(y, (long long)images * OUTPUT_AREA * UNITS, index, own.exponent, values);
         if (unit == 0 && pixel == 0) scales[image] = own;
     }
 };
@@ -75,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     if (!Config::maximum && !Config::mean) own = limited(own, Config::window_height * Config::window_width, 0.0f);
     for (int i = 0; i < 8; i++) result[i] = activated(Config::mean ? result[i] / (rows * columns) : result[i]);
-    store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
-    out.note(y_scales, own);
+    out.store(y, y_scales, images, own, result);
 }
 #endif
 
@@ -100,8 +101,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int i = 0; i < 8; i++) result[i] = fmaf(values[i], weights[i], result[i]);
     });
     for (int i = 0; i < 8; i++) result[i] = activated(result[i]);
-    store_channels(y, (long long)images * OUTPUT_AREA * UNITS, out.index, own.exponent, result);
-    out.note(y_scales, own);
+    out.store(y, y_scales, images, own, result);
 }
 #endif
 
@@ -134,8 +134,7 @@ extern "C" __global__ void __launch_bounds__(256)
     float values[8];
     load_channels(x, (long long)images * AREA * units, pixel * units + out.unit - begin, from, values);
     for (int i = 0; i < 8; i++) values[i] = activated(values[i]);
-    store_channels(y, (long long)images * AREA * UNITS, out.index, own.exponent, values);
-    out.note(y_scales, own);
+    out.store(y, y_scales, images, own, values);
 }
 #endif
 

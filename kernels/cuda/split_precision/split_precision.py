@@ -103,12 +103,9 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         overlap = chip.capability >= (9, 0) and tiles * tile.filter_blocks >= chip.multiprocessors
         resident = max(1, chip.multiprocessors // tile.filter_blocks)
         grid, block = (min(tiles, resident) * tile.filter_blocks, 1, 1), (tile.threads, 1, 1)
-        shared = tile.shared_bytes
-        split, common = (
-            ("w", "filters", "filter_scales", "state", "images"),
-            ("filter_scales", "state", "first", "images"),
-        )
-        recomputing = _RECOMPUTE_BLOCKS * chip.multiprocessors
+        shared, recomputing = tile.shared_bytes, _RECOMPUTE_BLOCKS * chip.multiprocessors
+        split = ("w", "filters", "filter_scales", "state", "images")
+        common = ("filter_scales", "state", "first", "images")
         # The filters are split again for each launch, and with them the lists in `state` are emptied.
         return (
             Launch("split_precision_filters", (filter_blocks, 1, 1), (_FILTER_THREADS, 1, 1), split),
@@ -122,15 +119,13 @@ def plan_of(tile: Tile, problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         "filter_scales": 4 * 9 * tile.column_tiles,  # and per tile of eight columns, whether they cannot be split
         "state": 4 * (1 + 2 * images + tile.filter_blocks),  # block.cuh
     }
-    per_step, most = _SAME_SIGN_BIAS
+    (per_step, most), per_product = _SAME_SIGN_BIAS, _SAME_SIGN_BIAS_PER_PRODUCT
     config = {
         **asdict(Convolution.of(problem)),
         **tile.config,
         "long_sum": LONG_SUM,
         "truncation_bias": _TRUNCATION_BIAS,
-        "same_sign_bias": min(
-            per_step * tile.k_steps, most, _SAME_SIGN_BIAS_PER_PRODUCT * layer.products / tile.k_steps
-        ),
+        "same_sign_bias": min(per_step * tile.k_steps, most, per_product * layer.products / tile.k_steps),
     }
     defines = {**layer_defines(layer, tile.tile_images + 1), **tile.defines}
     return Plan(defines, images, steps, scratch=scratch, config=config)
@@ -147,9 +142,8 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
             if problem.channels != 1:
                 reasons.append(f"channels: expected 1, got {problem.channels}")
             if width % 2 or height * width % 4:
-                reasons.append(
-                    f"output map: expected an even width and a multiple of 4 elements, got {height} x {width}"
-                )
+                expected = "an even width and a multiple of 4 elements"
+                reasons.append(f"output map: expected {expected}, got {height} x {width}")
         if not all(0 <= pad < own.kernel_height for pad in (own.pad_height, own.pad_width)):
             reasons.append(f"padding: expected less than the kernel {problem.kernel}, got {problem.pad}")
         if max(own.area, own.output_area) >= _MOST_PIXELS:
@@ -159,9 +153,8 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
     def limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
         reasons, known = shape_reasons(problem), chip or (_HOPPER if wgmma else _AMPERE)
         if not reasons and tile_for(kind, plain_convolution(problem), known, 4, components) is None:
-            reasons.append(
-                f"tile: none of the layer fits {known.shared_bytes} bytes of shared memory and the registers"
-            )
+            memory = f"{known.shared_bytes} bytes of shared memory"
+            reasons.append(f"tile: none of the layer fits {memory} and the registers")
         return reasons
 
     def recommended(problem: ConvProblem, chip: Chip) -> bool:
@@ -197,19 +190,14 @@ def _kernel(kind: type[Tile], components: int, summary: str, sources: tuple[str,
         assert tile is not None, "expected a problem without reasons against it"
         return plan_of(tile, problem, chip, aligned)
 
-    shared = (
-        "../layer.cuh",
-        "../denormals.cuh",
-        "instructions.cuh",
-        "range.cuh",
-        "recompute.cuh",
-        "split.cuh",
-        "block.cuh",
-    )
+    shared = ("../layer", "../denormals", "instructions", "range", "recompute", "split", "block")
     return CudaKernel(
         kernel_name(kind, components),
         summary if components == 2 else f"{kernel_name(kind, 2)} with one fp16 product instead of three",
-        tuple(_FOLDER / file for file in (*shared, *sources, "split_filters.cu", "convolution.cu")),
+        tuple(
+            _FOLDER / file
+            for file in (*(f"{each}.cuh" for each in shared), *sources, "split_filters.cu", "convolution.cu")
+        ),
         plan,
         limits,
         split_bound if components == 2 else reduced_precision_bound(_EPS, _EPS_SUM),

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ece408_op.core.kernel import CudaKernel, sum_bound
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import ITEM_BYTES, PAD, RECTANGULAR, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime.launch import REGISTERS, Chip, Launch, Plan, ceil_div, layer_defines, round_up
 
 from ..float32 import partial_sums
-from ._wide_tiles import PROMOTED_PRODUCTS
+from ._wide_tiles import PROMOTED_PRODUCTS, fp16x3_bound
 
 _FOLDER = Path(__file__).parent
 #: The number of blocks is chosen for these multiprocessors, whatever the chip has: the error bound depends on it.
@@ -138,9 +138,7 @@ def _bound(problem: ConvProblem) -> float:
     n, images = problem.products, ceil_div(problem.batch, min(max(1, problem.batch), _MULTIPROCESSORS))
     of_block = (images + 1) * problem.output_height * round_up(problem.output_width, 2)
     additions = 2 * ceil_div(of_block, 16) + _MULTIPROCESSORS * _MOST_BLOCKS * _MOST_SLICES
-    sums = min(n, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
-    low = 2 * min(n, _MOST_STEP_PRODUCTS) * 2.0**-22 * 2.0**-10
-    return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
+    return fp16x3_bound(n, additions, min(n, _MOST_STEP_PRODUCTS))
 
 
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:

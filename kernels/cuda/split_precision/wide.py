@@ -23,7 +23,7 @@ from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan,
 
 from .. import cudnn
 from ._convolution import Convolution, recompute
-from ._wide_tiles import PRODUCERS, PROMOTED_PRODUCTS, THREADS, WideTile, limits, split_filters
+from ._wide_tiles import PRODUCERS, THREADS, WideTile, fp16x3_bound, limits, split_filters
 
 _FOLDER = Path(__file__).parent
 #: What all kernels for wide layers begin with.
@@ -50,13 +50,9 @@ def split_images(own: Convolution, source: str, images: int) -> tuple[Launch, La
     """Return the launches that write float32 images into the buffers split_x and x_scales."""
     blocks = (ceil_div(own.area, _SPLIT_TILE), ceil_div(own.input_channels, _SPLIT_TILE), images)
     arguments = (source, "ranges", "split_x", "x_scales", "listed", "first", "images")
+    ranges, searched = (range_blocks(own), images, 1), (source, "ranges", "listed", "first")
     return (
-        Launch(
-            "range_of_images",
-            (range_blocks(own), images, 1),
-            (_RANGE_THREADS, 1, 1),
-            (source, "ranges", "listed", "first"),
-        ),
+        Launch("range_of_images", ranges, (_RANGE_THREADS, 1, 1), searched),
         Launch("split_images", blocks, (THREADS, 1, 1), arguments),
     )
 
@@ -122,9 +118,7 @@ def bound(components: int, problem: ConvProblem) -> float:
     if components == 1:
         return reduced_precision_bound(2.0**-11, 2.0**-22)(problem) + 2.0**-22
     # A pointwise stage has at least 16 products, and two roundings: of its sum and of the total.
-    sums = min(n, PROMOTED_PRODUCTS) * 2.0**-22 + (2 * ceil_div(n, 16) + 1) * 2.0**-24
-    low = 2 * n * 2.0**-22 * 2.0**-10
-    return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
+    return fp16x3_bound(n, 2 * ceil_div(n, 16) + 1, n)
 
 
 def _recommended(components: int, problem: ConvProblem, chip: Chip) -> bool:

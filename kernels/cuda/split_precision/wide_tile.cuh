@@ -50,6 +50,32 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+// Convert: a block turns 64 channels of 64 pixels of an image to [component][image][pixel][channel]. CHANNELS: of a
+// pixel, a multiple of eight; load(channel, pixel): a value, or 0 outside; scale(c): of the block's channel c, known when all threads
+// have loaded.
+template <int CHANNELS, int PIXELS, typename Load, typename Scale>
+__device__ __forceinline__ void split_block(uint4 *split, int images, const Load &load, const Scale &scale) {
+    __shared__ float tile[64][65];
+    const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64, column = threadIdx.x % 64;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int row = threadIdx.x / 64 + 4 * i;
+        tile[row][column] = load(c0 + row, pixel0 + column);
+    }
+    __syncthreads();
+    const long long component = (long long)images * PIXELS * (CHANNELS / 8);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = threadIdx.x / 8 + 32 * i, c = threadIdx.x % 8 * 8;
+        if (pixel0 + row >= PIXELS || c0 + c >= CHANNELS) continue;
+        uint4 high, low;
+        split_channels([&](int i) { return multiply(tile[c + i][row], scale(c + i)); }, high, low);
+        uint4 *const to = split + ((long long)image * PIXELS + pixel0 + row) * (CHANNELS / 8) + (c0 + c) / 8;
+        to[0] = high;
+        if (COMPONENTS == 2) to[component] = low;
+    }
+}
+
 __device__ __forceinline__ bool filters_unsplittable(const int *exponents) {
     int unsplittable = 0;
     for (int m = threadIdx.x; m < Config::groups * M; m += 256) unsplittable |= exponents[m] == Range::UNSPLITTABLE;

@@ -64,17 +64,15 @@ extern "C" __global__ void __launch_bounds__(256)
         channel_range<Config::y_vector, M, OUTPUT_AREA>(y, ranges + X_BLOCKS, block - X_BLOCKS, Config::y_parts, images);
 }
 
-// Convert: 64 channels of 64 pixels of an image to [component][image][pixel][channel]. Store each
-// channel's exponent, or UNSPLITTABLE.
+// Convert: images to [component][image][pixel][channel]. Store each channel's exponent, or UNSPLITTABLE.
 template <int CHANNELS, int PIXELS, int PARTS>
-__device__ __forceinline__ void split_block(const float *__restrict__ x, const unsigned *__restrict__ ranges,
-                                            uint4 *__restrict__ split, int *__restrict__ exponents, long long first,
-                                            int images) {
-    constexpr int PADDED = (CHANNELS + 7) / 8 * 8, PITCH = 65;
-    __shared__ float tile[64][PITCH], scales[64];
-    const int image = blockIdx.z, c0 = blockIdx.y * 64, pixel0 = blockIdx.x * 64;
+__device__ __forceinline__ void split_by_channel(const float *__restrict__ x, const unsigned *__restrict__ ranges,
+                                                 uint4 *__restrict__ split, int *__restrict__ exponents,
+                                                 long long first, int images) {
+    __shared__ float scales[64];
+    const int image = blockIdx.z;
     if (threadIdx.x < 64) {
-        const int channel = c0 + threadIdx.x;
+        const int channel = blockIdx.y * 64 + threadIdx.x;
         Range range;
         for (int i = 0; i < PARTS; i++)
             range.largest = max(range.largest, channel < CHANNELS ? ranges[channel * PARTS + i] : 0);
@@ -84,38 +82,23 @@ __device__ __forceinline__ void split_block(const float *__restrict__ x, const u
             exponents[channel] = range.largest < 0x7f800000 ? exponent : Range::UNSPLITTABLE;
     }
     const float *const from = x + (first + image) * CHANNELS * PIXELS;
-    const int column = threadIdx.x % 64, pixel = pixel0 + column;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int row = threadIdx.x / 64 + 4 * i, c = c0 + row;
-        tile[row][column] = c < CHANNELS && pixel < PIXELS ? from[c * (long long)PIXELS + pixel] : 0.0f;
-    }
-    __syncthreads();
-    const long long component = (long long)images * PIXELS * (PADDED / 8);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int row = threadIdx.x / 8 + 32 * i, c = threadIdx.x % 8 * 8;
-        if (pixel0 + row >= PIXELS || c0 + c >= PADDED) continue;
-        float values[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) values[j] = multiply(tile[c + j][row], scales[c + j]);
-        uint4 high, low;
-        split_channels(values, 1, 1.0f, high, low);
-        uint4 *const to = split + ((long long)image * PIXELS + pixel0 + row) * (PADDED / 8) + (c0 + c) / 8;
-        to[0] = high, to[component] = low;
-    }
+    const auto load = [&](int c, int pixel) {
+        return c < CHANNELS && pixel < PIXELS ? from[c * (long long)PIXELS + pixel] : 0.0f;
+    };
+    split_block<(CHANNELS + 7) / 8 * 8, PIXELS>(split, images, load, [&](int c) { return scales[c]; });
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     split_inputs(const float *__restrict__ x, const unsigned *__restrict__ ranges, uint4 *__restrict__ split_x,
                  int *__restrict__ exponents, long long first, int images) {
-    split_block<C, AREA, Config::x_parts>(x, ranges, split_x, exponents, first, images);
+    split_by_channel<C, AREA, Config::x_parts>(x, ranges, split_x, exponents, first, images);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     split_gradients(const float *__restrict__ y, const unsigned *__restrict__ ranges, uint4 *__restrict__ split_y,
                     int *__restrict__ exponents, long long first, int images) {
-    split_block<M, OUTPUT_AREA, Config::y_parts>(y, ranges + C * Config::x_parts, split_y, exponents + C, first, images);
+    split_by_channel<M, OUTPUT_AREA, Config::y_parts>(y, ranges + C * Config::x_parts, split_y, exponents + C, first,
+                                                      images);
 }
 
 // The stages of all tiles in one sequence, and the blocks' shares of it.

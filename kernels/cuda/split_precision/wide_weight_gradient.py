@@ -13,14 +13,14 @@ import math
 from functools import cache
 from pathlib import Path
 
-from ece408_op.core.kernel import CudaKernel, sum_bound
+from ece408_op.core.kernel import CudaKernel
 from ece408_op.problem import DILATE, ITEM_BYTES, PAD, RECTANGULAR, STRIDE, WEIGHT_GRADIENT, ConvProblem, WeightGradient
 from ece408_op.runtime.launch import GRID_YZ, SCRATCH_BYTES, Chip, Launch, Plan, TensorMap, ceil_div, round_up
 
 from . import _wide_tiles, wide
 from ._convolution import Convolution
 from ._wgmma import wgmma_macro
-from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile
+from ._wide_tiles import PROMOTED_PRODUCTS, THREADS, WideTile, fp16x3_bound
 
 _FOLDER = Path(__file__).parent
 #: Channels or filters of a row of shared memory, and output pixels of a stage.
@@ -70,20 +70,14 @@ def _partial_bytes(own: Convolution, blocks: int) -> int:
     return ITEM_BYTES * (blocks + math.prod(_tile_numbers(own, units, filters)) - 1) * units * _BLOCK * filters
 
 
-def _parts(channels: int) -> int:
-    return max(1, min(_MOST_PARTS, _RANGE_BLOCKS // channels))
-
-
 def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
     own = Convolution.of(problem)
     units, filters = _sizes(own)
-    tile = WideTile(
-        components=2, tile_filters=filters, stage_channels=_BLOCK, stages=1, tile_pixels=_BLOCK * units, consumers=units
-    )
+    tile = WideTile(2, filters, _BLOCK, 1, _BLOCK * units, units)
     stages = min(_MOST_STAGES, (chip.shared_bytes - _OTHERS) // tile.stage_bytes(False))
     blocks = chip.multiprocessors
     x_channels, y_channels = own.padded_channels, round_up(own.filters, 8)
-    x_parts, y_parts = _parts(own.channels), _parts(own.filters)
+    x_parts, y_parts = (max(1, min(_MOST_PARTS, _RANGE_BLOCKS // n)) for n in (own.channels, own.filters))
     image_bytes = ITEM_BYTES * (x_channels * own.area + y_channels * own.output_area)
     batch = max(1, problem.batch)
     images = ceil_div(batch, ceil_div(batch, max(1, min(SCRATCH_BYTES // image_bytes, own.most_images, GRID_YZ))))
@@ -121,16 +115,8 @@ def _plan(problem: ConvProblem, chip: Chip, aligned: int) -> Plan:
         f"{name}_vector": 4 if aligned >= 16 and area % 4 == 0 else 1
         for name, area in (("x", own.area), ("y", own.output_area))
     }
-    parts = {"x_parts": x_parts, "y_parts": y_parts}
-    config = tile.config(
-        own,
-        stages=stages,
-        blocks=blocks,
-        low_stages=_LOW_STAGES,
-        promote_every=PROMOTED_PRODUCTS // _PIXELS,
-        **vectors,
-        **parts,
-    )
+    numbers = {"stages": stages, "blocks": blocks, "x_parts": x_parts, "y_parts": y_parts, **vectors}
+    config = tile.config(own, low_stages=_LOW_STAGES, promote_every=PROMOTED_PRODUCTS // _PIXELS, **numbers)
     defines: dict[str, int | str] = {
         # Here it only leaves out recompute_images, an entry point of the shared sources.
         "SPLIT_FORM": 1,
@@ -151,9 +137,7 @@ def _limits(problem: ConvProblem, chip: Chip | None = None) -> list[str]:
 def _bound(problem: ConvProblem) -> float:
     n = problem.products
     additions = 2 * ceil_div(n, PROMOTED_PRODUCTS) + 2 * ceil_div(n, _LOW_PRODUCTS) + n // _PIXELS + 4
-    sums = min(n, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
-    low = 2 * min(n, _LOW_PRODUCTS) * 2.0**-22 * 2.0**-10
-    return (3 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + low + 2.0**-22
+    return fp16x3_bound(n, additions, min(n, _LOW_PRODUCTS))
 
 
 def _recommended(problem: ConvProblem, chip: Chip) -> bool:
