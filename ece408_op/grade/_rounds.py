@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Callable
 
 import numpy as np
@@ -86,6 +87,7 @@ class Trial:
         trained: Sequence[CourseNet] = (),
     ) -> None:  # fmt: skip
         self.bench, self.program, self.seconds, self._trained = bench, program, seconds, trained
+        self._folder = f"{Path(program.what).parent}/"  # the harness's, which says nothing to the author
         self._left = deque([*purposes, *[REAL_IMAGES] * len(trained)])
         self.buffers: list[Buffers] = []
         self.result = NetworkResult(net, images, [Layer(problem) for problem in net.problems(images)])
@@ -113,7 +115,7 @@ class Trial:
                     if failures == STARTS or isinstance(error, StoppedError):
                         raise
                     time.sleep(SECONDS_BETWEEN_STARTS)
-            self.result.printed = worker.printed
+            self.result.printed = worker.printed.replace(self._folder, "")
         return self.result
 
     def go_through(self, worker: Worker) -> bool:
@@ -132,7 +134,7 @@ class Trial:
             text = f"the grader found no memory for itself next to what the file had taken: {error}"
             end = EndedError("crashed", text)
         except EndedError as ended:
-            end = ended
+            end = EndedError(ended.status, ended.reason.replace(self._folder, ""))
         # Each call took memory and freed none: in the course there was one call.
         if end and end.status == "crashed" and self._ended and (worker.outgrown or self.bench.device.exhausted()):
             self.result.leaks = True

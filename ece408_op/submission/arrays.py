@@ -48,22 +48,18 @@ class HostArray:
         os.close(self._file)
 
 
-class DeviceArray:
-    """A float32 array on a GPU between two red zones, in ``SharedMemory``, which the worker maps too."""
+class DeviceArray(SharedMemory):
+    """A float32 array on a GPU between two red zones, in memory which the worker maps too."""
 
     def __init__(self, shape: tuple[int, ...], writable: bool) -> None:
         size = 4 * math.prod(shape)
-        self._memory = SharedMemory(2 * RED_ZONE + size)
-        raw = self._memory.array
+        super().__init__(2 * RED_ZONE + size)
+        raw = self.array
         raw.fill(MARK)
         # The second zone begins right behind the last element.
         self.zones = (raw[:RED_ZONE], raw[RED_ZONE + size :])
         self.array = raw[RED_ZONE : RED_ZONE + size].view(np.float32).reshape(shape)
-        self.descriptor, self.handle = self._memory.descriptor, f"{self._memory.descriptor}:{raw.size}"
-
-    def close(self) -> None:
-        """Release the memory."""
-        self._memory.close()
+        self.handle = f"{self.descriptor}:{raw.size}"
 
 
 class Arrays(AbstractContextManager[Any]):

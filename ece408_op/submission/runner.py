@@ -65,7 +65,7 @@ def compile_file(path: Path) -> File:
         raise DeviceError(f"{path}: expected a file that can be read and compiled, got {error}") from None
 
 
-class Session:
+class Session(ExitStack):
     """A worker process that has loaded a file, and the arrays of some layers of one batch size.
 
     The process computes all layers, as in the course, because files keep counters and buffers between calls. Use it as
@@ -74,8 +74,8 @@ class Session:
     """
 
     def __init__(self, file: File, problems: Sequence[ConvProblem]) -> None:
-        self._file, self.problems, self._stack = file, list(problems), ExitStack()
-        self.cuda_error = ""
+        super().__init__()
+        self._file, self.problems, self.cuda_error = file, list(problems), ""
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
@@ -86,11 +86,8 @@ class Session:
             self._worker = stack.enter_context(worker)
             self._worker.begin()
             self._worker.call(0, LimitsSpec().load_seconds, "load")
-            self._stack = stack.pop_all()
+            self.enter_context(stack.pop_all())
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
     def call(self, layer: int, x: np.ndarray, w: np.ndarray, fill: float = 0.0) -> float:
         """Compute the layer of that index from x (B, C, H, W) and w (M, C, K, K), float32, into its output.

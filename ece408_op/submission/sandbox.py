@@ -137,6 +137,7 @@ class Process:
         while self.cgroup and self.cgroup.exists() and time.monotonic() < end:
             with suppress(OSError):  # a dying process is counted for a moment; one that stays is empty and harmless
                 self.cgroup.rmdir()
+            time.sleep(0.001)
         if self.user is not None:
             self.user.close()
         return self.ended or "lost"
@@ -223,8 +224,8 @@ def start(
         uid, user = _free_user()
     if user is not None or (_COUNTS_BY_NAMESPACE and not tools.unsafe):
         numbers[resource.RLIMIT_NPROC] = limits.processes
-    tmpfs = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=1777"
-    words = [str(tools.folder / "worker"), "supervise", str(theirs.fileno()), tmpfs, str(uid), str(seccomp)]
+    tmpfs = [f"size={limits.disk_bytes},nr_inodes={_INODES},mode=1777", "/dev/shm" if gpu else "/tmp"]
+    words = [str(tools.folder / "worker"), "supervise", str(theirs.fileno()), *tmpfs, str(uid), str(seccomp)]
     words += [f"{number}:{value}" for number, value in numbers.items()]
     inherited = [theirs.fileno(), *descriptors, *([] if seccomp < 0 else [seccomp])]
     around = [] if tools.unsafe else _bubblewrap(map(str, seen), written, python, tools, gpu)

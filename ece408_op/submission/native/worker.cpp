@@ -1,11 +1,11 @@
 // The harness's program in a sandbox, the supervisor, and the worker that it runs.
 //
-//   worker supervise CONTROL TMPFS UID FILTER LIMIT... -- PROGRAM ARGUMENT...
+//   worker supervise CONTROL OPTIONS TMPFS UID FILTER LIMIT... -- PROGRAM ARGUMENT...
 //
 // Process 1 of a sandbox, which bubblewrap has built; with --unsafe an ordinary process. It runs one program with limits, as
 // its first child, and reports on the socket CONTROL: "started" by the child just before PROGRAM, so that the harness learns
-// the child's process id from the kernel; "exit N" or "signal N" at its end; or "lost TEXT". The tmpfs on /tmp and /dev/shm
-// get the options TMPFS. UID is the user and group that PROGRAM runs as, 0 for the caller's, FILTER a descriptor of its
+// the child's process id from the kernel; "exit N" or "signal N" at its end; or "lost TEXT". The sandbox's tmpfs, on /tmp
+// and on the path TMPFS, get these options. UID is the user and group that PROGRAM runs as, 0 for the caller's, FILTER a descriptor of its
 // seccomp program, -1 for none, and LIMIT is NUMBER:VALUE of setrlimit.
 //
 //   worker LIBRARY SOCKET DEVICE GUARD {B C H W M K X W Y}...
@@ -244,12 +244,11 @@ void call_library(ece408_grade_call* call, unsigned, char* text) {
   prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);  // the program may have this process's user: it must not write to its memory
   if (!in_sandbox) prctl(PR_SET_PDEATHSIG, SIGKILL);
   harness = atoi(words[0]);
-  for (const char* path : {"/tmp", "/dev/shm"})
-    if (in_sandbox && mount(nullptr, path, nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, words[1]) != 0 && errno != ENOENT)
-      lost(path);
+  for (const char* path : {"/tmp", static_cast<const char*>(words[2])})
+    if (in_sandbox && mount(nullptr, path, nullptr, MS_REMOUNT | MS_NOSUID | MS_NODEV, words[1]) != 0) lost(path);
   pid_t program = fork();
   if (program < 0) lost("fork");
-  if (program == 0) run_program(atol(words[2]), atoi(words[3]), words + 4, in_sandbox);
+  if (program == 0) run_program(atol(words[3]), atoi(words[4]), words + 5, in_sandbox);
   // Only the program may use the other descriptors: its socket must end when it does.
   for (int fd = 0; fd < 4096; ++fd)
     if (fd != harness) close(fd);
