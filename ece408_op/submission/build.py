@@ -36,8 +36,6 @@ CPU_OPTIONS = (
     *("-std=c++14", "-O3", "-DNDEBUG=1", "-w", "-fPIC", "-fopenmp", "-fno-delete-null-pointer-checks"),
     *(("-msse3",) if platform.machine() == "x86_64" else ()),
 )
-#: The header that is in front of every submission; for the CPU it is precompiled.
-_BEFORE = "headers/ece408_grade/before.h"
 _PREFIX = "ece408-grade-"
 #: Names that CUDA has dropped since, and those of MXNet that no submission of the course used.
 _DROPPED = (
@@ -71,7 +69,6 @@ _ERROR = r"\berror\b|undefined (reference|symbol)|fatal|note: to match this"
 #: What the compiler says of the lines behind a submission, and of its errors' number.
 _BEHIND = r"^(ece408_grade/after\.h[:(][\d:]+\)?:?|At end of source:)"
 _NOT_THERE = re.compile(r"after\.h\S*: error: .*forward")
-_SUMMARY = re.compile(r"\d+ errors? detected in the compilation of")
 _OPEN_BRACKET = r"""expected (a )?["']}["']"""
 #: The course's files were written for C++11; headers of today's CUDA may want more, a kernel that starts kernels too,
 #: and a forward that is declared otherwise than the course's: without it ``#pragma GCC target`` holds for theirs too.
@@ -167,7 +164,7 @@ def errors(text: str, folder: Path, tools: Tools, name: str) -> str:
     # What stands in for new-inl.h is none of the author's.
     lines = [line for line in lines if "ece408_grade_go" not in line] or lines
     # A bracket that is never closed shows in what the harness puts behind the file, which then means nothing.
-    lines = [line for line in lines if not _SUMMARY.match(line) and not _NOT_THERE.search(line)]
+    lines = [line for line in lines if not re.match(r"\d+ errors? detected", line) and not _NOT_THERE.search(line)]
     return _chosen([re.sub(_BEHIND, f"behind the end of {name}:", line) for line in lines], own)
 
 
@@ -275,12 +272,12 @@ def tools(*, hidden: tuple[Path, ...] = (), unsafe: bool = False, trusted: bool 
     if not unsafe and shutil.which("bwrap") is None:
         text = "expected bubblewrap for the sandbox, found no bwrap; install it (Debian: apt-get install bubblewrap)"
         raise HarnessError(text + HELP)
-    gxx = compiler("g++")
+    gxx, before = compiler("g++"), "headers/ece408_grade/before.h"  # that is in front of every submission
     worker = [gxx, "-std=c++17", "-O1", "-fPIC", str(_HERE / "native" / "worker.cpp"), "-ldl"]
     commands = (  # the file comes last
         [*worker, "-o", "worker"],
         [*worker, "-shared", "-o", "worker.so"],
-        [gxx, *CPU_OPTIONS, "-x", "c++-header", _BEFORE, "-o", f"{_BEFORE}.gch"],
+        [gxx, *CPU_OPTIONS, "-x", "c++-header", before, "-o", f"{before}.gch"],
     )
     files = [path for part in ("native", "headers") for path in sorted((_HERE / part).rglob("*")) if path.is_file()]
     version = os.stat(gxx)  # a compiler's size and time tell its versions apart
