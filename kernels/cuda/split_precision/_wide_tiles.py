@@ -182,7 +182,7 @@ class WideTile:
 
 
 def fp16x3_bound(products: int, additions: int, low_products: int) -> float:
-    """Return the bound of ``wide``: with so many additions in float32, and so many low products between two of them."""
+    """Return the bound of ``wide``: with these numbers of additions in float32, and of low products between two."""
     sums = min(products, PROMOTED_PRODUCTS) * 2.0**-22 + sum_bound(additions)
     return (4 + 2.0**-9) * 2.0**-22 + (1 + 2.0**-9) * sums + 2 * low_products * 2.0**-32
 

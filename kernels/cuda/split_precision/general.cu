@@ -128,9 +128,9 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
         const int consumer = threadIdx.x / 128 - 1;
         int stage = 0, phase = 0;
         if (Config::resident) mbarrier_wait(pipeline.resident, 0);
-        constexpr int TEAMS = Config::consumers / SHARES;
+        constexpr int AT_ONCE = Config::consumers / SHARES;  // tiles of a block
         int i = Config::alternate ? consumer : 0;  // tiles of the block before this one
-        for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += TEAMS * gridDim.x, i += TEAMS) {
+        for (int number = blockIdx.x + i * gridDim.x; number < tiles; number += AT_ONCE * gridDim.x, i += AT_ONCE) {
             const Tile tile = Tile(number).of(consumer);
             const auto multiply = [&](Accumulators &sums, int which, int step) {
                 multiply_stage(sums, pipeline, which, step, consumer);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void implicit_gemm(const TensorMap &x_high, const Ten
             sums.clear();
             if (Config::alternate) {
                 stage = i * STEPS % Config::stages, phase = i * STEPS / Config::stages % 2;
-                if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / TEAMS);
+                if (i) mbarrier_wait(pipeline.turns + consumer, (i - 1) / AT_ONCE);
             }
             multiply_stages(sums, pipeline, STEPS, stage, phase, multiply);
             epilogue.store(sums, pipeline.others, tile, consumer, pipeline.outputs);
