@@ -5,8 +5,8 @@
 // Process 1 of a sandbox, which bubblewrap has built; with --unsafe an ordinary process. It runs one program with limits, as
 // its first child, and reports on the socket CONTROL: "started" by the child just before PROGRAM, so that the harness learns
 // the child's process id from the kernel; "exit N" or "signal N" at its end; or "lost TEXT". The sandbox's tmpfs, on /tmp
-// and on the path TMPFS, get these options. UID is the user and group that PROGRAM runs as, 0 for the caller's, FILTER a descriptor of its
-// seccomp program, -1 for none, and LIMIT is NUMBER:VALUE of setrlimit.
+// and on the path TMPFS, get these options. UID is the user and group that PROGRAM runs as, 0 for the caller's, FILTER a
+// descriptor of its seccomp program, -1 for none, and LIMIT is NUMBER:VALUE of setrlimit.
 //
 //   worker LIBRARY SOCKET DEVICE GUARD {B C H W M K X W Y}...
 //
