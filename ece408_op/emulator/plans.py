@@ -15,6 +15,7 @@ import numpy as np
 from ece408_op.runtime.launch import Argument, CopyToConstant, Launch, Plan, TensorMap
 
 from . import _build, _report, _rewrite, _run
+from ._errors import CompileError
 from ._report import Report
 
 #: Sources made of instructions, and the namespace with their functions.
@@ -123,6 +124,9 @@ def _run_function(case: Case) -> str:
             lines.append(f"std::memcpy((void *)&{step.symbol}, {source}.p, {step.bytes});")
             continue
         assert isinstance(step, Launch)
+        if not re.search(rf'\bextern\s+"C"\s*({{|[^;{{}}]*\b{re.escape(step.entry)}\s*\()', case.text):
+            text = f'expected extern "C" in front of the kernel {step.entry}: no GPU finds another one by its name'
+            raise CompileError(((None, text),))
         grid, block = (", ".join(map(str, size)) for size in (step.grid, step.block))
         kernel = _rewrite.as_kernel(step.entry)
         arguments = [_argument(case, argument, first, images) for argument in step.args]

@@ -239,6 +239,9 @@ def test_a_cuda_kernel_in_python_is_emulated_by_its_plan(tmp_path: Path, capsys:
     kernel.write_text(right.replace("* K + p) * K + q]", "* K + q) * K + p]"))
     assert lab.main([str(own), *SMALL, "--emulate"]) == 1
     assert "p and q exchanged in the filter's index: see line 13" in " ".join(capsys.readouterr().out.split())
+    kernel.write_text(right.replace('extern "C" ', ""))
+    assert lab.main([str(own), *SMALL, "--emulate"]) == 1
+    assert 'expected extern "C" in front of the kernel' in capsys.readouterr().out
     kernel.write_text(right.replace("float sum = 0", "float sum"))
     own.write_text(own.read_text().replace("blocks = ", "blocks = THREADS // 0 + "))
     assert lab.main([str(own), *SMALL, "--emulate"]) == 1
