@@ -21,7 +21,7 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 @dataclass(frozen=True)
 class Submission:
-    """One submission: the path by which it is known, and the source to compile (None where there is none).
+    """One submission: the path that names it, and the source to compile (None where there is none).
 
     ``why`` it cannot be graded here, where that is known before it is looked at. ``alone``: it is a file in a folder of
     many, whose neighbours are others' work.

@@ -233,7 +233,7 @@ def _unstable(runs: Sequence[Run]) -> bool:
 class NetworkResult:
     """A network tried with a number of images: its layers, accuracies, and what the worker printed.
 
-    ``leaks``: it kept memory from call to call until there was none. Its times count (``timed``) unless the network was
+    ``leaks``: it took memory with each call until there was none. Its times count (``timed``) unless the network was
     timed with more images.
     """
 

@@ -155,9 +155,9 @@ def is_profitable(rows: int, columns: int, length: int, chip: Chip) -> bool:
 
 
 class SplitFullyConnected(BlasFullyConnected):
-    """FullyConnected in split precision; in float32 by cuBLAS for weights whose range is too wide for it.
+    """FullyConnected in split precision.
 
-    And for inputs that do not begin at a multiple of 16 bytes.
+    In float32 by cuBLAS for weights whose range is too wide for it, and for inputs that are not aligned to 16 bytes.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ class Pipeline:
 
     All arrays are C-contiguous float32; outputs share no memory with the others. staging_elements: the elements of a
     staging buffer. constants: arrays that every chunk reads. checks: functions for the threads to call while the device
-    computes the last chunk. add: add results to the outputs, of which none is pinned. pinned: by role, whether each
+    computes the last chunk. add: add results to the outputs, which are not pinned then. pinned: by role, whether each
     array is pinned, or nothing if none is. An error in any transfer ends the call, and ``run`` raises it.
     """
 

@@ -4,7 +4,7 @@
 //     w --split_w--> tiles --bulk-->  x and w tiles     <-empty--   split x, multiply       --> sums
 //     sums of all slices of K --finish--> y
 //
-// The consumers convert x on its way from shared memory to registers, wgmma's operand A, and take turns: one multiplies
+// The consumers convert x from shared memory into registers, wgmma's operand A, and take turns: one multiplies
 // while the other converts. The values of a row of x in a k-step are scaled by a power of two of their own, those of a
 // row of w by one (split.cuh has the arithmetic).
 //
