@@ -48,7 +48,7 @@ def _coalescing(line: LineCounters) -> list[tuple[float, Hint]]:
         return []
     factor, per_request = line.sectors / line.least_sectors, line.sectors / line.global_requests
     verb = "read" if line.load_sectors >= line.store_sectors else "write"
-    text = f"the 32 lanes of a warp {verb} {per_request:.1f} different sectors, {factor:.1f} times more than needed: "
+    text = f"the 32 lanes of a warp {verb} {per_request:.1f} different sectors, {factor:.1f} times as many as needed: "
     text += "let neighbouring lanes (threadIdx.x) use neighbouring elements"
     return [((line.sectors - line.least_sectors) / 4, Hint(line.line, text, factor, COALESCING))]
 
