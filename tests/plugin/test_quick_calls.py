@@ -1,0 +1,98 @@
+"""Custom operators that MXNet calls through the package's callbacks get what MXNet's own callbacks give."""
+
+from __future__ import annotations
+
+import gc
+from unittest import mock
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mxnet")
+
+from ece408_op.plugin import quick_calls  # noqa: E402
+
+
+def executed(base, grad_req):
+    """The calls of an operator of that base class, and the arrays that it has filled in two steps of an executor."""
+    calls = []
+
+    class Records(base):
+        def forward(self, **given):
+            calls.append(("forward", described(given)))
+            for number, out in enumerate(given["out_data"]):
+                self.assign(out, given["req"][number], given["in_data"][number] + number + given["aux"][0])
+            given["aux"][0] += 1
+
+        def backward(self, **given):
+            calls.append(("backward", described(given)))
+            for number, gradient in enumerate(given["in_grad"]):
+                self.assign(gradient, given["req"][number], given["in_data"][number] * given["out_grad"][number])
+
+    class Prop(mx.operator.CustomOpProp):
+        def list_arguments(self):
+            return ["a", "b", "c"]
+
+        def list_outputs(self):
+            return ["x", "y", "z"]
+
+        def list_auxiliary_states(self):
+            return ["state"]
+
+        def infer_shape(self, shapes):
+            return shapes, shapes, [(1,)]
+
+        def create_operator(self, ctx, shapes, dtypes):
+            return Records()
+
+    name = f"records_{base.__module__}"
+    mx.operator.register(name)(Prop)
+    inputs = [mx.sym.Variable(each) for each in ("a", "b", "c", "state")]
+    symbol = mx.sym.Custom(*inputs, op_type=name)
+    arrays = [mx.nd.array(np.arange(6).reshape(2, 3) + number) for number in range(3)]
+    gradients = [mx.nd.ones((2, 3)) for _ in range(3)]
+    state = mx.nd.zeros((1,))
+    executor = symbol.bind(mx.cpu(), arrays, gradients, grad_req, [state])
+    for is_train in (False, True, True):
+        executor.forward(is_train=is_train)
+        if is_train:
+            executor.backward([mx.nd.ones((2, 3)) * 2] * 3)
+        mx.nd.waitall()  # the next forward changes is_train for pending calls, too
+    filled = [array.asnumpy() for array in (*executor.outputs, *gradients, state)]
+    return calls, filled
+
+
+def described(given):
+    """The arrays of a call as numbers, and what else it was given."""
+    return {
+        name: [each.asnumpy().tolist() if name == "in_data" else each.shape for each in value]
+        if isinstance(value[0], mx.nd.NDArray)
+        else value
+        for name, value in given.items()
+        if isinstance(value, list)
+    } | {"is_train": given.get("is_train")}
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add", ["null", "write", "add"]], ids=str)
+def test_calls_are_those_of_mxnet(grad_req):
+    own, theirs = executed(quick_calls.Operator, grad_req), executed(mx.operator.CustomOp, grad_req)
+    assert own[0] == theirs[0]
+    assert [name for name, _ in own[0]] == ["forward", "forward", "backward", "forward", "backward"]
+    for a, b in zip(own[1], theirs[1]):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_every_array_is_freed_once():
+    made, freed = [], []
+    given, delete = quick_calls._given, quick_calls._Given.__del__
+
+    def counting(array):
+        freed.append(array.handle.value)
+        delete(array)
+
+    counted = mock.patch.object(quick_calls, "_given", lambda handle: made.append(handle) or given(handle))
+    with counted, mock.patch.object(quick_calls._Given, "__del__", counting):
+        executed(quick_calls.Operator, "write")
+        gc.collect()
+    assert len(made) == 3 * 7 + 2 * 13
+    assert sorted(made) == sorted(freed)
