@@ -191,7 +191,10 @@ def test_the_program_of_the_page_on_training_runs(gpu, capsys) -> None:
     pytest.importorskip("mxnet", reason="MXNet is not installed")
     if gpu:
         require_gpu()
-    program = runpy.run_path(str(ROOT / "benchmarks/training_example.py"))["program"](gpu)
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(r"^    (net = .*\n)", page, re.MULTILINE)
+    program = program.replace("trainer =", line + "trainer =") if gpu else program
     epochs = 3 if gpu else 1
     exec(program.replace("range(3)", f"range({epochs})"), {})
     replaced, *accuracies = capsys.readouterr().out.splitlines()

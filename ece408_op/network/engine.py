@@ -37,7 +37,7 @@ from ._memory_plan import plan, splits
 from ._network import parse
 
 #: Bytes of data and outputs of a chunk, and chunks at most: enough to overlap, few enough to launch. Where several GPUs
-#: share the images, a launch takes longer (benchmarks/several_gpus.py).
+#: share the images, a launch takes longer.
 CHUNK_BYTES, MOST_CHUNKS, MOST_SHARED_CHUNKS = 12 << 20, 4, 2
 #: The fewest images of a chunk: fewer leave parts of the GPU idle, which takes longer than the copies that overlap. And
 #: those where several GPUs share the images.
@@ -46,7 +46,7 @@ LEAST_IMAGES, LEAST_SHARED_IMAGES = 128, 64
 MEMORY_SHARE = 0.8
 #: The most threads that copy, the most for each of several GPUs, and the bytes that pay for one more: they pass the
 #: interpreter's lock to each other, and to the threads that launch, at each CUDA call. On two H200, 16 threads for one
-#: GPU or for both took 13 to 71 % longer than 8 (inference of benchmarks/several_gpus.py).
+#: GPU or for both took 13 to 71 % longer than 8 for inference.
 _THREADS, _SHARED_THREADS, _THREAD_BYTES = 8, 4, 8 << 20
 LEAST_TRANSFER, _COMPARED_BYTES = 2 << 20, 4 << 20
 #: The bytes from which a comparison releases the interpreter's lock.
