@@ -1,8 +1,9 @@
 """Train the networks on the real training set of Fashion-MNIST.
 
-Training uses the operator ``New``, on a GPU where there is one, Adam (Kingma and Ba, 2015), a learning rate that falls
-to zero along a cosine, and images that are mirrored and shifted at random. Training divides the pixels by 255; the
-exported weights include that division in the first layer, so that the networks take raw pixels, 0 to 255.
+Training uses ``gpu_network`` where there is a GPU, elsewhere the operator ``New``; Adam (Kingma and Ba, 2015), a
+learning rate that falls to zero along a cosine, and images that are mirrored and shifted at random. It divides the
+pixels by 255; the exported weights include that division in the first layer, so that the networks take raw pixels, 0 to
+255.
 
 The exported weights are those after the last epoch, rounded to half precision. The test set selects nothing, except
 that the number of training images of ece408-low was chosen for its low accuracy. The seed determines first weights,
@@ -89,24 +90,29 @@ def train(
 ) -> Iterator[Weights]:
     """Yield the weights of a network's graph, float32 for pixels 0 to 1, before training and after each epoch.
 
-    The device, "cpu" or "gpu", computes the convolutions and their gradients. After each epoch a line on stderr has the
-    share of images whose class was right when training saw them.
+    The device, "cpu" or "gpu", computes the convolutions, "gpu" the whole step. After each epoch a line on stderr has
+    the share of images whose class was right when training saw them.
     """
     mx = mxnet_import.load()
-    from ece408_op.graph.api import replace_convolution  # it needs MXNet
+    from ece408_op.graph.api import replace_convolution  # these need MXNet
+    from ece408_op.network.api import gpu_network
 
     images, labels = data.images[: recipe.images, 0], data.labels[: recipe.images]
     built_in = load_symbol(with_convolutions(graph, name), Path(name))
-    symbol = replace_convolution(built_in, device=device, renames=False, warn=False).symbol
     inputs = {"data": (recipe.batch, 1, *images.shape[1:]), "softmax_label": (recipe.batch,)}
-    requests = {argument: "null" if argument in inputs else "write" for argument in symbol.list_arguments()}
-    executor = symbol.simple_bind(mx.cpu(), grad_req=requests, **inputs)
-    weights = {argument: array for argument, array in executor.arg_dict.items() if argument not in inputs}
-    adam = mx.optimizer.Adam(rescale_grad=1.0 / recipe.batch)
+    sizes = dict(zip(built_in.list_arguments(), built_in.infer_shape(**inputs)[0]))
+    shapes = {argument: size for argument, size in sizes.items() if argument not in inputs}
+    first = first_weights(shapes, np.random.RandomState(recipe.seed))
+    weights = {argument: mx.nd.array(value) for argument, value in first.items()}
+    if device == "gpu":
+        symbol, weights, _ = gpu_network(built_in, weights, {}, for_training=True, gradients="gpu")
+    else:
+        symbol = replace_convolution(built_in, device=device, renames=False, warn=False).symbol
+    given = {argument: mx.nd.zeros(shape) for argument, shape in inputs.items()}
+    gradients = {argument: mx.nd.zeros(array.shape) for argument, array in weights.items()}
+    executor = symbol.bind(mx.cpu(), {**given, **weights}, gradients)
+    adam = mx.optimizer.create("gpuadam" if device == "gpu" else "adam", rescale_grad=1.0 / recipe.batch)
     update = mx.optimizer.get_updater(adam)
-    shapes = {argument: array.shape for argument, array in weights.items()}
-    for argument, value in first_weights(shapes, np.random.RandomState(recipe.seed)).items():
-        weights[argument][:] = value
     yield {argument: array.asnumpy() for argument, array in weights.items()}
     steps = len(images) // recipe.batch
     for epoch in range(recipe.epochs):
@@ -116,15 +122,14 @@ def train(
         for step in tqdm(range(steps), desc=f"{name} {epoch + 1}/{recipe.epochs}", mininterval=1):
             chosen = order[step * recipe.batch : (step + 1) * recipe.batch]
             pixels = augmented(images[chosen], random) if recipe.augment else images[chosen]
-            executor.arg_dict["data"][:] = pixels[:, None].astype(np.float32) / np.float32(PIXEL_MAX)
-            executor.arg_dict["softmax_label"][:] = labels[chosen]
-            executor.forward(is_train=True)
+            given["data"][:] = pixels[:, None].astype(np.float32) / np.float32(PIXEL_MAX)
+            given["softmax_label"][:] = labels[chosen]
+            (scores,) = executor.forward(is_train=True)
             executor.backward()
             done = epoch * steps + step
             adam.set_learning_rate(recipe.rate * 0.5 * (1 + math.cos(math.pi * done / (recipe.epochs * steps))))
-            for argument, array in weights.items():
-                update(argument, executor.grad_dict[argument], array)
-            right += int((executor.outputs[0].asnumpy().argmax(axis=1) == labels[chosen]).sum())
+            update(list(weights), list(gradients.values()), list(weights.values()))
+            right += int((scores.asnumpy().argmax(axis=1) == labels[chosen]).sum())
         print(f"{name}: epoch {epoch + 1}, {right / (steps * recipe.batch):.4f} right while training", file=sys.stderr)
         yield {argument: array.asnumpy() for argument, array in weights.items()}
 

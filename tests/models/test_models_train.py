@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from gpu_case import require_gpu
 from small_networks import variant
 
 import ece408_op
@@ -38,9 +39,12 @@ def test_the_operator_computes_the_convolution_and_its_gradient():
     assert [type(call.problem) for call in ece408_op.op_times()] == [ConvProblem, WeightGradient]
 
 
-def test_it_learns(capsys):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_it_learns(device, capsys):
+    if device == "gpu":
+        require_gpu()
     recipe = train.Recipe(seed=5, images=24, epochs=60, batch=8, rate=0.01, augment=False)
-    assert sum(1 for _ in train.train(SMALL, recipe, DATA)) == 61
+    assert sum(1 for _ in train.train(SMALL, recipe, DATA, device=device)) == 61
     shares = [float(line.split()[3]) for line in capsys.readouterr().err.splitlines() if "right while" in line]
     assert len(shares) == 60
     assert shares[-1] > 0.9 > shares[0]
