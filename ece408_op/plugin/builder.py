@@ -14,7 +14,7 @@ from .default_layout import OP_TYPE
 
 
 def New(  # noqa: N802 (the operator's name in MXNet)
-    data: Any,
+    data: Any = None,
     weight: Any = None,
     bias: Any = None,
     *,
@@ -37,7 +37,8 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     """Convolve data with weight, a cross-correlation in float32, and add a bias per filter if there is one.
 
     Args:
-        data: an NDArray of shape (B, C, H, W), float32, or a Symbol. Arrays and Symbols of mx.np work too.
+        data: an NDArray of shape (B, C, H, W), float32, or a Symbol. Arrays and Symbols of mx.np work too. Without
+            it, MXNet makes a variable named after the layer and returns a Symbol.
         weight: an NDArray of shape (M, C / G, K, L), float32, or a Symbol, as data is. Without it, MXNet makes a
             variable named after the layer for a Symbol.
         bias: an NDArray of shape (M,), float32, or a Symbol, as weight is, if no_bias is False.
@@ -84,7 +85,9 @@ def New(  # noqa: N802 (the operator's name in MXNet)
     if attributes.no_bias and bias is not None:
         raise ProblemError("bias: expected none with no_bias=True, got one; pass no_bias=False")
     inputs = {each: inputs[each] for each in attributes.inputs}
-    if isinstance(data, mx.sym.Symbol):
+    if isinstance(data, mx.sym.Symbol) or (
+        data is None and all(isinstance(value, (mx.sym.Symbol, type(None))) for value in (weight, bias, out))
+    ):
         return _symbol(inputs, attributes, name, out, own)
     if not isinstance(data, mx.nd.NDArray):
         raise ProblemError(f"data: expected an NDArray or a Symbol, got {type(data).__name__}")
@@ -100,7 +103,7 @@ def New(  # noqa: N802 (the operator's name in MXNet)
 
 
 def Convolution(  # noqa: N802 (as in MXNet)
-    data: Any,
+    data: Any = None,
     weight: Any = None,
     bias: Any = None,
     kernel: Any = None,

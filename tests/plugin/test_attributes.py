@@ -78,6 +78,16 @@ def test_arguments_by_name_position_and_for_mx_np():
         ece408_op.Convolution(data, weight, offsets, adj=(1, 1), **attributes(problem))
 
 
+def test_a_symbol_without_data_gets_a_variable_as_mxnets():
+    words = {"kernel": (3, 3), "num_filter": 4, "name": "conv"}
+    for more in ({}, {"weight": mx.sym.var("w")}, {"weight": mx.sym.var("w"), "bias": mx.sym.var("b")}):
+        own, new = (op(**words, **more) for op in (mx.sym.Convolution, ece408_op.Convolution))
+        assert new.list_arguments() == own.list_arguments()
+        assert new.infer_shape(conv_data=(2, 3, 7, 6)) == own.infer_shape(conv_data=(2, 3, 7, 6))
+    with pytest.raises(ProblemError, match="data: expected an NDArray or a Symbol, got NoneType"):
+        ece408_op.Convolution(weight=mx.nd.ones((4, 3, 3, 3)), **words)
+
+
 def test_a_symbols_names_and_attributes_are_those_of_mxnets():
     words = {"kernel": (3, 3), "num_filter": 4, "pad": (1, 1), "lr_mult": 2, "attr": {"__mood__": "so so"}}
     symbols = [op(mx.sym.var("data"), name="conv", **words) for op in (mx.sym.Convolution, ece408_op.Convolution)]
