@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from ece408_op.errors import GraphError
@@ -292,23 +293,13 @@ def _is_natural(value: Any) -> bool:
 
 
 def _check_acyclic(nodes: list[Node], where: str) -> None:
-    """Remove, again and again, the nodes that wait for no other node; the nodes that stay are in a cycle."""
-    waiting = [{entry.node for entry in node.inputs} | set(node.control_deps) for node in nodes]
-    readers: list[list[int]] = [[] for _ in nodes]
-    for index, sources in enumerate(waiting):
-        for source in sources:
-            readers[source].append(index)
-    ready = [index for index, sources in enumerate(waiting) if not sources]
-    while ready:
-        done = ready.pop()
-        for index in readers[done]:
-            waiting[index].remove(done)
-            if not waiting[index]:
-                ready.append(index)
-    for index, sources in enumerate(waiting):
-        if sources:
-            label = _label(where, index, nodes[index].name)
-            raise GraphError(f"{label}: inputs: expected nodes that do not depend on this one, got a circle")
+    sources = {index: [*(entry.node for entry in n.inputs), *n.control_deps] for index, n in enumerate(nodes)}
+    try:
+        TopologicalSorter(sources).prepare()
+    except CycleError as error:
+        index = min(error.args[1])
+        label = _label(where, index, nodes[index].name)
+        raise GraphError(f"{label}: inputs: expected nodes that do not depend on this one, got a circle") from None
 
 
 def _label(where: str, index: int, name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ece408_op.runtime.launch import Triple
+from ece408_op.runtime.occupancy import LaunchShape
 
 from ._activity import API_CALL, KERNEL, ON_GPU, OPERATOR, Activity, Profile
 
@@ -29,19 +29,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class LaunchShape:
+class Shape(LaunchShape):
     """A kernel and one shape in which it was launched, ``launches`` times.
 
-    registers: per thread; static_shared, dynamic_shared: bytes per block; local: bytes per thread in local memory;
-    occupancy: see DeviceLimits, None for an unknown GPU.
+    registers: per thread; local: bytes per thread in local memory; occupancy: see DeviceLimits, None if unknown.
     """
 
-    name: str
-    grid: Triple
-    block: Triple
     registers: int
-    static_shared: int
-    dynamic_shared: int
     local: int
     launches: int = 0
     occupancy: float | None = None
@@ -91,14 +85,14 @@ def tables(profile: Profile) -> dict[str, list[Row]]:
     }
 
 
-def shapes(profile: Profile) -> list[LaunchShape]:
+def shapes(profile: Profile) -> list[Shape]:
     """Every kernel in each shape of its launches, in the order of the first launch."""
-    counts: Counter[tuple[int, LaunchShape]] = Counter()
+    counts: Counter[tuple[int, Shape]] = Counter()
     for kernel in profile.of(KERNEL):
         details: dict[str, Any] = {
             name: tuple(size) if isinstance(size, list) else size for name, size in kernel.details.items()
         }
-        counts[kernel.device, LaunchShape(kernel.name, **details)] += 1
+        counts[kernel.device, Shape(kernel.name, **details)] += 1
     found = []
     for (device, shape), count in counts.items():
         limits, shared = profile.devices.get(device), shape.static_shared + shape.dynamic_shared

@@ -73,7 +73,7 @@ def _table(key: str, table: Sequence[_tables.Row]) -> str:
     return "\n".join(lines + [HOLD_SENTENCE] * any(row.name == HOLD for row in table))
 
 
-def _launch_table(table: Sequence[_tables.LaunchShape]) -> str:
+def _launch_table(table: Sequence[_tables.Shape]) -> str:
     lines = [
         "Kernel launches:",
         f"{'Launches':>8} {'Grid':>16} {'Block':>13} {'Registers':>9} {'Shared':>8} {'Occupancy':>9}  Name",
