@@ -109,7 +109,8 @@ def _cycles(taps: int, blocks: Pieces, tiles: Pieces) -> float:
 def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
     """Return (channels per pass, rows per band, bands): the cheapest whose shifted rows fit ``limit`` bytes.
 
-    More passes read and write y more often; more bands shift more rows twice.
+    More passes read and write y more often; more bands shift more rows twice. If none fits, a unit is as small as later
+    passes allow.
     """
     kernel, copies, columns = layer.kernel, layer.kernel_width, layer.output_width
     best = (float("inf"), 0, 0, 0)
@@ -125,7 +126,10 @@ def _bands(layer: ConvProblem, lanes: int, limit: int) -> tuple[int, int, int]:
         shifted = layer.channels * copies * (rows + kernel - 1) * bands * -(-columns // lanes)
         added = (passes - 1) * layer.filters * bands * -(-rows * columns // lanes)
         best = min(best, (ACCESS * (shifted + added), channels, rows, bands))
-    return best[1:]
+    _, channels, rows, bands = best
+    if not rows:
+        return (1 if layer.output_height * columns >= lanes else layer.channels), layer.output_height, 1
+    return channels, rows, bands
 
 
 @cache

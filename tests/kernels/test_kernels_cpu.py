@@ -80,6 +80,8 @@ DIRECT = [
     ConvProblem(2, 64, 40, 60, 9, 5),  # many channels, in passes
     ConvProblem(1, 2, 150, 200, 3, 7),  # rows in bands
     ConvProblem(2, 300, 12, 13, 5, 9),  # passes and a few vectors
+    ConvProblem(1, 30000, 2, 2, 2, 2),  # less than a vector, and too many channels for the cache
+    ConvProblem(1, 3, 205, 202, 2, 200),  # the same of few channels, with a filter too large for it
     ConvProblem(3, 16, 40, 61, 32, 8),  # filters in lanes
 ]
 #: Those that every instruction set computes by default, and ``direct`` one more.
